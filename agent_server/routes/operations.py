@@ -24,7 +24,7 @@ def routes(server: Server) -> list[BaseRoute]:
 
     async def ready(request: Request) -> Response:
         """200 once runs can start; 503 with the reason while loading, failing or shutting down."""
-        status = server.model.engine.status
+        status = server.model.status
         good = status.state in ("ready", "degraded") and not server.closing
         body = {"ready": good, "state": "stopping" if server.closing else status.state, "message": status.message}
         if status.progress is not None:
