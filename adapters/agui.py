@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
-from ag_ui.core import Context, Message, ResumeEntry, RunAgentInput, Tool
+from ag_ui.core import Message, RunAgentInput
 from pydantic import FailFast, ValidationError
 
 from adapters import sse
@@ -37,12 +37,9 @@ class Extra(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _FailFastInput(RunAgentInput):
-    """The SDK's model, which stops at the first fault of a list instead of describing thousands."""
+    """The SDK's model, which stops at the first faulty message instead of describing thousands."""
 
     messages: Annotated[list[Message], FailFast()]
-    tools: Annotated[list[Tool], FailFast()] | None = None
-    context: Annotated[list[Context], FailFast()] | None = None
-    resume: Annotated[list[ResumeEntry], FailFast()] | None = None
 
 
 class _MessageHead(msgspec.Struct):
