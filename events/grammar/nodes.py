@@ -104,20 +104,19 @@ def text_until(end: str) -> str:
     ambiguity. The backend's own "any text until" works on bytes and lets control tokens through; this one works on
     characters and does not.
     """
-    rules = ["root ::= s0"]
-    for state in range(len(end)):
-        following = {char: _advance(end, state, char) for char in dict.fromkeys(end)}
-        onward: dict[int, str] = {}
-        for char, target in following.items():
-            if target:
-                onward[target] = onward.get(target, "") + char
-        steps = [
-            f"[{''.join(map(_escaped, chars))}]" + (f" s{target}" if target < len(end) else "")
-            for target, chars in onward.items()
-        ]
-        restart = "".join(map(_escaped, (char for char, target in following.items() if target)))
-        rules.append(f"s{state} ::= {' | '.join(steps)} | [^{restart}] s0")
-    return "\n".join(rules)
+    return "\n".join(["root ::= s0", *(_rule(end, state) for state in range(len(end)))])
+
+
+def _rule(end: str, state: int) -> str:
+    """What may follow once `end[:state]` was read: the next character, a shorter start of `end`, or neither."""
+    targets = {char: _advance(end, state, char) for char in dict.fromkeys(end)}
+    steps = [
+        f"[{_escaped(char)}]" + (f" s{target}" if target < len(end) else "")
+        for char, target in targets.items()
+        if target
+    ]
+    others = "".join(_escaped(char) for char, target in targets.items() if target)
+    return f"s{state} ::= {' | '.join(steps)} | [^{others}] s0"
 
 
 def _advance(end: str, state: int, char: str) -> int:

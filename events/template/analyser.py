@@ -139,14 +139,23 @@ def _ended_by(reasoning: Reasoning, tools: Tools) -> tuple[str, ...]:
 
 
 def _findings(
-    probe: Probe, turn: Turn, reasoning: ReasoningAnalysis, content: Content, tools: ToolAnalysis, switches: tuple[Switch, ...]
+    probe: Probe,
+    turn: Turn,
+    reasoning: ReasoningAnalysis,
+    content: Content,
+    tools: ToolAnalysis,
+    switches: tuple[Switch, ...],
 ) -> tuple[str, ...]:
     lines = [f"an assistant message begins with {turn.message_start!r} and ends with {turn.end!r}"]
     if reasoning.mode == "none":
         lines.append("no reasoning: no message key, generation prompt or text of the template shows any")
     else:
-        lines.append(f"reasoning ({reasoning.mode}) between {reasoning.start!r} and {reasoning.end!r}: {reasoning.source}")
-    lines += [f"thinking is switched by {s.name} ({s.kind}, default {s.default}), seen in the {s.effect}" for s in switches]
+        lines.append(
+            f"reasoning ({reasoning.mode}) between {reasoning.start!r} and {reasoning.end!r}: {reasoning.source}"
+        )
+    lines += [
+        f"thinking is switched by {s.name} ({s.kind}, default {s.default}), seen in the {s.effect}" for s in switches
+    ]
     if content.start:
         lines.append(f"content is wrapped ({content.wrapped}) in {content.start[0]!r} and {(*content.end, '')[0]!r}")
     if tools.tools:
