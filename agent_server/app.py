@@ -14,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from adapters.errors import RequestError
+from adapters.errors import ErrorKind, RequestError
 from agent_server.auth import AuthMiddleware
 from agent_server.routes import all_routes
 from agent_server.routes.http import error_response, wire_of
@@ -81,7 +81,7 @@ def middleware(server: Server) -> list[Middleware]:
 
 async def refuse(request: Request, error: Any) -> Response:
     """The router's own refusals (unknown path, wrong method) in the shape of the wire that was asked."""
-    kind = "method_not_allowed" if error.status_code == 405 else "not_found"
+    kind: ErrorKind = "method_not_allowed" if error.status_code == 405 else "not_found"
     message = f"{request.method} {request.url.path[:200]} is not something this server answers."
     return error_response(wire_of(request.url.path), RequestError(kind, message))
 
