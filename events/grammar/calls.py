@@ -126,5 +126,7 @@ class CallWriter:
             return EMPTY
         is_string = member.schema.get("type") == "string"
         return sequence(
-            self._literal(style.type_prefix), constant("true" if is_string else "false"), self._literal(style.type_suffix)
+            self._literal(style.type_prefix),
+            constant("true" if is_string else "false"),
+            self._literal(style.type_suffix),
         )

@@ -22,7 +22,9 @@ from events.template.turn import Turn
 Mode = Literal["none", "tag_based", "delimiter", "forced_open", "forced_closed", "tools_only"]
 
 _SWITCH_NAME = re.compile(r"think|thought|reason|effort", re.IGNORECASE)
-_HISTORY_NAME = re.compile(r"keep|preserve|clear|truncate|history|past|interleav|strip|drop|content|message|prompt|ns|text")
+_HISTORY_NAME = re.compile(
+    r"keep|preserve|clear|truncate|history|past|interleav|strip|drop|content|message|prompt|ns|text"
+)
 _EFFORT_NAME = re.compile(r"effort|level|budget|mode", re.IGNORECASE)
 _THOUGHT_WORD = re.compile(r"think|thought|reason|inner_prefix|analysis|reflect|scratch", re.IGNORECASE)
 _STRING = re.compile(r"'((?:[^'\\\n]|\\.){1,80})'|\"((?:[^\"\\\n]|\\.){1,80})\"")
@@ -172,9 +174,7 @@ def _in_prompts(probe: Probe, prompts: dict[str, str]) -> ReasoningAnalysis | No
         marks = [part for part in segments(prompts.get(key, "")) if is_marker(part)]
         if len(marks) == 1 and (end := closing_of(marks[0], probe.template.source)):
             start = prompts[key].lstrip()
-            return ReasoningAnalysis(
-                mode="forced_open", start=start, end=end, source="the generation prompt opens it"
-            )
+            return ReasoningAnalysis(mode="forced_open", start=start, end=end, source="the generation prompt opens it")
     return None
 
 
@@ -183,7 +183,13 @@ def closing_of(marker: str, source: str) -> str:
     for a plain tag, else ""."""
     inner = marker[1:-1]
     candidates = [f"</{inner}>", f"[/{inner}]"]
-    for opening, closing in (("START", "END"), ("start", "end"), ("BEGIN", "END"), ("begin", "end"), ("prefix", "suffix")):
+    for opening, closing in (
+        ("START", "END"),
+        ("start", "end"),
+        ("BEGIN", "END"),
+        ("begin", "end"),
+        ("prefix", "suffix"),
+    ):
         if opening in marker:
             candidates.append(marker.replace(opening, closing))
     if inner.startswith("|"):
