@@ -20,7 +20,7 @@ RESULT, RESULT_TWO = "RESULTWORDQ", "SECONDRESULTWORDQ"
 FUNCTION, FUNCTION_TWO = "first_function_q", "second_function_q"
 ARGUMENT, ARGUMENT_TWO = "first_argument_q", "second_argument_q"
 VALUE, VALUE_TWO = "FIRSTVALUEQ", "SECONDVALUEQ"
-VALUE_THREE = "THIRDVALUEQ"
+VALUE_THREE, VALUE_FOUR = "THIRDVALUEQ", "FOURTHVALUEQ"
 CALL_ID, CALL_ID_TWO = "idAq00001", "idBq00002"  # nine letters and digits: the only length that Mistral accepts
 LONG_CALL_ID = "call_0123456789abcdef"
 
@@ -44,7 +44,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     a list of text parts is flattened by the template; string_content: a string is accepted. alternation: two
     messages of one role in a row are refused or lost. arguments: the shape of a call's arguments that comes out as
     the model writes it. call_content: what stands for "no text" in a message with calls. short_ids: call ids must be
-    nine letters and digits. reasoning_field: the message key whose text is rendered as reasoning, None if no key is.
+    nine letters and digits. id_is_name: the name is written as part of the id alone (`functions.NAME:0`). reasoning_field: the message key whose text is rendered as reasoning, None if no key is.
     tool_role: the role of results, None if no role renders them.
     """
 
@@ -60,6 +60,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     arguments: Arguments = "object"
     call_content: CallContent = "empty"
     short_ids: bool = False
+    id_is_name: bool = False
     reasoning_field: ReasoningField | None = None
     needs_system: bool = False
 
