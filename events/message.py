@@ -299,13 +299,13 @@ class Folder:
         """After the message that made the call and the results that follow it; at the end if nobody made it."""
         if call_id not in self._calls:
             return len(self._messages)
-        owner = self._calls[call_id][0]
-        place = len(self._messages)
-        while self._messages[place - 1] is not owner:
-            place -= 1
+        place = self._place(self._calls[call_id][0]) + 1
         while place < len(self._messages) and self._messages[place]["role"] == "tool":
             place += 1
         return place
+
+    def _place(self, message: Wire) -> int:
+        return next(i for i, held in enumerate(self._messages) if held is message)
 
     # ---- state, snapshots, activities -------------------------------------------------------------------------------
 
@@ -338,19 +338,23 @@ class Folder:
         if held is None:
             held = self._append(fresh)
         elif event.replace is not False:
-            self._replace(held, fresh)
+            held = self._replace(held, fresh)
         elif held["role"] != "activity":
             return
         _merge_metadata(held, event)
 
-    def _replace(self, held: Wire, fresh: Wire) -> None:
-        """Make `held` the fresh activity in place; an activity keeps its metadata, another role keeps nothing."""
-        metadata = held.get("metadata") if held["role"] == "activity" else None
-        self._texts.pop(held["id"], None)
-        held.clear()
-        held.update(fresh)
-        if metadata is not None:
-            held["metadata"] = metadata
+    def _replace(self, held: Wire, fresh: Wire) -> Wire:
+        """Put an activity in place of a message: an activity hands its metadata on, another role loses everything,
+        its tool calls too."""
+        if held["role"] == "activity" and "metadata" in held:
+            fresh["metadata"] = held["metadata"]
+        self._settle()
+        self._messages[self._place(held)] = fresh
+        if held["role"] == "activity":
+            self._by_id[held["id"]] = fresh
+        else:
+            self._index()
+        return fresh
 
     def _activity_delta(self, event: ActivityDelta) -> None:
         held = self._by_id.get(event.message_id)
@@ -358,10 +362,11 @@ class Folder:
             return
         _merge_metadata(held, event)
         try:
-            held["content"] = apply_patch(held.get("content") or {}, event.patch)
-            held["activityType"] = event.activity_type
+            content = apply_patch(held.get("content") or {}, event.patch)
         except PatchError as error:
             self.issues.append(f"A patch of activity {event.message_id!r} was dropped: {error}")
+            return
+        self._replace(held, held | {"content": content, "activityType": event.activity_type})
 
 
 _HANDLERS: dict[type, Any] = {

@@ -180,11 +180,15 @@ def _subagent(kind: str) -> Callable[[random.Random], Wire]:
 
 
 def random_operation(rng: random.Random) -> Wire:
-    pointers = ["", "/a", "/a/0", "/a/1", "/a/-", "/b", "/b/c", "/b/c/d", "/a/01", "/~1", "/b/~0"]
-    op = rng.choice(["add", "add", "add", "replace", "remove", "test", "copy", "move"])
+    """The whole document is only ever replaced by an object or array: on a bare number or string the client's patch
+    library lets JavaScript ignore what RFC 6902 makes an error."""
+    pointers = ["/a", "/a/0", "/a/1", "/a/-", "/b", "/b/c", "/b/c/d", "/a/01", "/~1", "/b/~0"]
+    op = rng.choice(["add", "add", "add", "replace", "remove", "test", "copy", "move", "whole"])
+    if op == "whole":
+        return {"op": rng.choice(["add", "replace", "test"]), "path": "", "value": rng.choice([{}, {"a": [1]}, [1]])}
     wire: Wire = {"op": op, "path": rng.choice(pointers)}
     if op in ("copy", "move"):
-        wire["from"] = rng.choice(pointers[1:])
+        wire["from"] = rng.choice(pointers)
     elif op != "remove":
         wire["value"] = rng.choice([None, 1, 1.0, True, "s", [1, 2], {"c": 1}, {"c": {"d": []}}])
     return wire
@@ -192,7 +196,7 @@ def random_operation(rng: random.Random) -> Wire:
 
 def _state(rng: random.Random) -> Wire:
     if rng.random() < 0.3:
-        return {"type": "STATE_SNAPSHOT", "snapshot": rng.choice([{}, {"a": [1, 2], "b": {"c": 1}}, [1], "s"])}
+        return {"type": "STATE_SNAPSHOT", "snapshot": rng.choice([{}, {"a": [1, 2], "b": {"c": 1}}, [1]])}
     return {"type": "STATE_DELTA", "delta": [random_operation(rng) for _ in range(rng.randint(0, 3))]}
 
 

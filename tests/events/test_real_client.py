@@ -14,7 +14,7 @@ from tests.conformance.generate import random_stream
 from tests.conformance.streams import GAPS, conformance_streams, verdict
 
 SEED = int(os.environ.get("STREAM_SEED", "20"))
-COUNT = int(os.environ.get("STREAM_COUNT", "250"))
+COUNT = int(os.environ.get("STREAM_COUNT", "150"))
 
 
 @pytest.fixture(scope="module")
