@@ -17,9 +17,9 @@ from events.template import probe as words
 from events.template.content import analyse_content
 from events.template.environment import ChatTemplate, TemplateError
 from events.template.probe import Capabilities, Probe, capabilities
-from events.template.reasoning import ReasoningAnalysis, Switch, analyse_reasoning, find_switches, settings
+from events.template.reasoning import ReasoningAnalysis, Switch, analyse_reasoning, find_switches, prompts_of, settings
 from events.template.tools import ToolAnalysis, analyse_tools
-from events.template.turn import END_OF_SEQUENCE, Turn, find_turn
+from events.template.turn import END_OF_SEQUENCE, Turn, find_turn, markers_of
 
 CACHE_SIZE = 64
 
@@ -29,7 +29,8 @@ class TemplateAnalysis(msgspec.Struct, frozen=True, kw_only=True):
 
     reasoning_mode, tool_mode: the specification's names for what was found. prompts: what the generation prompt adds,
     from the assistant's header on, by "default", "on" and "off" (thinking). turn_end: what follows the assistant's
-    words; ends_with_eos: whether that includes the end-of-sequence token. findings: one line each, what and why.
+    words; stops: the markers by which a turn is seen to end; ends_with_eos: whether the end-of-sequence token does.
+    findings: one line each, what and why.
     """
 
     output_format: OutputFormat = OutputFormat()
@@ -40,6 +41,7 @@ class TemplateAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     python_dicts: bool = False
     message_start: str = ""
     turn_end: str = ""
+    stops: tuple[str, ...] = ()
     ends_with_eos: bool = False
     prompts: dict[str, str] = {}
     findings: tuple[str, ...] = ()
@@ -98,35 +100,25 @@ def _analyse_probe(probe: Probe) -> TemplateAnalysis:
         python_dicts=tools.python_dicts,
         message_start=turn.message_start,
         turn_end=turn.end.replace(END_OF_SEQUENCE, ""),
+        stops=tuple(mark for mark in turn.stops if mark != END_OF_SEQUENCE),
         ends_with_eos=END_OF_SEQUENCE in turn.end,
-        prompts=_prompts(probe, turn, {"default": {}, "on": on, "off": off}),
+        prompts={key: turn.message_start + text for key, text in prompts_of(probe, turn, on, off).items()},
         findings=_findings(probe, turn, reasoning, content, tools, switches),
         renderings=probe.renderings,
     )
-
-
-def _prompts(probe: Probe, turn: Turn, variants: dict[str, dict[str, object]]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for key, extra in variants.items():
-        text = probe.render([words.user()], prompt=True, **extra)
-        if text is not None:
-            tail = text[text.rfind(words.USER) + len(words.USER) :]
-            found[key] = turn.message_start + tail[len(turn.opening) :] if tail.startswith(turn.opening) else tail
-    return found
 
 
 def _output_format(turn: Turn, reasoning: ReasoningAnalysis, content: Content, tools: ToolAnalysis) -> OutputFormat:
     thought = reasoning.description()
     if thought and tools.tools:
         thought = msgspec.structs.replace(thought, ended_by=_ended_by(thought, tools.tools))
-    ends = [end for end in (turn.end, tools.leftover) if end.replace(END_OF_SEQUENCE, "").strip()]
     return OutputFormat(
         name="template",
         message_start=turn.message_start,
         reasoning=thought,
         content=content,
         tools=tools.tools,
-        drop=tuple(dict.fromkeys(end.replace(END_OF_SEQUENCE, "").strip() for end in ends)),
+        drop=tuple(mark for mark in (*turn.stops, *markers_of(tools.leftover)) if mark != END_OF_SEQUENCE),
     )
 
 
@@ -139,18 +131,26 @@ def _ended_by(reasoning: Reasoning, tools: Tools) -> tuple[str, ...]:
 
 
 def _findings(
-    probe: Probe, turn: Turn, reasoning: ReasoningAnalysis, content: Content, tools: ToolAnalysis, switches: tuple[Switch, ...]
+    probe: Probe,
+    turn: Turn,
+    reasoning: ReasoningAnalysis,
+    content: Content,
+    tools: ToolAnalysis,
+    switches: tuple[Switch, ...],
 ) -> tuple[str, ...]:
     lines = [f"an assistant message begins with {turn.message_start!r} and ends with {turn.end!r}"]
     if reasoning.mode == "none":
         lines.append("no reasoning: no message key, generation prompt or text of the template shows any")
     else:
-        lines.append(f"reasoning ({reasoning.mode}) between {reasoning.start!r} and {reasoning.end!r}: {reasoning.source}")
-    lines += [f"thinking is switched by {s.name} ({s.kind}, default {s.default}), seen in the {s.effect}" for s in switches]
+        place = f"between {reasoning.start!r} and {reasoning.end!r}"
+        lines.append(f"reasoning ({reasoning.mode}) {place}: {reasoning.source}")
+    for switch in switches:
+        described = f"{switch.name} ({switch.kind}, default {switch.default})"
+        lines.append(f"thinking is switched by {described}, seen in the {switch.effect}")
     if content.start:
         lines.append(f"content is wrapped ({content.wrapped}) in {content.start[0]!r} and {(*content.end, '')[0]!r}")
     if tools.tools:
         lines.append(f"tool calls are {tools.mode}" + (" with Python dicts" if tools.python_dicts else ""))
     elif probe.capabilities.tools:
         lines.append("tools are declared to the model, but no call is rendered")
-    return tuple([*lines, *tools.findings])
+    return (*lines, *tools.findings)
