@@ -38,7 +38,7 @@ class Driver:
         except asyncio.CancelledError:
             log.warning("a run's ending was not recorded: the server was stopped")
         finally:
-            self.run.finish(terminal)
+            self.execution.conclude(terminal)
 
     async def _attempt(self, earlier: list[Run]) -> Event:
         if self.run.stopped_by is not None:

@@ -10,9 +10,9 @@ import msgspec
 from ag_ui.core import RunAgentInput
 
 from agent_server.engine.protocol import Finished
-from agent_server.runs.closing import OpenItems
 from agent_server.runs.controls import Controls
 from agent_server.runs.run import Run
+from events.lifecycle import Verifier
 from events.options import GenerationOptions
 from events.vocabulary import Event, RunOutcome, SuccessOutcome, TokenUsage
 
@@ -49,7 +49,7 @@ class Execution:
         self.timings: dict[str, float] = {}
         self.stop: str | int | None = None
         self.resumed = 0
-        self._open = OpenItems()
+        self._verifier = Verifier(strict=True)
 
     @property
     def input(self) -> RunAgentInput:
@@ -68,13 +68,19 @@ class Execution:
         return self.run.controls
 
     def emit(self, event: Event) -> None:
-        self._open.see(event)
+        """Number an event and hand it to the readers. LifecycleError, before anyone sees it, if it may not come here."""
+        self._verifier.check(event)
         self.run.log.append(event)
 
     def close_open(self) -> None:
         """End everything that was started and not ended, innermost first."""
-        for event in self._open.closing():
+        for event in self._verifier.close_open():
             self.emit(event)
+
+    def conclude(self, terminal: Event) -> None:
+        """The terminal event, checked like every other."""
+        self._verifier.check(terminal)
+        self.run.finish(terminal)
 
     def warn(self, message: str) -> None:
         if message not in self.warnings:

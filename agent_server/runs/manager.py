@@ -30,8 +30,7 @@ class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds of a run manager. Times in seconds.
 
     queued_per_thread: runs that may wait for a thread's turn; 0 refuses a second run on a busy thread. replay_seconds
-    and replay_bytes: how long and how much of finished runs is kept to be replayed. debug: check every run's events
-    against the lifecycle.
+    and replay_bytes: how long and how much of finished runs is kept to be replayed.
     """
 
     runs: int = 256
@@ -43,7 +42,6 @@ class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
     replay_bytes: int = 64 * 2**20
     replay_runs: int = 4096
     log: LogLimits = LogLimits()
-    debug: bool = False
 
 
 class RunManager:
@@ -131,7 +129,7 @@ class RunManager:
         """Refuse new runs from now on."""
         self._closing = True
 
-    async def shutdown(self, drain: float = 30.0) -> None:
+    async def close(self, drain: float = 30.0) -> None:
         """Refuse new runs, let the running ones end for `drain` seconds, then end them with RUN_ERROR."""
         self.begin_shutdown()
         try:

@@ -264,7 +264,7 @@ async def test_queueing_can_be_off():
     with pytest.raises(RequestError, match="going on"):
         manager.start(ask("r2"), OPTIONS)
     manager.start(ask("r3", "another thread"), OPTIONS)
-    await manager.shutdown(0)
+    await manager.close(0)
     assert run.finished
 
 
@@ -275,7 +275,7 @@ async def test_the_number_of_runs_is_bounded_and_the_refusal_says_when_to_come_b
     with pytest.raises(RequestError) as refused:
         manager.start(ask("r9", "t9"), OPTIONS)
     assert (refused.value.kind, refused.value.retry_after) == ("overloaded", 1.0)
-    await manager.shutdown(0)
+    await manager.close(0)
 
 
 async def test_one_tenant_cannot_take_every_run_and_cannot_see_anothers():
@@ -288,7 +288,7 @@ async def test_one_tenant_cannot_take_every_run_and_cannot_see_anothers():
     with pytest.raises(RequestError) as foreign:
         manager.get("r1", "c")
     assert foreign.value.kind == "not_found"
-    await manager.shutdown(0)
+    await manager.close(0)
 
 
 async def test_an_unknown_agent_and_a_used_run_id_are_refused():
@@ -298,7 +298,7 @@ async def test_an_unknown_agent_and_a_used_run_id_are_refused():
     manager.start(ask(), OPTIONS)
     with pytest.raises(RequestError, match="this id"):
         manager.start(ask("r1", "another"), OPTIONS)
-    await manager.shutdown(0)
+    await manager.close(0)
 
 
 async def test_finished_runs_are_forgotten_by_age_and_by_bytes():
@@ -322,7 +322,7 @@ async def test_shutdown_drains_then_ends_runs_with_an_error():
     manager = manager_of(forever)
     run = manager.start(ask(), OPTIONS)
     await asyncio.sleep(0)
-    stopping = asyncio.create_task(manager.shutdown(0.05))
+    stopping = asyncio.create_task(manager.close(0.05))
     await asyncio.sleep(0)
     with pytest.raises(RequestError) as refused:
         manager.start(ask("r2", "t2"), OPTIONS)
@@ -336,7 +336,7 @@ async def test_shutdown_drains_then_ends_runs_with_an_error():
 async def test_shutdown_waits_for_runs_that_end_in_time():
     manager = manager_of(say)
     run = manager.start(ask(), OPTIONS)
-    await manager.shutdown(5)
+    await manager.close(5)
     assert isinstance(run.terminal, RunFinished)
 
 
