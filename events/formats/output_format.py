@@ -44,7 +44,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """What every part of the description shares: frozen, keyword-only, silent about defaults when serialised."""
 
 
-class Reasoning(Description, kw_only=True):
+class Reasoning(Description, frozen=True, kw_only=True):
     """How reasoning is delimited.
 
     start: markers that open it, the canonical one first; empty where only the prompt opens it (a delimiter format).
@@ -62,7 +62,7 @@ class Reasoning(Description, kw_only=True):
     after_call: Literal["content", "reasoning"] = "content"
 
 
-class Content(Description, kw_only=True):
+class Content(Description, frozen=True, kw_only=True):
     """How content is wrapped. Wrappers are optional for the parser and never shown.
 
     start: markers that open content (they end open reasoning), the canonical one first. end: markers that close it.
@@ -78,7 +78,7 @@ class Content(Description, kw_only=True):
     after_calls: Literal["keep", "drop"] = "keep"
 
 
-class CallId(Description, kw_only=True):
+class CallId(Description, frozen=True, kw_only=True):
     """Where a call carries an id of its own.
 
     position: "none"; "key" (a key of the call's JSON object, named by JsonKeys.id); "before_name"; "between" (after
@@ -91,12 +91,13 @@ class CallId(Description, kw_only=True):
     suffix: str = ""
 
 
-class JsonKeys(Description, kw_only=True):
+class JsonKeys(Description, frozen=True, kw_only=True):
     """Keys of a call that is one JSON object. The parser also accepts the usual synonyms, in any order.
 
     wrapper: the key whose value holds name and arguments (`{"type": "function", "function": {...}}`), or "".
     name_is_key: the object's only key is the function's name and its value the arguments.
-    array: calls stand in one JSON array.
+    array: calls stand in one JSON array. array_only: a single object is not accepted in its place.
+    arguments_required: an object without arguments is no call (else its arguments are empty).
     """
 
     name: str = "name"
@@ -105,9 +106,11 @@ class JsonKeys(Description, kw_only=True):
     wrapper: str = ""
     name_is_key: bool = False
     array: bool = False
+    array_only: bool = False
+    arguments_required: bool = False
 
 
-class Arguments(Description, kw_only=True):
+class Arguments(Description, frozen=True, kw_only=True):
     """How the arguments of a "tag" call are written. See the module's drawing.
 
     start, end: markers around all arguments (`end` includes what closes the function: `</function>`).
@@ -137,7 +140,7 @@ class Arguments(Description, kw_only=True):
     element_prefix: str = ""
 
 
-class Tools(Description, kw_only=True):
+class Tools(Description, frozen=True, kw_only=True):
     """How tool calls are written.
 
     section_start, section_end: around all calls. call_start, call_end: around each. call_separator: between two.
@@ -151,9 +154,10 @@ class Tools(Description, kw_only=True):
     commit: when a call is announced: "arguments" (its arguments have begun, the earliest moment at which it cannot
         turn out to be prose) or "call" (it was read whole and is valid; nothing is streamed).
     undeclared: a call of a tool that was not declared is kept, dropped, or shown as content.
-    failed: text that is no call after an opening marker is shown with its markers ("content"), without ("text"), or
-        dropped.
-    truncated: an unfinished call at the end of the output, whose name is known, is kept or dropped.
+    failed: text that is no call after an opening marker is shown with its markers ("content"), without ("text"),
+        dropped, or kept as a call whose arguments are the text ("call").
+    truncated: an unfinished call at the end of the output is kept where its name was complete ("keep") or at least
+        begun ("name"), or only where it was announced before ("drop").
     """
 
     style: Literal["json", "tag"] = "json"
@@ -172,11 +176,11 @@ class Tools(Description, kw_only=True):
     bare: Literal["never", "declared", "always"] = "declared"
     commit: Literal["arguments", "call"] = "arguments"
     undeclared: Literal["keep", "drop", "content"] = "keep"
-    failed: Literal["content", "text", "drop"] = "content"
-    truncated: Literal["keep", "drop"] = "keep"
+    failed: Literal["content", "text", "drop", "call"] = "content"
+    truncated: Literal["keep", "name", "drop"] = "keep"
 
 
-class Route(Description, kw_only=True):
+class Route(Description, frozen=True, kw_only=True):
     """Where the body of a message goes whose header contains `header`; the first route that matches wins.
 
     header: text looked for in the header ("" matches every header). to: reasoning, content, call or dropped.
@@ -186,7 +190,7 @@ class Route(Description, kw_only=True):
     to: Literal["reasoning", "content", "call", "drop"]
 
 
-class Channels(Description, kw_only=True):
+class Channels(Description, frozen=True, kw_only=True):
     """Messages with headers that route their bodies: `start` HEADER `header_end` BODY `end`.
 
     start: markers that begin a header. Text before the first header is routed by `routes` too, as an empty header.
@@ -204,7 +208,7 @@ class Channels(Description, kw_only=True):
     namespace: str = ""
 
 
-class OutputFormat(Description, kw_only=True):
+class OutputFormat(Description, frozen=True, kw_only=True):
     """How one model writes. Every part is optional: a format with none of them is plain text.
 
     name: the registry's name, or "template" where it was derived.
