@@ -49,15 +49,16 @@ class Agent:
     def __post_init__(self) -> None:
         if self.max_steps < 1:
             raise ValueError(f"agent {self.name}: max_steps must be at least 1")
-        names = [each.name for each in (*self.server_tools, *self.subagents)]
+        made = tuple(each if isinstance(each, Tool | Agent) else tool(each) for each in self.tools)
+        object.__setattr__(self, "tools", made)
+        names = [each.name for each in made]
         if twice := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"agent {self.name}: more than one tool is called {sorted(twice)[0]}")
 
     @property
     def server_tools(self) -> tuple[Tool, ...]:
         """Every tool but the agents among them."""
-        found = [each for each in self.tools if not isinstance(each, Agent)]
-        return tuple(each if isinstance(each, Tool) else tool(each) for each in found)
+        return tuple(each for each in self.tools if isinstance(each, Tool))
 
     @property
     def subagents(self) -> tuple[Agent, ...]:

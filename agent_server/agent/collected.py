@@ -29,18 +29,17 @@ class Collected:
         self.shown_reasoning: dict[str, str] = {}
 
     def see(self, event: Event) -> None:
-        kind = type(event)
-        if kind is TextMessageContent:
+        if isinstance(event, TextMessageContent):
             self._text[event.message_id].append(event.delta)
-        elif kind is ReasoningMessageContent:
+        elif isinstance(event, ReasoningMessageContent):
             self._reasoning[event.message_id].append(event.delta)
-        elif kind is ToolCallArgs:
+        elif isinstance(event, ToolCallArgs):
             self._arguments[event.tool_call_id].append(event.delta)
-        elif kind is TextMessageStart:
+        elif isinstance(event, TextMessageStart):
             self._begin("assistant", event.message_id, self._text)
-        elif kind is ReasoningMessageStart:
+        elif isinstance(event, ReasoningMessageStart):
             self._begin("reasoning", event.message_id, self._reasoning)
-        elif kind is ToolCallStart:
+        elif isinstance(event, ToolCallStart):
             self._begin_call(event)
 
     def _begin(self, role: str, key: str, where: dict[str, list[str]]) -> None:

@@ -64,9 +64,7 @@ def _after_call(messages: Sequence[Message], call_id: str, missing: int | None =
     return len(messages) if missing is None else missing
 
 
-def instructions_of(
-    instructions: str, context: Sequence[Context] | None, state: dict[str, Any] | None
-) -> str | None:
+def instructions_of(instructions: str, context: Sequence[Context] | None, state: dict[str, Any] | None) -> str | None:
     """What the model is told beside the conversation: the agent's instructions, the client's context, the state."""
     parts = [instructions] if instructions else []
     if context:

@@ -94,9 +94,7 @@ def answer_of(entry: ResumeEntry) -> dict[str, Any]:
     return {"status": entry.status, "payload": entry.payload}
 
 
-def decide(
-    resume: Sequence[ResumeEntry], records: Sequence[InterruptRecord], now: datetime
-) -> list[Decision]:
+def decide(resume: Sequence[ResumeEntry], records: Sequence[InterruptRecord], now: datetime) -> list[Decision]:
     """Check a resume against the thread's interrupts, rules 2 to 4 and 6 to 8. RequestError is the RUN_ERROR."""
     waiting = {record.id: record for record in records if record.status == "open"}
     if not resume:
@@ -158,5 +156,3 @@ def _reasoned_denial(payload: Any) -> str:
 
 def _refused(message: str) -> RequestError:
     return RequestError("invalid_request", message, "resume")
-
-

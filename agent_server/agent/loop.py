@@ -142,7 +142,8 @@ class Loop:
     def _divide(self, calls: Sequence[ToolCall]) -> tuple[list[ToolCall], list[ToolCall]]:
         """The calls that are ours to answer, and those that the client answers. A name that nobody declared is ours
         if we have tools (the model is told), else the client's to judge."""
-        mine, clients = [], []
+        mine: list[ToolCall] = []
+        clients: list[ToolCall] = []
         for call in calls:
             name = call.function.name
             ours = name in self._tools.callees or (name not in self._tools.clients and bool(self._tools.callees))
@@ -204,7 +205,11 @@ class Loop:
         self, call_id: str, name: str, arguments: dict[str, Any], callee: Callee, answers: Sequence[Any] = ()
     ) -> Pending:
         return Pending(
-            call_id=call_id, name=name, arguments=arguments, callee=callee, context=self._context(call_id, name, answers)
+            call_id=call_id,
+            name=name,
+            arguments=arguments,
+            callee=callee,
+            context=self._context(call_id, name, answers),
         )
 
     def _context(self, call_id: str, name: str, answers: Sequence[Any]) -> ToolContext:
@@ -239,10 +244,24 @@ class Loop:
         return {"interrupt": asked, "call": call}
 
     async def _resume(self, decisions: Sequence[interrupts.Decision]) -> list[dict[str, Any]]:
-        raise NotImplementedError
+        """Make the calls that were agreed to and tell the model of those that were not; what is still to be asked."""
+        pending: list[Pending] = []
+        for decision in decisions:
+            call = decision.record.call
+            callee = self._tools.callees.get(call["name"])
+            if decision.refusal is not None or callee is None:
+                refusal = decision.refusal or f"There is no tool called {call['name']} any more."
+                self._answer(call["id"], Answer(content=refusal, failed=True))
+                continue
+            if decision.arguments != call["arguments"]:
+                self._conversation.use_arguments(call["id"], decision.arguments)
+            pending.append(self._pending(call["id"], call["name"], decision.arguments, callee, decision.answers))
+        return await self._answer_pending(pending)
 
     def _unanswered_by_client(self) -> tuple[str, ...]:
-        raise NotImplementedError
+        """Calls of the last assistant message that the client was to answer and has not."""
+        calls = next((m.tool_calls for m in reversed(self._conversation.prompt) if m.role == "assistant"), None)
+        return tuple(call.id for call in calls or () if not self._conversation.answered(call.id))
 
 
 def ending_of(outcome: Outcome) -> Ending:

@@ -214,6 +214,8 @@ def _wire(item: Any) -> Any:
 def capped(content: str | list[Any], limit: int) -> str | list[Any]:
     """The result within `limit` characters: text is cut and says so, parts that do not fit become a sentence."""
     if isinstance(content, str):
-        return content if len(content) <= limit else content[:limit] + f"\n[cut: {len(content) - limit} more characters]"
+        return (
+            content if len(content) <= limit else content[:limit] + f"\n[cut: {len(content) - limit} more characters]"
+        )
     size = len(msgspec.json.encode(content))
     return content if size <= limit else f"[The result is too large: {size} bytes.]"

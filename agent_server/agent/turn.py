@@ -10,13 +10,13 @@ from typing import Any, Protocol
 
 import msgspec
 from ag_ui.core import Message, RunAgentInput, ToolCall
+from events.translator import Translator
 
 from agent_server.agent.collected import Collected
 from agent_server.agent.reasoning import ReasoningPolicy
 from agent_server.engine.protocol import Control, Delta, Engine, EngineError, Finished, GenerationRequest, Token
 from agent_server.runs import Execution
 from events.options import GenerationOptions
-from events.translator import Translator
 from events.vocabulary import Custom, Event
 
 CONTROL_EVENT = "agent_server.control"

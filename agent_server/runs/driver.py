@@ -142,4 +142,3 @@ def _retryable(error: EngineError | RequestError) -> bool:
     if isinstance(error, EngineError):
         return error.retryable
     return error.kind in ("overloaded", "unavailable", "rate_limited")
-

@@ -68,7 +68,7 @@ class Execution:
         return self.run.controls
 
     def emit(self, event: Event) -> None:
-        """Number an event and hand it to the readers. LifecycleError, before anyone sees it, if it may not come here."""
+        """Number an event and hand it to the readers; LifecycleError, before anyone sees it, if it may not come."""
         self._verifier.check(event)
         self.run.log.append(event)
 

@@ -69,9 +69,7 @@ class EventLog:
         self._events.append((event, size))
         self.bytes += size
         self.last += 1
-        while len(self._events) > 1 and (
-            len(self._events) > self._limits.events or self.bytes > self._limits.bytes
-        ):
+        while len(self._events) > 1 and (len(self._events) > self._limits.events or self.bytes > self._limits.bytes):
             self.bytes -= self._events.popleft()[1]
         self._wake()
         return self.last

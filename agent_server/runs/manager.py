@@ -80,7 +80,7 @@ class RunManager:
         """Runs that have not ended, waiting ones included."""
         return self._active
 
-    def start(
+    async def start(
         self,
         input: RunAgentInput,
         options: GenerationOptions,

@@ -42,7 +42,9 @@ class Plain:
 
 def manager_of(body: Body, **limits: object) -> RunManager:
     count = itertools.count(1)
-    return RunManager({"default": Plain(body)}, limits=RunLimits(**limits), new_id=lambda prefix: f"{prefix}-{next(count)}")
+    return RunManager(
+        {"default": Plain(body)}, limits=RunLimits(**limits), new_id=lambda prefix: f"{prefix}-{next(count)}"
+    )
 
 
 def ask(run_id: str = "r1", thread_id: str = "t1") -> RunAgentInput:
@@ -72,7 +74,7 @@ async def read(run, after: int = 0) -> list[tuple[int, Event]]:
 
 
 async def test_a_run_is_numbered_from_one_and_ends_with_its_terminal_event():
-    run = manager_of(say).start(ask(), OPTIONS)
+    run = await manager_of(say).start(ask(), OPTIONS)
     items = await read(run)
     assert [number for number, _ in items] == list(range(1, len(items) + 1))
     assert isinstance(items[0][1], RunStarted) and items[0][1].protocol_version == "1.0"
@@ -83,14 +85,14 @@ async def test_a_run_is_numbered_from_one_and_ends_with_its_terminal_event():
 
 async def test_a_finished_run_is_replayed_from_any_event_on():
     manager = manager_of(say)
-    whole = await read(manager.start(ask(), OPTIONS))
+    whole = await read(await manager.start(ask(), OPTIONS))
     for cut in range(len(whole) + 1):
         assert await read(manager.get("r1"), cut) == whole[cut:]
 
 
 async def test_a_number_that_was_never_given_is_refused():
     manager = manager_of(say)
-    run = manager.start(ask(), OPTIONS)
+    run = await manager.start(ask(), OPTIONS)
     await run.wait()
     with pytest.raises(RequestError, match="not sent"):
         run.events(run.log.last + 1)
@@ -112,9 +114,13 @@ async def test_whatever_is_raised_closes_what_is_open_and_becomes_one_error(erro
         execution.emit(ToolCallStart(tool_call_id="c", tool_call_name="f"))
         raise error
 
-    events = [event for _, event in await read(manager_of(fails).start(ask(), OPTIONS))]
+    events = [event for _, event in await read(await manager_of(fails).start(ask(), OPTIONS))]
     assert [type(event).__name__ for event in events[5:]] == [
-        "ToolCallEnd", "ReasoningMessageEnd", "ReasoningEnd", "StepFinished", "RunError",
+        "ToolCallEnd",
+        "ReasoningMessageEnd",
+        "ReasoningEnd",
+        "StepFinished",
+        "RunError",
     ]
     assert events[-1].code == code
     assert "secret" not in events[-1].message
@@ -122,7 +128,7 @@ async def test_whatever_is_raised_closes_what_is_open_and_becomes_one_error(erro
 
 async def test_cancel_closes_and_says_cancelled():
     manager = manager_of(forever)
-    run = manager.start(ask(), OPTIONS)
+    run = await manager.start(ask(), OPTIONS)
     reader = run.events()
     await anext(reader)
     assert await run.cancel()
@@ -143,7 +149,7 @@ async def test_a_grace_of_zero_cancels_as_soon_as_the_last_reader_leaves():
             gone.set()
         return Ending()
 
-    run = manager_of(notices).start(ask(), OPTIONS, grace=0)
+    run = await manager_of(notices).start(ask(), OPTIONS, grace=0)
     first, second = run.events(), run.events()
     await anext(first), await anext(second)
     await first.aclose()
@@ -161,7 +167,7 @@ async def test_a_reader_that_comes_back_within_the_grace_keeps_the_run():
         await go_on.wait()
         return await say(execution)
 
-    run = manager_of(waits).start(ask(), OPTIONS, grace=0.2)
+    run = await manager_of(waits).start(ask(), OPTIONS, grace=0.2)
     reader = run.events()
     await anext(reader)
     await reader.aclose()
@@ -173,7 +179,7 @@ async def test_a_reader_that_comes_back_within_the_grace_keeps_the_run():
 
 
 async def test_a_run_that_nobody_reads_within_its_grace_is_cancelled():
-    run = manager_of(forever).start(ask(), OPTIONS, grace=0.05)
+    run = await manager_of(forever).start(ask(), OPTIONS, grace=0.05)
     reader = run.events()
     await anext(reader)
     await reader.aclose()
@@ -182,7 +188,7 @@ async def test_a_run_that_nobody_reads_within_its_grace_is_cancelled():
 
 
 async def test_breaking_out_of_the_loop_counts_as_leaving():
-    run = manager_of(forever).start(ask(), OPTIONS, grace=0)
+    run = await manager_of(forever).start(ask(), OPTIONS, grace=0)
 
     async def looks() -> None:
         async for _ in run.events():
@@ -201,7 +207,7 @@ async def test_a_slow_reader_holds_nobody_back_and_is_told_when_it_fell_behind()
         await release.wait()
         return await say(execution, 5_000)
 
-    run = manager_of(talks, log=limits).start(ask(), OPTIONS)
+    run = await manager_of(talks, log=limits).start(ask(), OPTIONS)
     slow, fast = run.events(), run.events()
     first = await anext(slow)
     release.set()
@@ -222,16 +228,16 @@ async def test_the_log_is_bounded_in_bytes():
             execution.emit(TextMessageContent(message_id="m", delta="x" * 10_000))
         return Ending()
 
-    run = manager_of(shouts, log=LogLimits(bytes=100_000)).start(ask(), OPTIONS)
+    run = await manager_of(shouts, log=LogLimits(bytes=100_000)).start(ask(), OPTIONS)
     await run.wait()
     assert run.log.bytes < 110_000
 
 
 async def test_runs_on_one_thread_are_never_interleaved():
     manager = manager_of(say, queued_per_thread=3)
-    runs = [manager.start(ask(f"r{index}"), OPTIONS) for index in range(4)]
+    runs = [await manager.start(ask(f"r{index}"), OPTIONS) for index in range(4)]
     with pytest.raises(RequestError) as refused:
-        manager.start(ask("r9"), OPTIONS)
+        await manager.start(ask("r9"), OPTIONS)
     assert refused.value.kind == "conflict"
     order: list[str] = []
 
@@ -245,7 +251,7 @@ async def test_runs_on_one_thread_are_never_interleaved():
 
 async def test_a_waiting_run_that_is_cancelled_does_not_let_the_next_one_pass():
     manager = manager_of(forever)
-    first, second, third = (manager.start(ask(f"r{index}"), OPTIONS) for index in range(3))
+    first, second, third = [await manager.start(ask(f"r{index}"), OPTIONS) for index in range(3)]
     await asyncio.sleep(0)
     await second.cancel()
     assert isinstance((await second.wait()).outcome, CancelledOutcome)
@@ -260,10 +266,10 @@ async def test_a_waiting_run_that_is_cancelled_does_not_let_the_next_one_pass():
 
 async def test_queueing_can_be_off():
     manager = manager_of(forever, queued_per_thread=0)
-    run = manager.start(ask(), OPTIONS)
+    run = await manager.start(ask(), OPTIONS)
     with pytest.raises(RequestError, match="going on"):
-        manager.start(ask("r2"), OPTIONS)
-    manager.start(ask("r3", "another thread"), OPTIONS)
+        await manager.start(ask("r2"), OPTIONS)
+    await manager.start(ask("r3", "another thread"), OPTIONS)
     await manager.close(0)
     assert run.finished
 
@@ -271,19 +277,19 @@ async def test_queueing_can_be_off():
 async def test_the_number_of_runs_is_bounded_and_the_refusal_says_when_to_come_back():
     manager = manager_of(forever, runs=2)
     for index in range(2):
-        manager.start(ask(f"r{index}", f"t{index}"), OPTIONS)
+        await manager.start(ask(f"r{index}", f"t{index}"), OPTIONS)
     with pytest.raises(RequestError) as refused:
-        manager.start(ask("r9", "t9"), OPTIONS)
+        await manager.start(ask("r9", "t9"), OPTIONS)
     assert (refused.value.kind, refused.value.retry_after) == ("overloaded", 1.0)
     await manager.close(0)
 
 
 async def test_one_tenant_cannot_take_every_run_and_cannot_see_anothers():
     manager = manager_of(forever, runs_per_tenant=1)
-    mine = manager.start(ask(), OPTIONS, tenant="a")
+    mine = await manager.start(ask(), OPTIONS, tenant="a")
     with pytest.raises(RequestError, match="Too many"):
-        manager.start(ask("r2", "t2"), OPTIONS, tenant="a")
-    theirs = manager.start(ask(), OPTIONS, tenant="b")
+        await manager.start(ask("r2", "t2"), OPTIONS, tenant="a")
+    theirs = await manager.start(ask(), OPTIONS, tenant="b")
     assert manager.get("r1", "a") is mine and manager.get("r1", "b") is theirs
     with pytest.raises(RequestError) as foreign:
         manager.get("r1", "c")
@@ -294,16 +300,16 @@ async def test_one_tenant_cannot_take_every_run_and_cannot_see_anothers():
 async def test_an_unknown_agent_and_a_used_run_id_are_refused():
     manager = manager_of(forever)
     with pytest.raises(RequestError, match="no agent"):
-        manager.start(ask(), OPTIONS, agent="nobody")
-    manager.start(ask(), OPTIONS)
+        await manager.start(ask(), OPTIONS, agent="nobody")
+    await manager.start(ask(), OPTIONS)
     with pytest.raises(RequestError, match="this id"):
-        manager.start(ask("r1", "another"), OPTIONS)
+        await manager.start(ask("r1", "another"), OPTIONS)
     await manager.close(0)
 
 
 async def test_finished_runs_are_forgotten_by_age_and_by_bytes():
     manager = manager_of(say, replay_seconds=0.05)
-    await manager.start(ask(), OPTIONS).wait()
+    await (await manager.start(ask(), OPTIONS)).wait()
     await asyncio.sleep(0)
     assert manager.get("r1").finished
     await asyncio.sleep(0.06)
@@ -311,7 +317,7 @@ async def test_finished_runs_are_forgotten_by_age_and_by_bytes():
         manager.get("r1")
     small = manager_of(say, replay_bytes=4_000)
     for index in range(10):
-        await small.start(ask(f"r{index}", f"t{index}"), OPTIONS).wait()
+        await (await small.start(ask(f"r{index}", f"t{index}"), OPTIONS)).wait()
         await asyncio.sleep(0)
     with pytest.raises(RequestError, match="no such run"):
         small.get("r0")
@@ -320,12 +326,12 @@ async def test_finished_runs_are_forgotten_by_age_and_by_bytes():
 
 async def test_shutdown_drains_then_ends_runs_with_an_error():
     manager = manager_of(forever)
-    run = manager.start(ask(), OPTIONS)
+    run = await manager.start(ask(), OPTIONS)
     await asyncio.sleep(0)
     stopping = asyncio.create_task(manager.close(0.05))
     await asyncio.sleep(0)
     with pytest.raises(RequestError) as refused:
-        manager.start(ask("r2", "t2"), OPTIONS)
+        await manager.start(ask("r2", "t2"), OPTIONS)
     assert refused.value.kind == "unavailable"
     await stopping
     assert isinstance(run.terminal, RunError) and run.terminal.code == "unavailable"
@@ -335,19 +341,19 @@ async def test_shutdown_drains_then_ends_runs_with_an_error():
 
 async def test_shutdown_waits_for_runs_that_end_in_time():
     manager = manager_of(say)
-    run = manager.start(ask(), OPTIONS)
+    run = await manager.start(ask(), OPTIONS)
     await manager.close(5)
     assert isinstance(run.terminal, RunFinished)
 
 
 async def test_a_run_has_a_time_limit():
-    run = manager_of(forever, run_seconds=0.02).start(ask(), OPTIONS)
+    run = await manager_of(forever, run_seconds=0.02).start(ask(), OPTIONS)
     terminal = await run.wait()
     assert (terminal.code, terminal.metadata["retryable"]) == ("timeout", False)
 
 
 async def test_sampling_changes_are_checked():
-    run = manager_of(forever).start(ask(), OPTIONS)
+    run = await manager_of(forever).start(ask(), OPTIONS)
     with pytest.raises(RequestError, match="sampling parameter"):
         await run.modify({"temperatur": 1})
     with pytest.raises(RequestError, match="type"):
@@ -362,6 +368,6 @@ async def test_sampling_changes_are_checked():
 
 
 async def test_ten_thousand_events_are_read_by_two_readers_alike():
-    run = manager_of(lambda execution: say(execution, 10_000)).start(ask(), OPTIONS)
+    run = await manager_of(lambda execution: say(execution, 10_000)).start(ask(), OPTIONS)
     one, two = await asyncio.gather(read(run), read(run))
     assert one == two and len(one) == 10_004
