@@ -57,9 +57,9 @@ def encode(event: Event) -> bytes:
         data = _ENCODER.encode(event)
     except (TypeError, UnicodeEncodeError, OverflowError):
         return _encode_slowly(event)
-    if (
-        event.metadata is not None or event.raw_event is not None or type(event) in _FREE_FORM
-    ) and _LARGE_FLOAT.search(data):
+    if (event.metadata is not None or event.raw_event is not None or type(event) in _FREE_FORM) and _LARGE_FLOAT.search(
+        data
+    ):
         return _encode_slowly(event)
     return data
 

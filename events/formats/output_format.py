@@ -1,0 +1,248 @@
+"""OutputFormat: how one model writes reasoning, content and tool calls, as plain data.
+
+One description with three readers: the streaming parser (`events.parsing`), the grammar builder (`events.grammar`)
+and the inspector. The template analyser derives it; `events.formats.registry` holds the ones that are chosen by name.
+Everything here is frozen and serialises with msgspec (`msgspec.json.encode(format)`).
+
+**Whitespace.** A marker is written exactly as the template writes it, with its line breaks: `"<tool_call>\\n"`. The
+grammar builder reproduces it; the parser looks for the marker without its outer whitespace and forgives whitespace
+that is missing or surplus around structural markers. Around a *value* (`value_prefix`, `value_suffix`) exactly the
+whitespace named here is removed where it is present, and no more, so that `"\\n#include\\n\\n</parameter>"` keeps its
+own line break.
+
+**Shape of the output.** In the order in which a model writes it:
+
+    [reasoning.start] reasoning [reasoning.end]
+    [content.start] content [content.end]
+    [tools.section_start] call [tools.call_separator call]... [tools.section_end]
+
+with one call being, by `tools.style`:
+
+    json:    call_start {"name": NAME, "arguments": {...}, "id": ID} call_end           (keys: tools.json)
+    tag:     call_start name_prefix NAME name_suffix arguments.start ARGUMENTS arguments.end call_end
+             with the id where tools.id says, and ARGUMENTS by `arguments.style`:
+             json     {"key": value, ...}                                  a JSON object, verbatim
+             tagged   name_prefix KEY name_suffix [type_prefix TYPE type_suffix] value_prefix VALUE value_suffix
+                      separator ...                                        one block for each argument
+             python   key=value, key=value                                 Python literals, closed by arguments.end
+             object   key:value, ...                                       bare keys, strings between `quote`s
+             nested   <key>VALUE</key>                                     elements named after keys, which nest
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Initial = Literal["content", "reasoning", "undecided"]
+ArgumentStyle = Literal["json", "tagged", "python", "object", "nested"]
+IdPosition = Literal["none", "key", "before_name", "between", "after_arguments", "in_name"]
+
+
+class Description(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What every part of the description shares: frozen, keyword-only, silent about defaults when serialised."""
+
+
+class Reasoning(Description, frozen=True, kw_only=True):
+    """How reasoning is delimited.
+
+    start: markers that open it, the canonical one first; empty where only the prompt opens it (a delimiter format).
+    end: markers that close it, the canonical one first.
+    initial: where the output starts when neither the prompt nor its header says so. "undecided" holds text back until
+        a marker or the end decides; only for callers who cannot know the prompt.
+    ended_by: markers that end reasoning without its end marker and are then read as what they are (a tool marker).
+    after_call: where text goes after a call that was written inside reasoning.
+    """
+
+    start: tuple[str, ...] = ()
+    end: tuple[str, ...] = ()
+    initial: Initial = "content"
+    ended_by: tuple[str, ...] = ()
+    after_call: Literal["content", "reasoning"] = "content"
+
+
+class Content(Description, frozen=True, kw_only=True):
+    """How content is wrapped. Wrappers are optional for the parser and never shown.
+
+    start: markers that open content (they end open reasoning), the canonical one first. end: markers that close it.
+    wrapped: "always", or "with_reasoning" where the template wraps only after reasoning; for the grammar builder.
+    prefix: text that is put before the content (a reasoning opener that the client wants to see).
+    after_calls: whether text behind the first call is shown.
+    """
+
+    start: tuple[str, ...] = ()
+    end: tuple[str, ...] = ()
+    wrapped: Literal["always", "with_reasoning"] = "always"
+    prefix: str = ""
+    after_calls: Literal["keep", "drop"] = "keep"
+
+
+class CallId(Description, frozen=True, kw_only=True):
+    """Where a call carries an id of its own.
+
+    position: "none"; "key" (a key of the call's JSON object, named by JsonKeys.id); "before_name"; "between" (after
+    the name, before the arguments); "after_arguments"; "in_name" (the text in the name's place is the id, and the
+    name stands inside it: `functions.NAME:0`; the text around it is name_prefix and name_suffix up to `{index}`).
+    """
+
+    position: IdPosition = "none"
+    prefix: str = ""
+    suffix: str = ""
+
+
+class JsonKeys(Description, frozen=True, kw_only=True):
+    """Keys of a call that is one JSON object. The parser also accepts the usual synonyms, in any order.
+
+    wrapper: the key whose value holds name and arguments (`{"type": "function", "function": {...}}`), or "".
+    name_is_key: the object's only key is the function's name and its value the arguments.
+    array: calls stand in one JSON array. array_only: a single object is not accepted in its place.
+    arguments_required: an object without arguments is no call (else its arguments are empty).
+    """
+
+    name: str = "name"
+    arguments: str = "arguments"
+    id: str = ""
+    wrapper: str = ""
+    name_is_key: bool = False
+    array: bool = False
+    array_only: bool = False
+    arguments_required: bool = False
+
+
+class Arguments(Description, frozen=True, kw_only=True):
+    """How the arguments of a "tag" call are written. See the module's drawing.
+
+    start, end: markers around all arguments (`end` includes what closes the function: `</function>`).
+    type_prefix, type_suffix: around a declared type of the value; the text between is a JSON type name, or `true` /
+        `false` meaning "a string" / "JSON". Optional in the output.
+    separator: text between two arguments.
+    quote: the delimiter of strings in the "object" style (`<|"|>`), or "" for JSON's.
+    untyped: how a value is read when neither schema nor type says: "json" (JSON if it is JSON, else a string) or
+        "string".
+    item: in the "nested" style, the element that holds one item of a list.
+    element_prefix: in the "nested" style, what stands before every tag.
+    """
+
+    style: ArgumentStyle = "json"
+    start: str = ""
+    end: str = ""
+    name_prefix: str = ""
+    name_suffix: str = ""
+    type_prefix: str = ""
+    type_suffix: str = ""
+    value_prefix: str = ""
+    value_suffix: str = ""
+    separator: str = ""
+    quote: str = ""
+    untyped: Literal["json", "string"] = "json"
+    item: str = "item"
+    element_prefix: str = ""
+
+
+class Tools(Description, frozen=True, kw_only=True):
+    """How tool calls are written.
+
+    section_start, section_end: around all calls. call_start, call_end: around each. call_separator: between two.
+    name_prefix, name_suffix: around the function's name; `{index}` in name_suffix stands for the call's number.
+    name_entities: the name is written with XML entities.
+    repeats_section: calls after the first open a section of their own.
+
+    What the parser does where servers differ (each can be overridden per request, see events.parsing.policy):
+    bare: whether a call is recognised without its opening marker: "never"; "declared" (generic JSON or the format's
+        own name_prefix, where a declared tool has that name); "always" (also when no tools were declared).
+    commit: when a call is announced: "arguments" (its arguments have begun, the earliest moment at which it cannot
+        turn out to be prose) or "call" (it was read whole and is valid; nothing is streamed).
+    undeclared: a call of a tool that was not declared is kept, dropped, or shown as content.
+    failed: text that is no call after an opening marker is shown with its markers ("content"), without ("text"),
+        dropped, or kept as a call whose arguments are the text ("call").
+    truncated: an unfinished call at the end of the output is kept where its name was complete ("keep") or at least
+        begun ("name"), or only where it was announced before ("drop").
+    """
+
+    style: Literal["json", "tag"] = "json"
+    section_start: str = ""
+    section_end: str = ""
+    call_start: str = ""
+    call_end: str = ""
+    call_separator: str = ""
+    name_prefix: str = ""
+    name_suffix: str = ""
+    name_entities: bool = False
+    repeats_section: bool = False
+    id: CallId = CallId()
+    json: JsonKeys = JsonKeys()
+    arguments: Arguments = Arguments()
+    bare: Literal["never", "declared", "always"] = "declared"
+    commit: Literal["arguments", "call"] = "arguments"
+    undeclared: Literal["keep", "drop", "content"] = "keep"
+    failed: Literal["content", "text", "drop", "call"] = "content"
+    truncated: Literal["keep", "name", "drop"] = "keep"
+
+
+class Route(Description, frozen=True, kw_only=True):
+    """Where the body of a message goes whose header contains `header`; the first route that matches wins.
+
+    header: text looked for in the header ("" matches every header). to: reasoning, content, call or dropped.
+    """
+
+    header: str
+    to: Literal["reasoning", "content", "call", "drop"]
+
+
+class Channels(Description, frozen=True, kw_only=True):
+    """Messages with headers that route their bodies: `start` HEADER `header_end` BODY `end`.
+
+    start: markers that begin a header. Text before the first header is routed by `routes` too, as an empty header.
+    header_end: markers that end it and begin the body.
+    end: markers that end the body.
+    recipient: what precedes a function's name in a header (`to=`), "" where the header is the name.
+    namespace: text before the name that is not part of it (`functions.`).
+    """
+
+    start: tuple[str, ...]
+    header_end: tuple[str, ...]
+    end: tuple[str, ...] = ()
+    routes: tuple[Route, ...] = ()
+    recipient: str = ""
+    namespace: str = ""
+
+
+class OutputFormat(Description, frozen=True, kw_only=True):
+    """How one model writes. Every part is optional: a format with none of them is plain text.
+
+    name: the registry's name, or "template" where it was derived.
+    message_start: what begins an assistant message in the prompt (`<|im_start|>assistant\\n`): the text of the
+        generation prompt behind it counts as written by the model.
+    drop: markers that are never shown (end of turn, message separators).
+    spellings: (variant, canonical) pairs: what models write instead of a marker.
+    boundaries: "strict" follows rules 3.2.1 to 3.2.6 of the DeepSeek specification; "lenient" lets text precede,
+        separate and follow calls.
+    """
+
+    name: str = "plain"
+    message_start: str = ""
+    reasoning: Reasoning | None = None
+    content: Content = Content()
+    tools: Tools | None = None
+    channels: Channels | None = None
+    drop: tuple[str, ...] = ()
+    spellings: tuple[tuple[str, str], ...] = ()
+    boundaries: Literal["lenient", "strict"] = "lenient"
+
+
+def markers(output_format: OutputFormat) -> tuple[str, ...]:
+    """Every marker of a format without its outer whitespace, each once: what is looked up in a vocabulary."""
+    found: list[str] = list(output_format.drop)
+    if output_format.reasoning:
+        found += [*output_format.reasoning.start, *output_format.reasoning.end, *output_format.reasoning.ended_by]
+    found += [*output_format.content.start, *output_format.content.end]
+    if tools := output_format.tools:
+        found += [tools.section_start, tools.section_end, tools.call_start, tools.call_end]
+        found += [tools.name_prefix, tools.name_suffix, tools.id.prefix, tools.id.suffix]
+        a = tools.arguments
+        found += [a.start, a.end, a.name_prefix, a.name_suffix, a.type_prefix, a.value_prefix, a.value_suffix, a.quote]
+    if channels := output_format.channels:
+        found += [*channels.start, *channels.header_end, *channels.end]
+    found += [variant for variant, _ in output_format.spellings]
+    return tuple(dict.fromkeys(text.strip() for text in found if text.strip()))

@@ -1,0 +1,262 @@
+"""Phase 1: how a template writes reasoning, by which variables it is switched, and what the prompt already opens.
+
+R1 compares a message with and without reasoning, R3 a message with a call; R2 compares the generation prompt with the
+thinking switches on and off. Where none of them shows a marker (the history drops all reasoning), the markers that
+the template itself looks for in old messages, or explains in its system text, are taken.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+import msgspec
+
+from events.formats.output_format import Reasoning
+from events.template import probe as words
+from events.template.difference import after, is_marker, segments
+from events.template.environment import variables
+from events.template.probe import Probe
+from events.template.turn import Turn
+
+Mode = Literal["none", "tag_based", "delimiter", "forced_open", "forced_closed", "tools_only"]
+
+_SWITCH_NAME = re.compile(r"think|thought|reason|effort", re.IGNORECASE)
+_HISTORY_NAME = re.compile(
+    r"keep|preserve|clear|truncate|history|past|interleav|strip|drop|content|message|prompt|ns|text"
+)
+_EFFORT_NAME = re.compile(r"effort|level|budget|mode", re.IGNORECASE)
+_THOUGHT_WORD = re.compile(r"think|thought|reason|inner_prefix|analysis|reflect|scratch", re.IGNORECASE)
+_STRING = re.compile(r"'((?:[^'\\\n]|\\.){1,80})'|\"((?:[^\"\\\n]|\\.){1,80})\"")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
+
+class Switch(msgspec.Struct, frozen=True, kw_only=True):
+    """A template variable that changes how much the model thinks.
+
+    kind: "boolean" (on and off are True and False) or "effort" (a word out of `levels`). default: whether the model
+    thinks when the variable is not given, None where that cannot be seen. effect: "prompt" where it changes the
+    generation prompt, "system" where it only changes the text before the conversation.
+    """
+
+    name: str
+    kind: Literal["boolean", "effort"]
+    default: bool | str | None = None
+    levels: tuple[str, ...] = ()
+    effect: Literal["prompt", "system"] = "prompt"
+
+
+class ReasoningAnalysis(msgspec.Struct, frozen=True, kw_only=True):
+    """mode as in the specification's table; start and end as written, with their line breaks."""
+
+    mode: Mode = "none"
+    start: str = ""
+    end: str = ""
+    source: str = ""
+
+    def description(self) -> Reasoning | None:
+        """The output format's part, None without reasoning."""
+        if self.mode == "none" or not self.end.strip():
+            return None
+        start = (self.start,) if self.start.strip() else ()
+        return Reasoning(start=start, end=(self.end,), initial="reasoning" if not start else "content")
+
+
+def find_switches(probe: Probe) -> tuple[Switch, ...]:
+    """Variables by name and effect: those that sound like thinking and change what is rendered (R2)."""
+    found = [_switch(probe, name) for name in sorted(variables(probe.template.source)) if _SWITCH_NAME.search(name)]
+    return tuple(switch for switch in found if switch is not None)
+
+
+def _switch(probe: Probe, name: str) -> Switch | None:
+    if _HISTORY_NAME.search(name):
+        return None
+    default = probe.render([words.user()], prompt=True)
+    if not _EFFORT_NAME.search(name):
+        on, off = (probe.render([words.user()], prompt=True, **{name: value}) for value in (True, False))
+        if on is not None and off is not None and on != off:
+            state = True if default == on else False if default == off else None
+            return Switch(name=name, kind="boolean", default=state, effect=_effect(on, off))
+    levels = {level: probe.render([words.user()], prompt=True, **{name: level}) for level in EFFORTS}
+    usable = {level: text for level, text in levels.items() if text is not None}
+    if len(set(usable.values())) < 2:
+        return None
+    first, *_, last = usable.values()
+    state_name = next((level for level, text in usable.items() if text == default), None)
+    return Switch(name=name, kind="effort", default=state_name, levels=tuple(usable), effect=_effect(first, last))
+
+
+def _effect(one: str, other: str) -> Literal["prompt", "system"]:
+    return "system" if after(one, words.USER) == after(other, words.USER) else "prompt"
+
+
+def settings(switches: tuple[Switch, ...], on: bool) -> dict[str, Any]:
+    """Values for all switches that mean thinking on, or off."""
+    chosen: dict[str, Any] = {}
+    for switch in switches:
+        if switch.kind == "boolean":
+            chosen[switch.name] = on
+        elif not on and "none" in switch.levels:
+            chosen[switch.name] = "none"
+    return chosen
+
+
+def analyse_reasoning(probe: Probe, turn: Turn, switches: tuple[Switch, ...]) -> ReasoningAnalysis:
+    """The first of the sources that shows a closing marker; see the module."""
+    on, off = settings(switches, True), settings(switches, False)
+    prompts = _prompts(probe, turn, on, off)
+    seen = _in_messages(probe, turn, on) or _in_prompts(probe, prompts) or _in_source(probe) or _in_system(probe, on)
+    if seen is None:
+        return ReasoningAnalysis()
+    return _with_mode(seen, prompts)
+
+
+def _prompts(probe: Probe, turn: Turn, on: dict[str, Any], off: dict[str, Any]) -> dict[str, str]:
+    """What the generation prompt adds behind the header: by default, thinking on, thinking off."""
+    rendered = {
+        "default": probe.render([words.user()], prompt=True),
+        "on": probe.render([words.user()], prompt=True, **on),
+        "off": probe.render([words.user()], prompt=True, **off),
+    }
+    tails = {key: after(text, words.USER) for key, text in rendered.items() if text is not None}
+    return {key: tail[len(turn.opening) :] for key, tail in tails.items() if tail.startswith(turn.opening)}
+
+
+def _in_messages(probe: Probe, turn: Turn, on: dict[str, Any]) -> ReasoningAnalysis | None:
+    """R1 and R3: reasoning in a message with content, else in a message with a call."""
+    shape = probe.capabilities
+    if shape.reasoning_field is None:
+        return None
+    made = words.call(words.FUNCTION, {words.ARGUMENT: words.VALUE}, style=shape.arguments)
+    carriers: list[tuple[Mode, words.Message, str]] = [("tag_based", words.assistant(), words.CONTENT)]
+    if shape.tool_calls:
+        carriers.append(("tools_only", words.calling([made], shape.call_content), words.FUNCTION))
+    for mode, carrier, needle in carriers:
+        message = words.with_reasoning(carrier, shape.reasoning_field)
+        for extra in ({}, on):
+            text = probe.render([words.user(), message], **extra)
+            if text is not None and words.REASONING in text:
+                return _around(turn.written(text), needle, mode, shape.reasoning_field)
+    return None
+
+
+def _around(written: str, needle: str, mode: Mode, field: str) -> ReasoningAnalysis | None:
+    position = written.find(words.REASONING)
+    start, rest = written[:position], written[position + len(words.REASONING) :]
+    rest = rest[: rest.find(needle)] if needle in rest else rest
+    end = first_marker(rest)
+    if not end.strip():
+        return None
+    return ReasoningAnalysis(mode=mode, start=start, end=end, source=f"the message key {field!r} is rendered")
+
+
+def first_marker(text: str) -> str:
+    """The text up to and including its first marker and the line breaks behind it; all of it without a marker."""
+    parts = segments(text)
+    for index, part in enumerate(parts):
+        if is_marker(part):
+            behind = parts[index + 1] if index + 1 < len(parts) else ""
+            return "".join(parts[: index + 1]) + behind[: len(behind) - len(behind.lstrip())]
+    return text
+
+
+def _in_prompts(probe: Probe, prompts: dict[str, str]) -> ReasoningAnalysis | None:
+    """R2: a block that the generation prompt opens (thinking on) or opens and closes (thinking off)."""
+    for key in ("off", "default", "on"):
+        marks = [part for part in segments(prompts.get(key, "")) if is_marker(part)]
+        if len(marks) == 2:
+            text = prompts[key]
+            inner = text.find(marks[1])
+            return ReasoningAnalysis(
+                mode="forced_closed", start=text[:inner], end=text[inner:], source="the generation prompt closes it"
+            )
+    for key in ("on", "default"):
+        marks = [part for part in segments(prompts.get(key, "")) if is_marker(part)]
+        if len(marks) == 1 and (end := closing_of(marks[0], probe.template.source)):
+            start = prompts[key].lstrip()
+            return ReasoningAnalysis(mode="forced_open", start=start, end=end, source="the generation prompt opens it")
+    return None
+
+
+def closing_of(marker: str, source: str) -> str:
+    """The marker that closes `marker`: the first likely spelling that the template's text contains, else `</name>`
+    for a plain tag, else ""."""
+    inner = marker[1:-1]
+    candidates = [f"</{inner}>", f"[/{inner}]"]
+    for opening, closing in (
+        ("START", "END"),
+        ("start", "end"),
+        ("BEGIN", "END"),
+        ("begin", "end"),
+        ("prefix", "suffix"),
+    ):
+        if opening in marker:
+            candidates.append(marker.replace(opening, closing))
+    if inner.startswith("|"):
+        candidates += [f"<|/{inner[1:]}>", f"<{inner[1:]}|>" if not inner.endswith("|") else ""]
+    for candidate in candidates:
+        if candidate and candidate in source:
+            return candidate
+    plain = marker.startswith("<") and inner.replace(":", "").replace("_", "").isalnum()
+    return f"</{inner}>" if plain and _THOUGHT_WORD.search(inner) else ""
+
+
+def opening_of(marker: str) -> str:
+    """The tag that a closing tag closes, "" where its spelling does not say."""
+    if marker.startswith(("</", "[/")):
+        return marker[0] + marker[2:]
+    return ""
+
+
+def literals(source: str) -> list[str]:
+    """String literals of the template, in order; where the template looks for or splits at a marker, it is one."""
+    return [(match.group(1) or match.group(2) or "").strip() for match in _STRING.finditer(source)]
+
+
+def _in_source(probe: Probe) -> ReasoningAnalysis | None:
+    for text in literals(probe.template.source):
+        if is_marker(text) and _THOUGHT_WORD.search(text) and (start := opening_of(text)):
+            return ReasoningAnalysis(
+                mode="tag_based", start=start, end=text, source=f"the template looks for {text!r} in old messages"
+            )
+    return None
+
+
+def _in_system(probe: Probe, on: dict[str, Any]) -> ReasoningAnalysis | None:
+    """A pair of tags that the system text tells the model to use (Granite 3.3, Ministral)."""
+    for extra in ({}, on):
+        text = probe.render([words.user()], prompt=True, **extra) or ""
+        marks = [part for part in segments(text[: text.rfind(words.USER)]) if is_marker(part)]
+        for mark in marks:
+            start = opening_of(mark)
+            if start and start in marks and _THOUGHT_WORD.search(mark):
+                return ReasoningAnalysis(
+                    mode="tag_based", start=start, end=mark, source="the system text tells the model to write it"
+                )
+    return None
+
+
+def _with_mode(seen: ReasoningAnalysis, prompts: dict[str, str]) -> ReasoningAnalysis:
+    """The specification's mode, told from what the generation prompt holds; a start that only the prompt writes is
+    taken from there."""
+    start, end = seen.start, seen.end
+    if not start.strip():
+        opened = next((prompts[key] for key in ("on", "default") if _opens(prompts.get(key, ""), end)), "")
+        marks = [part for part in segments(opened) if is_marker(part)]
+        start = marks[0] if marks else opening_of(end.strip()) or ""
+    if not start.strip():
+        return msgspec.structs.replace(seen, mode="delimiter", start="")
+    if seen.mode == "tag_based" and _is_forced_closed(prompts, start, end):
+        return msgspec.structs.replace(seen, mode="forced_closed", start=start)
+    if seen.mode == "tag_based" and prompts.get("default", "").rstrip().endswith(start.strip()):
+        return msgspec.structs.replace(seen, mode="forced_open", start=start)
+    return msgspec.structs.replace(seen, start=start)
+
+
+def _opens(prompt: str, end: str) -> bool:
+    return bool(prompt.strip()) and end.strip() not in prompt
+
+
+def _is_forced_closed(prompts: dict[str, str], start: str, end: str) -> bool:
+    closed, opened = prompts.get("off", ""), prompts.get("on", "")
+    return start.strip() in closed and end.strip() in closed and opened.rstrip().endswith(start.strip())
