@@ -199,16 +199,17 @@ def _validate(wire: dict[str, Any]) -> RunAgentInput:
 
 
 def _complaint(error: ValidationError, wire: Any) -> RequestError:
-    """The first fault in our own words; pydantic's would quote the value."""
-    first = error.errors(include_input=False, include_url=False, include_context=True)[0]
-    path = _path(first["loc"], wire)
-    context = first.get("ctx", {})
-    if first["type"] in ("union_tag_invalid", "literal_error"):
+    """The innermost fault in our own words; pydantic's would quote the value."""
+    faults = error.errors(include_input=False, include_url=False, include_context=True)
+    fault = max(faults, key=lambda each: len(each["loc"]))
+    path = _path(fault["loc"], wire)
+    context = fault.get("ctx", {})
+    if fault["type"] in ("union_tag_invalid", "literal_error"):
         known = str(context.get("expected_tags") or context.get("expected"))
         field = str(context["discriminator"]).strip("'") if "discriminator" in context else ""
         path = f"{path}.{field}" if field else path
         return wrong(path, f"must be one of {known}.")
-    return wrong(path, _COMPLAINTS.get(first["type"], "does not have the form that AG-UI 1.0 gives it."))
+    return wrong(path, _COMPLAINTS.get(fault["type"], "does not have the form that AG-UI 1.0 gives it."))
 
 
 def _path(location: tuple[int | str, ...], node: Any) -> str:

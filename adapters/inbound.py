@@ -97,6 +97,13 @@ def _position(error: Exception) -> str:
     return f" (at byte {found[1]})" if found else " (it ends too early, or a character escape is broken)"
 
 
+_JSON_TYPES = {"str": "a string", "object": "an object", "array": "an array", "int": "a whole number"} | {
+    "float": "a number",
+    "bool": "true or false",
+    "null": "null",
+}
+
+
 def _shape_error(text: str) -> RequestError:
     """msgspec names fields of the shape and positions, never keys or values of the data."""
     message, _, where = text.partition(" - at `$")
@@ -105,9 +112,8 @@ def _shape_error(text: str) -> RequestError:
     if missing:
         path = f"{path}.{missing[1]}" if path else missing[1]
         return RequestError("invalid_request", f"{path} is required.", param=path)
-    wanted = re.match(r"Expected `([\w |]+)`", message)
-    if wanted and path:
-        return RequestError("invalid_request", f"{path} must be of type {wanted[1]}.", param=path)
+    wanted = re.match(r"Expected `(\w+)[^`]*`", message)
     if wanted:
-        return RequestError("invalid_request", f"The body must be a JSON {wanted[1]}.")
+        kind = _JSON_TYPES.get(wanted[1], wanted[1])
+        return RequestError("invalid_request", f"{path or 'The body'} must be {kind}.", param=path or None)
     return RequestError("invalid_request", "A number in the body is out of range.", param=path or None)

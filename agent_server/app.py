@@ -13,9 +13,8 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
 
-from adapters.errors import RequestError
+from adapters.errors import ErrorKind, RequestError
 from agent_server.auth import AuthMiddleware
 from agent_server.routes import all_routes
 from agent_server.routes.http import error_response, wire_of
@@ -30,7 +29,9 @@ logger = logging.getLogger("agent_server")
 EXPOSED = ("X-Run-Id", "X-Thread-Id", "Retry-After")
 
 
-def create_app(settings: Settings | None = None, *, agents: Sequence[Agent] = (), engine: Engine | None = None) -> Starlette:
+def create_app(
+    settings: Settings | None = None, *, agents: Sequence[Agent] = (), engine: Engine | None = None
+) -> Starlette:
     """An application for those who embed the server: mount it, or run it with any ASGI server.
 
     `agents` come on top of those that the settings name; `engine` replaces the one that they choose.
@@ -80,7 +81,7 @@ def middleware(server: Server) -> list[Middleware]:
 
 async def refuse(request: Request, error: Any) -> Response:
     """The router's own refusals (unknown path, wrong method) in the shape of the wire that was asked."""
-    kind = "method_not_allowed" if error.status_code == 405 else "not_found"
+    kind: ErrorKind = "method_not_allowed" if error.status_code == 405 else "not_found"
     message = f"{request.method} {request.url.path[:200]} is not something this server answers."
     return error_response(wire_of(request.url.path), RequestError(kind, message))
 
@@ -92,4 +93,6 @@ async def refuse_request(request: Request, error: Any) -> Response:
 async def fail(request: Request, error: Exception) -> Response:
     """A fault of ours: the log has the trace, the client gets a sentence and nothing of the inside."""
     logger.error("unhandled error on %s %s", request.method, request.url.path, exc_info=error)
-    return error_response(wire_of(request.url.path), RequestError("internal", "The server made a mistake; it is logged."))
+    return error_response(
+        wire_of(request.url.path), RequestError("internal", "The server made a mistake; it is logged.")
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +16,6 @@ from agent_server.telemetry import Telemetry
 
 if TYPE_CHECKING:
     from agent_server.agent import Agent
-    from agent_server.engine.protocol import Engine
     from agent_server.runs import RunManager
     from agent_server.store import Store
 

@@ -37,7 +37,7 @@ def serve(
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
 ) -> None:
     """Serve a model to AG-UI, OpenAI, Anthropic and WebSocket clients."""
-    given = {
+    given: dict[str, Any] = {
         "model": model or None, "host": host, "port": port, "device": device, "dtype": dtype, "adapter": adapter,
         "engine": engine, "agent": agent, "chat_template": chat_template, "format": format,
         "reasoning_parser": reasoning_parser, "tool_call_parser": tool_call_parser, "served_name": served_name,

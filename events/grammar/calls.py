@@ -32,7 +32,7 @@ class CallWriter:
     def section(self, functions: Sequence[Function], *, parallel: bool) -> Node:
         """One call, or with `parallel` one and more, with everything around them."""
         tools = self.tools
-        call = either(*(self.call(function) for function in functions))
+        call = self.one_of(functions)
         calls = sequence(call, star(sequence(self._separator(), call))) if parallel else call
         if tools.style == "json" and tools.json.array:
             calls = sequence(constant("["), calls, constant("]"))
@@ -41,8 +41,11 @@ class CallWriter:
             return sequence(one, star(one)) if parallel else one
         return sequence(self._literal(tools.section_start), calls, self._literal(tools.section_end))
 
-    def call(self, function: Function) -> Node:
-        body = self._json_call(function) if self.tools.style == "json" else self._tag_call(function)
+    def one_of(self, functions: Sequence[Function]) -> Node:
+        """One call of any of the functions. What all of them share stands outside the choice: it keeps the grammar
+        small, and the backend's mask is wrong where alternatives end in the same token (xgrammar 0.2.8)."""
+        write = self._json_call if self.tools.style == "json" else self._tag_call
+        body = either(*(write(function) for function in functions))
         return sequence(self._literal(self.tools.call_start), body, self._literal(self.tools.call_end))
 
     def _literal(self, text: str) -> Node:
@@ -126,5 +129,7 @@ class CallWriter:
             return EMPTY
         is_string = member.schema.get("type") == "string"
         return sequence(
-            self._literal(style.type_prefix), constant("true" if is_string else "false"), self._literal(style.type_suffix)
+            self._literal(style.type_prefix),
+            constant("true" if is_string else "false"),
+            self._literal(style.type_suffix),
         )

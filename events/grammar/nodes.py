@@ -80,7 +80,7 @@ class Alphabet:
         core = end.strip() or end
         if core in self.ids:
             return sequence({"type": "any_text"}, self.token(core))
-        return {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": end}
+        return {"type": "grammar", "grammar": text_until(end)}
 
     def free(self) -> Node:
         """Any text to the end of the output, without any marker of the format. Control tokens are no text: the
@@ -95,3 +95,42 @@ class Alphabet:
     def json(self, schema: Any, **options: Any) -> Node:
         """JSON that fits `schema`, with bounded whitespace."""
         return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": MAX_WHITESPACE, **options}
+
+
+def text_until(end: str) -> str:
+    """An EBNF grammar of any text up to and with the first `end`.
+
+    One rule for each matched prefix of `end` (the automaton of Knuth, Morris and Pratt), right-recursive and without
+    ambiguity. The backend's own "any text until" works on bytes and lets control tokens through; this one works on
+    characters and does not.
+    """
+    return "\n".join(["root ::= s0", *(_rule(end, state) for state in range(len(end)))])
+
+
+def _rule(end: str, state: int) -> str:
+    """What may follow once `end[:state]` was read: the next character, a shorter start of `end`, or neither."""
+    targets = {char: _advance(end, state, char) for char in dict.fromkeys(end)}
+    steps = [
+        f"[{_escaped(char)}]" + (f" s{target}" if target < len(end) else "")
+        for char, target in targets.items()
+        if target
+    ]
+    others = "".join(_escaped(char) for char, target in targets.items() if target)
+    return f"s{state} ::= {' | '.join(steps)} | [^{others}] s0"
+
+
+def _advance(end: str, state: int, char: str) -> int:
+    """Length of the longest prefix of `end` that is a suffix of `end[:state] + char`."""
+    seen = end[:state] + char
+    return next(size for size in range(len(seen), -1, -1) if seen.endswith(end[:size]) and size <= len(end))
+
+
+def _escaped(char: str) -> str:
+    """A character inside an EBNF character class."""
+    return (
+        char
+        if char.isascii() and char.isalnum()
+        else f"\\u{ord(char):04x}"
+        if ord(char) < 0x10000
+        else f"\\U{ord(char):08x}"
+    )

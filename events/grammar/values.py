@@ -85,7 +85,7 @@ class ValueWriter:
         if kind_of(schema) != "string":
             return sequence(self.json(schema), self.alphabet.literal(end))
         bounded = self.choices(schema)
-        return sequence(bounded, self.alphabet.literal(end)) if bounded else self._raw(schema, end)
+        return sequence(bounded, self.alphabet.literal(end)) if bounded else self.alphabet.until(end)
 
     def choices(self, schema: Schema) -> Node | None:
         """The fixed or patterned text of a string schema; None where any text will do."""
@@ -93,13 +93,6 @@ class ValueWriter:
         if values:
             return either(*(constant(str(value)) for value in values))
         return pattern(schema["pattern"]) if anchored(schema.get("pattern")) else None
-
-    def _raw(self, schema: Schema, end: str) -> Node:
-        limit = schema.get("maxLength")
-        node = self.alphabet.until(end)
-        if isinstance(limit, int) and node["type"] == "tag":
-            return {**node, "content": {**node["content"], "max_chars": limit}}
-        return node
 
     def python(self, schema: Schema) -> Node:
         """A Python literal; JSON's strings, numbers and containers are Python's too."""
