@@ -77,9 +77,7 @@ def prepare(schema: Any) -> Prepared:
     if not isinstance(schema, Mapping):
         raise SchemaRefused("", "A schema must be an object.")
     findings: list[Finding] = []
-    count = 0
-    for path, node in walk(schema):
-        count += 1
+    for count, (path, node) in enumerate(walk(schema), 1):
         if count > MAX_NODES:
             raise SchemaRefused("", f"The schema has more than {MAX_NODES} parts; make it smaller.")
         _refuse_hostile(path, node, schema)
@@ -191,6 +189,8 @@ def _strings(path: str, node: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _lightened(node: Any, keyword: str = "") -> Any:
     """The schema without bounds that cost seconds and patterns that cannot be compiled."""
+    if keyword in ("const", "enum", "default", "examples"):
+        return node
     if isinstance(node, list):
         return [_lightened(item) for item in node]
     if not isinstance(node, Mapping):
