@@ -148,13 +148,15 @@ def _entry(key: str, value: Any) -> bytes:
 
 
 def _js_order(fields: Wire) -> Iterable[str]:
-    """Keys as JavaScript iterates over them: array indices first, in numeric order, then the rest as inserted."""
-    indices = [
-        key for key in fields if key.isascii() and key.isdigit() and str(int(key)) == key and int(key) < 2**32 - 1
-    ]
-    if not indices:
-        return fields
-    return [*sorted(indices, key=int), *(key for key in fields if key not in set(indices))]
+    """Keys as the reference iterates over them: array indices first, in numeric order, then the rest as inserted.
+    `__proto__` is lost there, since assigning it to a JavaScript object makes no key."""
+    keys = [key for key in fields if key != "__proto__"]
+    indices = sorted((key for key in keys if _is_index(key)), key=int)
+    return [*indices, *(key for key in keys if not _is_index(key))] if indices else keys
+
+
+def _is_index(key: str) -> bool:
+    return key.isascii() and key.isdigit() and len(key) <= 10 and str(int(key)) == key and int(key) < 2**32 - 1
 
 
 # ---- the schema, compiled --------------------------------------------------------------------------------------------
