@@ -48,7 +48,9 @@ def chat_model(settings: Settings, engine: Engine | None = None) -> ChatModel:
     source = settings.model or str(BUNDLED)
     name = settings.served_name or (Path(source).name if settings.model else BUNDLED_NAME)
     if Path(source).is_dir() is False and settings.model and "/" not in settings.model and not settings.engine:
-        raise StartupError(f"There is no folder {source}. Give a folder with a model, or a hub name like Qwen/Qwen3-0.6B.")
+        raise StartupError(
+            f"There is no folder {source}. Give a folder with a model, or a hub name like Qwen/Qwen3-0.6B."
+        )
     chosen = engine or choose_engine(settings, source, name)
     return ChatModel(name, chosen, lambda: load_prompts(settings, source))
 
