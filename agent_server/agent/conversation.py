@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 from ag_ui.core import AssistantMessage, Context, Message, ToolMessage
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
 
 MESSAGES: TypeAdapter[list[Message]] = TypeAdapter(list[Message])
 
@@ -50,6 +50,11 @@ class Conversation:
         return wire(self.shown)
 
 
+def parsed(messages: Iterable[dict[str, Any]]) -> list[Message]:
+    """Messages in wire form as the SDK's models."""
+    return MESSAGES.validate_python(list(messages))
+
+
 def wire(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return [message.model_dump(mode="json", by_alias=True) for message in messages]
 
@@ -72,7 +77,3 @@ def instructions_of(instructions: str, context: Sequence[Context] | None, state:
     if state is not None:
         parts.append("Shared state:\n" + msgspec.json.encode(state).decode())
     return "\n\n".join(parts) or None
-
-
-def plain(value: Any) -> Any:
-    return value.model_dump(mode="json", by_alias=True) if isinstance(value, BaseModel) else value
