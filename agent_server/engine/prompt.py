@@ -22,7 +22,7 @@ from agent_server.engine.model_files import ModelFiles, load_model_files
 from agent_server.engine.prefill import stage_of
 from agent_server.engine.protocol import EngineError
 from agent_server.engine.rendering import Chat, Rendering
-from agent_server.engine.thinking import template_variables
+from agent_server.engine.thinking import switch_words, template_variables
 from events.formats.output_format import OutputFormat, markers
 from events.options import GenerationOptions
 from events.template.analyser import TemplateAnalysis, analyse
@@ -173,13 +173,14 @@ class PromptBuilder:
         chat = self._chosen(bool(tools))
         if chat is None:
             raise EngineError("invalid_request", NO_TEMPLATE)
+        words = switch_words(chat.analysis, options)
         conversation = build_conversation(
             input.messages,
             capabilities=chat.analysis.capabilities,
             output_format=chat.output_format,
             tools=tools,
             context=input.context or (),
-            instructions=instructions,
+            instructions="\n".join(part for part in (instructions, words) if part) or None,
         )
         variables, warnings = template_variables(
             chat.analysis, chat.template.source, options, self.settings.allowed_kwargs

@@ -131,9 +131,17 @@ def _output_format(
         reasoning=thought,
         content=content,
         tools=calls,
-        drop=tuple(mark for mark in (*turn.stops, *markers_of(tools.leftover)) if mark != END_OF_SEQUENCE),
+        drop=_never_shown(turn, reasoning, content, tools),
     )
     return _named(family, derived) if family else derived
+
+
+def _never_shown(turn: Turn, reasoning: ReasoningAnalysis, content: Content, tools: ToolAnalysis) -> tuple[str, ...]:
+    """What ends a turn; and the assistant's header, where it is repeated between reasoning and text (Solar)."""
+    marks = [*turn.stops, *markers_of(tools.leftover)]
+    if reasoning.repeats_header and turn.message_start.strip():
+        marks.append(turn.message_start.strip())
+    return tuple(dict.fromkeys(mark for mark in marks if mark != END_OF_SEQUENCE))
 
 
 def _named(family: Family, derived: OutputFormat) -> OutputFormat:
