@@ -1,4 +1,4 @@
-"""Metrics and logs. Names are vLLM's where it has one, so that existing dashboards fit (`vllm:` becomes `agent_server:`).
+"""Metrics and logs. Names are vLLM's where it has one, so that dashboards fit (`vllm:` becomes `agent_server:`).
 
 Nothing that a client sent goes into a log line or a label: no bodies, no headers, no prompts, no user's ids.
 """

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import socket
 import sys
+from functools import partial
 from types import FrameType
 from typing import Annotated, Any
 
@@ -36,7 +37,7 @@ def serve(
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
 ) -> None:
     """Serve a model to AG-UI, OpenAI, Anthropic and WebSocket clients."""
-    given = {
+    given: dict[str, Any] = {
         "model": model or None, "host": host, "port": port, "device": device, "dtype": dtype, "adapter": adapter,
         "engine": engine, "agent": agent, "chat_template": chat_template, "format": format,
         "reasoning_parser": reasoning_parser, "tool_call_parser": tool_call_parser, "served_name": served_name,
@@ -90,7 +91,8 @@ class GracefulServer(uvicorn.Server):
 
 async def _serve(settings: Settings, listener: socket.socket) -> int:
     from agent_server.app import build_app
-    from agent_server.server import StartupError, build_server
+    from agent_server.assemble import build_server
+    from agent_server.server import StartupError
     from agent_server.telemetry import configure_logging
 
     configure_logging(settings.log_level)
@@ -100,6 +102,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
         print(f"agent-server: {error}", file=sys.stderr)
         return 2
     web = GracefulServer(web_config(build_app(server), settings), server.begin_shutdown)
+    server.on_stop = partial(setattr, web, "should_exit", True)
     watcher = asyncio.create_task(announce(server, listener.getsockname()[1]))
     try:
         await web.serve(sockets=[listener])

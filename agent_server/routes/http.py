@@ -15,7 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from adapters.errors import RequestError, Wire, error_answer
+from adapters import errors
+from adapters.errors import RequestError, Wire
 
 if TYPE_CHECKING:
     from agent_server.runs import Run
@@ -66,9 +67,8 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 
 def error_response(wire: Wire, error: RequestError, request_id: str | None = None) -> Response:
-    answer = error_answer(wire, error, request_id=request_id)
-    headers = {"retry-after": str(max(1, round(error.retry_after)))} if error.retry_after is not None else {}
-    return Response(answer.body, status_code=answer.status, headers=headers, media_type="application/json")
+    answer = errors.response(wire, error, request_id=request_id)
+    return Response(answer.body, status_code=answer.status, headers=answer.headers, media_type="application/json")
 
 
 def guarded(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
