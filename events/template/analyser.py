@@ -12,6 +12,7 @@ from threading import Lock
 
 import msgspec
 
+from events.formats import registry
 from events.formats.output_format import Content, OutputFormat, Reasoning, Tools
 from events.template import probe as words
 from events.template.content import analyse_content
@@ -147,11 +148,8 @@ def _never_shown(turn: Turn, reasoning: ReasoningAnalysis, content: Content, too
 def _named(family: Family, derived: OutputFormat) -> OutputFormat:
     """The registry's description of a family, in the frame of this template; the derived one if there is none."""
     try:
-        from events.formats import registry  # written by the neighbouring room; until then the derived one serves
-    except ImportError:
-        return derived
-    named = registry.find(family.name)
-    if named is None:
+        named = registry.named(family.name)
+    except KeyError:
         return derived
     if family.parts == "tools":
         return msgspec.structs.replace(derived, tools=named.tools)

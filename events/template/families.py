@@ -66,6 +66,10 @@ _SIGNS: tuple[tuple[Family, Test], ...] = (
         lambda seen: seen.everything("<|content_", "<|end_message|>"),
     ),
     (
+        Family(name="gemma4", sign='strings of a call stand between <|"|>, reasoning is a channel of its own'),
+        lambda seen: '<|"|>' in seen.call and "<|tool_call>call:" in seen.call,
+    ),
+    (
         Family(name="minimax_m3", sign="every tag of a call is announced by ]<]minimax[>[", parts="tools"),
         lambda seen: "]<]minimax[>[" in seen.call,
     ),
