@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
 from ag_ui.core import AssistantMessage, Message, RunAgentInput, ToolCall
+from events.parsing.policy import Policy, declared_tools
+from events.translator import Translator
 
 from agent_server.agent.conversation import parsed
 from agent_server.agent.reasoning import ReasoningPolicy
 from agent_server.engine.protocol import Control, Delta, Engine, EngineError, Finished, GenerationRequest, Token
 from agent_server.runs import Execution
 from events.message import Folder
-from events.options import GenerationOptions
-from events.vocabulary import Custom, Event
+from events.options import GenerationOptions, SamplingParams
+from events.vocabulary import Custom, Event, RunError
 
 CONTROL_EVENT = "agent_server.control"
 
@@ -25,7 +26,9 @@ CONTROL_EVENT = "agent_server.control"
 class Prompts(Protocol):
     """What turns a conversation into token ids; `agent_server.engine.prompt.PromptBuilder` is one."""
 
-    def build(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None) -> Any: ...
+    async def build_async(
+        self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None
+    ) -> Any: ...
 
 
 class LanguageModel(Protocol):
@@ -37,6 +40,14 @@ class LanguageModel(Protocol):
     def engine(self) -> Engine: ...
     @property
     def prompts(self) -> Prompts: ...
+
+
+class Unreadable(EngineError):
+    """The model's output could not be read and the request wants that to end the run."""
+
+    def __init__(self, message: str, code: str | None) -> None:
+        super().__init__("internal", message)
+        self.kind = code or "internal"  # type: ignore[assignment]
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,17 +104,19 @@ class TurnTaker:
         self._written = Folder()
         self._shown = self._written if self._reasoning is None else Folder()
         await execution.controls.gate()
-        prompt = await self._render(input, options, instructions)
+        prompt = await self._model.prompts.build_async(input, options, instructions)
         for warning in prompt.warnings:
             execution.warn(warning)
         request = GenerationRequest(
             request_id=execution.new_id("gen"),
             prompt_token_ids=tuple(prompt.token_ids),
-            sampling=execution.controls.sampling(options),
+            sampling=_with_stops(execution.controls.sampling(options), prompt.stop_token_ids),
             tenant=execution.tenant,
         )
-        translator = open_translator(prompt, input, execution.new_id)
+        translator = open_translator(prompt, input, options, execution.new_id)
         finished = await self._generate(request, translator, options.token_details)
+        for warning in translator.warnings:
+            execution.warn(warning)
         execution.count(self._model.name, finished)
         return Turn(said=self.said(), finished=finished)
 
@@ -115,13 +128,7 @@ class TurnTaker:
         written = parsed(_kept(message) for message in self._written.messages)
         return Said(messages=tuple(written), shown=tuple(shown))
 
-    async def _render(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None) -> Any:
-        build = self._model.prompts.build
-        if inspect.iscoroutinefunction(build):
-            return await build(input, options, instructions)
-        return await asyncio.to_thread(build, input, options, instructions)
-
-    async def _generate(self, request: GenerationRequest, translator: Any, details: bool) -> Finished:
+    async def _generate(self, request: GenerationRequest, translator: Translator, details: bool) -> Finished:
         engine, controls = self._model.engine, self._execution.controls
         finished: Finished | None = None
         reason = "error"
@@ -147,7 +154,7 @@ class TurnTaker:
             raise EngineError("connection", "The engine ended a generation without saying how.", retryable=True)
         return finished
 
-    async def _feed(self, delta: Delta, translator: Any, details: bool) -> None:
+    async def _feed(self, delta: Delta, translator: Translator, details: bool) -> None:
         self._execution.first_token()
         for token in delta.tokens:
             detail = _detail(token) if details else None
@@ -155,6 +162,8 @@ class TurnTaker:
 
     async def _deliver(self, events: list[Event]) -> None:
         for event in events:
+            if isinstance(event, RunError):
+                raise Unreadable(event.message, event.code)
             self._written.add(event)
             if self._follow is not None:
                 self._follow(event)
@@ -166,17 +175,32 @@ class TurnTaker:
                 self._emit(shown)
 
 
-def open_translator(prompt: Any, input: RunAgentInput, new_id: Callable[[str], str]) -> Any:
-    """The translator for one turn's output."""
-    from events.translator import Translator
-
+def open_translator(
+    prompt: Any, input: RunAgentInput, options: GenerationOptions, new_id: Callable[[str], str]
+) -> Translator:
+    """The translator for one turn's output. A raw prompt's output is text, whatever it looks like."""
+    policy = Policy(
+        tools={} if options.raw_prompt is not None else declared_tools(input.tools or ()),
+        parallel=options.parallel_tool_calls,
+        boundaries=options.boundaries,
+    )
     return Translator(
         prompt.output_format,
-        tools=input.tools or [],
+        tools=None,
         opened=prompt.opened,
         new_id=new_id,
         marker_ids=prompt.marker_ids,
+        policy=policy,
+        delivery=options.delivery or "immediate",
     )
+
+
+def _with_stops(sampling: SamplingParams, stops: Sequence[int]) -> SamplingParams:
+    """The sampling with the ids that end the model's turn; with `ignore_eos` it has none but the client's own."""
+    missing = tuple(each for each in stops if each not in sampling.stop_token_ids)
+    if not missing or sampling.ignore_eos:
+        return sampling
+    return msgspec.structs.replace(sampling, stop_token_ids=(*sampling.stop_token_ids, *missing))
 
 
 def _kept(message: dict[str, Any]) -> dict[str, Any]:
