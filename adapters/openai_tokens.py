@@ -23,15 +23,17 @@ def chat_usage(usage: Iterable[TokenUsage]) -> dict[str, Any]:
     return combined_usage([list(usage)])
 
 
-def combined_usage(runs: Sequence[Sequence[TokenUsage]]) -> dict[str, Any]:
-    """OpenAI's `CompletionUsage` for several answers to one prompt: the prompt counts once, each answer in full."""
-    prompt = _total(runs[0], "input_tokens") if runs else 0
+def combined_usage(runs: Sequence[Sequence[TokenUsage]], n: int | None = None) -> dict[str, Any]:
+    """OpenAI's `CompletionUsage` for `n` answers to each prompt (all to one by default): a prompt counts once, each
+    answer in full."""
+    prompts = runs[:: n or len(runs) or 1]
+    prompt = sum(_total(run, "input_tokens") for run in prompts)
     completion = sum(_total(run, "output_tokens") for run in runs)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": _total(runs[0], "cached_input_tokens") if runs else 0},
+        "prompt_tokens_details": {"cached_tokens": sum(_total(run, "cached_input_tokens") for run in prompts)},
         "completion_tokens_details": {"reasoning_tokens": sum(_total(run, "reasoning_tokens") for run in runs)},
     }
 

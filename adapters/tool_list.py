@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 from ag_ui.core import Tool
 
-from adapters.body import check_depth
-from adapters.errors import RequestError
+from adapters.body import wrong
 from adapters.inbound import Limits
 
 
@@ -36,23 +35,23 @@ class Tools(NamedTuple):
 def read_tools(specs: list[ToolSpec], limits: Limits, at: str = "tools") -> Tools:
     """Raises RequestError("invalid_request") naming the tool's place."""
     if len(specs) > limits.tools:
-        raise RequestError("invalid_request", f"{at} must have at most {limits.tools} items.", param=at)
+        raise wrong(at, f"must have at most {limits.tools} items")
     tools = [_tool(spec, limits) for spec in specs]
     seen: set[str] = set()
     for tool, spec in zip(tools, specs, strict=True):
         if tool.name in seen:
-            raise _wrong(spec.at, "has the name of an earlier tool")
+            raise wrong(spec.at, "has the name of an earlier tool")
         seen.add(tool.name)
     return Tools(tools, frozenset(tool.name for tool, spec in zip(tools, specs, strict=True) if spec.strict is True))
 
 
 def _tool(spec: ToolSpec, limits: Limits) -> Tool:
     if not isinstance(spec.name, str) or not 0 < len(spec.name) <= limits.name:
-        raise _wrong(f"{spec.at}.name", f"must be a string of 1 to {limits.name} characters")
+        raise wrong(f"{spec.at}.name", f"must be a string of 1 to {limits.name} characters")
     if spec.description is not None and not isinstance(spec.description, str):
-        raise _wrong(f"{spec.at}.description", "must be a string")
+        raise wrong(f"{spec.at}.description", "must be a string")
     if spec.strict is not None and not isinstance(spec.strict, bool):
-        raise _wrong(f"{spec.at}.strict", "must be true or false")
+        raise wrong(f"{spec.at}.strict", "must be true or false")
     parameters = _schema(spec.parameters, f"{spec.at}.parameters", limits)
     return Tool(name=spec.name, description=spec.description or "", parameters=parameters)
 
@@ -61,12 +60,7 @@ def _schema(schema: Any, at: str, limits: Limits) -> Any:
     if schema is None:
         return None
     if not isinstance(schema, dict):
-        raise _wrong(at, "must be a JSON schema object")
-    check_depth(schema, limits.depth, at)
+        raise wrong(at, "must be a JSON schema object")
     if len(msgspec.json.encode(schema)) > limits.schema:
-        raise _wrong(at, f"must be at most {limits.schema} bytes of JSON")
+        raise wrong(at, f"must be at most {limits.schema} bytes of JSON")
     return schema
-
-
-def _wrong(at: str, what: str) -> RequestError:
-    return RequestError("invalid_request", f"{at} {what}.", param=at)

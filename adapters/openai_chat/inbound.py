@@ -6,10 +6,9 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
-from ag_ui.core import RunAgentInput
+from ag_ui.core import Message, RunAgentInput, Tool
 
-from adapters.body import check_depth, convert, decode, read_fields
-from adapters.errors import RequestError
+from adapters.body import convert, flag, read_object, wrong
 from adapters.history import NewId
 from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
 from adapters.openai_chat.fields import FIELDS
@@ -33,6 +32,16 @@ class ChatFlags(msgspec.Struct, frozen=True, kw_only=True):
     named_tool: bool = False
 
 
+class _MessageHead(msgspec.Struct):
+    role: str
+
+
+class _Head(msgspec.Struct):
+    """What every body must have; a list of empty messages is refused at its first."""
+
+    messages: list[_MessageHead]
+
+
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
@@ -41,36 +50,34 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 def parse(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS, media: Collection[str] = ()) -> Inbound:
     """`media`: kinds of content part that the model reads besides text. Raises RequestError."""
-    raw = read_fields(body, limits)
-    check_names(raw, FIELDS)
-    values: dict[str, Any] = {
-        name: decode(value, Any, name) for name, value in raw.items() if name not in ("messages", "tools")
-    }
+    values = read_object(body, limits, shape=_Head)
+    check_names(values, FIELDS)
     check_values(values, FIELDS)
-    for name, value in values.items():
-        check_depth(value, limits.depth, name)
-    tools = _tools(raw.get("tools"), limits)
+    tools = _tools(values.get("tools"), limits)
     options, flags = _options(values, tools)
-    if "messages" not in raw:
-        raise RequestError("invalid_request", "messages is missing.", param="messages")
-    messages: list[ChatMessage] = decode(raw["messages"], list[ChatMessage], "messages")
     run = RunAgentInput(
         thread_id=new_id("thread"),
         run_id=new_id("run"),
-        messages=read_messages(messages, new_id=new_id, limits=limits, media=media),
+        messages=_messages(values["messages"], new_id=new_id, limits=limits, media=media),
         tools=tools.tools,
         context=[],
         state={},
         forwarded_props={},
     )
-    return Inbound(input=run, options=options, stream=_stream(values), extra=flags)
+    return Inbound(input=run, options=options, stream=flag(values, "stream"), extra=flags)
 
 
-def _stream(values: Mapping[str, Any]) -> bool:
-    stream = values.get("stream") or False
-    if not isinstance(stream, bool):
-        raise RequestError("invalid_request", "stream must be true or false.", param="stream")
-    return stream
+def read_conversation(
+    values: dict[str, Any], *, new_id: NewId, limits: Limits, media: Collection[str] = ()
+) -> tuple[list[Message], list[Tool]]:
+    """The messages and tools of a request that is no generation. Raises RequestError."""
+    tools = _tools(values.get("tools"), limits).tools
+    return _messages(values.get("messages"), new_id=new_id, limits=limits, media=media), tools
+
+
+def _messages(value: Any, *, new_id: NewId, limits: Limits, media: Collection[str]) -> list[Message]:
+    messages: list[ChatMessage] = convert(value, list[ChatMessage], "messages")
+    return read_messages(messages, new_id=new_id, limits=limits, media=media)
 
 
 def _options(values: dict[str, Any], tools: Tools) -> tuple[GenerationOptions, ChatFlags]:
@@ -79,10 +86,10 @@ def _options(values: dict[str, Any], tools: Tools) -> tuple[GenerationOptions, C
     if values.get("user") is None:
         values["user"] = values.get("safety_identifier")
     if isinstance(values.get("logprobs"), int) and not isinstance(values["logprobs"], bool):
-        raise RequestError("invalid_request", "logprobs must be true or false.", param="logprobs")
+        raise wrong("logprobs", "must be true or false")
     options, _ = read_options({name: value for name, value in values.items() if name in KNOWN})
     check_tool_choice(options.tool_choice, tools.names)
-    stream_options = _stream_options(values)
+    stream_options = read_stream_options(values)
     changes = {"strict_tools": tools.strict, "store": values.get("store") is True}
     flags = ChatFlags(
         include_usage=bool(stream_options.include_usage),
@@ -100,17 +107,14 @@ def _reasoning(values: dict[str, Any]) -> bool:
     if isinstance(thinking, dict) and thinking.get("type") in ("enabled", "disabled"):
         thinking = thinking["type"] == "enabled"
     if thinking is not None and not isinstance(thinking, bool):
-        raise RequestError("invalid_request", "thinking must be true or false.", param="thinking")
-    shown = values.get("include_reasoning")
-    if shown is not None and not isinstance(shown, bool):
-        raise RequestError("invalid_request", "include_reasoning must be true or false.", param="include_reasoning")
-    given = _reasoning_options(values.get("reasoning"))
+        raise wrong("thinking", "must be true or false")
+    given: ReasoningOptions = convert(values.get("reasoning") or {}, ReasoningOptions, "reasoning")
     enabled = given.enabled if thinking is None else thinking
     if enabled is not None and values.get("enable_thinking") is None:
         values["enable_thinking"] = enabled
     if given.effort is not None and values.get("reasoning_effort") is None:
         values["reasoning_effort"] = given.effort
-    return shown is not False and not given.exclude
+    return flag(values, "include_reasoning", True) and not given.exclude
 
 
 class ReasoningOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -119,21 +123,16 @@ class ReasoningOptions(msgspec.Struct, forbid_unknown_fields=True):
     exclude: bool | None = None
 
 
-def _reasoning_options(value: Any) -> ReasoningOptions:
-    return ReasoningOptions() if value is None else convert(value, ReasoningOptions, "reasoning")
-
-
-def _stream_options(values: Mapping[str, Any]) -> StreamOptions:
+def read_stream_options(values: Mapping[str, Any]) -> StreamOptions:
     value = values.get("stream_options")
     if value is None:
         return StreamOptions()
     if values.get("stream") is not True:
-        raise RequestError("invalid_request", "stream_options needs stream to be true.", param="stream_options")
+        raise wrong("stream_options", "needs stream to be true")
     options: StreamOptions = convert(value, StreamOptions, "stream_options")
     for name in ("include_obfuscation", "continuous_usage_stats"):
         if getattr(options, name):
-            at = f"stream_options.{name}"
-            raise RequestError("invalid_request", f"{at} is not supported.", param=at)
+            raise wrong(f"stream_options.{name}", "is not supported")
     return options
 
 
@@ -149,13 +148,13 @@ class ChatTool(msgspec.Struct):
     type: Any = "function"
 
 
-def _tools(raw: msgspec.Raw | None, limits: Limits) -> Tools:
-    declared: list[ChatTool] | None = decode(raw, list[ChatTool] | None, "tools") if raw is not None else None
-    return read_tools([_spec(tool, f"tools.{i}") for i, tool in enumerate(declared or ())], limits)
+def _tools(value: Any, limits: Limits) -> Tools:
+    declared: list[ChatTool] = convert(value, list[ChatTool], "tools") if value is not None else []
+    return read_tools([_spec(tool, f"tools.{i}") for i, tool in enumerate(declared)], limits)
 
 
 def _spec(tool: ChatTool, at: str) -> ToolSpec:
     if tool.type != "function" or tool.function is None:
-        raise RequestError("invalid_request", f'{at}.type must be "function", with a function.', param=f"{at}.type")
+        raise wrong(f"{at}.type", 'must be "function", with a function')
     spec = tool.function
     return ToolSpec(spec.name, spec.description, spec.parameters, spec.strict, f"{at}.function")

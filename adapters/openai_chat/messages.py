@@ -34,7 +34,7 @@ from ag_ui.core import (
     VideoPart,
 )
 
-from adapters.errors import RequestError
+from adapters.body import wrong
 from adapters.history import NewId, Placed, object_text, put_in_order
 from adapters.inbound import Limits
 
@@ -60,9 +60,9 @@ def read_messages(
     """`media` are the kinds of content part besides text that the model reads: "image", "audio", "video",
     "document". Raises RequestError("invalid_request") with the message's position."""
     if not messages:
-        raise _wrong("messages", "must not be empty")
+        raise wrong("messages", "must not be empty")
     if len(messages) > limits.messages:
-        raise _wrong("messages", f"must have at most {limits.messages} items")
+        raise wrong("messages", f"must have at most {limits.messages} items")
     reader = _Reader(new_id, limits, media)
     placed = [
         Placed(result, f"messages.{i}")
@@ -70,10 +70,6 @@ def read_messages(
         for result in reader.read(message, f"messages.{i}")
     ]
     return put_in_order(placed, new_id)
-
-
-def _wrong(at: str, what: str) -> RequestError:
-    return RequestError("invalid_request", f"{at} {what}.", param=at)
 
 
 class _Reader:
@@ -96,7 +92,7 @@ class _Reader:
         }
         read = readers.get(message.role.strip().lower())
         if read is None:
-            raise _wrong(f"{at}.role", f"must be one of {', '.join(readers)}")
+            raise wrong(f"{at}.role", f"must be one of {', '.join(readers)}")
         return read(message, at)
 
     def _system(self, message: ChatMessage, at: str) -> Iterable[Message]:
@@ -113,7 +109,7 @@ class _Reader:
 
     def _assistant(self, message: ChatMessage, at: str) -> Iterable[Message]:
         if message.audio is not None:
-            raise _wrong(f"{at}.audio", "is not supported: this server keeps no audio answers")
+            raise wrong(f"{at}.audio", "is not supported: this server keeps no audio answers")
         if reasoning := self._reasoning(message, at):
             yield ReasoningMessage(id=self._new_id("rsn"), content=reasoning)
         calls = self._calls(message, at)
@@ -129,7 +125,7 @@ class _Reader:
         for name in ("reasoning", "reasoning_content"):
             value = getattr(message, name)
             if value is not None and not isinstance(value, str):
-                raise _wrong(f"{at}.{name}", "must be a string")
+                raise wrong(f"{at}.{name}", "must be a string")
             if value:
                 return str(value)
         return ""
@@ -137,7 +133,7 @@ class _Reader:
     def _calls(self, message: ChatMessage, at: str) -> list[ToolCall]:
         entries = message.tool_calls or []
         if not isinstance(entries, list) or len(entries) > self._limits.tool_calls:
-            raise _wrong(f"{at}.tool_calls", f"must be an array of at most {self._limits.tool_calls} items")
+            raise wrong(f"{at}.tool_calls", f"must be an array of at most {self._limits.tool_calls} items")
         if message.function_call:
             entries = [*entries, {"function": message.function_call}]
         calls = [self._call(entry, f"{at}.tool_calls.{i}") for i, entry in enumerate(entries)]
@@ -147,10 +143,10 @@ class _Reader:
     def _call(self, entry: Any, at: str) -> ToolCall:
         function = entry.get("function") if isinstance(entry, dict) else None
         if not isinstance(function, dict):
-            raise _wrong(at, "must have a function")
+            raise wrong(at, "must have a function")
         name = function.get("name")
         if not isinstance(name, str) or not 0 < len(name) <= self._limits.name:
-            raise _wrong(f"{at}.function.name", "must be a name")
+            raise wrong(f"{at}.function.name", "must be a name")
         arguments = object_text(function.get("arguments"), f"{at}.function.arguments")
         call_id = self._id(entry.get("id"), f"{at}.id") or self._new_id("call")
         return ToolCall(id=call_id, function=FunctionCall(name=name, arguments=arguments))
@@ -159,14 +155,14 @@ class _Reader:
         call_id = self._id(message.tool_call_id, f"{at}.tool_call_id")
         if not call_id:
             if len(self._waiting) != 1:
-                raise _wrong(f"{at}.tool_call_id", "must say which call this result answers")
+                raise wrong(f"{at}.tool_call_id", "must say which call this result answers")
             call_id = self._waiting[0][0]
         yield self._result(message, call_id, at)
 
     def _function(self, message: ChatMessage, at: str) -> Iterable[Message]:
         found = next((call for call, name in self._waiting if name == message.name), None)
         if found is None:
-            raise _wrong(at, "answers a function that no message called")
+            raise wrong(at, "answers a function that no message called")
         yield self._result(message, found, at)
 
     def _result(self, message: ChatMessage, call_id: str, at: str) -> ToolMessage:
@@ -177,7 +173,7 @@ class _Reader:
         if value is None:
             return ""
         if not isinstance(value, str) or len(value) > self._limits.name:
-            raise _wrong(at, f"must be a string of at most {self._limits.name} characters")
+            raise wrong(at, f"must be a string of at most {self._limits.name} characters")
         return value
 
     def _name(self, message: ChatMessage, at: str) -> str | None:
@@ -202,7 +198,7 @@ class _Reader:
         if isinstance(content, dict):
             content = [content]
         if not isinstance(content, list) or len(content) > self._limits.parts:
-            raise _wrong(f"{at}.content", f"must be a string or an array of at most {self._limits.parts} parts")
+            raise wrong(f"{at}.content", f"must be a string or an array of at most {self._limits.parts} parts")
         return [read_part(part, f"{at}.content.{i}", media) for i, part in enumerate(content)]
 
 
@@ -232,17 +228,17 @@ def read_part(part: Any, at: str, media: Collection[str]) -> ContentPart:
             file = file if isinstance(file, dict) else {}
             address = file.get("file_data") or file.get("file_url")
             return DocumentPart(source=_source(address, file.get("file_id"), "application/pdf", at))
-    raise _wrong(f"{at}.type", "is not a kind of content that this server knows")
+    raise wrong(f"{at}.type", "is not a kind of content that this server knows")
 
 
 def _readable(kind: str, media: Collection[str], at: str) -> None:
     if kind not in media:
-        raise _wrong(at, f"is {kind} content, and this model reads none here")
+        raise wrong(at, f"is {kind} content, and this model reads none here")
 
 
 def _string(value: Any, at: str) -> str:
     if not isinstance(value, str):
-        raise _wrong(f"{at}.text", "must be a string")
+        raise wrong(f"{at}.text", "must be a string")
     return value
 
 
@@ -259,11 +255,11 @@ def _source(address: Any, file_id: Any, mime: str, at: str) -> PartSource:
         return DataSource(value=url, mime_type=mime)
     elif isinstance(file_id, str) and file_id:
         return FileSource(value=file_id)
-    raise _wrong(at, "must have a base64 data URL, a web address or a file id")
+    raise wrong(at, "must have a base64 data URL, a web address or a file id")
 
 
 def _audio(value: Any, at: str) -> DataSource:
     if not isinstance(value, dict) or not isinstance(value.get("data"), str):
-        raise _wrong(f"{at}.input_audio", "must have base64 data")
+        raise wrong(f"{at}.input_audio", "must have base64 data")
     kind = value.get("format")
     return DataSource(value=value["data"], mime_type=f"audio/{kind if kind in ('wav', 'mp3', 'flac') else 'wav'}")

@@ -44,7 +44,7 @@ def agent_for(server: Server, model: str | None) -> str:
     if not model or model in ("default", server.model.name, server.settings.served_name):
         return "default"
     if model in server.agents:
-        return model
+        return str(model)
     raise RequestError("not_found", "There is no such model here; GET /v1/models lists those there are.", param="model")
 
 

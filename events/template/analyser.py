@@ -16,10 +16,11 @@ from events.formats.output_format import Content, OutputFormat, Reasoning, Tools
 from events.template import probe as words
 from events.template.content import analyse_content
 from events.template.environment import ChatTemplate, TemplateError
+from events.template.families import Family, explained_calls, recognise
 from events.template.probe import Capabilities, Probe, capabilities
-from events.template.reasoning import ReasoningAnalysis, Switch, analyse_reasoning, find_switches, settings
+from events.template.reasoning import ReasoningAnalysis, Switch, analyse_reasoning, find_switches, prompts_of, settings
 from events.template.tools import ToolAnalysis, analyse_tools
-from events.template.turn import END_OF_SEQUENCE, Turn, find_turn
+from events.template.turn import END_OF_SEQUENCE, Turn, find_turn, markers_of
 
 CACHE_SIZE = 64
 
@@ -27,12 +28,15 @@ CACHE_SIZE = 64
 class TemplateAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     """What was read from one chat template.
 
+    family: the registry's name for a family that was recognised by a sign instead of derived by comparison.
     reasoning_mode, tool_mode: the specification's names for what was found. prompts: what the generation prompt adds,
     from the assistant's header on, by "default", "on" and "off" (thinking). turn_end: what follows the assistant's
-    words; ends_with_eos: whether that includes the end-of-sequence token. findings: one line each, what and why.
+    words; stops: the markers by which a turn is seen to end; ends_with_eos: whether the end-of-sequence token does.
+    findings: one line each, what and why.
     """
 
     output_format: OutputFormat = OutputFormat()
+    family: str | None = None
     capabilities: Capabilities = Capabilities()
     switches: tuple[Switch, ...] = ()
     reasoning_mode: str = "none"
@@ -40,6 +44,7 @@ class TemplateAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     python_dicts: bool = False
     message_start: str = ""
     turn_end: str = ""
+    stops: tuple[str, ...] = ()
     ends_with_eos: bool = False
     prompts: dict[str, str] = {}
     findings: tuple[str, ...] = ()
@@ -89,8 +94,10 @@ def _analyse_probe(probe: Probe) -> TemplateAnalysis:
     reasoning = analyse_reasoning(probe, turn, switches)
     content = analyse_content(probe, turn, reasoning, on)
     tools = analyse_tools(probe, turn, reasoning)
+    family = recognise(probe)
     return TemplateAnalysis(
-        output_format=_output_format(turn, reasoning, content, tools),
+        output_format=_output_format(probe, turn, reasoning, content, tools, family),
+        family=family.name if family else None,
         capabilities=probe.capabilities,
         switches=switches,
         reasoning_mode=reasoning.mode,
@@ -98,36 +105,50 @@ def _analyse_probe(probe: Probe) -> TemplateAnalysis:
         python_dicts=tools.python_dicts,
         message_start=turn.message_start,
         turn_end=turn.end.replace(END_OF_SEQUENCE, ""),
+        stops=tuple(mark for mark in turn.stops if mark != END_OF_SEQUENCE),
         ends_with_eos=END_OF_SEQUENCE in turn.end,
-        prompts=_prompts(probe, turn, {"default": {}, "on": on, "off": off}),
-        findings=_findings(probe, turn, reasoning, content, tools, switches),
+        prompts={key: turn.message_start + text for key, text in prompts_of(probe, turn, on, off).items()},
+        findings=_findings(probe, turn, reasoning, content, tools, switches, family),
         renderings=probe.renderings,
     )
 
 
-def _prompts(probe: Probe, turn: Turn, variants: dict[str, dict[str, object]]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for key, extra in variants.items():
-        text = probe.render([words.user()], prompt=True, **extra)
-        if text is not None:
-            tail = text[text.rfind(words.USER) + len(words.USER) :]
-            found[key] = turn.message_start + tail[len(turn.opening) :] if tail.startswith(turn.opening) else tail
-    return found
-
-
-def _output_format(turn: Turn, reasoning: ReasoningAnalysis, content: Content, tools: ToolAnalysis) -> OutputFormat:
+def _output_format(
+    probe: Probe,
+    turn: Turn,
+    reasoning: ReasoningAnalysis,
+    content: Content,
+    tools: ToolAnalysis,
+    family: Family | None,
+) -> OutputFormat:
     thought = reasoning.description()
-    if thought and tools.tools:
-        thought = msgspec.structs.replace(thought, ended_by=_ended_by(thought, tools.tools))
-    ends = [end for end in (turn.end, tools.leftover) if end.replace(END_OF_SEQUENCE, "").strip()]
-    return OutputFormat(
+    calls = tools.tools or explained_calls(probe)
+    if thought and calls:
+        thought = msgspec.structs.replace(thought, ended_by=_ended_by(thought, calls))
+    derived = OutputFormat(
         name="template",
         message_start=turn.message_start,
         reasoning=thought,
         content=content,
-        tools=tools.tools,
-        drop=tuple(dict.fromkeys(end.replace(END_OF_SEQUENCE, "").strip() for end in ends)),
+        tools=calls,
+        drop=tuple(mark for mark in (*turn.stops, *markers_of(tools.leftover)) if mark != END_OF_SEQUENCE),
     )
+    return _named(family, derived) if family else derived
+
+
+def _named(family: Family, derived: OutputFormat) -> OutputFormat:
+    """The registry's description of a family, in the frame of this template; the derived one if there is none."""
+    try:
+        from events.formats import registry  # written by the neighbouring room; until then the derived one serves
+    except ImportError:
+        return derived
+    named = registry.find(family.name)
+    if named is None:
+        return derived
+    if family.parts == "tools":
+        return msgspec.structs.replace(derived, tools=named.tools)
+    drop = tuple(dict.fromkeys((*named.drop, *derived.drop)))
+    return msgspec.structs.replace(named, message_start=derived.message_start, drop=drop)
 
 
 def _ended_by(reasoning: Reasoning, tools: Tools) -> tuple[str, ...]:
@@ -145,21 +166,23 @@ def _findings(
     content: Content,
     tools: ToolAnalysis,
     switches: tuple[Switch, ...],
+    family: Family | None,
 ) -> tuple[str, ...]:
     lines = [f"an assistant message begins with {turn.message_start!r} and ends with {turn.end!r}"]
+    if family:
+        lines.append(f"the format {family.name!r} is used for {family.parts}: {family.sign}")
     if reasoning.mode == "none":
         lines.append("no reasoning: no message key, generation prompt or text of the template shows any")
     else:
-        lines.append(
-            f"reasoning ({reasoning.mode}) between {reasoning.start!r} and {reasoning.end!r}: {reasoning.source}"
-        )
-    lines += [
-        f"thinking is switched by {s.name} ({s.kind}, default {s.default}), seen in the {s.effect}" for s in switches
-    ]
+        place = f"between {reasoning.start!r} and {reasoning.end!r}"
+        lines.append(f"reasoning ({reasoning.mode}) {place}: {reasoning.source}")
+    for switch in switches:
+        described = f"{switch.name} ({switch.kind}, default {switch.default})"
+        lines.append(f"thinking is switched by {described}, seen in the {switch.effect}")
     if content.start:
         lines.append(f"content is wrapped ({content.wrapped}) in {content.start[0]!r} and {(*content.end, '')[0]!r}")
     if tools.tools:
         lines.append(f"tool calls are {tools.mode}" + (" with Python dicts" if tools.python_dicts else ""))
-    elif probe.capabilities.tools:
-        lines.append("tools are declared to the model, but no call is rendered")
-    return tuple([*lines, *tools.findings])
+    elif explained := explained_calls(probe):
+        lines.append(f"tools are declared, but no call is rendered; JSON is read behind {explained.call_start!r}")
+    return (*lines, *tools.findings)

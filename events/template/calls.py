@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from events.template import probe as words
+from events.template.environment import Message
 from events.template.probe import Arguments, Probe
 from events.template.reasoning import ReasoningAnalysis
 from events.template.turn import Turn
@@ -25,7 +26,7 @@ class CallRenderer(msgspec.Struct):
     reasoning: ReasoningAnalysis
     declared: bool = False  # whether calls only render when tools are declared
 
-    def render(self, *calls: words.Message) -> str | None:
+    def render(self, *calls: Message) -> str | None:
         """The assistant's text for these calls, None if the template refuses them."""
         message = words.calling(list(calls), self.probe.capabilities.call_content)
         text = self.probe.render([words.user(), message], tools=self.declared)
@@ -43,10 +44,10 @@ class CallRenderer(msgspec.Struct):
         both = text is not None and words.FUNCTION in text and words.FUNCTION_TWO in text
         return text.replace(words.CALL_ID_TWO, words.CALL_ID) if text is not None and both else None
 
-    def call(self, name: str, arguments: Mapping[str, Any], second: bool = False) -> words.Message:
+    def call(self, name: str, arguments: Mapping[str, Any], second: bool = False) -> Message:
         call_id = words.CALL_ID_TWO if second else words.CALL_ID
         if self.probe.capabilities.id_is_name:
-            call_id = f"functions.{name}:{int(second)}"
+            call_id = f"functions.{name}:{int(second)}"  # Kimi K2 writes nothing but the id
         return words.call(name, arguments, call_id, self.style)
 
     @property

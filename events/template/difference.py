@@ -14,6 +14,8 @@ import msgspec
 # Bounded, and run over renderings of our own probes only, never over what a user or a model wrote.
 _MARKER = re.compile(r"<[^<>\n]{1,60}>|\[/?[A-Z][A-Z_ ]{1,40}\]")
 
+THOUGHT_WORD = re.compile(r"think|thought|reason|inner_prefix|inner_suffix|reflect|scratch", re.IGNORECASE)
+
 
 class Difference(msgspec.Struct, frozen=True):
     """left == prefix + only_left + suffix and right == prefix + only_right + suffix."""

@@ -20,7 +20,6 @@ from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
-import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 from jinja2.runtime import Undefined
@@ -29,7 +28,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 DEFAULT_MAX_CHARACTERS = 8_000_000
 MAX_REPEATED = 1_000_000  # characters or items that one `*` may produce
 FIXED_NOW = datetime(2025, 1, 1)
-_GROWING_METHODS = {list: frozenset({"append", "extend", "insert", "pop"}), dict: frozenset({"update", "setdefault"})}
+_GROWING_METHODS: dict[type, frozenset[str]] = {
+    list: frozenset({"append", "extend", "insert", "pop"}),
+    dict: frozenset({"update", "setdefault"}),
+}
 
 Clock = Callable[[], datetime]
 Message = dict[str, Any]
@@ -64,7 +66,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**"})
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        if attr in _GROWING_METHODS.get(type(obj), ()):
+        if attr in _GROWING_METHODS.get(type(obj), frozenset()):
             return True
         return bool(super().is_safe_attribute(obj, attr, value))
 
@@ -153,19 +155,26 @@ def _make_environment() -> _Sandbox:
 _ENVIRONMENT = _make_environment()
 
 
+@lru_cache(maxsize=4)
+def _parse(source: str) -> jinja2.nodes.Template:
+    return _ENVIRONMENT.parse(source)
+
+
 @lru_cache(maxsize=64)
 def _compile(source: str) -> jinja2.Template:
     try:
-        return _ENVIRONMENT.from_string(source)
+        code = _ENVIRONMENT.compile(_parse(source))
+        return jinja2.Template.from_code(_ENVIRONMENT, code, _ENVIRONMENT.make_globals(None))
     except (jinja2.TemplateError, RecursionError, ValueError) as error:
         raise TemplateError(f"the chat template is not valid: {error}") from error
 
 
 @lru_cache(maxsize=64)
 def variables(source: str) -> frozenset[str]:
-    """Names that the template reads but does not set: what a caller may pass. Empty for an invalid template."""
+    """Names that the template reads, its own and those that a caller may pass. Empty for an invalid template."""
     try:
-        return frozenset(jinja2.meta.find_undeclared_variables(_ENVIRONMENT.parse(source)))
+        names = _parse(source).find_all(jinja2.nodes.Name)
+        return frozenset(name.name for name in names if name.ctx == "load")
     except (jinja2.TemplateError, RecursionError):
         return frozenset()
 

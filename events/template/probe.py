@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from events.template.environment import ChatTemplate, Message, TemplateError
+from events.template.environment import ChatTemplate, Message, TemplateError, variables
 
 SYSTEM, USER, USER_TWO = "SYSTEMWORDQ", "USERWORDQ", "SECONDUSERWORDQ"
 CONTENT, CONTENT_TWO, REASONING = "CONTENTWORDQ", "SECONDCONTENTWORDQ", "REASONWORDQ"
@@ -34,6 +34,9 @@ REASONING_FIELDS: tuple[ReasoningField, ...] = (
     "content_part",
     "thinking_part",
 )
+_CONTENTS: tuple[CallContent, ...] = ("empty", "null", "absent")
+_STYLES: tuple[Arguments, ...] = ("object", "string")
+_SHAPES = [(named, content, style) for named in (False, True) for content in _CONTENTS for style in _STYLES]
 _TOOL_ROLES = ("tool", "ipython", "function", "observation", "tool_response", "tool_results")
 
 
@@ -43,9 +46,11 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     system_role: a first system message appears. system_anywhere: so does a later one, in its place. typed_content:
     a list of text parts is flattened by the template; string_content: a string is accepted. alternation: two
     messages of one role in a row are refused or lost. arguments: the shape of a call's arguments that comes out as
-    the model writes it. call_content: what stands for "no text" in a message with calls. short_ids: call ids must be
-    nine letters and digits. id_is_name: the name is written as part of the id alone (`functions.NAME:0`). reasoning_field: the message key whose text is rendered as reasoning, None if no key is.
-    tool_role: the role of results, None if no role renders them.
+    the model writes it. call_content: what stands for "no text" in a message with calls.
+    text_with_calls: a message may have both. short_ids: call ids must be
+    nine letters and digits. id_is_name: the name is written as part of the id alone (`functions.NAME:0`).
+    reasoning_field: the message key whose text is rendered as reasoning, None if no key is. tool_role: the role of
+    results, None if no role renders them. tools_variable: the variable that takes the declared tools.
     """
 
     system_role: bool = False
@@ -59,10 +64,12 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     tool_role: str | None = None
     arguments: Arguments = "object"
     call_content: CallContent = "empty"
+    text_with_calls: bool = True
     short_ids: bool = False
     id_is_name: bool = False
     reasoning_field: ReasoningField | None = None
     needs_system: bool = False
+    tools_variable: str = "tools"
 
 
 def user(text: str = USER) -> Message:
@@ -123,6 +130,7 @@ class Probe:
         self.refusal = ""
         self.head: list[Message] = []  # what must precede the first user message for anything to render
         self.content_parts = False
+        self.tools_variable = "tools"
         self.capabilities = Capabilities()
 
     def render(self, messages: list[Message], *, tools: bool = False, prompt: bool = False, **extra: Any) -> str | None:
@@ -130,14 +138,18 @@ class Probe:
         try:
             return self.template.render(
                 self._shaped(self.head + messages),
-                tools=TOOLS if tools else None,
+                tools=TOOLS if tools and self.tools_variable == "tools" else None,
                 add_generation_prompt=prompt,
                 max_characters=400_000,
+                **self._tools_elsewhere(tools),
                 **extra,
             )
         except TemplateError as error:
             self.refusal = str(error)
             return None
+
+    def _tools_elsewhere(self, tools: bool) -> dict[str, Any]:
+        return {self.tools_variable: TOOLS} if tools and self.tools_variable != "tools" else {}
 
     def _shaped(self, messages: list[Message]) -> list[Message]:
         if not self.content_parts:
@@ -164,6 +176,8 @@ def capabilities(probe: Probe) -> Capabilities:
     needs_system = not probe.shows([user()], USER) and probe.shows([system(), user()], USER)
     probe.head = [system()] if needs_system else []
     alternation = not probe.shows([user(), assistant(), user(USER_TWO), user("THIRDWORDQ")], USER_TWO, "THIRDWORDQ")
+    tools = _tools_variable(probe)
+    probe.tools_variable = tools or "tools"
     calls = _call_shapes(probe)
     return msgspec.structs.replace(
         calls,
@@ -172,7 +186,9 @@ def capabilities(probe: Probe) -> Capabilities:
         string_content=strings or not parts,
         typed_content=parts,
         alternation=alternation,
-        tools=probe.shows([user()], FUNCTION, tools=True),
+        tools=tools is not None,
+        tools_variable=probe.tools_variable,
+        tool_role=calls.tool_role or _tool_role(probe, assistant()),
         reasoning_field=_reasoning_field(probe, calls),
         needs_system=needs_system,
     )
@@ -186,6 +202,18 @@ def _content_shapes(probe: Probe) -> tuple[bool, bool]:
     return strings, parts
 
 
+def _tools_variable(probe: Probe) -> str | None:
+    """The variable through which declared tools reach the prompt: `tools`, or another one that the template reads."""
+    if probe.shows([user()], FUNCTION, tools=True):
+        return "tools"
+    read = variables(probe.template.source)
+    for name in ("xml_tools", "available_tools", "custom_tools", "python_tools", "tool_definitions"):
+        passed: dict[str, Any] = {name: TOOLS}
+        if name in read and probe.shows([user()], FUNCTION, **passed):
+            return name
+    return None
+
+
 def _system_in_place(probe: Probe) -> bool:
     text = probe.render([user(), assistant(), system(), user(USER_TWO)])
     return text is not None and -1 < text.find(CONTENT) < text.find(SYSTEM) < text.find(USER_TWO)
@@ -194,20 +222,21 @@ def _system_in_place(probe: Probe) -> bool:
 def _call_shapes(probe: Probe) -> Capabilities:
     """The first way of passing a tool call that a template renders faithfully."""
     best: Capabilities | None = None
-    for content in ("empty", "null", "absent"):
-        for style in ("object", "string"):
-            quality = _call_quality(probe, content, style)
-            shape = Capabilities(tool_calls=True, arguments=style, call_content=content)
-            if quality == 2:
-                return _call_details(probe, shape)
-            if quality == 1 and best is None:
-                best = shape
+    for id_is_name, content, style in _SHAPES:
+        quality = _call_quality(probe, content, style, f"functions.{FUNCTION}:0" if id_is_name else CALL_ID)
+        shape = Capabilities(tool_calls=True, arguments=style, call_content=content, id_is_name=id_is_name)
+        if quality == 2:
+            return _call_details(probe, shape)
+        if quality == 1 and best is None:
+            best = shape
+        if id_is_name and best:
+            break
     return _call_details(probe, best) if best else Capabilities()
 
 
-def _call_quality(probe: Probe, content: CallContent, style: Arguments) -> int:
+def _call_quality(probe: Probe, content: CallContent, style: Arguments, call_id: str) -> int:
     """0: not rendered. 1: rendered, but the arguments came out escaped or as a Python literal. 2: as they should."""
-    message = calling([call(FUNCTION, {ARGUMENT: VALUE}, style=style)], content)
+    message = calling([call(FUNCTION, {ARGUMENT: VALUE}, call_id, style)], content)
     text = probe.render([user(), message], tools=True)
     if text is None or VALUE not in text or FUNCTION not in text[text.rfind(USER) :]:
         return 0
@@ -221,14 +250,20 @@ def _call_details(probe: Probe, shape: Capabilities) -> Capabilities:
     two = call(FUNCTION_TWO, {ARGUMENT: VALUE_TWO}, CALL_ID_TWO, shape.arguments)
     message = calling([one], shape.call_content)
     long_id = calling([{**one, "id": LONG_CALL_ID}], shape.call_content)
-    role = next((r for r in _TOOL_ROLES if probe.shows([user(), message, result(role=r)], RESULT, tools=True)), None)
+    role = _tool_role(probe, message)
     pair = [user(), calling([one, two], shape.call_content)]
     return msgspec.structs.replace(
         shape,
+        text_with_calls=probe.shows([user(), {**message, "content": CONTENT}], CONTENT, VALUE, tools=True),
         parallel_calls=probe.shows(pair, VALUE, VALUE_TWO, tools=True),
         tool_role=role,
         short_ids=not _accepts_id(probe, long_id, LONG_CALL_ID, role),
     )
+
+
+def _tool_role(probe: Probe, message: Message) -> str | None:
+    """The first role under which a result behind this message is rendered."""
+    return next((r for r in _TOOL_ROLES if probe.shows([user(), message, result(role=r)], RESULT, tools=True)), None)
 
 
 def _accepts_id(probe: Probe, message: Message, call_id: str, role: str | None) -> bool:

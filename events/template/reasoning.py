@@ -14,8 +14,8 @@ import msgspec
 
 from events.formats.output_format import Reasoning
 from events.template import probe as words
-from events.template.difference import after, is_marker, segments
-from events.template.environment import variables
+from events.template.difference import THOUGHT_WORD, after, is_marker, segments
+from events.template.environment import Message, variables
 from events.template.probe import Probe
 from events.template.turn import Turn
 
@@ -23,11 +23,11 @@ Mode = Literal["none", "tag_based", "delimiter", "forced_open", "forced_closed",
 
 _SWITCH_NAME = re.compile(r"think|thought|reason|effort", re.IGNORECASE)
 _HISTORY_NAME = re.compile(
-    r"keep|preserve|clear|truncate|history|past|interleav|strip|drop|content|message|prompt|ns|text"
+    r"keep|preserve|clear|truncate|history|past|interleav|strip|drop|content|message|prompt|text"
 )
 _EFFORT_NAME = re.compile(r"effort|level|budget|mode", re.IGNORECASE)
-_THOUGHT_WORD = re.compile(r"think|thought|reason|inner_prefix|analysis|reflect|scratch", re.IGNORECASE)
 _STRING = re.compile(r"'((?:[^'\\\n]|\\.){1,80})'|\"((?:[^\"\\\n]|\\.){1,80})\"")
+_OPPOSITES = (("START", "END"), ("start", "end"), ("BEGIN", "END"), ("begin", "end"), ("prefix", "suffix"))
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
@@ -77,7 +77,8 @@ def _switch(probe: Probe, name: str) -> Switch | None:
         if on is not None and off is not None and on != off:
             state = True if default == on else False if default == off else None
             return Switch(name=name, kind="boolean", default=state, effect=_effect(on, off))
-    levels = {level: probe.render([words.user()], prompt=True, **{name: level}) for level in EFFORTS}
+    values: dict[str, dict[str, Any]] = {level: {name: level} for level in EFFORTS}
+    levels = {level: probe.render([words.user()], prompt=True, **value) for level, value in values.items()}
     usable = {level: text for level, text in levels.items() if text is not None}
     if len(set(usable.values())) < 2:
         return None
@@ -104,22 +105,23 @@ def settings(switches: tuple[Switch, ...], on: bool) -> dict[str, Any]:
 def analyse_reasoning(probe: Probe, turn: Turn, switches: tuple[Switch, ...]) -> ReasoningAnalysis:
     """The first of the sources that shows a closing marker; see the module."""
     on, off = settings(switches, True), settings(switches, False)
-    prompts = _prompts(probe, turn, on, off)
+    prompts = prompts_of(probe, turn, on, off)
     seen = _in_messages(probe, turn, on) or _in_prompts(probe, prompts) or _in_source(probe) or _in_system(probe, on)
     if seen is None:
         return ReasoningAnalysis()
     return _with_mode(seen, prompts)
 
 
-def _prompts(probe: Probe, turn: Turn, on: dict[str, Any], off: dict[str, Any]) -> dict[str, str]:
+def prompts_of(probe: Probe, turn: Turn, on: dict[str, Any], off: dict[str, Any]) -> dict[str, str]:
     """What the generation prompt adds behind the header: by default, thinking on, thinking off."""
-    rendered = {
-        "default": probe.render([words.user()], prompt=True),
-        "on": probe.render([words.user()], prompt=True, **on),
-        "off": probe.render([words.user()], prompt=True, **off),
-    }
-    tails = {key: after(text, words.USER) for key, text in rendered.items() if text is not None}
-    return {key: tail[len(turn.opening) :] for key, tail in tails.items() if tail.startswith(turn.opening)}
+    found: dict[str, str] = {}
+    variants: dict[str, dict[str, Any]] = {"default": {}, "on": on, "off": off}
+    for key, extra in variants.items():
+        text = probe.render([words.user()], prompt=True, **extra)
+        tail = after(text or "", words.USER)
+        if text is not None and turn.message_start in tail:
+            found[key] = tail[tail.rfind(turn.message_start) + len(turn.message_start) :] if turn.message_start else ""
+    return found
 
 
 def _in_messages(probe: Probe, turn: Turn, on: dict[str, Any]) -> ReasoningAnalysis | None:
@@ -128,7 +130,7 @@ def _in_messages(probe: Probe, turn: Turn, on: dict[str, Any]) -> ReasoningAnaly
     if shape.reasoning_field is None:
         return None
     made = words.call(words.FUNCTION, {words.ARGUMENT: words.VALUE}, style=shape.arguments)
-    carriers: list[tuple[Mode, words.Message, str]] = [("tag_based", words.assistant(), words.CONTENT)]
+    carriers: list[tuple[Mode, Message, str]] = [("tag_based", words.assistant(), words.CONTENT)]
     if shape.tool_calls:
         carriers.append(("tools_only", words.calling([made], shape.call_content), words.FUNCTION))
     for mode, carrier, needle in carriers:
@@ -165,10 +167,9 @@ def _in_prompts(probe: Probe, prompts: dict[str, str]) -> ReasoningAnalysis | No
     for key in ("off", "default", "on"):
         marks = [part for part in segments(prompts.get(key, "")) if is_marker(part)]
         if len(marks) == 2:
-            text = prompts[key]
-            inner = text.find(marks[1])
+            start, end = _halves(prompts[key], marks[1], prompts.get("on", ""))
             return ReasoningAnalysis(
-                mode="forced_closed", start=text[:inner], end=text[inner:], source="the generation prompt closes it"
+                mode="forced_closed", start=start, end=end, source="the generation prompt closes it"
             )
     for key in ("on", "default"):
         marks = [part for part in segments(prompts.get(key, "")) if is_marker(part)]
@@ -178,18 +179,22 @@ def _in_prompts(probe: Probe, prompts: dict[str, str]) -> ReasoningAnalysis | No
     return None
 
 
+def _halves(block: str, closing: str, opened: str) -> tuple[str, str]:
+    """An empty block cut in two: where the prompt that opens it ends, else in the middle of its line breaks."""
+    inner = block.find(closing)
+    if opened.strip() and block.startswith(opened) and len(opened) <= inner:
+        return opened, block[len(opened) :]
+    bare = len(block[:inner].rstrip())
+    cut = bare + (inner - bare + 1) // 2
+    return block[:cut], block[cut:]
+
+
 def closing_of(marker: str, source: str) -> str:
     """The marker that closes `marker`: the first likely spelling that the template's text contains, else `</name>`
     for a plain tag, else ""."""
     inner = marker[1:-1]
     candidates = [f"</{inner}>", f"[/{inner}]"]
-    for opening, closing in (
-        ("START", "END"),
-        ("start", "end"),
-        ("BEGIN", "END"),
-        ("begin", "end"),
-        ("prefix", "suffix"),
-    ):
+    for opening, closing in _OPPOSITES:
         if opening in marker:
             candidates.append(marker.replace(opening, closing))
     if inner.startswith("|"):
@@ -198,7 +203,7 @@ def closing_of(marker: str, source: str) -> str:
         if candidate and candidate in source:
             return candidate
     plain = marker.startswith("<") and inner.replace(":", "").replace("_", "").isalnum()
-    return f"</{inner}>" if plain and _THOUGHT_WORD.search(inner) else ""
+    return f"</{inner}>" if plain and THOUGHT_WORD.search(inner) else ""
 
 
 def opening_of(marker: str) -> str:
@@ -215,7 +220,7 @@ def literals(source: str) -> list[str]:
 
 def _in_source(probe: Probe) -> ReasoningAnalysis | None:
     for text in literals(probe.template.source):
-        if is_marker(text) and _THOUGHT_WORD.search(text) and (start := opening_of(text)):
+        if is_marker(text) and THOUGHT_WORD.search(text) and (start := opening_of(text)):
             return ReasoningAnalysis(
                 mode="tag_based", start=start, end=text, source=f"the template looks for {text!r} in old messages"
             )
@@ -229,7 +234,7 @@ def _in_system(probe: Probe, on: dict[str, Any]) -> ReasoningAnalysis | None:
         marks = [part for part in segments(text[: text.rfind(words.USER)]) if is_marker(part)]
         for mark in marks:
             start = opening_of(mark)
-            if start and start in marks and _THOUGHT_WORD.search(mark):
+            if start and start in marks and THOUGHT_WORD.search(mark):
                 return ReasoningAnalysis(
                     mode="tag_based", start=start, end=mark, source="the system text tells the model to write it"
                 )

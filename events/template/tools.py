@@ -78,7 +78,7 @@ def _json_native(renderer: CallRenderer, text: str, objects: list[JsonSpan]) -> 
         start, end = frame.section_start.rstrip()[:-1], frame.section_end.lstrip()[1:]
         frame = Frame(section_start=start, section_end=end, separator=frame.separator)
         keys = msgspec.structs.replace(keys, array=True)
-    frame, leftover = _without_leftover(frame)
+    frame, leftover = _without_leftover(frame, renderer.turn)
     tools = Tools(
         style="json",
         section_start=frame.section_start,
@@ -153,8 +153,10 @@ def split_frame(before: str, middle: str, behind: str) -> Frame:
     )
 
 
-def _without_leftover(frame: Frame) -> tuple[Frame, str]:
+def _without_leftover(frame: Frame, turn: Turn) -> tuple[Frame, str]:
     """A marker behind the calls, where nothing was opened before them, ends the turn and is no part of the calls."""
+    if (end := turn.end.strip()) and end in frame.section_end:
+        frame = msgspec.structs.replace(frame, section_end=frame.section_end[: frame.section_end.find(end)])
     opened = frame.section_start.strip() or (frame.opening.strip() and frame.closing.strip())
     if frame.section_end.strip() and not frame.section_start.strip():
         return msgspec.structs.replace(frame, section_end=""), frame.section_end
@@ -209,7 +211,7 @@ def _tag_call(
     renderer: CallRenderer, frame: Frame, suffixes: list[str], arguments: Arguments, mode: str, python: bool
 ) -> ToolAnalysis:
     """Put the parts of a tag call where the description wants them."""
-    frame, leftover = _without_leftover(frame)
+    frame, leftover = _without_leftover(frame, renderer.turn)
     call_start, name_prefix = _split_opening(frame.opening)
     name_prefix, name_suffix, call_id = _identify(name_prefix, _indexed(suffixes), frame.closing)
     closing, frame_closing = frame.closing, frame.closing

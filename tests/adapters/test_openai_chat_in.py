@@ -234,7 +234,7 @@ def test_cut_off_arguments_are_closed(text: str, closed: str | None) -> None:
     ("messages", "param"),
     [
         ([], "messages"),
-        ([{"content": "x"}], "messages.0"),
+        ([{"content": "x"}], "messages.0.role"),
         ([USER, {"role": "wizard", "content": "x"}], "messages.1.role"),
         ([USER, {"role": 5}], "messages.1.role"),
         ([USER, result("nope")], "messages.1.tool_call_id"),
@@ -294,4 +294,4 @@ def test_limits() -> None:
     for _ in range(80):
         deep = {"properties": deep}
     nested = {"type": "function", "function": {"name": "a", "parameters": deep}}
-    assert refusal(tools=[nested]).param == "tools.0.function.parameters"
+    assert "nests deeper" in refusal(tools=[nested]).message
