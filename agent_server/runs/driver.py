@@ -65,8 +65,14 @@ class Driver:
     async def _open(self) -> None:
         run, execution = self.run, self.execution
         if execution.store is not None:
+            messages = [message.model_dump(mode="json", by_alias=True) for message in run.input.messages]
             execution.thread = await execution.store.begin_run(
-                run.tenant, run.thread_id, run.id, agent=run.agent, parent_run_id=run.input.parent_run_id
+                run.tenant,
+                run.thread_id,
+                run.id,
+                agent=run.agent,
+                parent_run_id=run.input.parent_run_id,
+                messages=messages,
             )
         execution.emit(self._started())
 
