@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 from collections.abc import AsyncGenerator, Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,6 @@ from adapters import copilotkit
 from adapters.copilotkit import Card, Entry, History
 from adapters.errors import RequestError
 from adapters.inbound import read_json
-from agent_server import __version__
 from agent_server.agent.capabilities import capabilities_of
 from agent_server.engine.protocol import EngineError
 from agent_server.routes.http import EventStream, frames_of, guarded, read_body, stream_run
@@ -273,7 +273,7 @@ def loaded(server: Server) -> dict[str, Any]:
         "bundled": not server.settings.model,
         "state": status.state,
         "message": status.message,
-        "version": __version__,
+        "version": importlib.metadata.version("agent-server"),
         "details": {},
     }
     if status.progress is not None:
