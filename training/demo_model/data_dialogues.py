@@ -105,8 +105,7 @@ def assistant(text: str, thought: str = "") -> Message:
 def calling(requests: list[Request], thought: str = "") -> Message:
     """Return an assistant's message that makes the requested calls."""
     calls = [
-        {"type": "function", "function": {"name": request.tool, "arguments": request.arguments}}
-        for request in requests
+        {"type": "function", "function": {"name": request.tool, "arguments": request.arguments}} for request in requests
     ]
     return {"role": "assistant", "content": "", "reasoning_content": thought, "tool_calls": calls}
 

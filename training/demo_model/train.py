@@ -134,7 +134,8 @@ class Trainer:
         for batch in self.batches():
             self.step(batch)
             now = time.monotonic()
-            before, self.progress.seconds = self.progress.seconds, self.progress.seconds + now - last
+            before = self.progress.seconds
+            self.progress.seconds += now - last
             last = now
             if self.workers.leads:
                 self._house_keeping(before)
