@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -13,10 +12,12 @@ from ag_ui.core import AssistantMessage, Message, RunAgentInput, ToolCall
 
 from agent_server.agent.conversation import parsed
 from agent_server.agent.reasoning import ReasoningPolicy
+from agent_server.engine.output import OutputSettings, open_translator, sampling_for
 from agent_server.engine.protocol import Control, Delta, Engine, EngineError, Finished, GenerationRequest, Token
 from agent_server.runs import Execution
 from events.message import Folder
 from events.options import GenerationOptions
+from events.translator import Translator
 from events.vocabulary import Custom, Event
 
 CONTROL_EVENT = "agent_server.control"
@@ -86,12 +87,14 @@ class TurnTaker:
         self._reasoning = reasoning
         self._follow = follow
         self._written = self._shown = Folder()
+        self._reasoning_tokens = 0
 
     async def take(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None) -> Turn:
         """Generate one turn. Raises EngineError; on that and on cancellation what is open has been closed."""
         execution = self._execution
         self._written = Folder()
         self._shown = self._written if self._reasoning is None else Folder()
+        self._reasoning_tokens = 0
         await execution.controls.gate()
         prompt = await self._render(input, options, instructions)
         for warning in prompt.warnings:
@@ -99,12 +102,15 @@ class TurnTaker:
         request = GenerationRequest(
             request_id=execution.new_id("gen"),
             prompt_token_ids=tuple(prompt.token_ids),
-            sampling=execution.controls.sampling(options),
+            sampling=sampling_for(prompt, execution.controls.sampling(options)),
             tenant=execution.tenant,
         )
-        translator = open_translator(prompt, input, execution.new_id)
+        settings = getattr(self._model, "output", OutputSettings())
+        translator = open_translator(prompt, input, options, settings, execution.new_id)
         finished = await self._generate(request, translator, options.token_details)
-        execution.count(self._model.name, finished)
+        for warning in translator.warnings:
+            execution.warn(warning)
+        execution.count(self._model.name, finished, self._reasoning_tokens)
         return Turn(said=self.said(), finished=finished)
 
     def said(self) -> Said:
@@ -116,12 +122,13 @@ class TurnTaker:
         return Said(messages=tuple(written), shown=tuple(shown))
 
     async def _render(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None) -> Any:
-        build = self._model.prompts.build
-        if inspect.iscoroutinefunction(build):
+        prompts = self._model.prompts
+        build = getattr(prompts, "build_async", None)
+        if build is not None:
             return await build(input, options, instructions)
-        return await asyncio.to_thread(build, input, options, instructions)
+        return await asyncio.to_thread(prompts.build, input, options, instructions)
 
-    async def _generate(self, request: GenerationRequest, translator: Any, details: bool) -> Finished:
+    async def _generate(self, request: GenerationRequest, translator: Translator, details: bool) -> Finished:
         engine, controls = self._model.engine, self._execution.controls
         finished: Finished | None = None
         reason = "error"
@@ -147,10 +154,11 @@ class TurnTaker:
             raise EngineError("connection", "The engine ended a generation without saying how.", retryable=True)
         return finished
 
-    async def _feed(self, delta: Delta, translator: Any, details: bool) -> None:
+    async def _feed(self, delta: Delta, translator: Translator, details: bool) -> None:
         self._execution.first_token()
         for token in delta.tokens:
             detail = _detail(token) if details else None
+            self._reasoning_tokens += translator.reasoning
             await self._deliver(translator.feed(token.text, token.id, detail))
 
     async def _deliver(self, events: list[Event]) -> None:
@@ -164,19 +172,6 @@ class TurnTaker:
             for shown in await self._reasoning.shown(event):
                 self._shown.add(shown)
                 self._emit(shown)
-
-
-def open_translator(prompt: Any, input: RunAgentInput, new_id: Callable[[str], str]) -> Any:
-    """The translator for one turn's output."""
-    from events.translator import Translator
-
-    return Translator(
-        prompt.output_format,
-        tools=input.tools or [],
-        opened=prompt.opened,
-        new_id=new_id,
-        marker_ids=prompt.marker_ids,
-    )
 
 
 def _kept(message: dict[str, Any]) -> dict[str, Any]:
