@@ -18,7 +18,7 @@ from agent_server.runs import Execution
 from events.message import Folder
 from events.options import GenerationOptions
 from events.translator import Translator
-from events.vocabulary import Custom, Event
+from events.vocabulary import Custom, Event, RunError
 
 CONTROL_EVENT = "agent_server.control"
 
@@ -26,7 +26,9 @@ CONTROL_EVENT = "agent_server.control"
 class Prompts(Protocol):
     """What turns a conversation into token ids; `agent_server.engine.prompt.PromptBuilder` is one."""
 
-    def build(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None) -> Any: ...
+    async def build_async(
+        self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None
+    ) -> Any: ...
 
 
 class LanguageModel(Protocol):
@@ -38,6 +40,14 @@ class LanguageModel(Protocol):
     def engine(self) -> Engine: ...
     @property
     def prompts(self) -> Prompts: ...
+
+
+class Unreadable(EngineError):
+    """The model's output could not be read and the request wants that to end the run."""
+
+    def __init__(self, message: str, code: str | None) -> None:
+        super().__init__("internal", message)
+        self.kind = code or "internal"  # type: ignore[assignment]
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +106,7 @@ class TurnTaker:
         self._shown = self._written if self._reasoning is None else Folder()
         self._reasoning_tokens = 0
         await execution.controls.gate()
-        prompt = await self._render(input, options, instructions)
+        prompt = await self._model.prompts.build_async(input, options, instructions)
         for warning in prompt.warnings:
             execution.warn(warning)
         request = GenerationRequest(
@@ -120,13 +130,6 @@ class TurnTaker:
             return Said(messages=tuple(shown), shown=tuple(shown))
         written = parsed(_kept(message) for message in self._written.messages)
         return Said(messages=tuple(written), shown=tuple(shown))
-
-    async def _render(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None) -> Any:
-        prompts = self._model.prompts
-        build = getattr(prompts, "build_async", None)
-        if build is not None:
-            return await build(input, options, instructions)
-        return await asyncio.to_thread(prompts.build, input, options, instructions)
 
     async def _generate(self, request: GenerationRequest, translator: Translator, details: bool) -> Finished:
         engine, controls = self._model.engine, self._execution.controls
@@ -163,6 +166,8 @@ class TurnTaker:
 
     async def _deliver(self, events: list[Event]) -> None:
         for event in events:
+            if isinstance(event, RunError):
+                raise Unreadable(event.message, event.code)
             self._written.add(event)
             if self._follow is not None:
                 self._follow(event)

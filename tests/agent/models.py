@@ -21,6 +21,7 @@ class Prompt(NamedTuple):
     output_format: Any
     marker_ids: dict[str, int]
     warnings: tuple[str, ...]
+    stop_token_ids: tuple[int, ...] = ()
 
 
 class JsonPrompts:
@@ -29,7 +30,7 @@ class JsonPrompts:
     def __init__(self, output_format: OutputFormat) -> None:
         self.output_format = output_format
 
-    def build(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None) -> Prompt:
+    async def build_async(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None) -> Prompt:
         told = {
             "instructions": instructions,
             "messages": [message.model_dump(mode="json", by_alias=True) for message in input.messages],
