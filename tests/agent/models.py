@@ -11,7 +11,10 @@ from ag_ui.core import RunAgentInput
 from agent_server.engine.protocol import GenerationRequest
 from agent_server.engine.scripted import Script, ScriptedEngine
 from events.formats.output_format import OutputFormat
+from events.formats.registry import named
 from events.options import GenerationOptions
+
+HERMES = named("hermes")
 
 
 class Prompt(NamedTuple):
