@@ -71,5 +71,5 @@ def _script(given: str | Script) -> Script:
     return given if isinstance(given, Script) else Script(text=given)
 
 
-def call(name: str, **arguments: Any) -> str:
+def call(name: str, /, **arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
