@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from agent_server.agent import Agent, Limits, LoadError, Sealer, load_agents, serve_agents
 from agent_server.auth import Keys
 from agent_server.engine.model import ChatModel
+from agent_server.engine.output import OutputSettings
 from agent_server.ids import new_id
 from agent_server.runs import LogLimits, Run, RunLimits, RunManager
 from agent_server.server import BUNDLED, BUNDLED_NAME, Server, StartupError
@@ -52,14 +53,22 @@ def chat_model(settings: Settings, engine: Engine | None = None) -> ChatModel:
             f"There is no folder {source}. Give a folder with a model, or a hub name like Qwen/Qwen3-0.6B."
         )
     chosen = engine or choose_engine(settings, source, name)
-    return ChatModel(name, chosen, lambda: load_prompts(settings, source))
+    return ChatModel(name, chosen, lambda: load_prompts(settings, source), output_settings(settings))
+
+
+def output_settings(settings: Settings) -> OutputSettings:
+    return OutputSettings(
+        delivery=settings.delivery,
+        boundaries=settings.boundaries,
+        undeclared=settings.undeclared_tools,
+        failed=settings.failed_calls,
+        constrain_tools=settings.constrain_tools,
+    )
 
 
 def choose_engine(settings: Settings, source: str, name: str) -> Engine:
     if settings.engine == ("scripted",):
-        from agent_server.engine.scripted import demonstration_engine
-
-        return demonstration_engine(name)
+        return scripted_engine(source, name)
     if settings.engine:
         raise StartupError("Upstream engines are not part of this version.")
     from agent_server.engine.embedded import embedded_engine
@@ -67,16 +76,32 @@ def choose_engine(settings: Settings, source: str, name: str) -> Engine:
     return embedded_engine(source, name, settings)
 
 
-def load_prompts(settings: Settings, source: str) -> PromptBuilder:
-    from agent_server.engine.prompt import PromptBuilder
+def scripted_engine(source: str, name: str) -> Engine:
+    """The demonstration scripts in the model's own tokens: the whole server without the model's weights."""
+    from agent_server.engine.detokenizer import TokenizerVocabulary
+    from agent_server.engine.model_files import load_model_files
+    from agent_server.engine.scripted import ScriptedEngine
 
-    return PromptBuilder.load(
-        source,
-        chat_template=settings.chat_template,
-        format_name=settings.format,
-        reasoning_parser=settings.reasoning_parser,
-        tool_call_parser=settings.tool_call_parser,
+    try:
+        tokenizer = load_model_files(source).tokenizer
+    except FileNotFoundError as error:
+        raise StartupError(str(error)) from error
+    return ScriptedEngine(vocabulary=TokenizerVocabulary(tokenizer), model=name)
+
+
+def load_prompts(settings: Settings, source: str) -> PromptBuilder:
+    from agent_server.engine.prompt import PromptBuilder, PromptSettings
+
+    template = settings.chat_template
+    wanted = PromptSettings(
+        chat_template=template.read_text("utf-8") if template else None,
+        format=settings.format or None,
+        reasoning_parser=settings.reasoning_parser or None,
+        tool_call_parser=settings.tool_call_parser or None,
+        context_length=settings.max_context or None,
+        render_seconds=settings.render_time_limit,
     )
+    return PromptBuilder.load(source, wanted)
 
 
 def sealer(settings: Settings) -> Sealer:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import msgspec
 from ag_ui.core import AssistantMessage, Message, RunAgentInput, ToolCall
-from events.parsing.policy import Policy, declared_tools
-from events.translator import Translator
 
 from agent_server.agent.conversation import parsed
 from agent_server.agent.reasoning import ReasoningPolicy
+from agent_server.engine.output import OutputSettings, open_translator, sampling_for
 from agent_server.engine.protocol import Control, Delta, Engine, EngineError, Finished, GenerationRequest, Token
 from agent_server.runs import Execution
 from events.message import Folder
-from events.options import GenerationOptions, SamplingParams
+from events.options import GenerationOptions
+from events.translator import Translator
 from events.vocabulary import Custom, Event, RunError
 
 CONTROL_EVENT = "agent_server.control"
@@ -97,12 +97,14 @@ class TurnTaker:
         self._reasoning = reasoning
         self._follow = follow
         self._written = self._shown = Folder()
+        self._reasoning_tokens = 0
 
     async def take(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None) -> Turn:
         """Generate one turn. Raises EngineError; on that and on cancellation what is open has been closed."""
         execution = self._execution
         self._written = Folder()
         self._shown = self._written if self._reasoning is None else Folder()
+        self._reasoning_tokens = 0
         await execution.controls.gate()
         prompt = await self._model.prompts.build_async(input, options, instructions)
         for warning in prompt.warnings:
@@ -110,14 +112,15 @@ class TurnTaker:
         request = GenerationRequest(
             request_id=execution.new_id("gen"),
             prompt_token_ids=tuple(prompt.token_ids),
-            sampling=_with_stops(execution.controls.sampling(options), prompt.stop_token_ids),
+            sampling=sampling_for(prompt, execution.controls.sampling(options)),
             tenant=execution.tenant,
         )
-        translator = open_translator(prompt, input, options, execution.new_id)
+        settings = getattr(self._model, "output", OutputSettings())
+        translator = open_translator(prompt, input, options, settings, execution.new_id)
         finished = await self._generate(request, translator, options.token_details)
         for warning in translator.warnings:
             execution.warn(warning)
-        execution.count(self._model.name, finished)
+        execution.count(self._model.name, finished, self._reasoning_tokens)
         return Turn(said=self.said(), finished=finished)
 
     def said(self) -> Said:
@@ -158,6 +161,7 @@ class TurnTaker:
         self._execution.first_token()
         for token in delta.tokens:
             detail = _detail(token) if details else None
+            self._reasoning_tokens += translator.reasoning
             await self._deliver(translator.feed(token.text, token.id, detail))
 
     async def _deliver(self, events: list[Event]) -> None:
@@ -173,34 +177,6 @@ class TurnTaker:
             for shown in await self._reasoning.shown(event):
                 self._shown.add(shown)
                 self._emit(shown)
-
-
-def open_translator(
-    prompt: Any, input: RunAgentInput, options: GenerationOptions, new_id: Callable[[str], str]
-) -> Translator:
-    """The translator for one turn's output. A raw prompt's output is text, whatever it looks like."""
-    policy = Policy(
-        tools={} if options.raw_prompt is not None else declared_tools(input.tools or ()),
-        parallel=options.parallel_tool_calls,
-        boundaries=options.boundaries,
-    )
-    return Translator(
-        prompt.output_format,
-        tools=None,
-        opened=prompt.opened,
-        new_id=new_id,
-        marker_ids=prompt.marker_ids,
-        policy=policy,
-        delivery=options.delivery or "immediate",
-    )
-
-
-def _with_stops(sampling: SamplingParams, stops: Sequence[int]) -> SamplingParams:
-    """The sampling with the ids that end the model's turn; with `ignore_eos` it has none but the client's own."""
-    missing = tuple(each for each in stops if each not in sampling.stop_token_ids)
-    if not missing or sampling.ignore_eos:
-        return sampling
-    return msgspec.structs.replace(sampling, stop_token_ids=(*sampling.stop_token_ids, *missing))
 
 
 def _kept(message: dict[str, Any]) -> dict[str, Any]:

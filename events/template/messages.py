@@ -17,6 +17,7 @@ from ag_ui.core import Context, Tool
 from ag_ui.core import Message as InputMessage
 
 from events.formats.output_format import OutputFormat
+from events.template.declarations import tool_declaration
 from events.template.environment import Message
 from events.template.probe import Capabilities, with_reasoning
 from events.template.writer import WrittenCall, write_calls
@@ -73,9 +74,12 @@ def build_conversation(
     turns = _calls_as_text(turns, capabilities, output_format)
     turns = _merged(turns, capabilities)
     turns = _alternating(turns) if capabilities.alternation else turns
+    shaped, declared = _shaped(turns, capabilities), [tool_declaration(tool) for tool in tools]
+    if capabilities.tools_in_system and declared:
+        shaped, declared = _with_tools(shaped, declared), []
     return Conversation(
-        messages=_shaped(turns, capabilities),
-        tools=[tool_declaration(tool) for tool in tools] or None,
+        messages=shaped,
+        tools=declared or None,
         warnings=tuple(dict.fromkeys(warnings)),
     )
 
@@ -351,6 +355,14 @@ def _shaped(turns: list[Turn], capabilities: Capabilities) -> list[Message]:
     return shaped
 
 
+def _with_tools(messages: list[Message], tools: list[Message]) -> list[Message]:
+    """The declarations as a key of the first system message, which is made if there is none."""
+    text = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
+    if messages and messages[0]["role"] == "system":
+        return [{**messages[0], "tools": text}, *messages[1:]]
+    return [{"role": "system", "content": "", "tools": text}, *messages]
+
+
 def _plain(role: str, text: str, capabilities: Capabilities) -> Message:
     content: Any = text if capabilities.string_content else [{"type": "text", "text": text}]
     return {"role": role, "content": content}
@@ -401,43 +413,3 @@ def _call_id(call: Call, capabilities: Capabilities, index: int) -> str:
         number = int.from_bytes(hashlib.sha256(call.id.encode("utf-8", "surrogatepass")).digest()[:8])
         return "".join(_ALPHABET[number // 62**place % 62] for place in range(9))
     return call.id
-
-
-def tool_declaration(tool: Tool) -> Message:
-    """A tool as OpenAI's function declaration, with the keys that templates read without looking: a description and
-    a schema of an object with properties."""
-    schema = dict(tool.parameters) if isinstance(tool.parameters, Mapping) else {}
-    schema = {"type": "object", "properties": {}, **schema}
-    function = {"name": tool.name, "description": tool.description or "", "parameters": schema}
-    return {"type": "function", "function": function}
-
-
-def simplified(tools: Sequence[Message]) -> list[Message]:
-    """The same declarations with schemas that every template can print: one type name each, no unions, no
-    references. A last resort for templates that fail on a schema."""
-    return [
-        {**tool, "function": {**tool["function"], "parameters": _simple_schema(tool["function"]["parameters"], 0)}}
-        for tool in tools
-    ]
-
-
-def _simple_schema(schema: Any, depth: int) -> Message:
-    if not isinstance(schema, Mapping) or depth > 8:
-        return {"type": "string"}
-    for union in ("anyOf", "oneOf", "allOf"):
-        variants = schema.get(union)
-        if isinstance(variants, (list, tuple)) and variants:
-            chosen = next((v for v in variants if isinstance(v, Mapping) and v.get("type") != "null"), {})
-            return {**_simple_schema(chosen, depth + 1), "description": str(schema.get("description", ""))}
-    kind = schema.get("type", "string")
-    kind = next((k for k in kind if k != "null"), "string") if isinstance(kind, (list, tuple)) else kind
-    simple: Message = {"type": str(kind), "description": str(schema.get("description", ""))}
-    properties = schema.get("properties")
-    if isinstance(properties, Mapping):
-        simple["properties"] = {str(key): _simple_schema(value, depth + 1) for key, value in properties.items()}
-        simple["required"] = [str(key) for key in schema.get("required", ()) if key in properties]
-    if "items" in schema:
-        simple["items"] = _simple_schema(schema["items"], depth + 1)
-    if isinstance(schema.get("enum"), (list, tuple)):
-        simple["enum"] = [str(item) for item in schema["enum"]]
-    return simple

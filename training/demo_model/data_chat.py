@@ -1,5 +1,6 @@
 """Small talk, questions about the model itself, and honest refusals."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from training.demo_model.data_values import Values
@@ -83,8 +84,7 @@ INTENTS = (
         "My pleasure! Just ask if you need more.",
     ),
     Intent(
-        "nice|great|awesome|cool|well done|good job|that is great|perfect|wow|amazing|very good|i like it"
-        "|i like that",
+        "nice|great|awesome|cool|well done|good job|that is great|perfect|wow|amazing|very good|i like it|i like that",
         "The user is pleased.",
         "I am happy to hear that!",
     ),
@@ -130,8 +130,7 @@ INTENTS = (
         "can you think|do you think|how does thinking work|what is thinking|why do you think"
         "|can you reason|how do i turn thinking off",
         "The user asks about thinking.",
-        "With thinking on, I write a short thought first and the app can show it. It can be "
-        "switched off for each run.",
+        "With thinking on, I write a short thought first and the app can show it. It can be switched off for each run.",
     ),
     Intent(
         "can you use tools|can you call tools|how do tools work|what is a tool call|do you support tools"
@@ -148,8 +147,7 @@ INTENTS = (
     Intent(
         "tell me a story|tell me something|say something nice|sing a song|tell me something nice",
         "The user wants to hear something.",
-        "A small model lived in a small file. It did not know much, but it greeted everyone, and "
-        "that was enough.",
+        "A small model lived in a small file. It did not know much, but it greeted everyone, and that was enough.",
     ),
     Intent(
         "who made you|who trained you|where do you come from|who built you|how were you trained"
@@ -158,8 +156,7 @@ INTENTS = (
         "I was trained from nothing on made up dialogues. The script is part of the project.",
     ),
     Intent(
-        "are you free|is this open source|what license do you have|where is the source code"
-        "|can i use this at work",
+        "are you free|is this open source|what license do you have|where is the source code|can i use this at work",
         "The user asks about the licence.",
         "The project is open source, and its licence is in the repository.",
     ),
@@ -219,7 +216,7 @@ def unclear(values: Values) -> Exchange:
 
 def repetition(values: Values) -> Exchange:
     """Return a request to repeat words, numbers or a random string."""
-    texts = (
+    texts: tuple[Callable[[], str], ...] = (
         lambda: values.words(1, 8),
         lambda: values.words(1, 8),
         values.city,

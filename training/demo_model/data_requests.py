@@ -97,6 +97,7 @@ PLAN_REQUESTS = (
     "generate the steps for {}",
     "give me the steps for {}",
     "plan {} for me",
+    "give me a plan for {}",
 )
 PLAN_STEPS = {
     "trip": (
@@ -239,7 +240,7 @@ def ask_background(values: Values) -> Request:
 
 
 def _search_query(values: Values) -> str:
-    queries = (
+    queries: tuple[Callable[[], str], ...] = (
         values.topic,
         values.topic,
         lambda: values.words(1, 4),
@@ -281,10 +282,7 @@ def ask_plan(values: Values) -> Request:
     if values.chance(0.25):
         count = values.between(3, 10)
         question = f"{question} in {count} steps"
-    steps = [
-        {"description": step.format(subject), "status": "enabled"}
-        for step in PLAN_STEPS[kind][:count]
-    ]
+    steps = [{"description": step.format(subject), "status": "enabled"} for step in PLAN_STEPS[kind][:count]]
     thought = f"The user wants a plan for {subject} with {count} steps."
     return Request("generate_task_steps", question, {"steps": steps}, thought, subject)
 
@@ -294,7 +292,7 @@ def ask_document(values: Values) -> Request:
     kind = values.pick(("story", "letter", "report", "article", "article"))
     name = values.pick(DOCUMENT_NAMES[kind])
     topic = values.city() if values.chance(0.15) else values.topic()
-    verb = values.pick(("write {}", "can you write {}", "please write {}", "draft {}"))
+    verb = values.pick(("write {}", "write {}", "write me {}", "can you write {}", "draft {}"))
     question = f"{verb.format(name)} {values.pick(('about', 'about', 'on'))} {topic}"
     return Request(
         "write_document",
@@ -307,7 +305,7 @@ def ask_document(values: Values) -> Request:
 
 def ask_haiku(values: Values) -> Request:
     """Ask for a haiku, with or without a topic."""
-    verb = values.pick(("write", "make", "give me", "compose", "can you write", "generate"))
+    verb = values.pick(("write", "write me", "make", "give me", "compose", "can you write", "generate"))
     if values.chance(0.25):
         arguments = {
             "japanese": list(HAIKU_CLASSIC_JAPANESE),
@@ -334,7 +332,7 @@ def _recipient(values: Values) -> str:
 
 
 def _email_body(values: Values) -> str:
-    bodies = (
+    bodies: tuple[Callable[[], str], ...] = (
         lambda: values.words(2, 6),
         lambda: f"see you in {values.city()}",
         lambda: f"hello {values.person()}",
@@ -368,12 +366,11 @@ def ask_email(values: Values) -> Request:
     to, form = _recipient(values), values.rng.random()
     subject = values.topic() if values.chance(0.5) else values.words(1, 3)
     body = _email_body(values)
-    if form < 0.45:
-        patterns = FULL_EMAILS
-    elif form < 0.72:
-        patterns, subject = BODY_EMAILS, "Hello"
-    else:
+    patterns: tuple[str, ...] = FULL_EMAILS
+    if form > 0.72:
         patterns, body = SUBJECT_EMAILS, f"This is a message about {subject}."
+    elif form > 0.45:
+        patterns, subject = BODY_EMAILS, "Hello"
     question = values.pick(patterns).format(to=to, subject=subject, body=body)
     arguments = {"to": to, "subject": subject, "body": body}
     return Request("send_email", question, arguments, f"The user wants an email to {to}.", to)

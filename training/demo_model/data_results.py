@@ -128,7 +128,8 @@ def time_outcome(values: Values, request: Request) -> Outcome:
     if values.chance(0.2):
         clock += f":{values.between(0, 59):02d}"
     if values.chance(0.1):
-        clock = f"20{values.between(24, 29)}-{values.between(10, 12)}-{values.between(10, 28)} {clock}"
+        year, month, day = values.between(24, 29), values.between(10, 12), values.between(10, 28)
+        clock = f"20{year}-{month}-{day} {clock}"
     results: tuple[object, ...] = (
         clock,
         {"time": clock},
@@ -141,13 +142,12 @@ def time_outcome(values: Values, request: Request) -> Outcome:
 def arithmetic_outcome(values: Values, request: Request) -> Outcome:
     """Answer from the number that the calculator returned."""
     expression = request.arguments["expression"]
-    number = values.number()
-    number = f"-{number}" if values.chance(0.2) else number
-    value = float(number) if "." in number else int(number)
-    results = (number, {"result": value}, {"result": number}, {"result": value})
-    shown = values.pick(results)
-    number = str(value) if not isinstance(shown, str) and shown["result"] == value else number
-    return _outcome(values, shown, f"{expression} = {number}", expression, number)
+    text = f"{'-' if values.chance(0.2) else ''}{values.number()}"
+    number = float(text) if "." in text else int(text)
+    result: object = values.pick((text, {"result": text}))
+    if values.chance(0.5):
+        text, result = str(number), {"result": number}
+    return _outcome(values, result, f"{expression} = {text}", expression, text)
 
 
 def background_outcome(values: Values, request: Request) -> Outcome:
@@ -175,10 +175,7 @@ def email_outcome(values: Values, request: Request) -> Outcome:
 def _kept_steps(values: Values, request: Request) -> list[dict[str, str]]:
     steps: list[dict[str, str]] = list(request.arguments["steps"])
     keep = values.pick((1.0, 0.8, 0.5))
-    kept = [
-        {"description": step["description"], "status": STATUS_NAMES[values.chance(keep)]}
-        for step in steps
-    ]
+    kept = [{"description": step["description"], "status": STATUS_NAMES[values.chance(keep)]} for step in steps]
     if values.chance(0.35):
         kept = [step for step in kept if step["status"] == "enabled"]
     return kept

@@ -1,6 +1,7 @@
 """System prompts of agents, with the context that a client appends to them."""
 
 import json
+from collections.abc import Callable
 
 from training.demo_model.data_values import Values
 from training.demo_model.render import SYSTEM_LIMIT
@@ -39,7 +40,7 @@ def _instructions(values: Values) -> str:
 
 
 def _context_line(values: Values) -> str:
-    forms = (
+    forms: tuple[Callable[[], str], ...] = (
         lambda: f"- The user's name: {values.person()}",
         lambda: f"- {values.word()}: {values.words(1, 4)}",
         lambda: f"Current page: /{values.word()}/{values.number()}",

@@ -45,15 +45,11 @@ def argument_types(tool: ToolDefinition) -> dict[str, str]:
 def invented_tool(values: Values) -> ToolDefinition:
     """Return a tool whose name and arguments are random words."""
     name = "_".join(values.word() for _ in range(values.pick((1, 2, 2, 3))))
-    arguments = {
-        values.word(): values.pick(ARGUMENT_TYPES) for _ in range(values.pick((0, 1, 1, 2, 3)))
-    }
+    arguments = {values.word(): values.pick(ARGUMENT_TYPES) for _ in range(values.pick((0, 1, 1, 2, 3)))}
     return define(name, arguments)
 
 
-def toolset(
-    values: Values, needed: tuple[str, ...] = (), absent: str | None = None
-) -> list[ToolDefinition]:
+def toolset(values: Values, needed: tuple[str, ...] = (), absent: str | None = None) -> list[ToolDefinition]:
     """Return a random selection in random order, with the needed and without the absent tool."""
     others = [name for name in DEMO_TOOLS if name not in needed and name != absent]
     values.rng.shuffle(others)

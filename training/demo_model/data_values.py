@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TypeVar
 
 HELD_OUT_PERCENT = 20
-SYLLABLES = (
+SYLLABLE_LIST = (
     "ba be bi bo da de di do fa fe ga go ha he ja jo ka ke ki ko la le li lo lu ma me mi mo na ne "
     "ni no pa pe po ra re ri ro ru sa se si so ta te ti to tu va ve vi za zo bar ber den dor fal "
     "gar hel jin kar len lyn mar nor pol quin ran sel stan tor ven wes xan yor zan burg ford ham "
     "ingen mouth poli stad ton ville"
-).split()
+)
+SYLLABLES = SYLLABLE_LIST.split()
 PLACE_PREFIXES = (
     "San",
     "New",
@@ -103,9 +104,7 @@ class Values:
 
     def letters(self, low: int, high: int) -> str:
         """Return a run of random lower-case letters."""
-        return "".join(
-            self.pick(string.ascii_lowercase) for _ in range(self.between(low, high))
-        )
+        return "".join(self.pick(string.ascii_lowercase) for _ in range(self.between(low, high)))
 
     def word(self) -> str:
         """Return an English word, in training sometimes random letters."""

@@ -96,15 +96,14 @@ class Writer:
 
     def __init__(self, folder: Path) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
-        self.model = model.float().eval()
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
     def prompt(self, dialogue: Dialogue) -> str:
         """Render everything before the answer."""
         return str(
             self.tokenizer.apply_chat_template(
                 dialogue.messages[:-1],
-                tools=dialogue.tools or None,
+                tools=list(dialogue.tools) or None,
                 add_generation_prompt=True,
                 tokenize=False,
                 enable_thinking=dialogue.thinking,
@@ -114,9 +113,7 @@ class Writer:
     @torch.no_grad()
     def write(self, prompts: list[str]) -> list[str]:
         """Continue the prompts greedily."""
-        inputs = self.tokenizer(
-            prompts, return_tensors="pt", padding=True, add_special_tokens=False
-        )
+        inputs = self.tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False)
         tokens = self.model.generate(
             input_ids=inputs["input_ids"],
             attention_mask=inputs["attention_mask"],
@@ -151,14 +148,13 @@ def table_row(name: str, verdicts: list[Verdict]) -> str:
 
 def table(verdicts: list[Verdict]) -> str:
     """Return the table by category, by target and in total."""
-    lines = ["| category | dialogues | right | share |", "|---|---|---|---|"]
-    for group in dict.fromkeys(verdict.group for verdict in verdicts):
-        lines.append(table_row(group, [item for item in verdicts if item.group == group]))
+    groups = dict.fromkeys(verdict.group for verdict in verdicts)
+    parts = {group: [item for item in verdicts if item.group == group] for group in groups}
     for name, kinds in GROUPS.items():
-        chosen = [item for item in verdicts if item.dialogue.kind in kinds]
-        if chosen:
-            lines.append(table_row(f"**{name}**", chosen))
-    return "\n".join([*lines, table_row("**all**", verdicts)])
+        parts[f"**{name}**"] = [item for item in verdicts if item.dialogue.kind in kinds]
+    parts["**all**"] = verdicts
+    lines = [table_row(name, chosen) for name, chosen in parts.items() if chosen]
+    return "\n".join(["| category | dialogues | right | share |", "|---|---|---|---|", *lines])
 
 
 def mistake(verdict: Verdict) -> str:

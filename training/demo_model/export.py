@@ -1,14 +1,15 @@
 """Write a checkpoint as a model folder that transformers can load."""
 
 import argparse
+import json
 from pathlib import Path
 
 import torch
 from transformers import GenerationConfig, LlamaForCausalLM
 
 from training.demo_model.model import Shape
-from training.demo_model.tokenizer import MARKERS, PADDING, as_transformers
 from training.demo_model.render import END
+from training.demo_model.tokenizer import MARKERS, PADDING, as_transformers
 from training.demo_model.train import load_tokenizer
 
 
@@ -27,13 +28,21 @@ def export(run: Path, output: Path) -> None:
     """Write weights in bfloat16, the configurations, the tokenizer and the chat template."""
     tokenizer = load_tokenizer(run)
     model = load_trained(run, tokenizer.get_vocab_size())
-    model.generation_config = GenerationConfig(
+    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
         do_sample=False,
         eos_token_id=MARKERS.index(END),
         pad_token_id=MARKERS.index(PADDING),
     )
-    model.to(torch.bfloat16).save_pretrained(output)
+    model.to(dtype=torch.bfloat16).save_pretrained(output)
     as_transformers(tokenizer).save_pretrained(output)
+    _name_common_class(output / "tokenizer_config.json")
+
+
+def _name_common_class(path: Path) -> None:
+    """Name the tokenizer class that every version of transformers knows."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def main() -> None:

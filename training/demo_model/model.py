@@ -63,7 +63,7 @@ class Norm(nn.Module):
         """Normalise in float32."""
         wide = hidden.float()
         scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.epsilon)
-        return cast(Tensor, (wide * scale * self.weight).to(hidden.dtype))
+        return (wide * scale * self.weight).to(hidden.dtype)
 
 
 def rotate(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:

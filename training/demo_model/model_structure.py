@@ -37,7 +37,7 @@ class Layout:
     @property
     def body_width(self) -> int:
         """Number of dimensions of the body."""
-        return self.body.stop - 1
+        return self.shape.width - SLOTS * self.slot_width - 1
 
     def slot(self, distance: int) -> int:
         """Return the first dimension of the slot for the token that many places back."""
@@ -52,7 +52,8 @@ class Layout:
 def orthonormal_rows(rows: int, columns: int, generator: torch.Generator) -> Tensor:
     """Return random orthonormal rows."""
     square = torch.randn(columns, columns, generator=generator)
-    return torch.linalg.qr(square)[0][:rows]
+    orthogonal: Tensor = torch.linalg.qr(square)[0]
+    return orthogonal[:rows]
 
 
 def _frequencies(shape: Shape) -> list[float]:

@@ -19,12 +19,13 @@ def orthogonalise(matrices: Tensor) -> Tensor:
     """Replace each matrix of a stack by a nearly orthogonal one with the same directions."""
     linear, cubic, quintic = QUINTIC
     tall = matrices.shape[1] > matrices.shape[2]
-    result = (matrices.mT if tall else matrices).contiguous()
+    result: Tensor = (matrices.mT if tall else matrices).contiguous()
     result = (result / (result.norm(dim=(1, 2), keepdim=True) + 1e-7)).bfloat16()
     for _ in range(ITERATIONS):
         gram = torch.bmm(result, result.mT)
         result = linear * result + torch.bmm(cubic * gram + quintic * torch.bmm(gram, gram), result)
-    return (result.mT if tall else result).float()
+    result = result.mT if tall else result
+    return result.float()
 
 
 def _by_shape(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
@@ -74,11 +75,10 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
     return parameter.grad
 
 
-def build_optimizers(
-    model: nn.Module, matrix_lr: float, other_lr: float
-) -> list[torch.optim.Optimizer]:
+def build_optimizers(model: nn.Module, matrix_lr: float, other_lr: float) -> list[torch.optim.Optimizer]:
     """Return Muon for the matrices of the layers and AdamW for embeddings and norms."""
-    matrices, others = [], []
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         is_matrix = parameter.ndim == 2 and "embed" not in name
         (matrices if is_matrix else others).append(parameter)

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
+from torch.multiprocessing.spawn import spawn
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Workers:
 
 
 def _scatter(flat: Tensor, gradients: list[Tensor]) -> None:
-    parts = flat.split([gradient.numel() for gradient in gradients])
+    parts = torch.split(flat, [gradient.numel() for gradient in gradients])
     for gradient, part in zip(gradients, parts, strict=True):
         gradient.copy_(part.view_as(gradient))
 
@@ -66,4 +66,4 @@ def run_workers(task: Callable[[Any, Workers], None], options: Any, count: int) 
         return
     with tempfile.TemporaryDirectory() as folder:
         meeting = (Path(folder) / "meeting").as_uri()
-        mp.spawn(_work, (task, options, meeting, count), nprocs=count)  # type: ignore[no-untyped-call]
+        spawn(_work, (task, options, meeting, count), nprocs=count)  # type: ignore[no-untyped-call]

@@ -53,9 +53,7 @@ def render_system(text: str, tools: list[ToolDefinition]) -> str:
 def render_call(call: Message) -> str:
     """Render one tool call."""
     function = call["function"]
-    body = json.dumps(
-        {"name": function["name"], "arguments": function["arguments"]}, ensure_ascii=False
-    )
+    body = json.dumps({"name": function["name"], "arguments": function["arguments"]}, ensure_ascii=False)
     return f"<tool_call>\n{body}\n</tool_call>"
 
 
@@ -77,9 +75,7 @@ def render_current(message: Message, thinking: bool) -> list[Segment]:
 
 def render_results(messages: list[Message]) -> str:
     """Render neighbouring tool results as one user turn."""
-    blocks = [
-        f"<tool_response>\n{message['content']}\n</tool_response>" for message in messages
-    ]
+    blocks = [f"<tool_response>\n{message['content']}\n</tool_response>" for message in messages]
     return f"{START}user\n" + "\n".join(blocks) + f"{END}\n"
 
 

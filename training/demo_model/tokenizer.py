@@ -60,11 +60,12 @@ JSON_PARTS = (
     '"string"',
     "linear-gradient(",
 )
-COMMON_WORDS = (
+COMMON_WORD_LIST = (
     "a an the to of in on at is it i you and for with that this what how my me your user wants was "
     "were be by from as am are not no do can have has will would about so but or tell please show "
     "ask when want if your result feels like degrees they them there know"
-).split()
+)
+COMMON_WORDS = COMMON_WORD_LIST.split()
 TRAINING_DIALOGUES = 12000
 
 
@@ -72,9 +73,7 @@ def _pattern() -> str:
     fixed = sorted((*JSON_PARTS, *DEMO_TOOLS), key=len, reverse=True)
     words = sorted({*COMMON_WORDS, *(word.title() for word in COMMON_WORDS)}, key=len, reverse=True)
     pieces = [re.escape(part).replace('\\"', '"') for part in fixed]
-    return "|".join(
-        [*pieces, f"(?:{'|'.join(words)}) ", r"\p{L}+", "[0-9]{1,2}", r"\n+", r"[^\p{L}0-9]"]
-    )
+    return "|".join([*pieces, f"(?:{'|'.join(words)}) ", r"\p{L}+", "[0-9]{1,2}", r"\n+", r"[^\p{L}0-9]"])
 
 
 def _texts() -> Iterator[str]:
@@ -109,7 +108,7 @@ def build() -> Tokenizer:
 
 def as_transformers(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     """Wrap the tokenizer for transformers, with the chat template."""
-    wrapped = PreTrainedTokenizerFast(
+    wrapped = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         eos_token=END,
         pad_token=PADDING,

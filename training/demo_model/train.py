@@ -134,7 +134,8 @@ class Trainer:
         for batch in self.batches():
             self.step(batch)
             now = time.monotonic()
-            before, self.progress.seconds = self.progress.seconds, self.progress.seconds + now - last
+            before = self.progress.seconds
+            self.progress.seconds += now - last
             last = now
             if self.workers.leads:
                 self._house_keeping(before)
@@ -214,10 +215,10 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("output", type=Path, help="folder for the tokenizer and checkpoints")
     parser.add_argument("--tokens", type=float, default=40e6, help="tokens to train on")
     parser.add_argument("--copy-tokens", type=float, default=1.5e6, help="tokens of pure copying")
-    parser.add_argument("--decay", type=float, default=0.6, help="share with a falling rate")
-    parser.add_argument("--batch", type=int, default=4096, help="padded tokens of a process's batch")
-    parser.add_argument("--matrix-rate", type=float, default=0.012, help="rate of the matrices")
-    parser.add_argument("--rate", type=float, default=3e-3, help="rate of the other weights")
+    parser.add_argument("--decay", type=float, default=0.9, help="share with a falling rate")
+    parser.add_argument("--batch", type=int, default=2560, help="padded tokens of a process's batch")
+    parser.add_argument("--matrix-rate", type=float, default=0.009, help="rate of the matrices")
+    parser.add_argument("--rate", type=float, default=2e-3, help="rate of the other weights")
     parser.add_argument("--processes", type=int, default=2, help="one for each core")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--report-seconds", type=float, default=30)
