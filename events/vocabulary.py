@@ -21,7 +21,7 @@ class Wire(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     """What every object on the AG-UI wire shares: camelCase names, absent instead of null."""
 
 
-class TokenUsage(Wire, kw_only=True):
+class TokenUsage(Wire, frozen=True, kw_only=True):
     """Tokens of one model in one run; totals include their parts."""
 
     provider: str | None = None
@@ -34,7 +34,7 @@ class TokenUsage(Wire, kw_only=True):
     cache_write_input_tokens: int | None = None
 
 
-class Interrupt(Wire, kw_only=True):
+class Interrupt(Wire, frozen=True, kw_only=True):
     """A question to a person that a run stopped for. `expires_at` is ISO 8601."""
 
     subagent_run_id: str | None = None
@@ -47,19 +47,19 @@ class Interrupt(Wire, kw_only=True):
     metadata: dict[str, Any] | None = None
 
 
-class SuccessOutcome(Wire, tag_field="type", tag="success", kw_only=True):
+class SuccessOutcome(Wire, tag_field="type", tag="success", frozen=True, kw_only=True):
     pending_tool_call_ids: list[str] | None = None
 
 
-class InterruptOutcome(Wire, tag_field="type", tag="interrupt", kw_only=True):
+class InterruptOutcome(Wire, tag_field="type", tag="interrupt", frozen=True, kw_only=True):
     interrupts: list[Interrupt]
 
 
-class CancelledOutcome(Wire, tag_field="type", tag="cancelled", kw_only=True):
+class CancelledOutcome(Wire, tag_field="type", tag="cancelled", frozen=True, kw_only=True):
     pass
 
 
-class SuspendedOutcome(Wire, tag_field="type", tag="suspended", kw_only=True):
+class SuspendedOutcome(Wire, tag_field="type", tag="suspended", frozen=True, kw_only=True):
     """A subagent that waits for the answer to an interrupt."""
 
     interrupt_ids: list[str] | None = None
@@ -70,7 +70,7 @@ SubagentOutcome = SuccessOutcome | SuspendedOutcome
 TextRole = Literal["developer", "system", "assistant", "user"]
 
 
-class BaseEvent(Wire, tag_field="type", kw_only=True):
+class BaseEvent(Wire, tag_field="type", frozen=True, kw_only=True):
     """Fields that any event may carry, in the SDK's order."""
 
     timestamp: int | None = None
@@ -78,13 +78,13 @@ class BaseEvent(Wire, tag_field="type", kw_only=True):
     metadata: dict[str, Any] | None = None
 
 
-class AttributableEvent(BaseEvent, kw_only=True):
+class AttributableEvent(BaseEvent, frozen=True, kw_only=True):
     """An event that may belong to a subagent's run."""
 
     subagent_run_id: str | None = None
 
 
-class RunStarted(BaseEvent, tag="RUN_STARTED", kw_only=True):
+class RunStarted(BaseEvent, tag="RUN_STARTED", frozen=True, kw_only=True):
     thread_id: str
     run_id: str
     protocol_version: str | None = None
@@ -92,7 +92,7 @@ class RunStarted(BaseEvent, tag="RUN_STARTED", kw_only=True):
     input: Any = None
 
 
-class RunFinished(BaseEvent, tag="RUN_FINISHED", kw_only=True):
+class RunFinished(BaseEvent, tag="RUN_FINISHED", frozen=True, kw_only=True):
     thread_id: str
     run_id: str
     result: Any = None
@@ -100,146 +100,146 @@ class RunFinished(BaseEvent, tag="RUN_FINISHED", kw_only=True):
     usage: list[TokenUsage] | None = None
 
 
-class RunError(BaseEvent, tag="RUN_ERROR", kw_only=True):
+class RunError(BaseEvent, tag="RUN_ERROR", frozen=True, kw_only=True):
     message: str
     code: str | None = None
     usage: list[TokenUsage] | None = None
 
 
-class StepStarted(AttributableEvent, tag="STEP_STARTED", kw_only=True):
+class StepStarted(AttributableEvent, tag="STEP_STARTED", frozen=True, kw_only=True):
     step_name: str
 
 
-class StepFinished(AttributableEvent, tag="STEP_FINISHED", kw_only=True):
+class StepFinished(AttributableEvent, tag="STEP_FINISHED", frozen=True, kw_only=True):
     step_name: str
 
 
-class TextMessageStart(AttributableEvent, tag="TEXT_MESSAGE_START", kw_only=True):
+class TextMessageStart(AttributableEvent, tag="TEXT_MESSAGE_START", frozen=True, kw_only=True):
     message_id: str
     role: TextRole | None = None
     name: str | None = None
 
 
-class TextMessageContent(AttributableEvent, tag="TEXT_MESSAGE_CONTENT", kw_only=True):
+class TextMessageContent(AttributableEvent, tag="TEXT_MESSAGE_CONTENT", frozen=True, kw_only=True):
     message_id: str
     delta: str
 
 
-class TextMessageEnd(AttributableEvent, tag="TEXT_MESSAGE_END", kw_only=True):
+class TextMessageEnd(AttributableEvent, tag="TEXT_MESSAGE_END", frozen=True, kw_only=True):
     message_id: str
 
 
-class TextMessageChunk(AttributableEvent, tag="TEXT_MESSAGE_CHUNK", kw_only=True):
+class TextMessageChunk(AttributableEvent, tag="TEXT_MESSAGE_CHUNK", frozen=True, kw_only=True):
     message_id: str | None = None
     role: TextRole | None = None
     delta: str | None = None
     name: str | None = None
 
 
-class ToolCallStart(AttributableEvent, tag="TOOL_CALL_START", kw_only=True):
+class ToolCallStart(AttributableEvent, tag="TOOL_CALL_START", frozen=True, kw_only=True):
     tool_call_id: str
     tool_call_name: str
     parent_message_id: str | None = None
 
 
-class ToolCallArgs(AttributableEvent, tag="TOOL_CALL_ARGS", kw_only=True):
+class ToolCallArgs(AttributableEvent, tag="TOOL_CALL_ARGS", frozen=True, kw_only=True):
     tool_call_id: str
     delta: str
 
 
-class ToolCallEnd(AttributableEvent, tag="TOOL_CALL_END", kw_only=True):
+class ToolCallEnd(AttributableEvent, tag="TOOL_CALL_END", frozen=True, kw_only=True):
     tool_call_id: str
 
 
-class ToolCallChunk(AttributableEvent, tag="TOOL_CALL_CHUNK", kw_only=True):
+class ToolCallChunk(AttributableEvent, tag="TOOL_CALL_CHUNK", frozen=True, kw_only=True):
     tool_call_id: str | None = None
     tool_call_name: str | None = None
     parent_message_id: str | None = None
     delta: str | None = None
 
 
-class ToolCallResult(AttributableEvent, tag="TOOL_CALL_RESULT", kw_only=True):
+class ToolCallResult(AttributableEvent, tag="TOOL_CALL_RESULT", frozen=True, kw_only=True):
     message_id: str
     tool_call_id: str
     content: str | list[Any]
     role: Literal["tool"] | None = None
 
 
-class StateSnapshot(AttributableEvent, tag="STATE_SNAPSHOT", kw_only=True):
+class StateSnapshot(AttributableEvent, tag="STATE_SNAPSHOT", frozen=True, kw_only=True):
     snapshot: Any
 
 
-class StateDelta(AttributableEvent, tag="STATE_DELTA", kw_only=True):
+class StateDelta(AttributableEvent, tag="STATE_DELTA", frozen=True, kw_only=True):
     """`delta` is a list of RFC 6902 operations."""
 
     delta: list[dict[str, Any]]
 
 
-class MessagesSnapshot(BaseEvent, tag="MESSAGES_SNAPSHOT", kw_only=True):
+class MessagesSnapshot(BaseEvent, tag="MESSAGES_SNAPSHOT", frozen=True, kw_only=True):
     """`messages` are AG-UI messages in their wire form (camelCase dictionaries)."""
 
     messages: list[dict[str, Any]]
 
 
-class ActivitySnapshot(AttributableEvent, tag="ACTIVITY_SNAPSHOT", kw_only=True):
+class ActivitySnapshot(AttributableEvent, tag="ACTIVITY_SNAPSHOT", frozen=True, kw_only=True):
     message_id: str
     activity_type: str
     content: dict[str, Any]
     replace: bool | None = None
 
 
-class ActivityDelta(AttributableEvent, tag="ACTIVITY_DELTA", kw_only=True):
+class ActivityDelta(AttributableEvent, tag="ACTIVITY_DELTA", frozen=True, kw_only=True):
     message_id: str
     activity_type: str
     patch: list[dict[str, Any]]
 
 
-class Raw(AttributableEvent, tag="RAW", kw_only=True):
+class Raw(AttributableEvent, tag="RAW", frozen=True, kw_only=True):
     event: Any
     source: str | None = None
 
 
-class Custom(AttributableEvent, tag="CUSTOM", kw_only=True):
+class Custom(AttributableEvent, tag="CUSTOM", frozen=True, kw_only=True):
     name: str
     value: Any
 
 
-class ReasoningStart(AttributableEvent, tag="REASONING_START", kw_only=True):
+class ReasoningStart(AttributableEvent, tag="REASONING_START", frozen=True, kw_only=True):
     message_id: str
 
 
-class ReasoningMessageStart(AttributableEvent, tag="REASONING_MESSAGE_START", kw_only=True):
+class ReasoningMessageStart(AttributableEvent, tag="REASONING_MESSAGE_START", frozen=True, kw_only=True):
     """`role` is always "reasoning" and required on the wire, so it has no default that could be left out."""
 
     message_id: str
     role: Literal["reasoning"]
 
 
-class ReasoningMessageContent(AttributableEvent, tag="REASONING_MESSAGE_CONTENT", kw_only=True):
+class ReasoningMessageContent(AttributableEvent, tag="REASONING_MESSAGE_CONTENT", frozen=True, kw_only=True):
     message_id: str
     delta: str
 
 
-class ReasoningMessageEnd(AttributableEvent, tag="REASONING_MESSAGE_END", kw_only=True):
+class ReasoningMessageEnd(AttributableEvent, tag="REASONING_MESSAGE_END", frozen=True, kw_only=True):
     message_id: str
 
 
-class ReasoningMessageChunk(AttributableEvent, tag="REASONING_MESSAGE_CHUNK", kw_only=True):
+class ReasoningMessageChunk(AttributableEvent, tag="REASONING_MESSAGE_CHUNK", frozen=True, kw_only=True):
     message_id: str | None = None
     delta: str | None = None
 
 
-class ReasoningEnd(AttributableEvent, tag="REASONING_END", kw_only=True):
+class ReasoningEnd(AttributableEvent, tag="REASONING_END", frozen=True, kw_only=True):
     message_id: str
 
 
-class ReasoningEncryptedValue(AttributableEvent, tag="REASONING_ENCRYPTED_VALUE", kw_only=True):
+class ReasoningEncryptedValue(AttributableEvent, tag="REASONING_ENCRYPTED_VALUE", frozen=True, kw_only=True):
     subtype: Literal["message", "tool-call"]
     entity_id: str
     encrypted_value: str
 
 
-class SubagentStarted(BaseEvent, tag="SUBAGENT_STARTED", kw_only=True):
+class SubagentStarted(BaseEvent, tag="SUBAGENT_STARTED", frozen=True, kw_only=True):
     subagent_run_id: str
     name: str
     description: str | None = None
@@ -248,13 +248,13 @@ class SubagentStarted(BaseEvent, tag="SUBAGENT_STARTED", kw_only=True):
     parent_message_id: str | None = None
 
 
-class SubagentFinished(BaseEvent, tag="SUBAGENT_FINISHED", kw_only=True):
+class SubagentFinished(BaseEvent, tag="SUBAGENT_FINISHED", frozen=True, kw_only=True):
     subagent_run_id: str
     result: Any = None
     outcome: SubagentOutcome | None = None
 
 
-class SubagentError(BaseEvent, tag="SUBAGENT_ERROR", kw_only=True):
+class SubagentError(BaseEvent, tag="SUBAGENT_ERROR", frozen=True, kw_only=True):
     subagent_run_id: str
     message: str
     code: str | None = None

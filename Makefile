@@ -1,0 +1,72 @@
+# The two commands a newcomer needs: `make serve` and `make test`. Everything else is listed by `make help`.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+PORT ?= 8000
+HOST ?= 127.0.0.1
+MODEL ?=
+BIN := .venv/bin
+PY := $(BIN)/python
+NODE := $(shell command -v npm 2>/dev/null)
+DEMO := agent_server/static/demo/index.html
+export SCARF_ANALYTICS := false
+export PLAYWRIGHT_SKIP_BROWSER_DOWNLOAD := 1
+
+help: ## what can be done here
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
+
+setup: .venv/.ready ## .venv with the server and the tools that the tests need
+
+.venv/.ready: pyproject.toml constraints.txt
+	test -x $(PY) || $(PYTHON) -m venv .venv
+	$(PY) -m pip install -q --upgrade pip
+	$(PY) -m pip install -q -c constraints.txt torch
+	$(PY) -m pip install -q -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(DEMO) ## build the front end into the package (needs Node)
+
+FRONT := $(shell find frontend_demo -type f -not -path '*/node_modules/*' -not -path '*/dist/*' 2>/dev/null)
+$(DEMO): $(FRONT)
+ifeq ($(NODE),)
+	@echo "Node is not installed: the page at / will say how to build the demo."
+else
+	cd frontend_demo && npm ci --no-audit --no-fund --loglevel=error && npm run build
+endif
+
+serve: setup demo ## serve the bundled model and the page at http://localhost:8000 (PORT=, HOST=, MODEL= to change)
+	$(BIN)/agent-server serve $(MODEL) --host $(HOST) --port $(PORT)
+
+check: setup ## format, lint and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+system: ## Debian packages that the browser and database tests use
+	scripts/system-packages
+
+test: setup system check demo ## everything: Python, real clients, the front end, the browser
+	scripts/test
+
+test-long: setup ## the long property and fuzz runs (SPLITS=, CASES= to change)
+	$(PY) -m pytest -m slow
+	$(PY) tests/properties/long_runs.py --splits $(or $(SPLITS),100000) --cases $(or $(CASES),1000000)
+
+bench: setup ## every benchmark, each beside a peer, printing ratios
+	for file in benchmarks/*.py; do case $$file in *_gpu.py|*/_*) ;; *) echo "== $$file"; $(PY) $$file || exit 1;; esac; done
+
+wheel: setup demo ## dist/*.whl with the demo inside
+	$(PY) -m pip install -q build && $(PY) -m build --wheel
+
+screenshot: setup demo system ## take the README's picture
+	scripts/screenshot
+
+lock: setup ## write constraints.txt from what is installed
+	$(PY) -m pip freeze --exclude-editable | sed -E 's/\+cpu$$//' | grep -viE '^(pip|setuptools|agent-server)==' > constraints.txt
+
+clean: ## remove what the other targets made
+	rm -rf .venv dist build agent_server/static/demo node_modules */node_modules tests/*/node_modules
+
+.PHONY: help setup demo serve check system test test-long bench wheel screenshot lock clean

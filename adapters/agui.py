@@ -1,0 +1,281 @@
+"""AG-UI over HTTP: a body to RunAgentInput, events to server-sent events, for today's client and the one before it.
+
+Options travel in `forwardedProps` under OpenAI's names; other keys there are left alone. A body without
+`protocolVersion` comes from a client older than AG-UI 1.0 (`@ag-ui/client` 0.0.59 is the one in the field, inside
+CopilotKit), which rejects a run over things that 1.0 added; the encoder leaves those out for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import msgspec
+from ag_ui.core import Message, RunAgentInput
+from pydantic import FailFast, ValidationError
+
+from adapters import sse
+from adapters.errors import RequestError
+from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits, read_json
+from adapters.legacy import downgrade
+from adapters.sampling import read_options, wrong
+from events.encode import encode
+from events.options import GenerationOptions
+from events.vocabulary import Event
+
+SSE = sse.CONTENT_TYPE
+PROTOBUF = "application/vnd.ag-ui.event+proto"
+
+
+class Extra(msgspec.Struct, frozen=True, kw_only=True):
+    """legacy: the client speaks the dialect before 1.0. forwarded: keys of forwardedProps that are no options.
+    warnings: what was left out of the input, one sentence each."""
+
+    legacy: bool = False
+    forwarded: dict[str, Any] = {}
+    warnings: tuple[str, ...] = ()
+
+
+class _FailFastInput(RunAgentInput):
+    """The SDK's model, which stops at the first faulty message instead of describing thousands."""
+
+    messages: Annotated[list[Message], FailFast()]
+
+
+class _MessageHead(msgspec.Struct):
+    id: str
+    role: str
+
+
+class _Head(msgspec.Struct, rename="camel"):
+    """What every body must have; see `read_json`."""
+
+    thread_id: str
+    run_id: str
+    messages: list[_MessageHead]
+
+
+def parse(body: bytes, *, new_id: Callable[[str], str], limits: Limits = DEFAULT_LIMITS) -> Inbound:
+    """A RunAgentInput in JSON. Raises RequestError. `new_id` is not called: an AG-UI client names everything itself."""
+    return from_wire(read_json(body, limits, shape=_Head), limits=limits)
+
+
+def from_wire(wire: dict[str, Any], *, limits: Limits = DEFAULT_LIMITS) -> Inbound:
+    """The same from decoded JSON, for wires that wrap a RunAgentInput in something else. `wire` may be changed."""
+    _check_sizes(wire, limits)
+    warnings = _mend_parts(wire["messages"])
+    run_input = _validate(wire)
+    _check_unique("messages", [message.id for message in run_input.messages])
+    _check_unique("tools", [tool.name for tool in run_input.tools or ()])
+    _check_unique("resume", [entry.interrupt_id for entry in run_input.resume or ()])
+    options, rest = _options(run_input.forwarded_props)
+    extra = Extra(legacy=run_input.protocol_version is None, forwarded=rest, warnings=tuple(warnings))
+    return Inbound(input=run_input, options=options, extra=extra)
+
+
+def _options(props: Any) -> tuple[GenerationOptions, dict[str, Any]]:
+    if not isinstance(props, dict):
+        return GenerationOptions(), {}
+    options, rest = read_options(props, at="forwardedProps")
+    if options.n != 1:
+        raise wrong("forwardedProps.n", "must be 1: an AG-UI run has one answer.")
+    return options, rest
+
+
+# ---- sizes ----------------------------------------------------------------------------------------------------------
+
+
+def _check_sizes(wire: Any, limits: Limits) -> None:
+    """Bounds on lists and names, before pydantic builds anything. Wrong types are left to pydantic."""
+    if not isinstance(wire, dict) or not isinstance(wire.get("messages"), list):
+        raise RequestError("invalid_request", "messages must be an array.", param="messages")
+    for key in ("messages", "tools", "context", "resume"):
+        _check_length(key, wire.get(key), getattr(limits, key))
+    for key in ("threadId", "runId", "parentRunId"):
+        _check_name(key, wire.get(key), limits, required=key != "parentRunId")
+    for i, message in enumerate(wire["messages"]):
+        if isinstance(message, dict):
+            _check_message(f"messages.{i}", message, limits)
+    for i, tool in enumerate(_items(wire.get("tools"))):
+        _check_name(f"tools.{i}.name", tool.get("name"), limits)
+        if len(msgspec.json.encode(tool.get("parameters"))) > limits.schema:
+            raise wrong(f"tools.{i}.parameters", f"must be at most {limits.schema} bytes of JSON.")
+
+
+def _check_message(path: str, message: dict[str, Any], limits: Limits) -> None:
+    _check_name(f"{path}.id", message.get("id"), limits)
+    _check_name(f"{path}.toolCallId", message.get("toolCallId"), limits, required=False)
+    _check_length(f"{path}.content", message.get("content"), limits.parts)
+    _check_length(f"{path}.toolCalls", message.get("toolCalls"), limits.tool_calls)
+    for i, call in enumerate(_items(message.get("toolCalls"))):
+        _check_name(f"{path}.toolCalls.{i}.id", call.get("id"), limits)
+
+
+def _items(value: Any) -> list[dict[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def _check_length(path: str, value: Any, limit: int) -> None:
+    if isinstance(value, list) and len(value) > limit:
+        raise wrong(path, f"must have at most {limit} items.")
+
+
+def _check_name(path: str, value: Any, limits: Limits, *, required: bool = True) -> None:
+    if isinstance(value, str) and not (required <= len(value) <= limits.name):
+        raise wrong(path, f"must have {'from 1 to' if required else 'at most'} {limits.name} characters.")
+
+
+def _check_unique(path: str, names: list[str]) -> None:
+    seen: set[str] = set()
+    for i, name in enumerate(names):
+        if name in seen:
+            what = "name" if path == "tools" else "interruptId" if path == "resume" else "id"
+            raise wrong(f"{path}.{i}.{what}", "repeats an earlier one; give each its own.")
+        seen.add(name)
+
+
+# ---- content parts --------------------------------------------------------------------------------------------------
+
+_PART_TYPES = frozenset({"text", "image", "audio", "video", "document"})
+_SOURCE_TYPES = frozenset({"data", "url", "file"})
+
+
+def _mend_parts(messages: list[Any]) -> list[str]:
+    """Bring `binary` parts of older clients into today's form, and drop parts that nobody can read, with a warning:
+    the protocol wants a part that cannot be used dropped, never fatal."""
+    warnings: list[str] = []
+    for i, message in enumerate(messages):
+        content = message.get("content") if isinstance(message, dict) else None
+        if isinstance(content, list):
+            parts = [_modern_part(part) for part in content]
+            usable = [part for part in parts if _is_known(part)]
+            if len(usable) < len(parts):
+                warnings.append(
+                    f"messages.{i}: {len(parts) - len(usable)} content part(s) of an unknown kind left out."
+                )
+            message["content"] = usable
+    return warnings
+
+
+def _is_known(part: Any) -> bool:
+    if not isinstance(part, dict):
+        return True
+    source = part.get("source")
+    return part.get("type") in _PART_TYPES and (not isinstance(source, dict) or source.get("type") in _SOURCE_TYPES)
+
+
+def _modern_part(part: Any) -> Any:
+    if not isinstance(part, dict) or part.get("type") != "binary":
+        return part
+    mime = part.get("mimeType")
+    kind = mime.partition("/")[0] if isinstance(mime, str) else ""
+    found = next((key for key in ("data", "url", "id") if isinstance(part.get(key), str)), None)
+    if found is None:
+        return part
+    source = {"type": "file" if found == "id" else found, "value": part[found], "mimeType": mime}
+    name = {"filename": part["filename"]} if isinstance(part.get("filename"), str) else None
+    return {"type": kind if kind in ("image", "audio", "video") else "document", "source": source, "metadata": name}
+
+
+# ---- validation -----------------------------------------------------------------------------------------------------
+
+_COMPLAINTS = {
+    "missing": "is required.",
+    "string_type": "must be a string.",
+    "list_type": "must be an array.",
+    "dict_type": "must be an object.",
+    "model_type": "must be an object.",
+    "model_attributes_type": "must be an object.",
+    "bool_type": "must be true or false.",
+}
+
+
+def _validate(wire: dict[str, Any]) -> RunAgentInput:
+    try:
+        checked = _FailFastInput.model_validate(wire)
+    except ValidationError as error:
+        raise _complaint(error, wire) from None
+    return RunAgentInput.model_construct(**dict(checked))
+
+
+def _complaint(error: ValidationError, wire: Any) -> RequestError:
+    """The innermost fault in our own words; pydantic's would quote the value."""
+    faults = error.errors(include_input=False, include_url=False, include_context=True)
+    fault = max(faults, key=lambda each: len(each["loc"]))
+    path = _path(fault["loc"], wire)
+    context = fault.get("ctx", {})
+    if fault["type"] in ("union_tag_invalid", "literal_error"):
+        known = str(context.get("expected_tags") or context.get("expected"))
+        field = str(context["discriminator"]).strip("'") if "discriminator" in context else ""
+        path = f"{path}.{field}" if field else path
+        return wrong(path, f"must be one of {known}.")
+    return wrong(path, _COMPLAINTS.get(fault["type"], "does not have the form that AG-UI 1.0 gives it."))
+
+
+def _path(location: tuple[int | str, ...], node: Any) -> str:
+    """pydantic's location without the names of union members, which are no part of the body."""
+    path: list[str] = []
+    for i, step in enumerate(location):
+        last = i == len(location) - 1
+        if isinstance(node, dict) and isinstance(step, str) and (step in node or last):
+            path.append(step)
+            node = node.get(step)
+        elif isinstance(node, list) and isinstance(step, int) and step < len(node):
+            path.append(str(step))
+            node = node[step]
+    return ".".join(path) or "The body"
+
+
+# ---- outbound -------------------------------------------------------------------------------------------------------
+
+
+class Encoder:
+    """Events to server-sent events, one frame each; `id:` is the event's sequence number in its run."""
+
+    content_type = SSE
+
+    def __init__(self, *, legacy: bool = False) -> None:
+        self._legacy = legacy
+
+    def encode(self, event: Event, *, sequence: int | None = None, choice: int = 0) -> bytes:
+        """Zero or one frame. AG-UI has one answer a run, so `choice` other than 0 gives nothing."""
+        shown = downgrade(event) if self._legacy else event
+        if shown is None or choice:
+            return b""
+        return sse.frame(encode(shown), id=sequence)
+
+    def finish(self) -> bytes:
+        """Nothing: the terminal event is the end, and `[DONE]` would break the client."""
+        return b""
+
+    def keep_alive(self) -> bytes:
+        return sse.KEEP_ALIVE
+
+
+def negotiate(accept: str | None) -> str:
+    """The content type to answer with, by the request's Accept header: SSE unless protobuf is clearly preferred.
+
+    Raises RequestError when neither is acceptable.
+    """
+    weights = _weights(accept or "*/*")
+    offers = {kind: _weight(weights, kind) for kind in (SSE, PROTOBUF)}
+    if not any(offers.values()) and not _weight(weights, "application/json"):
+        raise RequestError("unsupported_media_type", f"This endpoint answers with {SSE} or {PROTOBUF}; accept one.")
+    exact = PROTOBUF in weights
+    return PROTOBUF if exact and offers[PROTOBUF] > 0 and offers[PROTOBUF] >= offers[SSE] else SSE
+
+
+def _weights(accept: str) -> dict[str, float]:
+    weights: dict[str, float] = {}
+    for entry in accept.split(","):
+        kind, *parameters = (piece.strip().lower() for piece in entry.split(";"))
+        quality = next((piece[2:] for piece in parameters if piece.startswith("q=")), "1")
+        try:
+            weights[kind] = float(quality)
+        except ValueError:
+            weights[kind] = 0.0
+    return weights
+
+
+def _weight(weights: dict[str, float], kind: str) -> float:
+    return next((weights[key] for key in (kind, kind.partition("/")[0] + "/*", "*/*") if key in weights), 0.0)

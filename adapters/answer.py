@@ -1,0 +1,154 @@
+"""One run's events folded into the one answer that request-and-response wires speak of.
+
+A run may hold several messages and calls of the server's own tools; these wires know a single assistant message, so
+its text is the texts in order, and calls that the server answered itself are left out. Events of subagents are the
+subagents' own and are left out too. The folding is `events.message`'s; the pieces and tokens that it does not keep are
+collected here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, cast
+
+import msgspec
+
+from adapters.errors import KINDS, ErrorKind, RequestError
+from adapters.openai_tokens import TokenDetail, tokens_of
+from events.message import Call
+from events.message import fold as fold_messages
+from events.vocabulary import (
+    CancelledOutcome,
+    Event,
+    Interrupt,
+    InterruptOutcome,
+    ReasoningEncryptedValue,
+    ReasoningMessageContent,
+    RunError,
+    RunFinished,
+    SuccessOutcome,
+    TextMessageContent,
+    TokenUsage,
+    ToolCallArgs,
+    ToolCallEnd,
+    ToolCallStart,
+)
+
+
+class Pieces(msgspec.Struct):
+    """What came piece by piece. tokens: details of every token in order; the other three lists are its parts."""
+
+    reasoning: list[str] = []
+    calls: list[dict[str, Any]] = []
+    tokens: list[TokenDetail] = []
+    text_tokens: list[TokenDetail] = []
+    reasoning_tokens: list[TokenDetail] = []
+    call_tokens: list[TokenDetail] = []
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """finish: "stop", "length", "tool_calls", "cancelled" or "error". calls: those that are the client's to answer."""
+
+    text: str
+    reasoning: str
+    calls: Sequence[Call]
+    finish: str
+    error: RunError | None
+    usage: Sequence[TokenUsage]
+    interrupts: Sequence[Interrupt]
+    encrypted_reasoning: str | None
+    pieces: Pieces
+    metadata: dict[str, Any]
+
+    @property
+    def stop(self) -> str | int | None:
+        """The stop string or token that matched."""
+        return self.metadata.get("stop")
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        return self.metadata.get("warnings") or ()
+
+    @property
+    def timings(self) -> dict[str, Any]:
+        return self.metadata.get("timings") or {}
+
+
+def finish_reason(event: RunFinished) -> str:
+    """ "stop", "length", "tool_calls" or "cancelled": what the run says, else what its outcome implies."""
+    if isinstance(event.outcome, CancelledOutcome):
+        return "cancelled"
+    stated = (event.metadata or {}).get("finishReason")
+    if isinstance(stated, str):
+        return stated
+    pending = event.outcome.pending_tool_call_ids if isinstance(event.outcome, SuccessOutcome) else None
+    return "tool_calls" if pending else "stop"
+
+
+def own_events(events: Iterable[Event], hidden_tools: Collection[str] = ()) -> list[Event]:
+    """The events that these wires show: the parent agent's, without calls of `hidden_tools`, which the server runs."""
+    hidden: set[str] = set()
+    shown: list[Event] = []
+    for event in events:
+        if getattr(event, "subagent_run_id", None) is not None:
+            continue
+        if isinstance(event, ToolCallStart) and event.tool_call_name in hidden_tools:
+            hidden.add(event.tool_call_id)
+        if getattr(event, "tool_call_id", None) not in hidden:
+            shown.append(event)
+    return shown
+
+
+def fold(events: Iterable[Event], *, hidden_tools: Collection[str] = ()) -> Answer:
+    """`hidden_tools` are the names of tools that the server runs itself."""
+    shown = own_events(events, hidden_tools)
+    said = fold_messages(shown).answer()
+    end = next((event for event in reversed(shown) if isinstance(event, RunFinished | RunError)), None)
+    outcome = end.outcome if isinstance(end, RunFinished) else None
+    sealed = [event.encrypted_value for event in shown if isinstance(event, ReasoningEncryptedValue)]
+    return Answer(
+        text=said.text,
+        reasoning=said.reasoning,
+        calls=said.tool_calls,
+        finish=finish_reason(end) if isinstance(end, RunFinished) else "error",
+        error=end if isinstance(end, RunError) else None,
+        usage=(end.usage if end else None) or (),
+        interrupts=outcome.interrupts if isinstance(outcome, InterruptOutcome) else (),
+        encrypted_reasoning=sealed[-1] if sealed else None,
+        pieces=_pieces(shown),
+        metadata=(end.metadata if end else None) or {},
+    )
+
+
+def _pieces(events: Iterable[Event]) -> Pieces:
+    pieces = Pieces()
+    for event in events:
+        match event:
+            case TextMessageContent():
+                pieces.text_tokens.extend(tokens_of(event.metadata))
+            case ReasoningMessageContent(delta=delta):
+                pieces.reasoning_tokens.extend(tokens_of(event.metadata))
+                if delta:
+                    pieces.reasoning.append(delta)
+            case ToolCallStart(tool_call_id=call, tool_call_name=name):
+                pieces.call_tokens.extend(tokens_of(event.metadata))
+                pieces.calls.append({"type": "start", "tool_call_id": call, "tool_name": name})
+            case ToolCallArgs(tool_call_id=call, delta=delta):
+                pieces.call_tokens.extend(tokens_of(event.metadata))
+                if delta:
+                    pieces.calls.append({"type": "args", "tool_call_id": call, "delta": delta})
+            case ToolCallEnd(tool_call_id=call):
+                pieces.calls.append({"type": "end", "tool_call_id": call})
+            case _:
+                continue
+        pieces.tokens.extend(tokens_of(event.metadata))
+    return pieces
+
+
+def raise_failure(answer: Answer, answered: Collection[str] = ()) -> None:
+    """RequestError for an answer that broke, with the run's kind; failures in `answered` are answers themselves."""
+    error = answer.error
+    if error is None or error.code in answered:
+        return
+    kind = error.code if error.code in KINDS else "internal"
+    raise RequestError(cast(ErrorKind, kind), error.message, param=(error.metadata or {}).get("param"))

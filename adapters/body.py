@@ -1,0 +1,59 @@
+"""From decoded JSON to typed fields, with errors that name the place in the client's own numbering."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from adapters.errors import RequestError
+from adapters.inbound import Limits, read_json
+
+T = TypeVar("T")
+MAX_NAME = 80
+_INDEX = re.compile(r"\[(\d+|\.\.\.)\]")
+_UNKNOWN = re.compile(r"unknown field `(?P<name>[^`]*)`")
+_MISSING = re.compile(r"missing required field `(?P<name>[^`]*)`")
+_EXPECTED = re.compile(r"Expected `(?P<kind>[\w |]+)`")
+
+
+def read_object(body: bytes, limits: Limits, *, shape: Any = dict) -> dict[str, Any]:
+    """A JSON object; `shape` is a msgspec type with what it must have at least. Raises RequestError."""
+    value: dict[str, Any] = read_json(body, limits, shape=shape)
+    return value
+
+
+def convert(value: Any, kind: type[T] | Any, at: str) -> T:
+    """`value` as `kind`, a msgspec type. Raises RequestError naming the innermost place under `at`."""
+    try:
+        result: T = msgspec.convert(value, type=kind)
+    except msgspec.ValidationError as error:
+        raise _named(error, at) from None
+    return result
+
+
+def wrong(at: str, what: str) -> RequestError:
+    return RequestError("invalid_request", f"{at} {what}.", param=at)
+
+
+def flag(values: dict[str, Any], name: str, default: bool = False) -> bool:
+    """A boolean field; null and absent are `default`."""
+    value = values.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise wrong(name, "must be true or false")
+    return value
+
+
+def _named(error: msgspec.ValidationError, at: str) -> RequestError:
+    text, _, path = str(error).partition(" - at `$")
+    where = (at + _INDEX.sub(r".\1", path.rstrip("`"))).lstrip(".")
+    if unknown := _UNKNOWN.search(text):
+        return wrong(f"{where}.{unknown['name'][:MAX_NAME]}".lstrip("."), "is not a known field")
+    if missing := _MISSING.search(text):
+        return wrong(f"{where}.{missing['name']}".lstrip("."), "is required")
+    if expected := _EXPECTED.search(text):
+        return wrong(where or "The body", f"must be of type {expected['kind']}")
+    return wrong(where or "The body", "has a value that is not allowed")

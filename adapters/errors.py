@@ -1,0 +1,209 @@
+"""Why a request was refused, and how each wire says so: one table of kinds, one body per wire.
+
+Messages are written by us and say what to do about it; they never quote the request, so an answer neither grows with
+the body nor leaks what was in it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, NamedTuple, get_args
+
+import msgspec
+
+ErrorKind = Literal[
+    "invalid_request",
+    "context_length_exceeded",
+    "overloaded",
+    "unavailable",
+    "connection",
+    "timeout",
+    "out_of_memory",
+    "internal",
+    "not_found",
+    "unauthorized",
+    "forbidden",
+    "rate_limited",
+    "payload_too_large",
+    "conflict",
+    "unsupported_media_type",
+    "method_not_allowed",
+]
+Wire = Literal["agui", "openai", "anthropic", "websocket", "copilotkit", "generate"]
+KINDS: tuple[str, ...] = get_args(ErrorKind)
+
+MAX_MESSAGE = 2000
+MAX_PARAM = 200
+
+
+class RequestError(Exception):
+    """A request that cannot be served as it is.
+
+    param: the field to change, in the request's own spelling ("messages.0.role"). retry_after: seconds.
+    """
+
+    def __init__(
+        self, kind: ErrorKind, message: str, param: str | None = None, retry_after: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.kind: ErrorKind = kind
+        self.message = message
+        self.param = param
+        self.retry_after = retry_after
+
+
+class Row(NamedTuple):
+    """One kind on every wire. `openai` and `websocket` are names for `type` and `error`; `code` is OpenAI's `code`;
+    `close` is the WebSocket close code (RFC 6455, 7.4); `action` the WebSocket protocol's `recovery_action`."""
+
+    status: int
+    title: str
+    openai: str
+    code: str | None
+    anthropic: str
+    websocket: str
+    close: int
+    retryable: bool = False
+    action: str | None = None
+
+
+TABLE: dict[str, Row] = {
+    "invalid_request": Row(
+        400, "Bad request", "invalid_request_error", None, "invalid_request_error", "invalid_request", 1008
+    ),
+    "context_length_exceeded": Row(
+        400,
+        "Context length exceeded",
+        "invalid_request_error",
+        "context_length_exceeded",
+        "invalid_request_error",
+        "context_length_exceeded",
+        1008,
+        action="shorten_prompt",
+    ),
+    "unauthorized": Row(
+        401, "Unauthorized", "invalid_request_error", "invalid_api_key", "authentication_error", "unauthorized", 1008
+    ),
+    "forbidden": Row(403, "Forbidden", "invalid_request_error", "forbidden", "permission_error", "forbidden", 1008),
+    "not_found": Row(404, "Not found", "invalid_request_error", "not_found", "not_found_error", "not_found", 1008),
+    "method_not_allowed": Row(
+        405,
+        "Method not allowed",
+        "invalid_request_error",
+        "method_not_allowed",
+        "invalid_request_error",
+        "invalid_request",
+        1008,
+    ),
+    "conflict": Row(409, "Conflict", "invalid_request_error", "conflict", "invalid_request_error", "conflict", 1008),
+    "payload_too_large": Row(
+        413, "Payload too large", "invalid_request_error", "payload_too_large", "request_too_large",
+        "invalid_request", 1009,
+    ),
+    "unsupported_media_type": Row(
+        415,
+        "Unsupported media type",
+        "invalid_request_error",
+        "unsupported_media_type",
+        "invalid_request_error",
+        "invalid_request",
+        1003,
+    ),
+    "rate_limited": Row(
+        429, "Too many requests", "rate_limit_error", "rate_limit_exceeded", "rate_limit_error", "rate_limited",
+        1013, True, "retry",
+    ),
+    "internal": Row(500, "Internal error", "server_error", "internal", "api_error", "internal_error", 1011),
+    "connection": Row(
+        502, "Generation lost", "server_error", "connection", "api_error", "internal_error", 1011, True, "retry"
+    ),
+    "overloaded": Row(
+        503, "Overloaded", "server_error", "overloaded", "overloaded_error", "memory_pressure", 1013, True, "retry"
+    ),
+    "unavailable": Row(
+        503, "Unavailable", "server_error", "unavailable", "api_error", "model_loading_error", 1013, True, "retry"
+    ),
+    "out_of_memory": Row(
+        503, "Out of memory", "server_error", "out_of_memory", "api_error", "memory_pressure", 1011,
+        action="reduce_max_tokens",
+    ),
+    "timeout": Row(504, "Timed out", "server_error", "timeout", "timeout_error", "timeout", 1011, True, "retry"),
+}  # fmt: skip
+
+_ANTHROPIC_OVERLOADED = 529
+
+
+class ErrorResponse(NamedTuple):
+    """An HTTP answer: status code, headers besides Content-Type (always application/json), JSON body."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+def row(kind: str) -> Row:
+    """The table's row; a kind that nobody knows is an internal error."""
+    return TABLE.get(kind, TABLE["internal"])
+
+
+def response(wire: Wire, error: RequestError, *, request_id: str | None = None) -> ErrorResponse:
+    """The whole HTTP answer for `error` on `wire`."""
+    entry = row(error.kind)
+    status = _ANTHROPIC_OVERLOADED if wire == "anthropic" and error.kind == "overloaded" else entry.status
+    body = payload(wire, error.kind, error.message, param=error.param, request_id=request_id)
+    return ErrorResponse(status, _headers(error, entry), msgspec.json.encode(body))
+
+
+def payload(
+    wire: Wire,
+    kind: str,
+    message: str,
+    *,
+    param: str | None = None,
+    request_id: str | None = None,
+    retryable: bool | None = None,
+) -> dict[str, Any]:
+    """The JSON object that says `kind` on `wire`: an HTTP body, an SSE frame's data or a WebSocket message."""
+    entry = row(kind)
+    text = _clip(message, MAX_MESSAGE)
+    where = _clip(param, MAX_PARAM) if param is not None else None
+    retry = entry.retryable if retryable is None else retryable
+    match wire:
+        case "openai":
+            return {"error": {"message": text, "type": entry.openai, "param": where, "code": entry.code}}
+        case "anthropic":
+            inner = {"type": entry.anthropic, "message": text}
+            return {"type": "error", "error": inner, "request_id": request_id}
+        case "websocket":
+            return _websocket(entry, text, retry, request_id)
+        case "copilotkit":
+            return {"error": entry.title, "message": text}
+        case "agui" | "generate":
+            inner_: dict[str, Any] = {"code": kind, "message": text, "retryable": retry}
+            return {"error": inner_ if where is None else {**inner_, "param": where}}
+
+
+def _websocket(entry: Row, text: str, retryable: bool, request_id: str | None) -> dict[str, Any]:
+    message: dict[str, Any] = {"type": "error", "error": entry.websocket, "message": text, "recoverable": retryable}
+    if entry.action is not None:
+        message["recovery_action"] = entry.action
+    if request_id is not None:
+        message["request_id"] = request_id
+    return message
+
+
+def _headers(error: RequestError, entry: Row) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    after = error.retry_after
+    if after is None and entry.status in (429, 503) and entry.retryable:
+        after = 1.0
+    if after is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(after)))
+    if error.kind == "unauthorized":
+        headers["WWW-Authenticate"] = "Bearer"
+    return headers
+
+
+def _clip(text: str, limit: int) -> str:
+    clean = text.encode("utf-8", "replace").decode()
+    return clean if len(clean) <= limit else clean[: limit - 1] + "…"

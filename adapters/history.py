@@ -1,0 +1,149 @@
+"""Histories as clients really send them, put in order: calls with unique ids, each followed by its results.
+
+Works on AG-UI messages, so every wire shares it. `positions` name each message in the client's own numbering, for
+errors. Chat templates rely on the order: many render a result without its call's id.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+from ag_ui.core import AssistantMessage, Message, ToolMessage
+
+from adapters.errors import RequestError
+
+NewId = Callable[[str], str]
+
+
+class Placed(NamedTuple):
+    """A message and where the client put it ("messages.3")."""
+
+    message: Message
+    at: str
+
+
+class _Owned(NamedTuple):
+    rank: int
+    message: ToolMessage
+
+
+def put_in_order(history: Sequence[Placed], new_id: NewId, *, id_field: str = "tool_call_id") -> list[Message]:
+    """Every tool result moved to just behind the message that made its call, in the order of the calls.
+
+    An id that two calls share is replaced on the later one. Raises RequestError for a result that answers no call;
+    `id_field` is what the wire calls the id there.
+    """
+    owners = _owners(history)
+    results: dict[int, list[_Owned]] = {}
+    for index, placed in enumerate(history):
+        if isinstance(placed.message, ToolMessage):
+            owner, rank = _owner(owners, placed.message.tool_call_id, index, f"{placed.at}.{id_field}")
+            results.setdefault(owner, []).append(_Owned(rank, placed.message))
+    ordered: list[Message] = []
+    seen: set[str] = set()
+    for index, (message, _) in enumerate(history):
+        if isinstance(message, ToolMessage):
+            continue
+        ordered.append(message)
+        if isinstance(message, AssistantMessage) and message.tool_calls:
+            ordered.extend(_answers(message, results.get(index, []), seen, new_id))
+    return ordered
+
+
+def _owners(history: Iterable[Placed]) -> dict[str, list[tuple[int, int]]]:
+    """call id → where it was made: (index of the message, rank among its calls)."""
+    owners: dict[str, list[tuple[int, int]]] = {}
+    for index, (message, _) in enumerate(history):
+        calls = message.tool_calls if isinstance(message, AssistantMessage) else None
+        for rank, call in enumerate(calls or ()):
+            owners.setdefault(call.id, []).append((index, rank))
+    return owners
+
+
+def _owner(owners: dict[str, list[tuple[int, int]]], call_id: str, index: int, at: str) -> tuple[int, int]:
+    """The latest call of that id before the result, else the first one after it."""
+    places = owners.get(call_id)
+    if not places:
+        raise RequestError("invalid_request", f"{at} names a tool call that no message made.", param=at)
+    return next((place for place in reversed(places) if place[0] < index), places[0])
+
+
+def _answers(message: AssistantMessage, results: list[_Owned], seen: set[str], new_id: NewId) -> Iterable[ToolMessage]:
+    for call in message.tool_calls or ():
+        if call.id in seen:
+            call.id = new_id("call")
+        seen.add(call.id)
+    for rank, result in sorted(results, key=lambda owned: owned.rank):
+        result.tool_call_id = (message.tool_calls or [])[rank].id
+        yield result
+
+
+def object_text(value: object, at: str) -> str:
+    """Arguments of an old call as the text of a JSON object: an object is written out, nothing is `{}`, text that
+    was cut off is closed. Raises RequestError for anything else, since no template could render it."""
+    if value is None:
+        return "{}"
+    if isinstance(value, dict):
+        return msgspec.json.encode(value).decode()
+    if isinstance(value, str):
+        if not value.strip():
+            return "{}"
+        if _is_object(value):
+            return value
+        closed = close_object(value)
+        if closed is not None:
+            return closed
+    raise RequestError("invalid_request", f"{at} must be the text of a JSON object.", param=at)
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(msgspec.json.decode(text), dict)
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        return False
+
+
+def close_object(text: str) -> str | None:
+    """JSON text that was cut off, closed again; the member it broke off in is kept if it can be, else left out.
+
+    None where the text is not the beginning of a JSON object.
+    """
+    text = text.strip()
+    stack, quoted, cut = _scan(text)
+    if not text.startswith("{") or not stack:
+        return None
+    closing = "".join(reversed(stack))
+    whole = text + ('"' if quoted else "") + closing
+    if _is_object(whole):
+        return whole
+    position, depth = cut
+    if not _BROKEN_MEMBER.match(text[position:]):
+        return None
+    shorter = text[:position] + closing[-depth:]
+    return shorter if _is_object(shorter) else None
+
+
+_BROKEN_MEMBER = re.compile(r'^,?\s*(?:"|[a-z0-9.eE+-]*$)')
+
+
+def _scan(text: str) -> tuple[list[str], bool, tuple[int, int]]:
+    """The brackets left open, whether a string is, and the last place to cut at with the depth there."""
+    stack: list[str] = []
+    cut = (0, 0)
+    quoted = escaped = False
+    for i, char in enumerate(text):
+        if quoted:
+            quoted, escaped = escaped or char != '"', char == "\\" and not escaped
+        elif char == '"':
+            quoted = True
+        elif char in "{[":
+            stack.append("}" if char == "{" else "]")
+            cut = (i + 1, len(stack))
+        elif char in "}]" and stack:
+            stack.pop()
+        elif char == ",":
+            cut = (i, len(stack))
+    return stack, quoted, cut

@@ -1,0 +1,160 @@
+"""A Chat Completions request → RunAgentInput and GenerationOptions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import msgspec
+from ag_ui.core import Message, RunAgentInput, Tool
+
+from adapters.body import convert, flag, read_object, wrong
+from adapters.history import NewId
+from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
+from adapters.openai_chat.fields import FIELDS
+from adapters.openai_chat.messages import ChatMessage, read_messages
+from adapters.request_fields import check_names, check_values
+from adapters.sampling import KNOWN, check_tool_choice, read_options
+from adapters.tool_list import Tools, ToolSpec, read_tools
+from events.options import GenerationOptions
+
+
+class ChatFlags(msgspec.Struct, frozen=True, kw_only=True):
+    """What the outbound side must know of the request (`Inbound.extra`).
+
+    logprobs: alternatives per token, None without log probabilities. named_tool: tool_choice named one function.
+    """
+
+    include_usage: bool = False
+    logprobs: int | None = None
+    token_ids: bool = False
+    reasoning: bool = True
+    named_tool: bool = False
+
+
+class _MessageHead(msgspec.Struct):
+    role: str
+
+
+class _Head(msgspec.Struct):
+    """What every body must have; a list of empty messages is refused at its first."""
+
+    messages: list[_MessageHead]
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+def parse(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS, media: Collection[str] = ()) -> Inbound:
+    """`media`: kinds of content part that the model reads besides text. Raises RequestError."""
+    values = read_object(body, limits, shape=_Head)
+    check_names(values, FIELDS)
+    check_values(values, FIELDS)
+    tools = _tools(values.get("tools"), limits)
+    options, flags = _options(values, tools)
+    run = RunAgentInput(
+        thread_id=new_id("thread"),
+        run_id=new_id("run"),
+        messages=_messages(values["messages"], new_id=new_id, limits=limits, media=media),
+        tools=tools.tools,
+        context=[],
+        state={},
+        forwarded_props={},
+    )
+    return Inbound(input=run, options=options, stream=flag(values, "stream"), extra=flags)
+
+
+def read_conversation(
+    values: dict[str, Any], *, new_id: NewId, limits: Limits, media: Collection[str] = ()
+) -> tuple[list[Message], list[Tool]]:
+    """The messages and tools of a request that is no generation. Raises RequestError."""
+    tools = _tools(values.get("tools"), limits).tools
+    return _messages(values.get("messages"), new_id=new_id, limits=limits, media=media), tools
+
+
+def _messages(value: Any, *, new_id: NewId, limits: Limits, media: Collection[str]) -> list[Message]:
+    messages: list[ChatMessage] = convert(value, list[ChatMessage], "messages")
+    return read_messages(messages, new_id=new_id, limits=limits, media=media)
+
+
+def _options(values: dict[str, Any], tools: Tools) -> tuple[GenerationOptions, ChatFlags]:
+    values = dict(values)
+    reasoning = _reasoning(values)
+    if values.get("user") is None:
+        values["user"] = values.get("safety_identifier")
+    if isinstance(values.get("logprobs"), int) and not isinstance(values["logprobs"], bool):
+        raise wrong("logprobs", "must be true or false")
+    options, _ = read_options({name: value for name, value in values.items() if name in KNOWN})
+    check_tool_choice(options.tool_choice, tools.names)
+    stream_options = read_stream_options(values)
+    changes = {"strict_tools": tools.strict, "store": values.get("store") is True}
+    flags = ChatFlags(
+        include_usage=bool(stream_options.include_usage),
+        logprobs=options.sampling.logprobs,
+        token_ids=values.get("return_token_ids") is True,
+        reasoning=reasoning,
+        named_tool=options.tool_choice.mode == "named",
+    )
+    return msgspec.structs.replace(options, **changes), flags
+
+
+def _reasoning(values: dict[str, Any]) -> bool:
+    """Reads `thinking`, `reasoning` and `include_reasoning` into the options' own names; whether to show reasoning."""
+    thinking = values.get("thinking")
+    if isinstance(thinking, dict) and thinking.get("type") in ("enabled", "disabled"):
+        thinking = thinking["type"] == "enabled"
+    if thinking is not None and not isinstance(thinking, bool):
+        raise wrong("thinking", "must be true or false")
+    given: ReasoningOptions = convert(values.get("reasoning") or {}, ReasoningOptions, "reasoning")
+    enabled = given.enabled if thinking is None else thinking
+    if enabled is not None and values.get("enable_thinking") is None:
+        values["enable_thinking"] = enabled
+    if given.effort is not None and values.get("reasoning_effort") is None:
+        values["reasoning_effort"] = given.effort
+    return flag(values, "include_reasoning", True) and not given.exclude
+
+
+class ReasoningOptions(msgspec.Struct, forbid_unknown_fields=True):
+    effort: Any = None
+    enabled: bool | None = None
+    exclude: bool | None = None
+
+
+def read_stream_options(values: Mapping[str, Any]) -> StreamOptions:
+    value = values.get("stream_options")
+    if value is None:
+        return StreamOptions()
+    if values.get("stream") is not True:
+        raise wrong("stream_options", "needs stream to be true")
+    options: StreamOptions = convert(value, StreamOptions, "stream_options")
+    for name in ("include_obfuscation", "continuous_usage_stats"):
+        if getattr(options, name):
+            raise wrong(f"stream_options.{name}", "is not supported")
+    return options
+
+
+class FunctionSpec(msgspec.Struct, forbid_unknown_fields=True):
+    name: Any = None
+    description: Any = None
+    parameters: Any = None
+    strict: Any = None
+
+
+class ChatTool(msgspec.Struct):
+    function: FunctionSpec | None = None
+    type: Any = "function"
+
+
+def _tools(value: Any, limits: Limits) -> Tools:
+    declared: list[ChatTool] = convert(value, list[ChatTool], "tools") if value is not None else []
+    return read_tools([_spec(tool, f"tools.{i}") for i, tool in enumerate(declared)], limits)
+
+
+def _spec(tool: ChatTool, at: str) -> ToolSpec:
+    if tool.type != "function" or tool.function is None:
+        raise wrong(f"{at}.type", 'must be "function", with a function')
+    spec = tool.function
+    return ToolSpec(spec.name, spec.description, spec.parameters, spec.strict, f"{at}.function")

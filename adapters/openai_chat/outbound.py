@@ -1,0 +1,305 @@
+"""Events → Chat Completions: `chat.completion.chunk` frames, or one `chat.completion` body.
+
+Everything about a frame that does not change is encoded once, so that a delta costs one JSON string.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from adapters.answer import Answer, finish_reason, fold, raise_failure
+from adapters.errors import payload
+from adapters.json_text import json_bytes, json_string
+from adapters.openai_chat.inbound import ChatFlags
+from adapters.openai_tokens import TokenDetail, chat_logprobs, combined_usage, tokens_of
+from events.vocabulary import (
+    Event,
+    ReasoningMessageContent,
+    RunError,
+    RunFinished,
+    TextMessageContent,
+    TokenUsage,
+    ToolCallArgs,
+    ToolCallStart,
+)
+
+DONE = b"data: [DONE]\n\n"
+ANSWERED = ("tool_call_parse_error", "cancelled")
+"""Failures that are answers: what the model wrote wrong, and what was cancelled. Their finish_reason is "error"."""
+NO_FLAGS = ChatFlags()
+
+
+class ChatIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """What every chunk repeats. created: seconds since the epoch. hidden_tools: names of the server's own tools."""
+
+    id: str
+    model: str
+    created: int
+    reasoning_content: bool = True
+    hidden_tools: Collection[str] = ()
+
+
+def wire_finish(finish: str, named_tool: bool) -> str:
+    """OpenAI's `finish_reason`; a named tool_choice finishes with "stop", as there. A cancelled run is no success."""
+    if finish == "tool_calls":
+        return "stop" if named_tool else "tool_calls"
+    return finish if finish in ("stop", "length", "error", "content_filter") else "error"
+
+
+def error_object(error: RunError | None) -> dict[str, Any]:
+    """The `error` of a chunk or body; None is a run that somebody cancelled."""
+    if error is None:
+        return {"message": "The run was cancelled.", "type": "server_error", "param": None, "code": "cancelled"}
+    param = (error.metadata or {}).get("param")
+    said: dict[str, Any] = payload("openai", error.code or "internal", error.message, param=param)["error"]
+    if error.code in ANSWERED:
+        said["type"] = said["code"] = error.code
+    return said
+
+
+class _Choice:
+    """The state of one of `n` answers, with its frames' constant beginnings."""
+
+    __slots__ = ("calls", "content_head", "ended", "first", "head", "reasoning_head", "usage")
+
+    def __init__(self, head: bytes, index: int) -> None:
+        self.head = head + b'"choices":[{"index":%d,"delta":{' % index
+        self.content_head = self.head + b'"content":'
+        self.reasoning_head = self.head + b'"reasoning":'
+        self.calls: dict[str, tuple[bytes, int]] = {}
+        self.first = True
+        self.ended = False
+        self.usage: Sequence[TokenUsage] = ()
+
+
+class ChatStream:
+    """Encodes the events of one run, or of `n` runs told apart by `choice`, as server-sent chunks."""
+
+    content_type = "text/event-stream"
+
+    def __init__(self, identity: ChatIdentity, flags: ChatFlags = NO_FLAGS, *, n: int = 1) -> None:
+        self._flags = flags
+        self._hidden = frozenset(identity.hidden_tools)
+        self._both_names = identity.reasoning_content
+        self._details = flags.logprobs is not None or flags.token_ids
+        self._head = b'data: {"id":%b,"object":"chat.completion.chunk","created":%d,"model":%b,' % (
+            json_string(identity.id),
+            identity.created,
+            json_string(identity.model),
+        )
+        self._close = b',"usage":null}\n\n' if flags.include_usage else b"}\n\n"
+        self._tail = b'},"logprobs":null,"finish_reason":null}]' + self._close
+        self._choices = [_Choice(self._head, index) for index in range(n)]
+
+    def encode(self, event: Event, *, sequence: int | None = None, choice: int = 0) -> bytes:
+        handler = _HANDLERS.get(type(event))
+        if handler is None or getattr(event, "subagent_run_id", None) is not None:
+            return b""
+        return handler(self, event, self._choices[choice])
+
+    def finish(self) -> bytes:
+        """The usage chunk, if asked for and no answer broke, and the end mark."""
+        if not self._flags.include_usage or not all(choice.ended for choice in self._choices):
+            return DONE
+        usage = combined_usage([choice.usage for choice in self._choices])
+        return self._head + b'"choices":[],"usage":' + json_bytes(usage) + b"}\n\n" + DONE
+
+    def keep_alive(self) -> bytes:
+        return b": keep-alive\n\n"
+
+    def _text(self, event: TextMessageContent, choice: _Choice) -> bytes:
+        if event.metadata is not None and self._details:
+            return self._detailed(b'"content":' + json_string(event.delta), event.metadata, choice, "content")
+        if not event.delta:
+            return b""
+        if choice.first:
+            return self._delta(b'"content":' + json_string(event.delta), choice)
+        return choice.content_head + json_string(event.delta) + self._tail
+
+    def _reasoning(self, event: ReasoningMessageContent, choice: _Choice) -> bytes:
+        if not self._flags.reasoning:
+            return b""
+        text = json_string(event.delta)
+        if event.metadata is not None and self._details:
+            return self._detailed(self._named_reasoning(text), event.metadata, choice, "reasoning")
+        if not event.delta:
+            return b""
+        if choice.first:
+            return self._delta(self._named_reasoning(text), choice)
+        if self._both_names:
+            return choice.reasoning_head + text + b',"reasoning_content":' + text + self._tail
+        return choice.reasoning_head + text + self._tail
+
+    def _named_reasoning(self, text: bytes) -> bytes:
+        named = b'"reasoning":' + text
+        return named + b',"reasoning_content":' + text if self._both_names else named
+
+    def _call(self, event: ToolCallStart, choice: _Choice) -> bytes:
+        if event.tool_call_name in self._hidden:
+            return b""
+        index = len(choice.calls)
+        entry = b'"tool_calls":[{"index":%d,' % index
+        choice.calls[event.tool_call_id] = (choice.head + entry + b'"function":{"arguments":', index)
+        delta = entry + b'"id":%b,"type":"function","function":{"name":%b,"arguments":""}}]' % (
+            json_string(event.tool_call_id),
+            json_string(event.tool_call_name),
+        )
+        if event.metadata is not None and self._details:
+            return self._detailed(delta, event.metadata, choice, "tool_calls")
+        return self._delta(delta, choice)
+
+    def _arguments(self, event: ToolCallArgs, choice: _Choice) -> bytes:
+        head, index = choice.calls.get(event.tool_call_id, (b"", -1))
+        if index < 0:
+            return b""
+        text = json_string(event.delta)
+        if event.metadata is not None and self._details:
+            delta = b'"tool_calls":[{"index":%d,"function":{"arguments":%b}}]' % (index, text)
+            return self._detailed(delta, event.metadata, choice, "tool_calls")
+        return head + text + b"}}]" + self._tail if event.delta else b""
+
+    def _delta(self, delta: bytes, choice: _Choice, tail: bytes | None = None) -> bytes:
+        """A frame with `delta`, and with the role if it is the choice's first."""
+        role = b'"role":"assistant",' if choice.first else b""
+        choice.first = False
+        return choice.head + role + delta + (self._tail if tail is None else tail)
+
+    def _detailed(self, delta: bytes, metadata: dict[str, Any], choice: _Choice, kind: str) -> bytes:
+        tokens = tokens_of(metadata)
+        logprobs = b"null"
+        if self._flags.logprobs is not None:
+            logprobs = json_bytes(logprobs_object({kind: tokens}, self._flags.logprobs))
+        ids = b',"token_ids":' + json_bytes([token[0] for token in tokens]) if self._flags.token_ids else b""
+        tail = b'},"logprobs":' + logprobs + b',"finish_reason":null' + ids + b"}]" + self._close
+        return self._delta(delta, choice, tail)
+
+    def _finished(self, event: RunFinished, choice: _Choice) -> bytes:
+        reason = wire_finish(finish_reason(event), self._flags.named_tool)
+        if reason == "error":
+            return self._broken(error_object(None), choice)
+        choice.ended = True
+        choice.usage = event.usage or ()
+        metadata = event.metadata or {}
+        last: dict[str, Any] = {"finish_reason": reason}
+        if (stop := metadata.get("stop")) is not None:
+            last["stop_reason"] = stop
+        if self._flags.token_ids and (prompt := metadata.get("promptTokenIds")) is not None:
+            last["prompt_token_ids"] = prompt
+        extensions = extensions_of(metadata.get("warnings"), ())
+        extra = b',"extensions":' + json_bytes(extensions) if extensions else b""
+        close = b"}]" + extra + self._close
+        opening = b'"content":""' if choice.first else b""
+        return self._delta(opening, choice, b'},"logprobs":null,' + json_bytes(last)[1:-1] + close)
+
+    def _error(self, event: RunError, choice: _Choice) -> bytes:
+        return self._broken(error_object(event), choice)
+
+    def _broken(self, error: dict[str, Any], choice: _Choice) -> bytes:
+        """One frame for both readings: a chunk that finished with "error", and an object with an `error`."""
+        return choice.head + b'},"finish_reason":"error"}],"error":' + json_bytes(error) + b"}\n\n"
+
+
+_HANDLERS: dict[type, Callable[[ChatStream, Any, _Choice], bytes]] = {
+    TextMessageContent: ChatStream._text,
+    ReasoningMessageContent: ChatStream._reasoning,
+    ToolCallStart: ChatStream._call,
+    ToolCallArgs: ChatStream._arguments,
+    RunFinished: ChatStream._finished,
+    RunError: ChatStream._error,
+}
+
+
+def logprobs_object(kinds: Mapping[str, Sequence[TokenDetail]], top: int) -> dict[str, Any]:
+    """`logprobs` of a choice: OpenAI's `content` and `refusal`; reasoning's and calls' tokens under their own names,
+    since OpenAI has none for them."""
+    shown = {kind: chat_logprobs(tokens, top) for kind, tokens in kinds.items() if tokens}
+    return {"content": shown.pop("content", None), "refusal": None, **shown}
+
+
+def extensions_of(warnings: Sequence[str] | None, interrupts: Sequence[Any]) -> dict[str, Any]:
+    extensions: dict[str, Any] = {"warnings": list(warnings)} if warnings else {}
+    if interrupts:
+        extensions["interrupts"] = list(interrupts)
+    return extensions
+
+
+def chat_body(runs: Sequence[Sequence[Event]], identity: ChatIdentity, flags: ChatFlags = NO_FLAGS) -> bytes:
+    """The finished runs of all `n` choices as one `chat.completion`.
+
+    Raises RequestError for a run that ended with RUN_ERROR, with the run's kind.
+    """
+    answers = [fold(events, hidden_tools=identity.hidden_tools) for events in runs]
+    for answer in answers:
+        raise_failure(answer, ANSWERED)
+    broken = next((answer for answer in answers if answer.finish in ("error", "cancelled")), None)
+    body: dict[str, Any] = {
+        "id": identity.id,
+        "object": "chat.completion",
+        "created": identity.created,
+        "model": identity.model,
+        "choices": [_choice(answer, index, identity, flags) for index, answer in enumerate(answers)],
+        "usage": combined_usage([answer.usage for answer in answers]),
+        "extensions": _body_extensions(answers, flags),
+    }
+    if broken is not None:
+        body["error"] = error_object(broken.error)
+    if flags.token_ids and answers and answers[0].metadata.get("promptTokenIds") is not None:
+        body["prompt_token_ids"] = answers[0].metadata.get("promptTokenIds")
+    return json_bytes(body)
+
+
+def _choice(answer: Answer, index: int, identity: ChatIdentity, flags: ChatFlags) -> dict[str, Any]:
+    choice: dict[str, Any] = {
+        "index": index,
+        "message": _message(answer, identity, flags),
+        "logprobs": _body_logprobs(answer, flags),
+        "finish_reason": wire_finish(answer.finish, flags.named_tool),
+    }
+    if answer.stop is not None:
+        choice["stop_reason"] = answer.stop
+    if flags.token_ids:
+        choice["token_ids"] = [token[0] for token in answer.pieces.tokens]
+    return choice
+
+
+def _message(answer: Answer, identity: ChatIdentity, flags: ChatFlags) -> dict[str, Any]:
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": answer.text or (None if answer.calls else ""),
+        "refusal": None,
+    }
+    if answer.reasoning and flags.reasoning:
+        message["reasoning"] = answer.reasoning
+        if identity.reasoning_content:
+            message["reasoning_content"] = answer.reasoning
+    if answer.calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in answer.calls
+        ]
+    return message
+
+
+def _body_logprobs(answer: Answer, flags: ChatFlags) -> dict[str, Any] | None:
+    if flags.logprobs is None:
+        return None
+    kinds = {
+        "content": answer.pieces.text_tokens,
+        "reasoning": answer.pieces.reasoning_tokens if flags.reasoning else [],
+    }
+    kinds["tool_calls"] = answer.pieces.call_tokens
+    return logprobs_object(kinds, flags.logprobs)
+
+
+def _body_extensions(answers: Sequence[Answer], flags: ChatFlags) -> dict[str, Any]:
+    """The specification's `extensions`; with several choices the chunks of all, in their order."""
+    interrupts = [interrupt for answer in answers for interrupt in answer.interrupts]
+    warnings = [warning for answer in answers for warning in answer.warnings]
+    return {
+        "reasoning_chunks": [chunk for answer in answers for chunk in answer.pieces.reasoning if flags.reasoning],
+        "tool_call_chunks": [chunk for answer in answers for chunk in answer.pieces.calls],
+        **extensions_of(warnings, interrupts),
+    }

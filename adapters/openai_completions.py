@@ -1,0 +1,330 @@
+"""OpenAI's text Completions: prompts as text or token ids go to the model as they are, and text comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from ag_ui.core import RunAgentInput
+
+from adapters.answer import Answer, fold, raise_failure
+from adapters.body import flag, read_object, wrong
+from adapters.errors import RequestError
+from adapters.history import NewId
+from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
+from adapters.json_text import json_bytes, json_string
+from adapters.openai_chat.inbound import read_stream_options
+from adapters.openai_chat.outbound import ANSWERED, DONE, error_object, wire_finish
+from adapters.openai_tokens import TokenDetail, combined_usage, tokens_of
+from adapters.request_fields import Field, check_names, check_values, honoured, refused
+from adapters.sampling import KNOWN, read_options
+from events.vocabulary import Event, RunError, RunFinished, TextMessageContent, TokenUsage
+
+DEFAULT_MAX_TOKENS = 16
+MAX_PROMPTS = 128
+Prompt = str | tuple[int, ...]
+
+FIELDS: dict[str, Field] = {
+    "prompt": honoured("text, token ids, or a list of either"),
+    "model": honoured("a name of `/v1/models`"),
+    "best_of": refused("use `n`", neutral=(1,)),
+    "echo": honoured("with `logprobs` where the engine scores prompts, and then not while streaming"),
+    "frequency_penalty": honoured(),
+    "logit_bias": honoured(),
+    "logprobs": honoured("up to 20 alternatives"),
+    "max_tokens": honoured("16 if absent; 0 with `echo`"),
+    "n": honoured(),
+    "presence_penalty": honoured(),
+    "seed": honoured(),
+    "stop": honoured(),
+    "stream": honoured(),
+    "stream_options": honoured("`include_usage`"),
+    "suffix": refused("models here do not fill in the middle", neutral=("",)),
+    "temperature": honoured(),
+    "top_p": honoured(),
+    "user": honoured("kept with the run"),
+    "top_k": honoured(),
+    "min_p": honoured(),
+    "typical_p": honoured(),
+    "repetition_penalty": honoured(),
+    "min_tokens": honoured(),
+    "stop_token_ids": honoured(),
+    "ignore_eos": honoured(),
+    "structured_outputs": honoured("json, json_object, regex, choice, grammar, structural_tag"),
+    "response_format": honoured("text, json_object, json_schema"),
+    "return_token_ids": honoured("`token_ids` and `prompt_token_ids` on each choice"),
+    "metadata": honoured("kept with the run"),
+    "skip_special_tokens": refused("control tokens are never shown", neutral=(True,)),
+    "include_stop_str_in_output": refused("stop strings are never sent", neutral=(False,)),
+    "prompt_logprobs": refused("use `echo` with `logprobs`"),
+}
+
+
+class CompletionFlags(msgspec.Struct, frozen=True, kw_only=True):
+    """`prompts` has one entry for each prompt, `n` answers belong to each; choice = prompt * n + answer.
+
+    score_only: `max_tokens: 0`. One token is generated all the same, and not shown.
+    """
+
+    prompts: tuple[Prompt, ...]
+    n: int = 1
+    include_usage: bool = False
+    logprobs: int | None = None
+    token_ids: bool = False
+    echo: bool = False
+    score_only: bool = False
+
+
+def parse(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS) -> Inbound:
+    """The options are those of the first prompt (`raw_prompt`); `extra.prompts` has all. Raises RequestError."""
+    values = read_object(body, limits)
+    check_names(values, FIELDS)
+    if values.get("best_of") == values.get("n"):
+        values.pop("best_of", None)
+    check_values(values, FIELDS)
+    flags = _flags(values, _prompts(values.get("prompt")))
+    given = {name: value for name, value in values.items() if name in KNOWN}
+    if given.get("max_tokens") is None:
+        given["max_tokens"] = DEFAULT_MAX_TOKENS
+    if flags.score_only:
+        given["max_tokens"] = 1
+    if flags.echo and flags.logprobs is not None:
+        given["prompt_logprobs"] = flags.logprobs
+    options, _ = read_options(given)
+    options = msgspec.structs.replace(options, raw_prompt=flags.prompts[0], store=False)
+    run = RunAgentInput(
+        thread_id=new_id("thread"),
+        run_id=new_id("run"),
+        messages=[],
+        tools=[],
+        context=[],
+        state={},
+        forwarded_props={},
+    )
+    flags = msgspec.structs.replace(flags, n=options.n)
+    return Inbound(input=run, options=options, stream=flag(values, "stream"), extra=flags)
+
+
+def _flags(values: dict[str, Any], prompts: tuple[Prompt, ...]) -> CompletionFlags:
+    echo = flag(values, "echo")
+    logprobs = values.get("logprobs")
+    if logprobs is not None and (isinstance(logprobs, bool) or not isinstance(logprobs, int)):
+        raise wrong("logprobs", "must be a whole number")
+    streaming = flag(values, "stream")
+    if echo and logprobs is not None and streaming:
+        raise wrong("echo", "with logprobs cannot be streamed")
+    return CompletionFlags(
+        prompts=prompts,
+        include_usage=bool(read_stream_options(values).include_usage),
+        logprobs=logprobs,
+        token_ids=flag(values, "return_token_ids"),
+        echo=echo,
+        score_only=echo and values.get("max_tokens") == 0,
+    )
+
+
+def _prompts(value: Any) -> tuple[Prompt, ...]:
+    if isinstance(value, list) and value and not all(isinstance(item, int) for item in value):
+        if len(value) > MAX_PROMPTS:
+            raise wrong("prompt", f"must have at most {MAX_PROMPTS} prompts")
+        return tuple(_prompt(item, f"prompt.{i}") for i, item in enumerate(value))
+    return (_prompt(value, "prompt"),)
+
+
+def _prompt(value: Any, at: str) -> Prompt:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and value and all(type(item) is int and 0 <= item < 2**31 for item in value):
+        return tuple(value)
+    raise wrong(at, "must be text or token ids")
+
+
+class CompletionIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """What every chunk repeats. created: seconds since the epoch. prompt_texts: for `echo`, one for each prompt."""
+
+    id: str
+    model: str
+    created: int
+    prompt_texts: tuple[str, ...] = ()
+
+
+class _Choice:
+    """`length` is how many characters of the choice's text were sent, for `text_offset`."""
+
+    __slots__ = ("ended", "first", "head", "length", "usage")
+
+    def __init__(self, head: bytes) -> None:
+        self.head = head
+        self.first = True
+        self.ended = False
+        self.length = 0
+        self.usage: Sequence[TokenUsage] = ()
+
+
+class CompletionStream:
+    """Encodes the events of the runs, told apart by `choice`, as server-sent `text_completion` chunks."""
+
+    content_type = "text/event-stream"
+
+    def __init__(self, identity: CompletionIdentity, flags: CompletionFlags) -> None:
+        self._identity = identity
+        self._flags = flags
+        self._details = flags.logprobs is not None or flags.token_ids
+        self._head = b'data: {"id":%b,"object":"text_completion","created":%d,"model":%b,' % (
+            json_string(identity.id),
+            identity.created,
+            json_string(identity.model),
+        )
+        self._close = b',"usage":null}\n\n' if flags.include_usage else b"}\n\n"
+        self._tail = b',"logprobs":null,"finish_reason":null}]' + self._close
+        heads = (self._head + b'"choices":[{"index":%d,"text":' % i for i in range(len(flags.prompts) * flags.n))
+        self._choices = [_Choice(head) for head in heads]
+
+    def encode(self, event: Event, *, sequence: int | None = None, choice: int = 0) -> bytes:
+        state = self._choices[choice]
+        match event:
+            case TextMessageContent(subagent_run_id=None):
+                return self._opening(choice) + self._text(event, state)
+            case RunFinished():
+                return self._opening(choice) + self._finished(event, state)
+            case RunError():
+                return self._broken(error_object(event), state)
+        return b""
+
+    def finish(self) -> bytes:
+        if not self._flags.include_usage or not all(choice.ended for choice in self._choices):
+            return DONE
+        usage = _usage([choice.usage for choice in self._choices], self._flags)
+        return self._head + b'"choices":[],"usage":' + json_bytes(usage) + b"}\n\n" + DONE
+
+    def keep_alive(self) -> bytes:
+        return b": keep-alive\n\n"
+
+    def _opening(self, choice: int) -> bytes:
+        """The first chunk of a choice: the prompt where it is echoed, and its ids where they are asked for."""
+        state = self._choices[choice]
+        if not state.first:
+            return b""
+        state.first = False
+        index = choice // self._flags.n
+        prompt = self._flags.prompts[index]
+        text = self._identity.prompt_texts[index] if self._flags.echo else ""
+        state.length = len(text)
+        ids = self._flags.token_ids and not isinstance(prompt, str)
+        if not text and not ids:
+            return b""
+        extra = b',"prompt_token_ids":' + json_bytes(prompt) if ids else b""
+        return state.head + json_string(text) + b',"logprobs":null,"finish_reason":null' + extra + b"}]" + self._close
+
+    def _text(self, event: TextMessageContent, state: _Choice) -> bytes:
+        if self._flags.score_only:
+            return b""
+        if event.metadata is None or not self._details:
+            if not event.delta:
+                return b""
+            state.length += len(event.delta)
+            return state.head + json_string(event.delta) + self._tail
+        tokens = tokens_of(event.metadata)
+        logprobs = b"null"
+        if self._flags.logprobs is not None:
+            logprobs = json_bytes(legacy_logprobs(tokens, self._flags.logprobs, state.length))
+        state.length += len(event.delta)
+        ids = b',"token_ids":' + json_bytes([token[0] for token in tokens]) if self._flags.token_ids else b""
+        tail = b',"logprobs":' + logprobs + b',"finish_reason":null' + ids + b"}]" + self._close
+        return state.head + json_string(event.delta) + tail
+
+    def _finished(self, event: RunFinished, state: _Choice) -> bytes:
+        answer = fold([event])
+        reason = wire_finish(answer.finish, named_tool=False)
+        if reason == "error":
+            return self._broken(error_object(None), state)
+        state.ended = True
+        state.usage = answer.usage
+        last: dict[str, Any] = {"finish_reason": reason}
+        if answer.stop is not None:
+            last["stop_reason"] = answer.stop
+        return state.head + b'"","logprobs":null,' + json_bytes(last)[1:-1] + b"}]" + self._close
+
+    def _broken(self, error: dict[str, Any], state: _Choice) -> bytes:
+        end = b'"","logprobs":null,"finish_reason":"error"}],"error":'
+        return state.head + end + json_bytes(error) + b"}\n\n"
+
+
+def _usage(runs: Sequence[Sequence[TokenUsage]], flags: CompletionFlags) -> dict[str, Any]:
+    usage = combined_usage(runs, flags.n)
+    if flags.score_only:
+        usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
+    return usage
+
+
+def legacy_logprobs(tokens: Sequence[TokenDetail | None], top: int, offset: int = 0) -> dict[str, Any]:
+    """Completions' own form. `offset` is where the first token's text begins; a prompt's first token is None."""
+    texts = ["" if token is None else token[1] for token in tokens]
+    offsets = []
+    for text in texts:
+        offsets.append(offset)
+        offset += len(text)
+    return {
+        "tokens": texts,
+        "token_logprobs": [None if token is None else token[2] for token in tokens],
+        "top_logprobs": [None if token is None else _alternatives(token, top) for token in tokens] if top else None,
+        "text_offset": offsets,
+    }
+
+
+def _alternatives(token: TokenDetail, top: int) -> dict[str, float]:
+    """Alternatives by their text, the chosen token always among them."""
+    found = {alternative[1]: alternative[2] for alternative in (token[3] or ())[:top]}
+    return found | {token[1]: token[2]}
+
+
+def completion_body(runs: Sequence[Sequence[Event]], identity: CompletionIdentity, flags: CompletionFlags) -> bytes:
+    """The finished runs of all choices as one `text_completion`. Raises RequestError for a run that broke."""
+    answers = [fold(events) for events in runs]
+    for answer in answers:
+        raise_failure(answer, ANSWERED)
+    body: dict[str, Any] = {
+        "id": identity.id,
+        "object": "text_completion",
+        "created": identity.created,
+        "model": identity.model,
+        "choices": [_choice(answer, index, identity, flags) for index, answer in enumerate(answers)],
+        "usage": _usage([answer.usage for answer in answers], flags),
+    }
+    broken = next((answer for answer in answers if answer.finish in ("error", "cancelled")), None)
+    if broken is not None:
+        body["error"] = error_object(broken.error)
+    return json_bytes(body)
+
+
+def _choice(answer: Answer, index: int, identity: CompletionIdentity, flags: CompletionFlags) -> dict[str, Any]:
+    prompt = flags.prompts[index // flags.n]
+    before = identity.prompt_texts[index // flags.n] if flags.echo else ""
+    text = "" if flags.score_only else answer.text
+    choice: dict[str, Any] = {
+        "index": index,
+        "text": before + text,
+        "logprobs": _logprobs(answer, before, flags),
+        "finish_reason": "length" if flags.score_only else wire_finish(answer.finish, named_tool=False),
+    }
+    if answer.stop is not None:
+        choice["stop_reason"] = answer.stop
+    if flags.token_ids:
+        choice["token_ids"] = [] if flags.score_only else [token[0] for token in answer.pieces.tokens]
+        ids = answer.metadata.get("promptTokenIds") if isinstance(prompt, str) else list(prompt)
+        if ids is not None:
+            choice["prompt_token_ids"] = ids
+    return choice
+
+
+def _logprobs(answer: Answer, before: str, flags: CompletionFlags) -> dict[str, Any] | None:
+    if flags.logprobs is None:
+        return None
+    shown: list[TokenDetail | None] = [] if flags.score_only else list(answer.pieces.text_tokens)
+    if not flags.echo:
+        return legacy_logprobs(shown, flags.logprobs)
+    scored: list[TokenDetail | None] | None = answer.metadata.get("promptLogprobs")
+    if scored is None:
+        raise RequestError("invalid_request", "This model's engine does not score prompts.", param="echo")
+    return legacy_logprobs([*scored, *shown], flags.logprobs)

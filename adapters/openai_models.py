@@ -1,0 +1,60 @@
+"""`GET /v1/models`: what can be asked for, with what a client must know to ask well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from adapters.errors import RequestError
+from adapters.json_text import json_bytes
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """One name that a request's `model` may have.
+
+    created: seconds since the epoch. context_length: tokens of prompt and answer together. capabilities: names of what
+    a request may ask of it ("tools", "reasoning", "structured_outputs", "logprobs", ...) and whether it can.
+    """
+
+    id: str
+    created: int
+    context_length: int | None = None
+    vocabulary: int | None = None
+    capabilities: dict[str, bool] = {}
+    modalities: tuple[str, ...] = ("text",)
+    root: str | None = None
+    description: str | None = None
+    status: str = "ready"
+
+
+def model_object(card: ModelCard) -> dict[str, Any]:
+    """OpenAI's model object, with the extra fields under the names that vLLM and OpenRouter gave them."""
+    found: dict[str, Any] = {
+        "id": card.id,
+        "object": "model",
+        "created": card.created,
+        "owned_by": "agent-server",
+        "root": card.root or card.id,
+        "context_length": card.context_length,
+        "max_model_len": card.context_length,
+        "vocab_size": card.vocabulary,
+        "architecture": {"input_modalities": list(card.modalities), "output_modalities": ["text"]},
+        "capabilities": card.capabilities,
+        "status": card.status,
+        "description": card.description,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def model_list(cards: Iterable[ModelCard]) -> bytes:
+    return json_bytes({"object": "list", "data": [model_object(card) for card in cards]})
+
+
+def one_model(cards: Iterable[ModelCard], name: str) -> bytes:
+    """Raises RequestError("not_found")."""
+    card = next((card for card in cards if card.id == name), None)
+    if card is None:
+        raise RequestError("not_found", "There is no such model here; GET /v1/models lists those there are.", "model")
+    return json_bytes(model_object(card))

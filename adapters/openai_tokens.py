@@ -1,0 +1,56 @@
+"""What OpenAI's wires say about tokens: usage objects and log probabilities.
+
+Token details ride on events as `metadata["tokens"]`: `[[id, text, logprob, [[id, text, logprob], ...]], ...]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from events.vocabulary import TokenUsage
+
+TokenDetail = Sequence[Any]
+"""One token as the events carry it: (id, text, logprob or None, alternatives or None)."""
+
+
+def tokens_of(metadata: dict[str, Any] | None) -> Sequence[TokenDetail]:
+    return metadata.get("tokens") or () if metadata else ()
+
+
+def chat_usage(usage: Iterable[TokenUsage]) -> dict[str, Any]:
+    """OpenAI's `CompletionUsage` for one run: its parts added up."""
+    return combined_usage([list(usage)])
+
+
+def combined_usage(runs: Sequence[Sequence[TokenUsage]], n: int | None = None) -> dict[str, Any]:
+    """OpenAI's `CompletionUsage` for `n` answers to each prompt (all to one by default): a prompt counts once, each
+    answer in full."""
+    prompts = runs[:: n or len(runs) or 1]
+    prompt = sum(_total(run, "input_tokens") for run in prompts)
+    completion = sum(_total(run, "output_tokens") for run in runs)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(_total(run, "cached_input_tokens") for run in prompts)},
+        "completion_tokens_details": {"reasoning_tokens": sum(_total(run, "reasoning_tokens") for run in runs)},
+    }
+
+
+def _total(usage: Iterable[TokenUsage], name: str) -> int:
+    return sum(getattr(part, name) or 0 for part in usage)
+
+
+def chat_logprobs(tokens: Iterable[TokenDetail], top: int) -> list[dict[str, Any]]:
+    """`ChatCompletionTokenLogprob` objects; a token without a log probability has none to show and is left out."""
+    return [
+        {**_logprob(token), "top_logprobs": [_logprob(alternative) for alternative in (token[3] or ())[:top]]}
+        for token in tokens
+        if token[2] is not None
+    ]
+
+
+def _logprob(token: TokenDetail) -> dict[str, Any]:
+    text: str = token[1]
+    return {"token": text, "logprob": token[2], "bytes": list(text.encode("utf-8", "replace"))}

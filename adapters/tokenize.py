@@ -1,0 +1,87 @@
+"""`/tokenize` and `/detokenize`: text or a conversation to token ids and back, in vLLM's shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from ag_ui.core import RunAgentInput
+
+from adapters.body import convert, flag, read_object, wrong
+from adapters.history import NewId
+from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
+from adapters.json_text import json_bytes
+from adapters.openai_chat.inbound import read_conversation
+from adapters.request_fields import Field, check_names, check_values, honoured, refused
+from adapters.sampling import read_options
+
+FIELDS: dict[str, Field] = {
+    "model": honoured("a name of `/v1/models`"),
+    "prompt": honoured("text, taken as it is"),
+    "messages": honoured("a conversation, through the chat template"),
+    "tools": honoured("with `messages`"),
+    "add_special_tokens": honoured("with `prompt`; true if absent"),
+    "return_token_strs": honoured(),
+    "chat_template_kwargs": honoured("with `messages`"),
+    "enable_thinking": honoured("with `messages`"),
+    "continue_final_message": honoured("with `messages`"),
+    "add_generation_prompt": refused("it follows from `continue_final_message`", neutral=(True,)),
+}
+
+
+class TokenizeFlags(msgspec.Struct, frozen=True, kw_only=True):
+    """`prompt` is None where a conversation is to be rendered."""
+
+    prompt: str | None = None
+    add_special_tokens: bool = True
+    strings: bool = False
+
+
+def parse_tokenize(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS) -> Inbound:
+    """`extra` is TokenizeFlags. Raises RequestError."""
+    values = read_object(body, limits)
+    check_names(values, FIELDS)
+    check_values(values, FIELDS)
+    prompt = values.get("prompt")
+    if (prompt is None) == (values.get("messages") is None):
+        raise wrong("prompt", "or messages must be given, and not both")
+    if prompt is not None and not isinstance(prompt, str):
+        raise wrong("prompt", "must be a string")
+    special = flag(values, "add_special_tokens", True)
+    flags = TokenizeFlags(prompt=prompt, add_special_tokens=special, strings=flag(values, "return_token_strs"))
+    messages, tools = ([], []) if prompt is not None else read_conversation(values, new_id=new_id, limits=limits)
+    names = ("model", "chat_template_kwargs", "enable_thinking", "continue_final_message")
+    options, _ = read_options({name: values[name] for name in names if name in values})
+    run = RunAgentInput(
+        thread_id=new_id("thread"),
+        run_id=new_id("run"),
+        messages=messages,
+        tools=tools,
+        context=[],
+        state={},
+        forwarded_props={},
+    )
+    return Inbound(input=run, options=options, stream=False, extra=flags)
+
+
+def tokenize_body(tokens: Sequence[int], context_length: int | None, strings: Sequence[str] | None = None) -> bytes:
+    found: dict[str, Any] = {"count": len(tokens), "max_model_len": context_length, "tokens": list(tokens)}
+    return json_bytes(found if strings is None else {**found, "token_strs": list(strings)})
+
+
+class _Detokenize(msgspec.Struct, forbid_unknown_fields=True):
+    tokens: list[int]
+    model: str | None = None
+
+
+def parse_detokenize(body: bytes, *, limits: Limits = DEFAULT_LIMITS) -> tuple[list[int], str | None]:
+    """(token ids, model name). Raises RequestError."""
+    request: _Detokenize = convert(read_object(body, limits), _Detokenize, "")
+    if not all(0 <= token < 2**31 for token in request.tokens):
+        raise wrong("tokens", "must hold token ids")
+    return request.tokens, request.model
+
+
+def detokenize_body(text: str) -> bytes:
+    return json_bytes({"prompt": text})

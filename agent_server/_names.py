@@ -1,0 +1,26 @@
+"""`events` and `adapters` are names that other distributions install too, and pip overwrites silently."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+
+OURS = "agent-server"
+
+
+def require_own(*packages: str) -> None:
+    """Raise ImportError that names the colliding distribution if a package of ours is not ours."""
+    for name in packages:
+        found = importlib.import_module(name)
+        if getattr(found, "DISTRIBUTION", None) != OURS:
+            raise ImportError(
+                f"The package {name!r} at {getattr(found, '__file__', None)} is not agent-server's: "
+                f"{_installers(name)} installed the same name over it. Uninstall that and reinstall agent-server, "
+                f"or give agent-server an environment of its own."
+            )
+
+
+def _installers(package: str) -> str:
+    names = importlib.metadata.packages_distributions().get(package, [])
+    others = sorted({name for name in names if name.lower() != OURS})
+    return " and ".join(others) if others else "another distribution"

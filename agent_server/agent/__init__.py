@@ -1,0 +1,28 @@
+"""Agents: instructions, tools and the loop that drives a model with them."""
+
+from agent_server.agent.agent import Agent
+from agent_server.agent.context import InputRequired, ToolContext
+from agent_server.agent.loading import LoadError, load_agents
+from agent_server.agent.mcp import McpServer
+from agent_server.agent.running import Limits
+from agent_server.agent.sealing import Sealer
+from agent_server.agent.served import ServedAgent, serve_agents
+from agent_server.agent.state import PredictState
+from agent_server.agent.tools import Tool, ToolFault, tool
+
+__all__ = [
+    "Agent",
+    "InputRequired",
+    "Limits",
+    "LoadError",
+    "McpServer",
+    "PredictState",
+    "Sealer",
+    "ServedAgent",
+    "Tool",
+    "ToolContext",
+    "ToolFault",
+    "load_agents",
+    "serve_agents",
+    "tool",
+]

@@ -1,0 +1,69 @@
+"""What an agent is: instructions, tools and rules for one model. Plain data; `served.py` makes it run."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel
+
+from agent_server.agent.mcp import McpServer
+from agent_server.agent.reasoning import ReasoningMode
+from agent_server.agent.state import PredictState
+from agent_server.agent.tools import Tool, tool
+from events.options import SamplingParams
+
+Instructions = str | Callable[[dict[str, Any]], str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agent:
+    """An agent that a server can serve.
+
+    name: how clients address it; "default" is what wires without agents get. instructions: text, or a function of the
+    shared state that makes it. tools: from `@tool`, plain functions, or other agents. state: a pydantic model whose
+    defaults are the state to begin with, or such an object itself; None: the agent shares no state. state_in_prompt:
+    tell the model the state, too. max_steps: model turns in one run, at most. sampling and thinking: used where the
+    request leaves them open. reasoning: how much of it clients see; summarise makes the summaries (default: the model
+    does). time_limit (seconds) and result_limit (characters): of each tool that sets none; None takes the server's.
+    """
+
+    name: str
+    instructions: Instructions = ""
+    description: str = ""
+    tools: Sequence[Tool | Agent | Callable[..., Any]] = ()
+    mcp_servers: Sequence[McpServer] = ()
+    state: type[BaseModel] | dict[str, Any] | None = None
+    state_in_prompt: bool = False
+    predict_state: Sequence[PredictState] = ()
+    max_steps: int = 10
+    sampling: SamplingParams | None = None
+    thinking: bool | None = None
+    reasoning: ReasoningMode = "full"
+    summarise: Callable[[str], Awaitable[str]] | None = None
+    time_limit: float | None = None
+    result_limit: int | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.max_steps < 1:
+            raise ValueError(f"agent {self.name}: max_steps must be at least 1")
+        made = tuple(each if isinstance(each, Tool | Agent) else tool(each) for each in self.tools)
+        object.__setattr__(self, "tools", made)
+        names = [each.name for each in made]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"agent {self.name}: more than one tool is called {sorted(twice)[0]}")
+
+    @property
+    def server_tools(self) -> tuple[Tool, ...]:
+        """Every tool but the agents among them."""
+        return tuple(each for each in self.tools if isinstance(each, Tool))
+
+    @property
+    def subagents(self) -> tuple[Agent, ...]:
+        return tuple(each for each in self.tools if isinstance(each, Agent))
+
+    @property
+    def shares_state(self) -> bool:
+        return self.state is not None or bool(self.predict_state)

@@ -1,0 +1,113 @@
+"""What `GET /agui/capabilities` says: true to the agent and the model that are loaded, nothing promised beyond."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ag_ui.core import (
+    AgentCapabilities,
+    ExecutionCapabilities,
+    HumanInTheLoopCapabilities,
+    IdentityCapabilities,
+    MultiAgentCapabilities,
+    MultimodalCapabilities,
+    MultimodalInputCapabilities,
+    MultimodalOutputCapabilities,
+    OutputCapabilities,
+    ReasoningCapabilities,
+    StateCapabilities,
+    SubagentInfo,
+    ToolsCapabilities,
+    TransportCapabilities,
+)
+
+from agent_server.agent.agent import Agent
+from agent_server.agent.turn import LanguageModel
+
+SERVER_TYPE = "agent-server"
+
+
+def capabilities_of(agent: Agent, model: LanguageModel) -> AgentCapabilities:
+    """The agent's capabilities. What depends on a model that is not ready yet is left out (unknown, in the protocol's
+    words), not denied."""
+    asks = any(tool.requires_approval is not False for tool in agent.server_tools)
+    return AgentCapabilities(
+        identity=IdentityCapabilities(
+            name=agent.name,
+            type=SERVER_TYPE,
+            description=agent.description or None,
+            metadata={"model": model.name},
+        ),
+        transport=TransportCapabilities(
+            streaming=True, websocket=True, http_binary=True, push_notifications=False, resumable=True
+        ),
+        tools=_tools(agent, model),
+        output=_output(model),
+        state=StateCapabilities(
+            snapshots=agent.shares_state, deltas=agent.shares_state, memory=False, persistent_state=agent.shares_state
+        ),
+        multi_agent=_multi_agent(agent),
+        reasoning=_reasoning(agent, model),
+        multimodal=_multimodal(model),
+        execution=ExecutionCapabilities(code_execution=False, max_iterations=agent.max_steps),
+        human_in_the_loop=HumanInTheLoopCapabilities(
+            supported=True,
+            approvals=asks,
+            interrupts=bool(agent.server_tools),
+            approve_with_edits=any(t.requires_approval is not False and t.approval_edits for t in agent.server_tools),
+            interventions=False,
+            feedback=False,
+        ),
+    )
+
+
+def _tools(agent: Agent, model: LanguageModel) -> ToolsCapabilities:
+    supported = _format_part(model, "tools")
+    items = [tool.declaration() for tool in agent.server_tools]
+    return ToolsCapabilities(
+        supported=supported, items=items or None, parallel_calls=supported, client_provided=supported
+    )
+
+
+def _output(model: LanguageModel) -> OutputCapabilities:
+    return OutputCapabilities(structured_output=model.engine.info.supports_constraints)
+
+
+def _multi_agent(agent: Agent) -> MultiAgentCapabilities:
+    subagents = [SubagentInfo(name=each.name, description=each.description or None) for each in agent.subagents]
+    return MultiAgentCapabilities(
+        supported=bool(subagents), delegation=bool(subagents), handoffs=False, subagents=subagents or None
+    )
+
+
+def _reasoning(agent: Agent, model: LanguageModel) -> ReasoningCapabilities:
+    supported = _format_part(model, "reasoning")
+    return ReasoningCapabilities(
+        supported=supported if agent.reasoning == "full" or not supported else agent.reasoning == "summary",
+        streaming=supported and agent.reasoning == "full" if supported is not None else None,
+        encrypted=agent.reasoning != "full",
+    )
+
+
+def _multimodal(model: LanguageModel) -> MultimodalCapabilities:
+    """Media need a model that takes them; the prompt builder says which it renders."""
+    takes: frozenset[str] = frozenset(getattr(_prompts(model), "modalities", ()))
+    return MultimodalCapabilities(
+        input=MultimodalInputCapabilities(
+            image="image" in takes, audio="audio" in takes, video="video" in takes, pdf=False, file=False
+        ),
+        output=MultimodalOutputCapabilities(image=False, audio=False),
+    )
+
+
+def _prompts(model: LanguageModel) -> Any:
+    try:
+        return model.prompts
+    except Exception:
+        return None
+
+
+def _format_part(model: LanguageModel, part: str) -> bool | None:
+    """Whether the model's output format has this part; None while nothing is loaded."""
+    output_format = getattr(_prompts(model), "output_format", None)
+    return None if output_format is None else getattr(output_format, part, None) is not None

@@ -1,0 +1,110 @@
+"""What a tool may ask for besides its arguments: the shared state, a place for progress, a person's answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+
+class InputRequired(Exception):
+    """A tool stopped to ask a person. Raised by `ToolContext.ask`; the run ends with an interrupt."""
+
+    def __init__(self, message: str, schema: dict[str, Any] | None, reason: str, seconds: float | None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.schema = schema
+        self.reason = reason
+        self.seconds = seconds
+
+
+class ToolContext:
+    """One call's surroundings.
+
+    state: the shared state, a plain JSON object; change it in place, and the clients are sent the difference when the
+    tool returns or at once on `push_state()`. May be used from the thread that a plain function runs in.
+    """
+
+    def __init__(
+        self,
+        *,
+        tool_call_id: str,
+        tool_name: str,
+        thread_id: str,
+        run_id: str,
+        tenant: str,
+        forwarded_props: Any,
+        state: dict[str, Any],
+        push_state: Callable[[], None],
+        progress: Callable[[Mapping[str, Any]], None],
+        answers: Sequence[Any] = (),
+    ) -> None:
+        self.tool_call_id = tool_call_id
+        self.tool_name = tool_name
+        self.thread_id = thread_id
+        self.run_id = run_id
+        self.tenant = tenant
+        self.forwarded_props = forwarded_props
+        self.state = state
+        self._push_state = push_state
+        self._progress = progress
+        self._answers = list(answers)
+        self._asked = 0
+        self._cancelled = False
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def answers(self) -> list[Any]:
+        """The answers that were given so far, in the order in which they are asked for."""
+        return list(self._answers)
+
+    @property
+    def cancelled(self) -> bool:
+        """True once nobody waits for the result any more. Plain functions look at it: a thread cannot be stopped."""
+        return self._cancelled
+
+    def cancel(self) -> None:
+        self._cancelled = True
+
+    def progress(self, content: Mapping[str, Any] | str) -> None:
+        """Show how far the work is, as an activity beside the call. A later one replaces an earlier one."""
+        shown = {"message": content} if isinstance(content, str) else dict(content)
+        self._on_loop(lambda: self._progress(shown))
+
+    def push_state(self) -> None:
+        """Send what changed in `state` now instead of when the tool returns."""
+        self._on_loop(self._push_state)
+
+    def ask(
+        self,
+        message: str,
+        schema: dict[str, Any] | None = None,
+        *,
+        reason: str = "input_required",
+        seconds: float | None = None,
+    ) -> Any:
+        """A person's answer to a question. `schema`: JSON schema the answer must fit. `seconds`: how long it may take.
+
+        The first time this ends the run with an interrupt (by raising InputRequired: let it pass). When the answer is
+        there, the tool is called again with the same arguments and this returns the answer, so what a tool does before
+        it asks must be harmless to do twice. None: the person gave no answer.
+        """
+        if self._asked < len(self._answers):
+            self._asked += 1
+            return self._answers[self._asked - 1]
+        raise InputRequired(message, schema, reason, seconds)
+
+    def _on_loop(self, call: Callable[[], None]) -> None:
+        if self._cancelled:
+            return
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            done = asyncio.run_coroutine_threadsafe(_called(call), self._loop)
+            done.result(10)
+        else:
+            call()
+
+
+async def _called(call: Callable[[], None]) -> None:
+    call()

@@ -1,0 +1,158 @@
+"""Questions to a person: asking them, and the protocol's rules for the answers (AG-UI, "Interrupts", contract rules).
+
+Whatever is unclear is a denial or a RUN_ERROR, never a call that nobody agreed to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import jsonschema
+import msgspec
+from ag_ui.core import ResumeEntry
+
+from adapters.errors import RequestError
+from agent_server.agent.context import InputRequired
+from agent_server.agent.tools import Tool
+from agent_server.store.records import InterruptRecord
+from events.vocabulary import Interrupt
+
+DENIED = "The user did not approve this call; it was not made."
+EXPIRED = "No answer came in time; the call was not made."
+UNKNOWN = "The call was begun, but the server stopped before its outcome was known. It was not repeated."
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """What an answer means for the call it was asked about. `arguments` replace the model's; `refusal` is told to the
+    model instead of a result. `answers` are what the tool's `ask` returns, in order."""
+
+    record: InterruptRecord
+    entry: ResumeEntry
+    arguments: dict[str, Any]
+    answers: tuple[Any, ...] = ()
+    refusal: str | None = None
+
+
+def approval(tool: Tool, arguments: dict[str, Any], call_id: str, interrupt_id: str, now: datetime) -> Interrupt:
+    """The interrupt that asks whether a call may be made; with `editedArgs` if the person may change it."""
+    properties: dict[str, Any] = {"approved": {"type": "boolean"}}
+    if tool.approval_edits:
+        properties["editedArgs"] = {
+            **tool.parameters,
+            "description": "Full replacement of the tool's arguments. Not merged.",
+        }
+    return Interrupt(
+        id=interrupt_id,
+        reason="tool_call",
+        message=tool.question(arguments),
+        tool_call_id=call_id,
+        response_schema={"type": "object", "properties": properties, "required": ["approved"]},
+        expires_at=_expiry(tool.approval_seconds, now),
+        metadata={"toolName": tool.name, "arguments": arguments},
+    )
+
+
+def question(asked: InputRequired, call_id: str, interrupt_id: str, now: datetime) -> Interrupt:
+    """The interrupt for what a tool asked."""
+    return Interrupt(
+        id=interrupt_id,
+        reason=asked.reason,
+        message=asked.message,
+        tool_call_id=call_id,
+        response_schema=asked.schema,
+        expires_at=_expiry(asked.seconds, now),
+    )
+
+
+def _expiry(seconds: float | None, now: datetime) -> str | None:
+    return None if seconds is None else (now + timedelta(seconds=seconds)).isoformat().replace("+00:00", "Z")
+
+
+def expired(record: InterruptRecord, now: datetime) -> bool:
+    """Past `expiresAt`; a time that cannot be read counts as past."""
+    until = record.interrupt.get("expiresAt")
+    if until is None:
+        return False
+    try:
+        moment = datetime.fromisoformat(until)
+    except ValueError:
+        return True
+    return now >= (moment if moment.tzinfo else moment.replace(tzinfo=UTC))
+
+
+def is_replay(resume: Sequence[ResumeEntry], records: Sequence[InterruptRecord]) -> bool:
+    """Rule 5: every entry repeats, word for word, an answer that was accepted before."""
+    known = {record.id: record for record in records}
+    return bool(resume) and all(
+        entry.interrupt_id in known and known[entry.interrupt_id].answer == answer_of(entry) for entry in resume
+    )
+
+
+def answer_of(entry: ResumeEntry) -> dict[str, Any]:
+    return {"status": entry.status, "payload": entry.payload}
+
+
+def decide(resume: Sequence[ResumeEntry], records: Sequence[InterruptRecord], now: datetime) -> list[Decision]:
+    """Check a resume against the thread's interrupts, rules 2 to 4 and 6 to 8. RequestError is the RUN_ERROR."""
+    waiting = {record.id: record for record in records if record.status == "open"}
+    if not resume:
+        live = [record for record in waiting.values() if not expired(record, now)]
+        if live:
+            raise _refused(f"The thread waits for the answer to {len(live)} interrupt(s); the input must resume them.")
+        return []
+    given = [entry.interrupt_id for entry in resume]
+    if len(set(given)) != len(given):
+        raise _refused("The resume answers the same interrupt more than once.")
+    if any(each not in {record.id for record in records} for each in given):
+        raise _refused("The resume names an interrupt that this thread does not have.")
+    if any(each not in waiting for each in given):
+        raise _refused("The resume answers an interrupt that was answered otherwise before.")
+    if set(waiting) - set(given):
+        raise _refused("The resume must answer every open interrupt of the thread; partial resumes are not possible.")
+    return [_decision(waiting[entry.interrupt_id], entry, now) for entry in resume]
+
+
+def _decision(record: InterruptRecord, entry: ResumeEntry, now: datetime) -> Decision:
+    if expired(record, now):
+        raise _refused("The interrupt has expired.")
+    arguments, answers = dict(record.call["arguments"]), tuple(record.call.get("answers", ()))
+    if entry.status == "cancelled":
+        return Decision(record=record, entry=entry, arguments=arguments, refusal=DENIED)
+    _check_payload(entry.payload, record.interrupt.get("responseSchema"))
+    if record.interrupt.get("reason") != "tool_call":
+        return Decision(record=record, entry=entry, arguments=arguments, answers=(*answers, entry.payload))
+    approved, edited = approval_of(entry.payload)
+    if not approved:
+        return Decision(record=record, entry=entry, arguments=arguments, refusal=_reasoned_denial(entry.payload))
+    return Decision(record=record, entry=entry, arguments=edited or arguments, answers=answers)
+
+
+def _check_payload(payload: Any, schema: Any) -> None:
+    if payload is None:
+        raise _refused("The resume says resolved but carries no payload.")
+    if schema is None:
+        return
+    try:
+        jsonschema.Draft202012Validator(schema).validate(payload)
+    except jsonschema.ValidationError as error:
+        where = ".".join(str(each) for each in error.absolute_path) or "payload"
+        raise _refused(f"The resume's payload does not fit the interrupt's responseSchema at {where}.") from None
+
+
+def approval_of(payload: Any) -> tuple[bool, dict[str, Any] | None]:
+    """Only a literal true approves."""
+    if not isinstance(payload, dict) or payload.get("approved") is not True:
+        return False, None
+    edited = payload.get("editedArgs")
+    return True, edited if isinstance(edited, dict) else None
+
+
+def _reasoned_denial(payload: Any) -> str:
+    reason = payload.get("reason") if isinstance(payload, dict) else None
+    return f"{DENIED} They said: {reason[:1000]}" if isinstance(reason, str) and reason else DENIED
+
+
+def _refused(message: str) -> RequestError:
+    return RequestError("invalid_request", message, "resume")

@@ -1,0 +1,119 @@
+"""Running the calls of one turn: concurrently, each within its limits, each with an answer for the model."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from agent_server.agent.context import InputRequired, ToolContext
+from agent_server.agent.tools import Tool, ToolFault, capped, result_content
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one tool call that sets none of its own: seconds, and characters of its result."""
+
+    seconds: float = 60.0
+    characters: int = 256 * 2**10
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a call gave: a result for the model (`failed`: an error told to it), or a question for a person."""
+
+    content: str | list[Any] = ""
+    failed: bool = False
+    question: InputRequired | None = None
+
+
+def failure(message: str) -> Answer:
+    return Answer(content=f"Error: {message}", failed=True)
+
+
+class Callee(Protocol):
+    """Anything that answers a call: a server tool, a tool of an MCP server, another agent."""
+
+    async def answer(self, arguments: dict[str, Any], context: ToolContext) -> Answer:
+        """Never raises but for cancellation: what goes wrong is the answer."""
+
+
+class FunctionCallee:
+    """A `@tool` function within its limits."""
+
+    def __init__(self, tool: Tool, limits: Limits) -> None:
+        self._tool = tool
+        self._seconds = tool.time_limit or limits.seconds
+        self._characters = tool.result_limit or limits.characters
+
+    async def answer(self, arguments: dict[str, Any], context: ToolContext) -> Answer:
+        try:
+            async with asyncio.timeout(self._seconds) as deadline:
+                value = await self._call(arguments, context)
+                return Answer(content=capped(result_content(value), self._characters))
+        except InputRequired as question:
+            return Answer(question=question)
+        except ToolFault as fault:
+            return failure(capped_message(str(fault)))
+        except TimeoutError as error:
+            if deadline.expired():
+                return failure(f"{self._tool.name} took longer than {self._seconds:g} s.")
+            return failure(f"{self._tool.name} failed: {_said(error)}")
+        except Exception as error:
+            return failure(f"{self._tool.name} failed: {_said(error)}")
+        finally:
+            context.cancel()
+
+    async def _call(self, arguments: dict[str, Any], context: ToolContext) -> Any:
+        keywords = self._tool.check(arguments)
+        if self._tool.context_parameter is not None:
+            keywords[self._tool.context_parameter] = context
+        if self._tool.kind == "async":
+            return await self._tool.call(**keywords)
+        if self._tool.kind == "sync":
+            value = await asyncio.to_thread(self._tool.call, **keywords)
+            return await value if inspect.isawaitable(value) else value
+        return await self._drain(self._tool.call(**keywords), context)
+
+    async def _drain(self, items: Any, context: ToolContext) -> Any:
+        """The last item of a generator; those before it are progress."""
+        last: Any = None
+        first = True
+        async for item in items:
+            if not first:
+                context.progress(last if isinstance(last, dict) else str(last))
+            last, first = item, False
+        return last
+
+
+def _said(error: BaseException) -> str:
+    """What a tool's exception says, for the model: its type and first line."""
+    line = str(error).strip().splitlines()[:1]
+    return capped_message(f"{type(error).__name__}: {line[0]}" if line else type(error).__name__)
+
+
+def capped_message(message: str, limit: int = 2000) -> str:
+    return message if len(message) <= limit else message[:limit] + "..."
+
+
+class Pending(msgspec.Struct, frozen=True, kw_only=True):
+    """A call that is to be answered now. `interrupt_id`: of the interrupt whose answer allowed it."""
+
+    call_id: str
+    name: str
+    arguments: dict[str, Any]
+    callee: Callee
+    context: ToolContext
+    interrupt_id: str | None = None
+
+
+async def answer_all(pending: Sequence[Pending], done: Callable[[Pending, Answer], Awaitable[None]]) -> None:
+    """Answer calls concurrently; `done` is told of each as it finishes. Cancelling this cancels them all."""
+
+    async def one(each: Pending) -> None:
+        await done(each, await each.callee.answer(each.arguments, each.context))
+
+    async with asyncio.TaskGroup() as group:
+        for each in pending:
+            group.create_task(one(each), name=f"tool {each.name}")

@@ -1,0 +1,221 @@
+"""Tools that run on the server: `@tool` makes one from a function, its schema from the signature and the docstring."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, overload
+
+import msgspec
+from ag_ui.core import Tool as ToolDeclaration
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
+
+from agent_server.agent.context import ToolContext
+
+Kind = Literal["sync", "async", "generator"]
+Approval = bool | Callable[[dict[str, Any]], bool]
+_SECTION = re.compile(r"^\s*(args|arguments|parameters|returns?|raises|yields|examples?|notes?)\s*:\s*$", re.IGNORECASE)
+_GOOGLE = re.compile(r"^\s+\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.+)$")
+_SPHINX = re.compile(r"^\s*:param\s+(?:[^:]*\s)?(\w+)\s*:\s*(.+)$")
+
+
+class ToolFault(Exception):
+    """Raised by a tool, or about its arguments: the message is told to the model, as that call's result."""
+
+
+class Tool(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool the server runs.
+
+    parameters: JSON schema of the arguments. call: (arguments, context) → the result. time_limit in seconds and
+    result_limit in characters; None takes the agent's. requires_approval: a person is asked before it runs, always or
+    when the predicate says so. reads_state: it wants the shared state or changes it. approval_edits: the person may
+    also change the arguments.
+    """
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    call: Callable[..., Any]
+    kind: Kind
+    check: Callable[[dict[str, Any]], dict[str, Any]]
+    context_parameter: str | None = None
+    time_limit: float | None = None
+    result_limit: int | None = None
+    requires_approval: Approval = False
+    approval_edits: bool = True
+    approval_seconds: float | None = None
+    approval_message: str | Callable[[dict[str, Any]], str] | None = None
+
+    def declaration(self) -> ToolDeclaration:
+        """The tool as the protocol declares tools."""
+        return ToolDeclaration(name=self.name, description=self.description, parameters=self.parameters)
+
+    def needs_approval(self, arguments: dict[str, Any]) -> bool:
+        """Whether a person must agree. A predicate that fails counts as yes."""
+        if isinstance(self.requires_approval, bool):
+            return self.requires_approval
+        try:
+            return bool(self.requires_approval(arguments))
+        except Exception:
+            return True
+
+    def question(self, arguments: dict[str, Any]) -> str:
+        """What the person is asked."""
+        if callable(self.approval_message):
+            return self.approval_message(arguments)
+        return self.approval_message or f"Run {self.name}?"
+
+
+@overload
+def tool(function: Callable[..., Any], /) -> Tool: ...
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    requires_approval: Approval = False,
+    approval_edits: bool = True,
+    approval_seconds: float | None = None,
+    approval_message: str | Callable[[dict[str, Any]], str] | None = None,
+    time_limit: float | None = None,
+    result_limit: int | None = None,
+) -> Callable[[Callable[..., Any]], Tool]: ...
+def tool(function: Callable[..., Any] | None = None, /, **settings: Any) -> Any:
+    """Make a tool of a plain or an async function, or of an async generator.
+
+    The schema comes from the annotations, the descriptions from the docstring (its first paragraph, and its `Args:`
+    section or `:param x:` lines). A parameter annotated `ToolContext` receives the call's context and is not part of
+    the schema. Plain functions run in a thread. What an async generator yields is shown as progress, and the last
+    thing it yields is the result.
+    """
+    if function is None:
+        return lambda decorated: _make(decorated, **settings)
+    return _make(function, **settings)
+
+
+def _make(
+    function: Callable[..., Any], *, name: str | None = None, description: str | None = None, **settings: Any
+) -> Tool:
+    summary, documented = read_docstring(inspect.getdoc(function) or "")
+    hints = typing.get_type_hints(function, include_extras=True)
+    context = next((key for key, hint in hints.items() if key != "return" and hint is ToolContext), None)
+    model = _arguments_model(function, hints, documented, skip=context)
+    return Tool(
+        name=name or str(getattr(function, "__name__", "tool")),
+        description=description or summary,
+        parameters=_schema(model),
+        call=function,
+        kind=_kind(function),
+        check=lambda arguments: _checked(model, arguments),
+        context_parameter=context,
+        **settings,
+    )
+
+
+def _kind(function: Callable[..., Any]) -> Kind:
+    if inspect.isasyncgenfunction(function):
+        return "generator"
+    return "async" if inspect.iscoroutinefunction(function) else "sync"
+
+
+def _arguments_model(
+    function: Callable[..., Any], hints: Mapping[str, Any], documented: Mapping[str, str], *, skip: str | None
+) -> type[BaseModel]:
+    fields: dict[str, Any] = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name == skip:
+            continue
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+            raise TypeError(f"tool {function!r}: {name} must be an ordinary named parameter")
+        default = ... if parameter.default is parameter.empty else parameter.default
+        fields[name] = (hints.get(name, Any), Field(default, description=documented.get(name)))
+    return create_model("Arguments", __config__=ConfigDict(extra="forbid"), **fields)
+
+
+def _schema(model: type[BaseModel]) -> dict[str, Any]:
+    schema = model.model_json_schema()
+    schema.pop("title", None)
+    for each in schema.get("properties", {}).values():
+        each.pop("title", None)
+    return schema
+
+
+def _checked(model: type[BaseModel], arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments as the function takes them (models, dates, enums ...); ToolFault that says what is wrong."""
+    try:
+        checked = model.model_validate(arguments)
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_input=False, include_context=False)
+        said = "; ".join(f"{'.'.join(map(str, each['loc'])) or 'arguments'}: {each['msg']}" for each in problems[:5])
+        raise ToolFault(f"Invalid arguments: {said}") from None
+    return {name: getattr(checked, name) for name in type(checked).model_fields}
+
+
+def read_docstring(text: str) -> tuple[str, dict[str, str]]:
+    """The description (everything before the first section) and what is said of each parameter."""
+    summary: list[str] = []
+    found: dict[str, str] = {}
+    section: str | None = None
+    last: str | None = None
+    for line in text.splitlines():
+        if heading := _SECTION.match(line):
+            section, last = heading[1].lower(), None
+        elif sphinx := _SPHINX.match(line):
+            section, last = "param", sphinx[1]
+            found[sphinx[1]] = sphinx[2].strip()
+        elif section in ("args", "arguments", "parameters") and (entry := _GOOGLE.match(line)):
+            last = entry[1]
+            found[last] = entry[2].strip()
+        elif section is None:
+            summary.append(line)
+        elif last and line.strip() and line[:1].isspace():
+            found[last] += " " + line.strip()
+    return "\n".join(summary).strip(), found
+
+
+def read_arguments(text: str) -> dict[str, Any]:
+    """A call's arguments as the model wrote them; ToolFault if they are not a JSON object."""
+    try:
+        arguments = msgspec.json.decode(text or "{}")
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        raise ToolFault("The arguments are not valid JSON.") from None
+    if not isinstance(arguments, dict):
+        raise ToolFault("The arguments must be a JSON object.")
+    return arguments
+
+
+_ANY = TypeAdapter(Any)
+
+
+def result_content(value: Any) -> str | list[Any]:
+    """A tool's return value as a TOOL_CALL_RESULT carries it: text as it is, content parts as parts, the rest as
+    JSON."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and value and all(_is_part(item) for item in value):
+        return [_wire(item) for item in value]
+    return _ANY.dump_json(value, by_alias=True).decode()
+
+
+def _is_part(item: Any) -> bool:
+    kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
+    if kind == "text":
+        return isinstance(item, BaseModel) or set(item) <= {"type", "text", "id", "metadata"}
+    carries = item.get("source") if isinstance(item, dict) else getattr(item, "source", None)
+    return kind in ("image", "audio", "video", "document") and carries is not None
+
+
+def _wire(item: Any) -> Any:
+    return item.model_dump(mode="json", by_alias=True) if isinstance(item, BaseModel) else item
+
+
+def capped(content: str | list[Any], limit: int) -> str | list[Any]:
+    """The result within `limit` characters: text is cut and says so, parts that do not fit become a sentence."""
+    if isinstance(content, str):
+        return (
+            content if len(content) <= limit else content[:limit] + f"\n[cut: {len(content) - limit} more characters]"
+        )
+    size = len(msgspec.json.encode(content))
+    return content if size <= limit else f"[The result is too large: {size} bytes.]"

@@ -1,0 +1,107 @@
+"""Who may ask: API keys, tenants and the list of public paths. Deny by default.
+
+A key is sent as `Authorization: Bearer KEY`, `x-api-key: KEY` (Anthropic's SDK) or, on WebSockets where a browser
+can set no header, as `?api_key=KEY`. A key belongs to a tenant, and the tenant is part of every store key and every
+look-up of a run, so that a foreign id reads as one that does not exist.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable, Mapping
+from urllib.parse import parse_qs, urlsplit
+
+from starlette.requests import HTTPConnection
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from adapters.errors import RequestError
+from agent_server.routes.http import error_response, wire_of
+
+PUBLIC_PATHS = frozenset({"/", "/health", "/ready", "/favicon.ico", "/favicon.svg"})
+PUBLIC_PREFIXES = ("/assets/",)
+
+
+class Keys:
+    """API keys, each with its tenant. No keys at all: everyone is the one nameless tenant."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._tenants = [self._split(key) for key in keys if key]
+
+    @staticmethod
+    def _split(key: str) -> tuple[str, bytes]:
+        tenant, _, secret = key.rpartition(":")
+        return tenant, secret.encode()
+
+    def __bool__(self) -> bool:
+        return bool(self._tenants)
+
+    def tenant(self, presented: str | None) -> str | None:
+        """The tenant of a presented key; None if it is unknown. Compares in constant time, all keys always."""
+        if not self._tenants:
+            return ""
+        candidate = (presented or "").encode()
+        found = [tenant for tenant, secret in self._tenants if hmac.compare_digest(secret, candidate)]
+        return found[0] if found else None
+
+
+def presented_key(headers: Mapping[str, str], query: str = "") -> str | None:
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and token:
+        return token.strip()
+    return headers.get("x-api-key") or next(iter(parse_qs(query).get("api_key", [])), None)
+
+
+def is_public(path: str) -> bool:
+    return path in PUBLIC_PATHS or path.startswith(PUBLIC_PREFIXES)
+
+
+def origin_allowed(headers: Mapping[str, str], allowed: tuple[str, ...]) -> bool:
+    """A WebSocket's Origin must be ours or allow-listed: browsers apply no CORS to WebSockets."""
+    origin = headers.get("origin")
+    return not origin or "*" in allowed or origin in allowed or urlsplit(origin).netloc == headers.get("host")
+
+
+class AuthMiddleware:
+    """Puts `tenant` into the scope's state, or answers 401 in the shape of the wire that was asked."""
+
+    def __init__(self, app: ASGIApp, keys: Keys, origins: tuple[str, ...] = ()) -> None:
+        self.app = app
+        self.keys = keys
+        self.origins = origins
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self.app(scope, receive, send)
+            return
+        refusal = self._admit(scope)
+        if refusal is None:
+            await self.app(scope, receive, send)
+        elif scope["type"] == "http":
+            await refusal(scope, receive, send)
+        else:
+            await self._close(receive, send)
+
+    def _admit(self, scope: Scope) -> Response | None:
+        connection = HTTPConnection(scope)
+        websocket = scope["type"] == "websocket"
+        query = connection.url.query if websocket else ""
+        tenant = self.keys.tenant(presented_key(connection.headers, query))
+        if tenant is None and not websocket and (is_public(scope["path"]) or scope["method"] == "OPTIONS"):
+            tenant = ""
+        if websocket and not origin_allowed(connection.headers, self.origins):
+            tenant = None
+        if tenant is None:
+            error = RequestError("unauthorized", "This server asks for an API key: send Authorization: Bearer KEY.")
+            return error_response(wire_of(scope["path"]), error)
+        scope.setdefault("state", {})["tenant"] = tenant
+        return None
+
+    @staticmethod
+    async def _close(receive: Receive, send: Send) -> None:
+        """The error message first, then close code 1008 (policy): a bare refusal tells a browser nothing."""
+        await receive()
+        await send({"type": "websocket.accept"})
+        text = '{"type":"error","error":"invalid_request","message":"unauthorized","recoverable":false}'
+        await send({"type": "websocket.send", "text": text})
+        await send({"type": "websocket.close", "code": 1008, "reason": "unauthorized"})

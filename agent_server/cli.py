@@ -1,0 +1,32 @@
+"""The command `agent-server`. Each subcommand lives in `agent_server/commands/`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Annotated
+
+import typer
+
+from agent_server.commands.serve import serve
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.command()(serve)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(importlib.metadata.version("agent-server"))
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """The inference server that speaks AG-UI natively."""
+
+
+def main() -> None:
+    app()

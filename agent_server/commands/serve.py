@@ -1,0 +1,147 @@
+"""`agent-server serve`: bind first, say clearly what is wrong, show the loading, end runs properly on SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import sys
+from functools import partial
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+import uvicorn
+
+from agent_server.settings import Settings
+
+
+def serve(
+    model: Annotated[str, typer.Argument(help="Folder or hub name; none is the bundled demonstration model.")] = "",
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 ...")] = None,
+    dtype: Annotated[str | None, typer.Option(help="auto, bfloat16, float16, float32.")] = None,
+    engine: Annotated[list[str] | None, typer.Option(help="URL of an upstream engine (repeat for replicas).")] = None,
+    agent: Annotated[list[str] | None, typer.Option(help="my_agent.py:agent (repeat for several).")] = None,
+    adapter: Annotated[str | None, typer.Option(help="Folder of a LoRA adapter (needs the extra `lora`).")] = None,
+    chat_template: Annotated[str | None, typer.Option(help="File that replaces the model's chat template.")] = None,
+    format: Annotated[str | None, typer.Option(help="Output format by name instead of by analysis.")] = None,
+    reasoning_parser: Annotated[str | None, typer.Option(help="Reasoning format by name.")] = None,
+    tool_call_parser: Annotated[str | None, typer.Option(help="Tool call format by name.")] = None,
+    served_name: Annotated[str | None, typer.Option(help="The name that clients see.")] = None,
+    store: Annotated[str | None, typer.Option(help="Database URL for threads; 'memory' keeps nothing.")] = None,
+    api_key: Annotated[list[str] | None, typer.Option(help="key or tenant:key (repeat); none admits everyone.")] = None,
+    cors_origin: Annotated[list[str] | None, typer.Option(help="Origin that may call from a browser (repeat).")] = None,
+    constrain_tools: Annotated[bool | None, typer.Option(help="Bind tool calls to their schemas.")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+) -> None:
+    """Serve a model to AG-UI, OpenAI, Anthropic and WebSocket clients."""
+    given: dict[str, Any] = {
+        "model": model or None, "host": host, "port": port, "device": device, "dtype": dtype, "adapter": adapter,
+        "engine": engine, "agent": agent, "chat_template": chat_template, "format": format,
+        "reasoning_parser": reasoning_parser, "tool_call_parser": tool_call_parser, "served_name": served_name,
+        "store_url": store, "api_keys": api_key, "cors_origins": cors_origin, "constrain_tools": constrain_tools,
+        "log_level": log_level,
+    }  # fmt: skip
+    settings = Settings(**{name: value for name, value in given.items() if value is not None})
+    listener = listen(settings.host, settings.port)
+    raise typer.Exit(asyncio.run(_serve(settings, listener)))
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket; exits with one sentence when the address cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        _fail(_why_not(error, host, port))
+    listener.listen(2048)
+    listener.setblocking(False)
+    return listener
+
+
+def _why_not(error: OSError, host: str, port: int) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"Port {port} on {host} is in use. Stop what listens there, or choose another with --port."
+    if error.errno == errno.EACCES:
+        return f"This user may not listen on port {port}. Choose one above 1023 with --port."
+    return f"Cannot listen on {host}:{port}: {error.strerror or error}."
+
+
+def _fail(message: str) -> None:
+    print(f"agent-server: {message}", file=sys.stderr)
+    raise typer.Exit(2)
+
+
+class GracefulServer(uvicorn.Server):
+    """Refuses new work at once on a signal and lets running work end before the connections are closed."""
+
+    def __init__(self, config: uvicorn.Config, on_exit: Any) -> None:
+        super().__init__(config)
+        self._on_exit = on_exit
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._on_exit()
+        super().handle_exit(sig, frame)
+
+
+async def _serve(settings: Settings, listener: socket.socket) -> int:
+    from agent_server.app import build_app
+    from agent_server.assemble import build_server
+    from agent_server.server import StartupError
+    from agent_server.telemetry import configure_logging
+
+    configure_logging(settings.log_level)
+    try:
+        server = build_server(settings)
+    except StartupError as error:
+        print(f"agent-server: {error}", file=sys.stderr)
+        return 2
+    web = GracefulServer(web_config(build_app(server), settings), server.begin_shutdown)
+    server.on_stop = partial(setattr, web, "should_exit", True)
+    watcher = asyncio.create_task(announce(server, listener.getsockname()[1]))
+    try:
+        await web.serve(sockets=[listener])
+    finally:
+        watcher.cancel()
+    return 1 if server.failed else 0
+
+
+def web_config(app: Any, settings: Settings) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=65,
+        timeout_graceful_shutdown=int(settings.drain) + 5,
+        ws_max_size=settings.max_body,
+        lifespan="on",
+    )
+
+
+async def announce(server: Any, port: int) -> None:
+    """Progress while loading, then where to go; a model that fails to load stops the server with its sentence."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    name, host = server.model.name, server.settings.host
+    with console.status(f"Loading {name} ...") as line:
+        async for status in server.model.states():
+            share = "" if status.progress is None else f" {status.progress:.0%}"
+            line.update(f"Loading {name}{share} {status.message}")
+    status = server.model.status
+    if status.state == "failed":
+        console.print(f"agent-server: {status.message}", markup=False, highlight=False)
+        server.stop_web()
+        return
+    shown = "localhost" if host in ("127.0.0.1", "0.0.0.0", "::1", "::") else host
+    base = f"http://{shown}:{port}"
+    console.print(f"{name} is ready at {base}", highlight=False)
+    rows = {"AG-UI": "/agui", "CopilotKit": "/copilotkit", "OpenAI": "/v1", "Anthropic": "", "metrics": "/metrics"}
+    for wire, path in rows.items():
+        console.print(f"  {wire:<11}{base}{path}", highlight=False)

@@ -1,0 +1,382 @@
+"""An engine that replays: for tests, for front-end work without a model, and to show how a client meets failure.
+
+It follows the contract to the letter (stop strings, limits, pause, resume, modify, cancel, a bounded queue) and
+fails, when its script says so, in every way that a real engine can.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from agent_server.engine.checks import changed_sampling, check_length
+from agent_server.engine.detokenizer import ByteVocabulary, OutputText, Vocabulary
+from agent_server.engine.protocol import (
+    Control,
+    Delta,
+    EngineError,
+    EngineInfo,
+    EngineItem,
+    EngineStatus,
+    ErrorKind,
+    Finished,
+    FinishReason,
+    GenerationRequest,
+    Timings,
+    Token,
+    Usage,
+)
+from events.options import SamplingParams
+
+Now = Callable[[], float]
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """What goes wrong after `after` tokens.
+
+    "error" raises EngineError(kind); "end" ends the stream without Finished; "hang" never yields again; "cancelled"
+    finishes with that reason though nobody asked; "crash" raises an exception that is no EngineError.
+    """
+
+    action: Literal["error", "end", "hang", "cancelled", "crash"]
+    after: int = 0
+    kind: ErrorKind = "internal"
+    message: str = "The scripted engine fails here."
+    retryable: bool = False
+
+
+class Script(msgspec.Struct, frozen=True, kw_only=True):
+    """One generation. `text` is encoded where `tokens` is empty.
+
+    first_delay, delay: seconds before the first item and before every further one. chunk: tokens in one Delta.
+    reason: how it ends when the tokens run out; None repeats them until a limit ends it.
+    """
+
+    tokens: tuple[int, ...] = ()
+    text: str = ""
+    first_delay: float = 0.0
+    delay: float = 0.0
+    chunk: int = 1
+    reason: FinishReason | None = "stop"
+    cached_tokens: int = 0
+    logprob: float = -0.5
+    fault: Fault | None = None
+
+
+Scripts = Callable[[GenerationRequest], Script]
+
+DEMONSTRATION = (
+    Script(
+        text="<think>\nNobody loaded a model, so I follow a script.\n</think>\n\n"
+        "This answer is scripted. It shows reasoning, text and streaming without a model behind it.",
+        first_delay=0.2,
+        delay=0.02,
+    ),
+    Script(
+        text="<think>\n\n</think>\n\nA second scripted answer, in **Markdown**:\n\n- one\n- two\n\n"
+        "```python\nprint(3)\n```",
+        first_delay=0.1,
+        delay=0.01,
+    ),
+)
+
+
+def cycle(scripts: Sequence[Script]) -> Scripts:
+    """The scripts in turn, whatever is asked."""
+    turn = iter(range(1 << 62))
+    return lambda request: scripts[next(turn) % len(scripts)]
+
+
+def load_scripts(data: bytes) -> tuple[Script, ...]:
+    """A JSON list of scripts, or one; msgspec.ValidationError names what is wrong."""
+    return msgspec.json.decode(data if data.lstrip().startswith(b"[") else b"[" + data + b"]", type=tuple[Script, ...])
+
+
+@dataclass(eq=False)
+class _Running:
+    """One generation's state. `changed` wakes it for pause, resume and modify."""
+
+    request: GenerationRequest
+    sampling: SamplingParams
+    output: OutputText
+    paused: bool = False
+    position: int = 0
+    pending: list[Control] = field(default_factory=list)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def tell(self, action: Literal["paused", "resumed", "modified"]) -> None:
+        self.pending.append(Control(action=action, position=self.position))
+        self.changed.set()
+
+
+class ScriptedEngine:
+    """Replays `scripts`: a list taken in turn, or a function of the request.
+
+    max_running, max_queued: slots and places in the queue. load_seconds: how long `start` takes. context_length: a
+    longer prompt is refused. `failure`: `start` raises it. `now` is the clock of the timings.
+    """
+
+    def __init__(
+        self,
+        scripts: Scripts | Iterable[Script] = DEMONSTRATION,
+        *,
+        vocabulary: Vocabulary | None = None,
+        model: str = "scripted",
+        context_length: int = 32768,
+        max_running: int = 1024,
+        max_queued: int = 1024,
+        load_seconds: float = 0.0,
+        failure: EngineError | None = None,
+        supports_constraints: bool = False,
+        now: Now | None = None,
+    ) -> None:
+        self.vocabulary = vocabulary or ByteVocabulary()
+        self._script = scripts if callable(scripts) else cycle(tuple(scripts))
+        self._slots = asyncio.Semaphore(max_running)
+        self._max_queued = max_queued
+        self._load_seconds = load_seconds
+        self._failure = failure
+        self._now = now
+        self._status = EngineStatus(state="starting")
+        self._info = EngineInfo(
+            model=model,
+            context_length=context_length,
+            vocab_size=self.vocabulary.size,
+            supports_constraints=supports_constraints,
+        )
+        self.running: dict[str, _Running] = {}
+        self.requests: list[GenerationRequest] = []
+        self.cancelled: list[str] = []
+        self._waiting = 0
+        self._generated = 0
+        self._prompted = 0
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    @property
+    def status(self) -> EngineStatus:
+        return self._status
+
+    async def start(self) -> None:
+        steps = 10 if self._load_seconds else 0
+        for step in range(steps):
+            self._status = EngineStatus(state="loading", progress=step / steps, message="scripted weights")
+            await asyncio.sleep(self._load_seconds / steps)
+        if self._failure is not None:
+            self._status = EngineStatus(state="failed", message=self._failure.message)
+            raise self._failure
+        self._status = EngineStatus(state="ready", progress=1.0)
+
+    async def close(self) -> None:
+        self._status = EngineStatus(state="stopped")
+        for running in self.running.values():
+            running.changed.set()
+
+    def crash(self) -> None:
+        """As if the engine's process died: everything open ends with EngineError("connection")."""
+        self._status = EngineStatus(state="failed", message="The scripted engine crashed.")
+        for running in self.running.values():
+            running.changed.set()
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineItem, None]:
+        self._admit(request)
+        running = _Running(
+            request=request,
+            sampling=request.sampling,
+            output=OutputText(
+                self.vocabulary, request.prompt_token_ids, request.sampling.stop, request.sampling.min_tokens
+            ),
+        )
+        self.running[request.request_id] = running
+        finished = False
+        try:
+            async for item in self._replay(running, self._script(request)):
+                yield item
+            finished = True
+        finally:
+            self.running.pop(request.request_id, None)
+            if not finished:
+                self.cancelled.append(request.request_id)
+
+    def _admit(self, request: GenerationRequest) -> None:
+        if self._status.state != "ready":
+            raise EngineError("unavailable", f"The engine is {self._status.state}.", retryable=True)
+        if self._slots.locked() and self._waiting >= self._max_queued:
+            raise EngineError("overloaded", "The queue is full.", retryable=True)
+        if request.request_id in self.running:
+            raise EngineError("invalid_request", f"A generation {request.request_id} is already running.")
+        check_length(request, self._info.context_length)
+        self.requests.append(request)
+        self._prompted += len(request.prompt_token_ids)
+
+    async def _replay(self, running: _Running, script: Script) -> AsyncGenerator[EngineItem, None]:
+        arrived = self._clock()
+        await self._take_slot()
+        try:
+            queued = self._clock() - arrived
+            first: float | None = None
+            async for item in self._items(running, script):
+                if isinstance(item, Delta) and first is None:
+                    first = self._clock() - arrived
+                if isinstance(item, Finished):
+                    timings = Timings(queued=queued, first_token=first, total=self._clock() - arrived)
+                    item = msgspec.structs.replace(item, timings=timings)
+                yield item
+        finally:
+            self._slots.release()
+
+    async def _take_slot(self) -> None:
+        self._waiting += 1
+        try:
+            await self._slots.acquire()
+        finally:
+            self._waiting -= 1
+
+    async def _items(self, running: _Running, script: Script) -> AsyncGenerator[EngineItem, None]:
+        tokens = script.tokens or tuple(self.vocabulary.encode(script.text))
+        end: Finished | None = None
+        delay = script.first_delay
+        while end is None:
+            async for control in self._wait(running, delay):
+                yield control
+            delay = script.delay
+            chunk: list[Token] = []
+            fault = script.fault
+            while end is None and len(chunk) < script.chunk and not _due(fault, running):
+                end = self._step(running, script, tokens, chunk)
+            if chunk:
+                yield Delta(tuple(chunk))
+            if end is None and _due(fault, running):
+                assert fault is not None
+                end = await self._fail(running, fault)
+                if end is None:
+                    return
+        yield end
+
+    async def _wait(self, running: _Running, seconds: float) -> AsyncGenerator[Control, None]:
+        """Sleep for `seconds`, and for as long as the generation is paused; yields the acknowledgements."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        while True:
+            await asyncio.sleep(0)
+            for control in running.pending[:]:
+                running.pending.remove(control)
+                yield control
+            self._check_alive()
+            left = math.inf if running.paused else deadline - asyncio.get_running_loop().time()
+            if left <= 0:
+                return
+            running.changed.clear()
+            try:
+                await asyncio.wait_for(running.changed.wait(), None if left == math.inf else left)
+            except TimeoutError:
+                continue
+
+    def _check_alive(self) -> None:
+        if self._status.state == "stopped":
+            raise EngineError("unavailable", "The engine was closed.", retryable=True)
+        if self._status.state != "ready":
+            raise EngineError("connection", self._status.message, retryable=True)
+
+    def _step(self, running: _Running, script: Script, tokens: Sequence[int], chunk: list[Token]) -> Finished | None:
+        """Play one token into `chunk`; the end when this was the last."""
+        limit = self._limit(running)
+        if running.position >= limit:
+            return self._end(running, script, "length")
+        if running.position >= len(tokens) and (script.reason is not None or not tokens):
+            chunk += running.output.drain()
+            return self._end(running, script, script.reason or "stop")
+        token_id = tokens[running.position % len(tokens)]
+        running.position += 1
+        self._generated += 1
+        stops = token_id in running.sampling.stop_token_ids and running.position > running.sampling.min_tokens
+        last = running.position >= limit or (running.position == len(tokens) and script.reason is not None)
+        details = self._details(running, script, token_id)
+        chunk += running.output.push(token_id, *details, ends=stops, last=last)
+        if running.output.stopped is not None:
+            return self._end(running, script, "stop", running.output.stopped)
+        if stops:
+            return self._end(running, script, "stop", token_id)
+        if running.position >= limit:
+            return self._end(running, script, "length")
+        return self._end(running, script, script.reason or "stop") if last else None
+
+    def _limit(self, running: _Running) -> int:
+        room = self._info.context_length - len(running.request.prompt_token_ids)
+        return room if running.sampling.max_tokens is None else min(room, running.sampling.max_tokens)
+
+    def _details(
+        self, running: _Running, script: Script, token_id: int
+    ) -> tuple[float | None, list[tuple[int, float]] | None]:
+        wanted = running.sampling.logprobs
+        if wanted is None:
+            return None, None
+        others = [((token_id + step) % self.vocabulary.size, script.logprob - step) for step in range(wanted)]
+        return script.logprob, others
+
+    def _end(self, running: _Running, script: Script, reason: FinishReason, stop: str | int | None = None) -> Finished:
+        usage = Usage(
+            prompt_tokens=len(running.request.prompt_token_ids),
+            completion_tokens=running.position,
+            cached_tokens=min(script.cached_tokens, len(running.request.prompt_token_ids)),
+        )
+        return Finished(reason=reason, usage=usage, stop=stop)
+
+    async def _fail(self, running: _Running, fault: Fault) -> Finished | None:
+        """Do what the fault says; None where the stream ends without a word."""
+        if fault.action == "error":
+            raise EngineError(fault.kind, fault.message, retryable=fault.retryable)
+        if fault.action == "crash":
+            raise RuntimeError(fault.message)
+        while fault.action == "hang":
+            running.changed.clear()
+            await running.changed.wait()
+            self._check_alive()
+        return self._end(running, Script(), "cancelled") if fault.action == "cancelled" else None
+
+    def _clock(self) -> float:
+        return self._now() if self._now is not None else asyncio.get_running_loop().time()
+
+    async def pause(self, request_id: str) -> bool:
+        running = self.running.get(request_id)
+        if running is None or running.paused:
+            return running is not None
+        running.paused = True
+        running.tell("paused")
+        return True
+
+    async def resume(self, request_id: str) -> bool:
+        running = self.running.get(request_id)
+        if running is None or not running.paused:
+            return running is not None
+        running.paused = False
+        running.tell("resumed")
+        return True
+
+    async def modify(self, request_id: str, changes: dict[str, Any]) -> bool:
+        running = self.running.get(request_id)
+        if running is None:
+            return False
+        running.sampling = changed_sampling(running.sampling, changes)
+        running.output.restrict(running.sampling.stop, running.sampling.min_tokens)
+        running.tell("modified")
+        return True
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            "num_requests_running": float(len(self.running) - self._waiting),
+            "num_requests_waiting": float(self._waiting),
+            "kv_cache_usage_perc": 0.0,
+            "prompt_tokens_total": float(self._prompted),
+            "generation_tokens_total": float(self._generated),
+        }
+
+
+def _due(fault: Fault | None, running: _Running) -> bool:
+    return fault is not None and running.position >= fault.after

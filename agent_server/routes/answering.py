@@ -1,0 +1,216 @@
+"""What the request-and-response wires share: which agent a model name means, starting runs, reading them to the end.
+
+These wires cancel a run as soon as its client is gone. A run that fails before it has said anything is an HTTP error
+with the failure's own status; only later failures are told inside the stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from adapters.errors import KINDS, ErrorKind, RequestError
+from adapters.inbound import Inbound
+from agent_server.ids import new_id
+from agent_server.routes.http import Encoder, EventStream, read_body
+from events.options import GenerationOptions
+from events.vocabulary import Event, RunError, RunStarted
+
+if TYPE_CHECKING:
+    from agent_server.runs import Run
+    from agent_server.server import Server
+
+LARGE = 64 * 1024
+HOLD_SECONDS = 2.0
+"""How long the status line waits for the run's first sign of life; failures after it are told in the stream."""
+CLIENT_GONE = 499
+
+
+async def read_request(request: Request, limit: int, parse: Callable[[bytes], Inbound]) -> Inbound:
+    """Read and parse; large bodies are parsed in a thread, so that no other request waits for them."""
+    body = await read_body(request, limit)
+    return parse(body) if len(body) <= LARGE else await run_in_threadpool(parse, body)
+
+
+def agent_for(server: Server, model: str | None) -> str:
+    """The agent that a model name means: the served model is the default agent, agents go by their own names."""
+    if not model or model in ("default", server.model.name, server.settings.served_name):
+        return "default"
+    if model in server.agents:
+        return str(model)
+    raise RequestError("not_found", "There is no such model here; GET /v1/models lists those there are.", param="model")
+
+
+def server_tools(server: Server, agent: str) -> frozenset[str]:
+    """Names of the tools that the agent runs itself; wires with one assistant message do not show their calls."""
+    return frozenset(tool.name for tool in getattr(server.agents.get(agent), "tools", ()))
+
+
+def model_name(server: Server, options: GenerationOptions) -> str:
+    return options.model if options.model in server.agents else server.model.name
+
+
+async def start_runs(server: Server, request: Request, inbound: Inbound, *, grace: float = 0.0) -> list[Run]:
+    """One run for each of the `n` answers; seeds count up from the given one."""
+    agent = agent_for(server, inbound.options.model)
+    runs: list[Run] = []
+    try:
+        for index in range(inbound.options.n):
+            options = _options(inbound.options, index)
+            tenant = request.state.tenant
+            run = await server.runs.start(_input(inbound, index), options, agent=agent, tenant=tenant, grace=grace)
+            runs.append(run)
+    except RequestError:
+        for run in runs:
+            await run.cancel()
+        raise
+    return runs
+
+
+def _input(inbound: Inbound, index: int) -> Any:
+    if index == 0:
+        return inbound.input
+    return inbound.input.model_copy(update={"thread_id": new_id("thread"), "run_id": new_id("run")})
+
+
+def _options(options: GenerationOptions, index: int) -> GenerationOptions:
+    sampling = options.sampling
+    if index and sampling.seed is not None:
+        sampling = msgspec.structs.replace(sampling, seed=sampling.seed + index)
+    return msgspec.structs.replace(options, sampling=sampling, n=1)
+
+
+async def collect(request: Request, runs: Sequence[Run]) -> list[list[Event]] | None:
+    """All events of all runs, or None if the client left before they ended; then nobody reads them any more."""
+    reading = asyncio.gather(*(_read(run) for run in runs))
+    leaving = asyncio.ensure_future(_left(request))
+    both: tuple[asyncio.Future[Any], ...] = (reading, leaving)
+    try:
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        return reading.result() if reading.done() else None
+    finally:
+        for task in both:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
+async def _read(run: Run) -> list[Event]:
+    async with contextlib.aclosing(run.events()) as events:
+        return [event async for _, event in events]
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+class _Item(NamedTuple):
+    choice: int
+    sequence: int
+    event: Event
+
+
+async def _merged(runs: Sequence[Run], after: int = 0) -> AsyncGenerator[_Item, None]:
+    """The events of several runs as they come, each in its own order."""
+    if len(runs) == 1:
+        async with contextlib.aclosing(runs[0].events(after)) as events:
+            async for sequence, event in events:
+                yield _Item(0, sequence, event)
+        return
+    queue: asyncio.Queue[_Item | None] = asyncio.Queue(len(runs))
+    tasks = [asyncio.create_task(_pump(choice, run, queue)) for choice, run in enumerate(runs)]
+    try:
+        for _ in runs:
+            while (item := await queue.get()) is not None:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _pump(choice: int, run: Run, queue: asyncio.Queue[_Item | None]) -> None:
+    async with contextlib.aclosing(run.events()) as events:
+        async for sequence, event in events:
+            await queue.put(_Item(choice, sequence, event))
+    await queue.put(None)
+
+
+async def stream_answer(
+    server: Server, request: Request, runs: Sequence[Run], encoder: Encoder, *, after: int = 0, hold: bool = True
+) -> Response:
+    """The runs as one stream of frames. Raises RequestError for a run that failed before it said anything."""
+    source = _merged(runs, after)
+    opening = asyncio.create_task(_open(source, encoder))
+    if hold:
+        leaving = asyncio.create_task(_left(request))
+        both: tuple[asyncio.Future[Any], ...] = (opening, leaving)
+        await asyncio.wait(both, timeout=HOLD_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        gone = leaving.done() and not opening.done()
+        leaving.cancel()
+        if opening.done() and (failure := opening.result().failure) is not None:
+            await source.aclose()
+            raise failed(failure)
+        if gone:
+            await _abandon(opening, source)
+            return Response(status_code=CLIENT_GONE)
+    return EventStream(
+        _frames(source, opening, encoder),
+        content_type=encoder.content_type,
+        keep_alive=encoder.keep_alive,
+        interval=server.settings.keep_alive,
+        headers={"x-run-id": runs[0].id, "x-thread-id": runs[0].thread_id},
+    )
+
+
+def failed(error: RunError) -> RequestError:
+    """The HTTP error that says what ended a run."""
+    kind: ErrorKind = error.code if error.code in KINDS else "internal"  # type: ignore[assignment]
+    return RequestError(kind, error.message, param=(error.metadata or {}).get("param"))
+
+
+class _Opening(NamedTuple):
+    frames: bytes
+    failure: RunError | None = None
+
+
+async def _open(source: AsyncGenerator[_Item, None], encoder: Encoder) -> _Opening:
+    """Read up to the first event that is more than a beginning."""
+    frames = b""
+    async for choice, sequence, event in source:
+        if isinstance(event, RunError) and event.code in KINDS:
+            return _Opening(frames + encoder.encode(event, sequence=sequence, choice=choice), event)
+        frames += encoder.encode(event, sequence=sequence, choice=choice)
+        if not isinstance(event, RunStarted):
+            break
+    return _Opening(frames)
+
+
+async def _frames(
+    source: AsyncGenerator[_Item, None], opening: asyncio.Task[_Opening], encoder: Encoder
+) -> AsyncGenerator[bytes, None]:
+    try:
+        if frames := (await opening).frames:
+            yield frames
+        async for choice, sequence, event in source:
+            if frame := encoder.encode(event, sequence=sequence, choice=choice):
+                yield frame
+        if tail := encoder.finish():
+            yield tail
+    finally:
+        await _abandon(opening, source)
+
+
+async def _abandon(opening: asyncio.Task[_Opening], source: AsyncGenerator[_Item, None]) -> None:
+    opening.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await opening
+    await source.aclose()

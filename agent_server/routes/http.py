@@ -1,0 +1,167 @@
+"""What every HTTP route shares: reading a body under a limit, error answers, and streaming a run.
+
+The framework's own body parsing is not used: it reads without a limit and validates on the event loop without
+stopping at the first error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from adapters import errors
+from adapters.errors import RequestError, Wire
+
+if TYPE_CHECKING:
+    from agent_server.runs import Run
+    from events.vocabulary import Event
+
+STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+WIRES: tuple[tuple[str, Wire], ...] = (
+    ("/v1/messages", "anthropic"),
+    ("/v1/generate", "generate"),
+    ("/v1/", "openai"),
+    ("/copilotkit", "copilotkit"),
+    ("/generate", "websocket"),
+)
+
+
+class Encoder(Protocol):
+    """The outbound half of a wire: events in, zero or more whole frames out."""
+
+    @property
+    def content_type(self) -> str: ...
+
+    def encode(self, event: Event, *, sequence: int | None = None, choice: int = 0) -> bytes: ...
+
+    def finish(self) -> bytes: ...
+
+    def keep_alive(self) -> bytes: ...
+
+
+def wire_of(path: str) -> Wire:
+    """Whose error shape an answer on this path has."""
+    return next((wire for prefix, wire in WIRES if path.startswith(prefix)), "agui")
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The raw body; RequestError("payload_too_large") as soon as it is longer than `limit` bytes."""
+    too_large = RequestError("payload_too_large", f"The body is larger than this server's limit of {limit} bytes.")
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limit:
+        raise too_large
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > limit:
+            raise too_large
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def error_response(wire: Wire, error: RequestError, request_id: str | None = None) -> Response:
+    answer = errors.response(wire, error, request_id=request_id)
+    return Response(answer.body, status_code=answer.status, headers=answer.headers, media_type="application/json")
+
+
+def guarded(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    """A route whose RequestErrors become answers in the shape of its wire."""
+
+    async def handle(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except RequestError as error:
+            return error_response(wire_of(request.url.path), error)
+
+    return handle
+
+
+class EventStream(Response):
+    """Streams frames, notices a client that left even while nothing is being sent, and keeps the line warm.
+
+    Whatever ends the stream, the generator of frames is closed, which releases its reader of the run.
+    """
+
+    def __init__(
+        self,
+        frames: AsyncGenerator[bytes, None],
+        *,
+        content_type: str,
+        keep_alive: Callable[[], bytes],
+        interval: float,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(status_code=200, headers={**STREAM_HEADERS, **(headers or {})}, media_type=None)
+        self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
+        self.raw_headers.append((b"content-type", content_type.encode()))
+        self._frames = frames
+        self._keep_alive = keep_alive
+        self._interval = interval
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        sending = asyncio.create_task(self._send_all(send))
+        leaving = asyncio.create_task(_disconnected(receive))
+        try:
+            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await _stop(leaving)
+            await _stop(sending)
+            await self._frames.aclose()
+        if self.background is not None:
+            await self.background()
+
+    async def _send_all(self, send: Send) -> None:
+        following: asyncio.Task[bytes] | None = None
+        try:
+            while True:
+                following = following or asyncio.ensure_future(anext(self._frames))
+                done, _ = await asyncio.wait({following}, timeout=self._interval)
+                if not done:
+                    await send({"type": "http.response.body", "body": self._keep_alive(), "more_body": True})
+                    continue
+                body, following = following.result(), None
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+        except StopAsyncIteration:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            if following is not None:
+                await _stop(following)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _stop(task: asyncio.Future[Any]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError, StopAsyncIteration, OSError):
+        await task
+
+
+async def frames_of(run: Run, encoder: Encoder, after: int = 0) -> AsyncGenerator[bytes, None]:
+    """One run's events as frames, from the first event after sequence number `after` to its terminal event."""
+    async with contextlib.aclosing(run.events(after)) as events:
+        async for sequence, event in events:
+            if frame := encoder.encode(event, sequence=sequence):
+                yield frame
+    if tail := encoder.finish():
+        yield tail
+
+
+def stream_run(run: Run, encoder: Encoder, *, interval: float, after: int = 0) -> EventStream:
+    return EventStream(
+        frames_of(run, encoder, after),
+        content_type=encoder.content_type,
+        keep_alive=encoder.keep_alive,
+        interval=interval,
+        headers={"x-run-id": run.id, "x-thread-id": run.thread_id},
+    )

@@ -1,0 +1,40 @@
+"""Health, readiness and metrics: what a load balancer and an operator ask."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+if TYPE_CHECKING:
+    from agent_server.server import Server
+
+
+def json_response(value: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status_code=status, media_type="application/json")
+
+
+def routes(server: Server) -> list[BaseRoute]:
+    async def health(request: Request) -> Response:
+        """The process answers; says nothing about the model."""
+        return json_response({"status": "ok"})
+
+    async def ready(request: Request) -> Response:
+        """200 once runs can start; 503 with the reason while loading, failing or shutting down."""
+        status = server.model.status
+        good = status.state in ("ready", "degraded") and not server.closing
+        body = {"ready": good, "state": "stopping" if server.closing else status.state, "message": status.message}
+        if status.progress is not None:
+            body["progress"] = round(status.progress, 3)
+        return json_response(body, 200 if good else 503)
+
+    async def metrics(request: Request) -> Response:
+        return Response(server.telemetry.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    found: list[BaseRoute] = [Route("/health", health), Route("/ready", ready)]
+    if server.settings.metrics:
+        found.append(Route("/metrics", metrics))
+    return found

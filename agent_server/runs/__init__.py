@@ -1,0 +1,19 @@
+"""Runs that outlive a connection: numbered, bounded, resumable."""
+
+from agent_server.runs.execution import Ending, Execution, Runnable
+from agent_server.runs.log import EventLog, FellBehind, LogLimits, Reader
+from agent_server.runs.manager import RunLimits, RunManager
+from agent_server.runs.run import Run
+
+__all__ = [
+    "Ending",
+    "EventLog",
+    "Execution",
+    "FellBehind",
+    "LogLimits",
+    "Reader",
+    "Run",
+    "RunLimits",
+    "RunManager",
+    "Runnable",
+]

@@ -1,0 +1,73 @@
+"""Pause, resume and modify: what a person changes while a run goes on, kept for its next generations too."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from adapters.errors import RequestError
+from agent_server.engine.protocol import Engine
+from events.options import GenerationOptions, OptionError, SamplingParams
+
+
+class Controls:
+    """One run's controls. Generations attach while they run; what is asked in between applies to the next one."""
+
+    def __init__(self) -> None:
+        self._generating: dict[str, Engine] = {}
+        self._may_go_on = asyncio.Event()
+        self._may_go_on.set()
+        self._changes: dict[str, Any] = {}
+
+    @property
+    def paused(self) -> bool:
+        return not self._may_go_on.is_set()
+
+    async def pause(self) -> bool:
+        """No token is delivered until `resume`. False if the engine cannot pause."""
+        self._may_go_on.clear()
+        answers = [await engine.pause(request_id) for request_id, engine in list(self._generating.items())]
+        return all(answers)
+
+    async def resume(self) -> bool:
+        self._may_go_on.set()
+        answers = [await engine.resume(request_id) for request_id, engine in list(self._generating.items())]
+        return all(answers)
+
+    async def modify(self, changes: dict[str, Any]) -> bool:
+        """Change sampling parameters by their names; RequestError("invalid_request") for an unknown name or value."""
+        checked = check_changes(changes)
+        self._changes.update(checked)
+        answers = [await engine.modify(request_id, checked) for request_id, engine in list(self._generating.items())]
+        return all(answers)
+
+    async def gate(self) -> None:
+        """Returns at once unless the run is paused."""
+        await self._may_go_on.wait()
+
+    def attach(self, request_id: str, engine: Engine) -> None:
+        self._generating[request_id] = engine
+
+    def detach(self, request_id: str) -> None:
+        self._generating.pop(request_id, None)
+
+    def sampling(self, options: GenerationOptions) -> SamplingParams:
+        """The options' sampling with every change asked for so far."""
+        return msgspec.structs.replace(options.sampling, **self._changes) if self._changes else options.sampling
+
+
+def check_changes(changes: dict[str, Any]) -> dict[str, Any]:
+    """The changes with the types of SamplingParams."""
+    unknown = sorted(set(changes) - set(SamplingParams.__struct_fields__))
+    if unknown:
+        raise RequestError("invalid_request", "This is not a sampling parameter that can be changed.", str(unknown[0]))
+    try:
+        params = msgspec.convert(changes, SamplingParams)
+        params.validate()
+    except msgspec.ValidationError as error:
+        raise RequestError("invalid_request", f"A changed parameter has the wrong type: {error}") from error
+    except OptionError as error:
+        raise RequestError("invalid_request", str(error), error.param) from error
+    return {name: getattr(params, name) for name in changes}

@@ -1,0 +1,150 @@
+"""The task of one run: wait for the thread's turn, let the agent work, end with exactly one terminal event."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from adapters.errors import RequestError
+from agent_server.engine.protocol import EngineError
+from agent_server.runs.execution import Ending, Execution, Runnable
+from agent_server.runs.run import Run
+from events.vocabulary import PROTOCOL_VERSION, CancelledOutcome, Event, RunError, RunFinished, RunStarted
+
+if TYPE_CHECKING:
+    from agent_server.store import Store
+
+log = logging.getLogger("agent_server.runs")
+RECORD_SECONDS = 10.0  # how long the store may take to record an ending
+
+
+class Driver:
+    """Drives one run. Whatever the agent raises becomes one RUN_ERROR whose code is the error's kind."""
+
+    def __init__(
+        self, run: Run, agent: Runnable, store: Store | None, new_id: Callable[[str], str], run_seconds: float
+    ) -> None:
+        self.run = run
+        self.agent = agent
+        self.execution = Execution(run, store, new_id)
+        self._run_seconds = run_seconds
+
+    async def drive(self, earlier: list[Run]) -> None:
+        terminal = await self._attempt(earlier)
+        try:
+            terminal = await self._record(terminal)
+        except asyncio.CancelledError:
+            log.warning("a run's ending was not recorded: the server was stopped")
+        finally:
+            self.execution.conclude(terminal)
+
+    async def _attempt(self, earlier: list[Run]) -> Event:
+        if self.run.stopped_by is not None:
+            return self._stopped()
+        self.run.state = "queued"
+        try:
+            async with asyncio.timeout(self._run_seconds) as deadline:
+                for run in earlier:
+                    await run.done.wait()
+                self.run.state = "running"
+                await self._open()
+                return self._finished(await self.agent.run(self.execution))
+        except asyncio.CancelledError:
+            return self._stopped()
+        except TimeoutError:
+            if deadline.expired():
+                return self._failed("timeout", f"The run took longer than {self._run_seconds:g} s.", retryable=False)
+            return self._crashed()
+        except (EngineError, RequestError) as error:
+            return self._failed(error.kind, error.message, param=error.param, retryable=_retryable(error))
+        except Exception:
+            return self._crashed()
+
+    async def _open(self) -> None:
+        run, execution = self.run, self.execution
+        if execution.store is not None:
+            messages = [message.model_dump(mode="json", by_alias=True) for message in run.input.messages]
+            execution.thread = await execution.store.begin_run(
+                run.tenant,
+                run.thread_id,
+                run.id,
+                agent=run.agent,
+                parent_run_id=run.input.parent_run_id,
+                messages=messages,
+            )
+        execution.emit(self._started())
+
+    def _started(self) -> Event:
+        return RunStarted(
+            thread_id=self.run.thread_id,
+            run_id=self.run.id,
+            protocol_version=PROTOCOL_VERSION,
+            parent_run_id=self.run.input.parent_run_id,
+        )
+
+    def _finished(self, ending: Ending) -> Event:
+        return RunFinished(
+            thread_id=self.run.thread_id,
+            run_id=self.run.id,
+            result=ending.result,
+            outcome=ending.outcome,
+            usage=list(self.execution.usage.values()) or None,
+            metadata=self.execution.metadata(ending.reason),
+        )
+
+    def _failed(self, kind: str, message: str, *, param: str | None = None, retryable: bool = False) -> Event:
+        metadata: dict[str, object] = {"retryable": retryable}
+        if param is not None:
+            metadata["param"] = param
+        usage = list(self.execution.usage.values()) or None
+        return RunError(message=message, code=kind, usage=usage, metadata=metadata)
+
+    def _crashed(self) -> Event:
+        log.exception("a run failed inside the server")
+        return self._failed("internal", "The server failed to complete this run.")
+
+    def _stopped(self) -> Event:
+        """The terminal event of a run whose task was cancelled, by us or by whoever stops the event loop."""
+        if (task := asyncio.current_task()) is not None and task.cancelling():
+            task.uncancel()
+        if self.run.stopped_by in ("cancelled", "disconnected"):
+            if self.run.log.last == 0:
+                self.execution.emit(self._started())
+            return self._finished(Ending(outcome=CancelledOutcome(), reason="cancelled"))
+        return self._failed("unavailable", "The server stopped before the run was complete.", retryable=True)
+
+    def abandoned(self) -> None:
+        """End a run whose task was killed from outside before it could say anything."""
+        if not self.run.finished:
+            self.run.finish(self._failed("unavailable", "The server stopped before the run began.", retryable=True))
+
+    async def _record(self, terminal: Event) -> Event:
+        """Close what is open and make the ending durable before anyone is told of it."""
+        self.execution.close_open()
+        store = self.execution.store
+        if store is None or self.execution.thread is None:
+            return terminal
+        try:
+            async with asyncio.timeout(RECORD_SECONDS):
+                await store.end_run(self.execution, terminal)
+        except TimeoutError:
+            log.error("the store did not record a run's ending within %g s", RECORD_SECONDS)
+            return self._unrecorded(terminal)
+        except Exception:
+            log.exception("the store failed to record a run's ending")
+            return self._unrecorded(terminal)
+        return terminal
+
+    def _unrecorded(self, terminal: Event) -> Event:
+        """A success that was not kept must not look like one that was: interrupts could never be answered."""
+        if isinstance(terminal, RunError):
+            return terminal
+        return self._failed("internal", "The run was complete but could not be saved.")
+
+
+def _retryable(error: EngineError | RequestError) -> bool:
+    if isinstance(error, EngineError):
+        return error.retryable
+    return error.kind in ("overloaded", "unavailable", "rate_limited")

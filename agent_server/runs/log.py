@@ -1,0 +1,154 @@
+"""A run's events: numbered from 1, bounded in count and bytes, read by many at their own pace.
+
+Readers pull. Nothing is queued per reader, so a slow one costs one integer, never holds back a fast one, and falls off
+the log when the bound has passed it; it is then told so instead of being sent a stream with a hole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+
+from events.vocabulary import (
+    Event,
+    ReasoningMessageContent,
+    TextMessageContent,
+    ToolCallArgs,
+)
+
+OVERHEAD = 240  # bytes of one event beside its text: the struct, its ids and the deque's slot
+_DELTAS = (TextMessageContent, ToolCallArgs, ReasoningMessageContent)
+
+
+class LogLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of one run is kept for readers that come later or read slowly."""
+
+    events: int = 20_000
+    bytes: int = 8 * 2**20
+
+
+class FellBehind(Exception):
+    """The event a reader asked for next is no longer kept. `oldest` is the first sequence number that is."""
+
+    def __init__(self, wanted: int, oldest: int) -> None:
+        super().__init__(f"event {wanted} is no longer kept; the oldest one is {oldest}")
+        self.wanted = wanted
+        self.oldest = oldest
+
+
+def size_of(event: Event) -> int:
+    """About how many bytes of memory an event holds. Deltas are counted without encoding them: there is one a token."""
+    if isinstance(event, _DELTAS) and event.metadata is None and event.raw_event is None:
+        return OVERHEAD + len(event.delta)
+    return OVERHEAD + len(msgspec.json.encode(event, enc_hook=str))
+
+
+class EventLog:
+    """Appended to by the run alone. `last` is the highest number given, `oldest` the lowest that can still be read."""
+
+    def __init__(self, limits: LogLimits) -> None:
+        self._limits = limits
+        self._events: deque[tuple[Event, int]] = deque()
+        self._waiting: set[asyncio.Future[None]] = set()
+        self.bytes = 0
+        self.last = 0
+        self.closed = False
+
+    @property
+    def oldest(self) -> int:
+        return self.last - len(self._events) + 1
+
+    def append(self, event: Event) -> int:
+        """Number an event and wake the readers that wait for it; the oldest events go when the bounds are passed."""
+        if self.closed:
+            raise RuntimeError("the log is closed: its run already ended")
+        size = size_of(event)
+        self._events.append((event, size))
+        self.bytes += size
+        self.last += 1
+        while len(self._events) > 1 and (len(self._events) > self._limits.events or self.bytes > self._limits.bytes):
+            self.bytes -= self._events.popleft()[1]
+        self._wake()
+        return self.last
+
+    def close(self) -> None:
+        """No event follows; readers that have read everything end."""
+        self.closed = True
+        self._wake()
+
+    def get(self, sequence: int) -> Event:
+        if sequence < self.oldest:
+            raise FellBehind(sequence, self.oldest)
+        return self._events[sequence - self.oldest][0]
+
+    def snapshot(self) -> list[Event]:
+        """Everything still kept, in order."""
+        return [event for event, _ in self._events]
+
+    async def grown(self, beyond: int) -> bool:
+        """Wait until there is an event after `beyond`; False when the log closed without one."""
+        while self.last <= beyond:
+            if self.closed:
+                return False
+            future = asyncio.get_running_loop().create_future()
+            self._waiting.add(future)
+            try:
+                await future
+            finally:
+                self._waiting.discard(future)
+        return True
+
+    def _wake(self) -> None:
+        for future in self._waiting:
+            if not future.done():
+                future.set_result(None)
+
+
+class Reader:
+    """One reader's place in a log: an async iterator of (sequence, event) that ends after the last event.
+
+    It counts as present from its creation until it is closed, exhausted or dropped. When it falls behind, `lost`
+    makes the last event it is given, so that even that stream says how it ended.
+    """
+
+    def __init__(
+        self,
+        log: EventLog,
+        after: int,
+        *,
+        lost: Callable[[FellBehind], Event],
+        left: Callable[[], None],
+    ) -> None:
+        self._log = log
+        self._cursor = after
+        self._lost = lost
+        self._left: Callable[[], None] | None = left
+
+    def __aiter__(self) -> Reader:
+        return self
+
+    async def __anext__(self) -> tuple[int, Event]:
+        if self._left is None or not await self._log.grown(self._cursor):
+            self._leave()
+            raise StopAsyncIteration
+        try:
+            event = self._log.get(self._cursor + 1)
+        except FellBehind as gap:
+            self._leave()
+            return self._log.last, self._lost(gap)
+        self._cursor += 1
+        return self._cursor, event
+
+    async def aclose(self) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        left, self._left = self._left, None
+        if left is not None:
+            left()
+
+    def __del__(self) -> None:
+        self._leave()

@@ -1,0 +1,209 @@
+"""Runs that outlive a connection: one task each, one owner of a thread's turn, a bound on everything."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+from ag_ui.core import RunAgentInput
+
+from adapters.errors import RequestError
+from agent_server.runs.driver import Driver
+from agent_server.runs.execution import Runnable
+from agent_server.runs.log import LogLimits
+from agent_server.runs.run import Observer, Run
+from events.options import GenerationOptions
+
+if TYPE_CHECKING:
+    from agent_server.store import Store
+
+log = logging.getLogger("agent_server.runs")
+RETRY_AFTER = 1.0
+
+
+class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds of a run manager. Times in seconds.
+
+    queued_per_thread: runs that may wait for a thread's turn; 0 refuses a second run on a busy thread. replay_seconds
+    and replay_bytes: how long and how much of finished runs is kept to be replayed.
+    """
+
+    runs: int = 256
+    runs_per_tenant: int = 256
+    queued_per_thread: int = 4
+    grace: float = 10.0
+    run_seconds: float = 3600.0
+    replay_seconds: float = 600.0
+    replay_bytes: int = 64 * 2**20
+    replay_runs: int = 4096
+    log: LogLimits = LogLimits()
+
+
+class RunManager:
+    """Starts, finds and ends runs.
+
+    agents: by name; "default" is what wires without agents use. new_id: a prefix → a fresh id. observe: called once
+    with every run that ended.
+    """
+
+    def __init__(
+        self,
+        agents: Mapping[str, Runnable],
+        *,
+        store: Store | None = None,
+        limits: RunLimits | None = None,
+        new_id: Callable[[str], str],
+        observe: Observer | None = None,
+    ) -> None:
+        self.agents = agents
+        self.store = store
+        self.limits = limits or RunLimits()
+        self.new_id = new_id
+        self._observe = observe
+        self._runs: dict[tuple[str, str], Run] = {}
+        self._threads: dict[tuple[str, str], deque[Run]] = {}
+        self._kept: deque[tuple[float, Run]] = deque()
+        self._kept_bytes = 0
+        self._active = 0
+        self._active_of: dict[str, int] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._closing = False
+
+    @property
+    def active(self) -> int:
+        """Runs that have not ended, waiting ones included."""
+        return self._active
+
+    async def start(
+        self,
+        input: RunAgentInput,
+        options: GenerationOptions,
+        *,
+        agent: str = "default",
+        tenant: str = "",
+        grace: float | None = None,
+    ) -> Run:
+        """Begin a run and return at once; what happens is in its events.
+
+        grace: seconds the run outlives its last reader; None is the server's. `float("inf")`: for ever.
+        Raises RequestError: "not_found" (no such agent), "overloaded", "unavailable" (shutting down), "conflict" (the
+        run id is in use, or its thread is busy and queueing is off or full).
+        """
+        self._forget_expired()
+        runnable = self._admit(input, agent, tenant)
+        grace = self.limits.grace if grace is None else grace
+        run = Run(
+            input=input,
+            options=options,
+            agent=agent,
+            tenant=tenant,
+            grace=None if grace == float("inf") else grace,
+            limits=self.limits.log,
+        )
+        earlier = self._enter(run)
+        driver = Driver(run, runnable, self.store if options.store else None, self.new_id, self.limits.run_seconds)
+        run.task = asyncio.create_task(driver.drive(earlier), name=f"run {run.id}")
+        run.task.add_done_callback(lambda _: self._leave(run, driver))
+        run.await_reader()
+        return run
+
+    def get(self, run_id: str, tenant: str = "") -> Run:
+        """A run that goes on or ended lately; RequestError("not_found") for others, foreign ones included."""
+        self._forget_expired()
+        run = self._runs.get((tenant, run_id))
+        if run is None:
+            raise RequestError("not_found", "There is no such run, or it ended too long ago to be replayed.")
+        return run
+
+    def on_thread(self, thread_id: str, tenant: str = "") -> list[Run]:
+        """The runs of a thread that have not ended: the one whose turn it is, then the waiting ones."""
+        return list(self._threads.get((tenant, thread_id), ()))
+
+    def begin_shutdown(self) -> None:
+        """Refuse new runs from now on."""
+        self._closing = True
+
+    async def close(self, drain: float = 30.0) -> None:
+        """Refuse new runs, let the running ones end for `drain` seconds, then end them with RUN_ERROR."""
+        self.begin_shutdown()
+        try:
+            async with asyncio.timeout(drain):
+                await self._idle.wait()
+        except TimeoutError:
+            left = [run for run in self._runs.values() if run.stop("shutdown")]
+            await asyncio.gather(*(run.done.wait() for run in left))
+            await self._idle.wait()
+
+    def _admit(self, input: RunAgentInput, agent: str, tenant: str) -> Runnable:
+        runnable = self.agents.get(agent)
+        if runnable is None:
+            raise RequestError("not_found", "There is no agent of that name.", "agent")
+        if self._closing:
+            raise RequestError("unavailable", "The server is shutting down.", retry_after=RETRY_AFTER)
+        known = self._runs.get((tenant, input.run_id))
+        if known is not None and not known.finished:
+            raise RequestError("conflict", "A run with this id is going on.", "runId")
+        waiting = len(self._threads.get((tenant, input.thread_id), ()))
+        if waiting > self.limits.queued_per_thread:
+            raise RequestError("conflict", "This thread has a run going on.", "threadId", retry_after=RETRY_AFTER)
+        if self._active >= self.limits.runs or self._active_of.get(tenant, 0) >= self.limits.runs_per_tenant:
+            raise RequestError("overloaded", "Too many runs are going on.", retry_after=RETRY_AFTER)
+        return runnable
+
+    def _enter(self, run: Run) -> list[Run]:
+        """Register a run; the runs on its thread that must end before it begins."""
+        previous = self._runs.get(run.key)
+        if previous is not None:
+            self._drop_kept(previous)
+        self._runs[run.key] = run
+        self._active += 1
+        self._active_of[run.tenant] = self._active_of.get(run.tenant, 0) + 1
+        self._idle.clear()
+        queue = self._threads.setdefault((run.tenant, run.thread_id), deque())
+        earlier = list(queue)
+        queue.append(run)
+        return earlier
+
+    def _leave(self, run: Run, driver: Driver) -> None:
+        driver.abandoned()
+        thread = run.tenant, run.thread_id
+        queue = self._threads[thread]
+        queue.remove(run)
+        if not queue:
+            del self._threads[thread]
+        self._active -= 1
+        self._active_of[run.tenant] -= 1
+        if not self._active_of[run.tenant]:
+            del self._active_of[run.tenant]
+        self._kept.append((time.monotonic() + self.limits.replay_seconds, run))
+        self._kept_bytes += run.log.bytes
+        self._forget_expired()
+        if not self._active:
+            self._idle.set()
+        if self._observe is not None:
+            self._observe(run)
+
+    def _forget_expired(self) -> None:
+        now = time.monotonic()
+        while self._kept and (
+            self._kept[0][0] <= now
+            or self._kept_bytes > self.limits.replay_bytes
+            or len(self._kept) > self.limits.replay_runs
+        ):
+            _, run = self._kept.popleft()
+            self._kept_bytes -= run.log.bytes
+            if self._runs.get(run.key) is run:
+                del self._runs[run.key]
+
+    def _drop_kept(self, run: Run) -> None:
+        """Forget a finished run whose id is used again."""
+        kept = next((item for item in self._kept if item[1] is run), None)
+        if kept is not None:
+            self._kept.remove(kept)
+            self._kept_bytes -= run.log.bytes

@@ -1,0 +1,154 @@
+"""One run as its readers and its controllers see it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any, Literal
+
+from ag_ui.core import RunAgentInput
+
+from adapters.errors import RequestError
+from agent_server.runs.controls import Controls
+from agent_server.runs.log import EventLog, FellBehind, LogLimits, Reader
+from events.options import GenerationOptions
+from events.vocabulary import Event, RunError
+
+State = Literal["created", "queued", "running", "finished"]
+StopReason = Literal["cancelled", "disconnected", "shutdown"]
+FIRST_READER_SECONDS = 30.0  # how long a run that nobody has begun to read yet is let live beyond its grace
+
+
+class Run:
+    """A run: its log, its controls and who reads it. Made by RunManager.start alone.
+
+    `grace` is in seconds: how long the run lives on when its last reader is gone; None: for ever.
+    """
+
+    def __init__(
+        self,
+        *,
+        input: RunAgentInput,
+        options: GenerationOptions,
+        agent: str,
+        tenant: str,
+        grace: float | None,
+        limits: LogLimits,
+    ) -> None:
+        self.id = input.run_id
+        self.thread_id = input.thread_id
+        self.input = input
+        self.options = options
+        self.agent = agent
+        self.tenant = tenant
+        self.state: State = "created"
+        self.log = EventLog(limits)
+        self.controls = Controls()
+        self.terminal: Event | None = None
+        self.stopped_by: StopReason | None = None
+        self.done = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+        self._grace = grace
+        self._readers = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.tenant, self.id
+
+    @property
+    def finished(self) -> bool:
+        return self.state == "finished"
+
+    @property
+    def readers(self) -> int:
+        return self._readers
+
+    def events(self, after: int = 0) -> Reader:
+        """(sequence, event) from the first event after `after` to the terminal one, replayed and then live.
+
+        Raises RequestError("invalid_request") for a number not given yet and "conflict" for one no longer kept.
+        """
+        if after < 0 or after > self.log.last:
+            raise RequestError("invalid_request", "This run has not sent that event yet.", "after")
+        if after + 1 < self.log.oldest:
+            raise RequestError("conflict", "The events asked for are no longer kept; read the thread instead.", "after")
+        self._readers += 1
+        self._disarm()
+        return Reader(self.log, after, lost=_lost, left=self._reader_left)
+
+    async def wait(self) -> Event:
+        """The terminal event, once there is one. Does not count as a reader."""
+        await self.done.wait()
+        assert self.terminal is not None
+        return self.terminal
+
+    async def cancel(self, reason: StopReason = "cancelled") -> bool:
+        """Stop: open items are closed and the stream ends with its terminal event. False if the run already ended."""
+        return self.stop(reason)
+
+    async def pause(self) -> bool:
+        """Hold the tokens back; False if the run ended or its engine cannot pause."""
+        return not self.finished and await self.controls.pause()
+
+    async def resume(self) -> bool:
+        return not self.finished and await self.controls.resume()
+
+    async def modify(self, changes: dict[str, Any]) -> bool:
+        """Change sampling parameters from the next token on; RequestError("invalid_request") for unknown ones."""
+        return not self.finished and await self.controls.modify(changes)
+
+    def stop(self, reason: StopReason) -> bool:
+        """What `cancel` does, without waiting for anything."""
+        if self.finished or self.task is None:
+            return False
+        if self.stopped_by is None:
+            self.stopped_by = reason
+            if self.state != "created":  # a task cancelled before its first step would never run at all
+                self.task.cancel()
+        return True
+
+    def await_reader(self) -> None:
+        """Begin to count the time in which nobody reads, with an allowance for the first reader to arrive."""
+        if self._grace is not None:
+            self._arm(self._grace + FIRST_READER_SECONDS)
+
+    def finish(self, terminal: Event) -> None:
+        """Log the terminal event; nothing follows it."""
+        self.terminal = terminal
+        self.state = "finished"
+        self._disarm()
+        self.log.append(terminal)
+        self.log.close()
+        self.done.set()
+
+    def _reader_left(self) -> None:
+        self._readers -= 1
+        if self._readers == 0 and not self.finished and self._grace is not None:
+            self._arm(self._grace)
+
+    def _arm(self, seconds: float) -> None:
+        self._disarm()
+        if seconds <= 0:
+            self.stop("disconnected")
+            return
+        with contextlib.suppress(RuntimeError):  # the loop is gone: a reader dropped at interpreter exit
+            self._timer = asyncio.get_running_loop().call_later(seconds, self.stop, "disconnected")
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _lost(gap: FellBehind) -> Event:
+    return RunError(
+        message=f"This reader fell behind and events {gap.wanted} to {gap.oldest - 1} are no longer kept. "
+        "The run itself goes on; its thread can be read.",
+        code="connection",
+        metadata={"retryable": False, "nextEvent": gap.oldest},
+    )
+
+
+Observer = Callable[[Run], None]

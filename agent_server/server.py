@@ -1,0 +1,79 @@
+"""The server's parts, put together once from the settings. Nothing here knows HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agent_server.auth import Keys
+from agent_server.engine.model import ChatModel
+from agent_server.settings import Settings
+from agent_server.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from agent_server.agent import Agent
+    from agent_server.runs import RunManager
+    from agent_server.store import Store
+
+logger = logging.getLogger("agent_server")
+BUNDLED = Path(__file__).parent / "models" / "demo"
+BUNDLED_NAME = "agent-server-demo"
+
+
+class StartupError(Exception):
+    """Why the server cannot start, in one sentence for the person who started it."""
+
+
+@dataclass
+class Server:
+    """Everything a route may need. One instance a process; tests build their own."""
+
+    settings: Settings
+    model: ChatModel
+    agents: Mapping[str, ServedAgent]
+    runs: RunManager
+    store: Store
+    telemetry: Telemetry
+    keys: Keys
+    closing: bool = False
+    on_stop: Callable[[], None] | None = None
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def start(self) -> None:
+        """Open the store, then load the model in the background: the port answers with the progress meanwhile."""
+        await self.store.open()
+        self._spawn(self.model.load())
+
+    async def close(self) -> None:
+        """Let runs end within the drain time, then end them; free the device, close the store."""
+        self.closing = True
+        await self.runs.close(self.settings.drain)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.model.close()
+        await self.store.close()
+
+    def begin_shutdown(self) -> None:
+        """Refuse new runs from now on and begin to drain; called from a signal handler on the loop's thread."""
+        if not self.closing:
+            self.closing = True
+            self.runs.begin_shutdown()
+            self._spawn(self.runs.close(self.settings.drain))
+
+    def stop_web(self) -> None:
+        if self.on_stop is not None:
+            self.on_stop()
+
+    @property
+    def failed(self) -> bool:
+        return self.model.status.state == "failed"
+
+    def _spawn(self, work: object) -> None:
+        task: asyncio.Task[None] = asyncio.ensure_future(work)  # type: ignore[call-overload]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

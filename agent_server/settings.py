@@ -1,0 +1,97 @@
+"""Everything an operator can set, from the command line, the environment (`AGENT_SERVER_*`) or a `.env` file.
+
+Durations are in seconds, sizes in bytes. The defaults suit one person on one machine; docs/operating.md says which
+ones to look at before other people connect.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """One server's settings; immutable once the server is built."""
+
+    model_config = SettingsConfigDict(env_prefix="AGENT_SERVER_", env_file=".env", extra="ignore", frozen=True)
+
+    # what is served
+    model: str = ""
+    """Folder or hub name; empty is the bundled demonstration model."""
+    served_name: str = ""
+    engine: Annotated[tuple[str, ...], NoDecode] = ()
+    """Empty is the embedded engine; "scripted" replays; else URLs of upstream engines."""
+    engine_process: bool = True
+    device: str = "auto"
+    dtype: str = "auto"
+    adapter: str = ""
+    agent: Annotated[tuple[str, ...], NoDecode] = ()
+    """`path/to/file.py:attribute` or `package.module:attribute`, one for each agent."""
+
+    # where
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=0, le=65535)
+    data_dir: Path = Path.home() / ".local" / "share" / "agent-server"
+    store_url: str = ""
+    """SQLAlchemy URL; empty is SQLite in `data_dir`, "memory" keeps nothing."""
+
+    # how output is read
+    chat_template: Path | None = None
+    format: str = ""
+    reasoning_parser: str = ""
+    tool_call_parser: str = ""
+    delivery: Literal["immediate", "adaptive"] = "immediate"
+    boundaries: Literal["lenient", "strict"] | None = None
+    undeclared_tools: Literal["keep", "drop", "content"] | None = None
+    """A call of a tool that nobody declared; none is as the model's format says."""
+    failed_calls: Literal["content", "text", "drop", "error"] | None = None
+    """Text that is no call after a call's marker; "error" ends the run with tool_call_parse_error."""
+    constrain_tools: bool = True
+    reasoning_content: bool = True
+    """Also send reasoning under `reasoning_content` on the OpenAI wire."""
+
+    # who may ask
+    api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
+    """`key` or `tenant:key`; none means that everyone who can connect may ask."""
+    cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
+    encryption_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
+    """base64 of 32 bytes each; the first seals hidden reasoning, all of them open it (rotation)."""
+
+    # limits
+    max_body: int = Field(4 * 2**20, gt=0)
+    max_runs: int = Field(256, gt=0)
+    max_runs_per_tenant: int = Field(256, gt=0)
+    max_queued_per_thread: int = Field(4, ge=0)
+    run_time_limit: float = Field(3600, gt=0)
+    tool_time_limit: float = Field(60, gt=0)
+    tool_result_limit: int = Field(256 * 2**10, gt=0)
+    render_time_limit: float = Field(5, gt=0)
+    log_bytes: int = Field(8 * 2**20, gt=0)
+    replay_seconds: float = Field(600, ge=0)
+    grace: float = Field(10, ge=0)
+    """A run whose last AG-UI reader is gone lives this long; OpenAI-style wires cancel at once."""
+    keep_alive: float = Field(15, gt=0)
+    drain: float = Field(30, ge=0)
+
+    # generation core
+    max_batch: int = Field(64, gt=0)
+    max_queued: int = Field(512, ge=0)
+    step_tokens: int = Field(2048, gt=0)
+    kv_cache_bytes: int = Field(0, ge=0)
+    """0 chooses by the device's free memory."""
+    max_context: int = Field(0, ge=0)
+
+    # watching it
+    metrics: bool = True
+    demo: bool = True
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @property
+    def database_url(self) -> str:
+        """The store's URL with the default filled in."""
+        if self.store_url == "memory":
+            return "sqlite+aiosqlite:///:memory:"
+        return self.store_url or f"sqlite+aiosqlite:///{self.data_dir / 'threads.db'}"

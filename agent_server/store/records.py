@@ -1,0 +1,74 @@
+"""What the store hands out: plain data, in wire form where the protocol has one."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+RunStatus = Literal["running", "finished", "interrupted", "cancelled", "failed", "broken"]
+InterruptStatus = Literal["open", "claimed", "answered"]
+
+
+class InterruptRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """An interrupt and what became of it.
+
+    interrupt: as the protocol has it. call: what it stopped, {id, name, arguments (object), answers (list), and for
+    a subagent its own conversation}. answer: {status, payload}. "claimed": an answer was accepted and its call begun,
+    but no result was recorded. result: what TOOL_CALL_RESULT carried, with `result_message_id`.
+    """
+
+    id: str
+    thread_id: str
+    run_id: str
+    interrupt: dict[str, Any]
+    call: dict[str, Any]
+    status: InterruptStatus = "open"
+    answer: dict[str, Any] | None = None
+    result: Any = None
+    result_message_id: str | None = None
+    resumed_by: str | None = None
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One run. Times in integer milliseconds. `error`: the RUN_ERROR's code. "broken": the server died in mid-run."""
+
+    id: str
+    thread_id: str
+    agent: str
+    status: RunStatus
+    parent_run_id: str | None = None
+    error: str | None = None
+    outcome: dict[str, Any] | None = None
+    usage: list[dict[str, Any]] | None = None
+    created_at: int = 0
+    ended_at: int | None = None
+
+
+class ThreadRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One thread as lists show it. Times in integer milliseconds since the epoch."""
+
+    id: str
+    name: str
+    agent_id: str
+    archived: bool
+    created_at: int
+    updated_at: int
+    metadata: dict[str, Any] = {}
+
+
+class ThreadState(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run needs to know of its thread before it begins. `last_run`: the one before it, if any."""
+
+    state: Any = None
+    interrupts: tuple[InterruptRecord, ...] = ()
+    last_run: RunRecord | None = None
+
+
+class FeedbackRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A person's word on a message. score: -1, 0 or 1."""
+
+    message_id: str
+    score: int
+    comment: str = ""
+    created_at: int = 0

@@ -1,0 +1,369 @@
+"""Which event may follow which: one table, and a verifier that reads it.
+
+The verifier accepts and rejects what `@ag-ui/client` 1.0.0 does; a property test replays generated streams to that
+client to keep it so. A run of ours that breaks a rule is our bug. `docs/lifecycle.md` is generated from the table:
+`python -m events.lifecycle > docs/lifecycle.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, get_args
+
+import msgspec
+from pydantic import BaseModel
+
+from events.chunks import ENDS_ALL_LANES, ENDS_NO_LANE, KIND, ChunkExpander, LifecycleError
+from events.vocabulary import (
+    ActivityDelta,
+    ActivitySnapshot,
+    Custom,
+    Event,
+    InterruptOutcome,
+    MessagesSnapshot,
+    Raw,
+    ReasoningEncryptedValue,
+    ReasoningEnd,
+    ReasoningMessageContent,
+    ReasoningMessageEnd,
+    ReasoningMessageStart,
+    ReasoningStart,
+    RunError,
+    RunFinished,
+    RunStarted,
+    StateDelta,
+    StateSnapshot,
+    StepFinished,
+    StepStarted,
+    SubagentError,
+    SubagentFinished,
+    SubagentStarted,
+    TextMessageContent,
+    TextMessageEnd,
+    TextMessageStart,
+    ToolCallArgs,
+    ToolCallEnd,
+    ToolCallResult,
+    ToolCallStart,
+)
+
+__all__ = ["PHASES", "RULES", "TABLE", "LifecycleError", "Verifier", "event_type", "table_markdown"]
+
+Phase = Literal["new", "running", "finished", "failed"]
+Entity = Literal[
+    "run", "text message", "tool call", "reasoning message", "reasoning span", "step", "subagent", "activity"
+]
+Does = Literal["opens", "continues", "closes", "makes", "amends", "restates", "stands alone"]
+
+
+class Row(NamedTuple):
+    """What one event type does to which entity, and the attribute that holds the entity's id."""
+
+    does: Does
+    entity: Entity | None = None
+    key: str = ""
+
+
+TABLE: dict[type, Row] = {
+    RunStarted: Row("opens", "run", "run_id"),
+    RunFinished: Row("closes", "run", "run_id"),
+    RunError: Row("closes", "run"),
+    StepStarted: Row("opens", "step", "step_name"),
+    StepFinished: Row("closes", "step", "step_name"),
+    TextMessageStart: Row("opens", "text message", "message_id"),
+    TextMessageContent: Row("continues", "text message", "message_id"),
+    TextMessageEnd: Row("closes", "text message", "message_id"),
+    ToolCallStart: Row("opens", "tool call", "tool_call_id"),
+    ToolCallArgs: Row("continues", "tool call", "tool_call_id"),
+    ToolCallEnd: Row("closes", "tool call", "tool_call_id"),
+    ToolCallResult: Row("makes", "text message", "message_id"),
+    ReasoningStart: Row("opens", "reasoning span", "message_id"),
+    ReasoningMessageStart: Row("opens", "reasoning message", "message_id"),
+    ReasoningMessageContent: Row("continues", "reasoning message", "message_id"),
+    ReasoningMessageEnd: Row("closes", "reasoning message", "message_id"),
+    ReasoningEnd: Row("closes", "reasoning span", "message_id"),
+    ReasoningEncryptedValue: Row("stands alone"),
+    SubagentStarted: Row("opens", "subagent", "subagent_run_id"),
+    SubagentFinished: Row("closes", "subagent", "subagent_run_id"),
+    SubagentError: Row("closes", "subagent", "subagent_run_id"),
+    ActivitySnapshot: Row("makes", "activity", "message_id"),
+    ActivityDelta: Row("amends", "activity", "message_id"),
+    MessagesSnapshot: Row("restates"),
+    StateSnapshot: Row("stands alone"),
+    StateDelta: Row("stands alone"),
+    Raw: Row("stands alone"),
+    Custom: Row("stands alone"),
+}
+
+# In which phase of the stream the three run events are admitted; any other event needs a running run.
+PHASES: dict[Phase, frozenset[type]] = {
+    "new": frozenset({RunStarted, RunError}),
+    "running": frozenset(get_args(Event)) - {RunStarted},
+    "finished": frozenset({RunStarted, RunError}),
+    "failed": frozenset({RunStarted}),
+}
+PHASE_RULES: dict[Phase, str] = {
+    "new": "first-event",
+    "running": "run-active",
+    "finished": "run-finished",
+    "failed": "run-failed",
+}
+
+# Ids are unique per kind of thing, so each kind has its own record of who owns what. A reasoning span and the message
+# inside it share one: an id that names both belongs to one producer. Steps and subagents are not owned this way.
+OWNERSHIP: dict[Entity, str] = {
+    "text message": "message",
+    "tool call": "tool call",
+    "reasoning message": "reasoning",
+    "reasoning span": "reasoning",
+    "activity": "activity",
+}
+
+RULES: dict[str, str] = {
+    "first-event": "A stream begins with RUN_STARTED or RUN_ERROR.",
+    "run-active": "RUN_STARTED comes only when no run is active.",
+    "run-finished": "After RUN_FINISHED come only RUN_STARTED and RUN_ERROR.",
+    "run-failed": "After RUN_ERROR comes only RUN_STARTED.",
+    "already-open": "What is open is not opened again; a step is identified by its name and its producer.",
+    "not-open": "Only what is open is continued or closed.",
+    "left-open": "RUN_FINISHED leaves nothing open. RUN_ERROR may.",
+    "owner": "Whoever opened something continues it: a subagentRunId, when given, is that of the opener, and a tool "
+    "call's is that of its parent message.",
+    "subagent-reused": "A subagentRunId names one invocation: it does not start again in the same run.",
+    "subagent-parent": "A parentSubagentRunId names a subagent that was started in the same run.",
+    "chunk-first": "The first chunk of a stream carries its id, and a tool call's its name too.",
+    "chunk-disagrees": "A later chunk repeats role, name, toolCallName, parentMessageId unchanged, or leaves them out.",
+    "chunk-ambiguous": "A chunk with neither id nor subagentRunId fits one open stream.",
+    "run-identity": "(strict) RUN_FINISHED carries the threadId and runId of the run that it finishes.",
+    "interrupt-identity": "(strict) The ids of a run's interrupts are unique.",
+}
+
+_CLOSERS: dict[Entity, Any] = {
+    "text message": lambda key, tag: TextMessageEnd(message_id=key, subagent_run_id=tag),
+    "tool call": lambda key, tag: ToolCallEnd(tool_call_id=key, subagent_run_id=tag),
+    "reasoning message": lambda key, tag: ReasoningMessageEnd(message_id=key, subagent_run_id=tag),
+    "reasoning span": lambda key, tag: ReasoningEnd(message_id=key, subagent_run_id=tag),
+    "step": lambda key, tag: StepFinished(step_name=key, subagent_run_id=tag),
+}
+
+
+def event_type(event: Event) -> str:
+    """The wire's name for the event's type, e.g. "RUN_STARTED"."""
+    return str(event.__struct_config__.tag)
+
+
+class Verifier:
+    """Checks one stream, event by event.
+
+    strict adds the rules of the coming draft that the client does not enforce yet; a server should keep them.
+    After an error the stream is over for the client, and the verifier's state means nothing.
+    """
+
+    def __init__(self, *, strict: bool = False) -> None:
+        self.phase: Phase = "new"
+        self._strict = strict
+        self._chunks = ChunkExpander()
+        self._run: RunStarted | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        # (entity, id, producer where it is part of the identity), in the order of opening. A dict for its order.
+        self._open: dict[tuple[Entity, str, str | None], None] = {}
+        self._owners: dict[str, dict[str, str | None]] = {name: {} for name in OWNERSHIP.values()}
+        self._seen_subagents: set[str] = set()
+
+    def check(self, event: Event) -> None:
+        """Raise LifecycleError if the event is not admitted here."""
+        for single in self._chunks.expand(event):
+            self._check(single)
+
+    def close_open(self, reason: str = "The run ended before this was finished.") -> list[Event]:
+        """Events that close whatever is open, innermost first; `reason` is said for subagents. Streams of chunks are
+        left out: the event that ends the run ends them."""
+        streamed = {(lane.kind, lane.id) for lane in self._chunks.lanes.values()}
+        closing: list[Event] = []
+        for entity, key, producer in reversed(self._open):
+            if entity == "subagent":
+                closing.append(SubagentError(subagent_run_id=key, message=reason))
+            elif (entity, key) not in streamed:
+                owner = self._owners[OWNERSHIP[entity]][key] if entity in OWNERSHIP else producer
+                closing.append(_CLOSERS[entity](key, owner))
+        return closing
+
+    def _check(self, event: Event) -> None:
+        if type(event) not in PHASES[self.phase]:
+            rule = PHASE_RULES[self.phase]
+            raise LifecycleError(rule, f"{event_type(event)} is not admitted here. {RULES[rule]}")
+        row = TABLE[type(event)]
+        if row.entity == "run":
+            self._check_run(event)
+        elif row.does == "opens":
+            self._check_opening(event, row)
+        elif row.does in ("continues", "closes"):
+            self._check_continuation(event, row)
+        else:
+            self._check_other(event, row)
+
+    def _check_run(self, event: Event) -> None:
+        match event:
+            case RunStarted():
+                self._reset()
+                self._run, self.phase = event, "running"
+                self._seed(_messages_of(event.input), authoritative=False)
+            case RunFinished():
+                self._check_finish(event)
+                self.phase = "finished"
+            case _:
+                self.phase = "failed"
+
+    def _check_finish(self, event: RunFinished) -> None:
+        if self._open:
+            named = ", ".join(f"{entity} {key!r}" for entity, key, _ in list(self._open)[:5])
+            raise LifecycleError("left-open", f"RUN_FINISHED while still open: {named}.")
+        if not self._strict:
+            return
+        if self._run and (event.thread_id, event.run_id) != (self._run.thread_id, self._run.run_id):
+            raise LifecycleError("run-identity", RULES["run-identity"])
+        if isinstance(event.outcome, InterruptOutcome):
+            ids = [interrupt.id for interrupt in event.outcome.interrupts]
+            if len(set(ids)) != len(ids):
+                raise LifecycleError("interrupt-identity", RULES["interrupt-identity"])
+
+    def _check_opening(self, event: Event, row: Row) -> None:
+        assert row.entity is not None
+        identity = _identity(event, row)
+        if identity in self._open:
+            raise LifecycleError("already-open", f"{event_type(event)}: {row.entity} {identity[1]!r} is open already.")
+        if isinstance(event, SubagentStarted):
+            self._check_subagent(event)
+        elif row.entity in OWNERSHIP:
+            self._claim(event, self._owners[OWNERSHIP[row.entity]], identity[1])
+        self._open[identity] = None
+
+    def _claim(self, event: Event, owners: dict[str, str | None], key: str) -> None:
+        """Check the producer against the record, and enter it there if the id is new."""
+        self._check_owner(event, owners, key)
+        if isinstance(event, ToolCallStart):
+            owners.setdefault(key, self._inherited(event, owners))
+        else:
+            owners.setdefault(key, getattr(event, "subagent_run_id", None))
+
+    def _inherited(self, event: ToolCallStart, owners: Mapping[str, str | None]) -> str | None:
+        """A tool call belongs to the message that carries it."""
+        messages, parent = self._owners["message"], event.parent_message_id
+        if parent is None or parent not in messages:
+            return event.subagent_run_id
+        if event.subagent_run_id is not None:
+            self._check_owner(event, messages, parent)
+        elif event.tool_call_id in owners and owners[event.tool_call_id] != messages[parent]:
+            raise LifecycleError("owner", f"Tool call {event.tool_call_id!r} moves to another producer's message.")
+        return messages[parent]
+
+    def _check_subagent(self, event: SubagentStarted) -> None:
+        if event.subagent_run_id in self._seen_subagents:
+            raise LifecycleError("subagent-reused", f"Subagent {event.subagent_run_id!r} was started before.")
+        parent = event.parent_subagent_run_id
+        if parent is not None and parent not in self._seen_subagents:
+            raise LifecycleError("subagent-parent", f"The parent subagent {parent!r} was not started.")
+        self._seen_subagents.add(event.subagent_run_id)
+
+    def _check_continuation(self, event: Event, row: Row) -> None:
+        assert row.entity is not None
+        identity = _identity(event, row)
+        if identity not in self._open:
+            raise LifecycleError("not-open", f"{event_type(event)}: {row.entity} {identity[1]!r} is not open.")
+        if row.entity in OWNERSHIP:
+            self._check_owner(event, self._owners[OWNERSHIP[row.entity]], identity[1])
+        if row.does == "closes":
+            del self._open[identity]
+
+    def _check_other(self, event: Event, row: Row) -> None:
+        match event:
+            case MessagesSnapshot():
+                self._seed(event.messages, authoritative=True)
+            case ToolCallResult():
+                self._owners["message"][event.message_id] = event.subagent_run_id
+            case ActivitySnapshot():
+                owners = self._owners["activity"]
+                if event.message_id not in owners or event.replace is not False:
+                    owners[event.message_id] = event.subagent_run_id
+            case ActivityDelta():
+                self._check_owner(event, self._owners["activity"], event.message_id)
+            case ReasoningEncryptedValue():
+                self._check_owner(event, self._owners_of_value(event), event.entity_id)
+
+    def _owners_of_value(self, event: ReasoningEncryptedValue) -> Mapping[str, str | None]:
+        if event.subtype == "tool-call":
+            return self._owners["tool call"]
+        messages = self._owners["message"]
+        return messages if event.entity_id in messages else self._owners["reasoning"]
+
+    def _check_owner(self, event: Event, owners: Mapping[str, str | None], key: str) -> None:
+        """No tag is always fine; a tag must be the owner's, and no tag at the opener means the parent agent's."""
+        tag = getattr(event, "subagent_run_id", None)
+        if tag is not None and key in owners and owners[key] != tag:
+            raise LifecycleError("owner", f"{event_type(event)}: {key!r} does not belong to subagent {tag!r}.")
+
+    def _seed(self, messages: list[Any], *, authoritative: bool) -> None:
+        """Enter the owners of messages that a snapshot or the echoed input puts on the wire."""
+        for message in messages:
+            tag = message.get("subagentRunId")
+            kind = {"reasoning": "reasoning", "activity": "activity"}.get(str(message.get("role")), "message")
+            entries = [(kind, message.get("id"))]
+            entries += [("tool call", call.get("id")) for call in message.get("toolCalls") or ()]
+            for owner_kind, key in entries:
+                if isinstance(key, str) and (authoritative or key not in self._owners[owner_kind]):
+                    self._owners[owner_kind][key] = tag
+
+
+def _identity(event: Event, row: Row) -> tuple[Entity, str, str | None]:
+    assert row.entity is not None
+    producer = getattr(event, "subagent_run_id", None) if row.entity == "step" else None
+    return row.entity, getattr(event, row.key), producer
+
+
+def _messages_of(run_input: Any) -> list[Any]:
+    if isinstance(run_input, BaseModel):
+        run_input = run_input.model_dump(mode="json", by_alias=True)
+    messages = run_input.get("messages") if isinstance(run_input, dict) else None
+    return messages if isinstance(messages, list) else []
+
+
+def table_markdown() -> str:
+    """The rules as a page of Markdown."""
+    lines = ["# The life of an event stream", "", "Generated by `python -m events.lifecycle`; do not edit.", ""]
+    lines += ["| phase | admitted |", "|---|---|"]
+    lines += [f"| {phase} | {_names(admitted)} |" for phase, admitted in PHASES.items()]
+    lines += ["", "| event | what it does | known by | ends a stream of chunks |", "|---|---|---|---|"]
+    lines += [_table_line(kind) for kind in get_args(Event)]
+    lines += ["", "| rule | |", "|---|---|", *(f"| {rule} | {text} |" for rule, text in RULES.items()), ""]
+    return "\n".join(lines)
+
+
+def _names(kinds: frozenset[type]) -> str:
+    if len(kinds) > 3:
+        return "everything but RUN_STARTED"
+    return ", ".join(_wire_name(kind) for kind in get_args(Event) if kind in kinds)
+
+
+def _table_line(kind: type[msgspec.Struct]) -> str:
+    ends = "all" if kind in ENDS_ALL_LANES else "none" if kind in ENDS_NO_LANE else "its producer's"
+    if kind in KIND:
+        return f"| {_wire_name(kind)} | opens or continues a {KIND[kind]} | its id, or the open stream's | another's |"
+    row = TABLE[kind]
+    key = msgspec.structs.fields(kind)
+    known = next((field.encode_name for field in key if field.name == row.key), "")
+    what = f"{row.does} {_article(row.entity)}" if row.entity else row.does
+    return f"| {_wire_name(kind)} | {what} | {known} | {ends} |"
+
+
+def _article(entity: str) -> str:
+    return f"{'an' if entity[0] in 'aeiou' else 'a'} {entity}"
+
+
+def _wire_name(kind: type) -> str:
+    return str(getattr(kind, "__struct_config__").tag)  # noqa: B009
+
+
+if __name__ == "__main__":
+    print(table_markdown(), end="")

@@ -1,0 +1,379 @@
+"""Folding: events → messages, state and result of a run, as the AG-UI client folds them.
+
+One place for every wire's non-streaming answer, for history and for what a run returns. Messages are in their wire
+form (camelCase dictionaries), which is also what the store keeps and MESSAGES_SNAPSHOT sends. Cost is linear in the
+events: deltas are collected and joined when somebody asks.
+
+The folder takes events that keep the lifecycle rules; `events.lifecycle` is what checks them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ag_ui.core import Message
+from pydantic import BaseModel, TypeAdapter
+
+from events.answer import Answer, Call, Wire, make_answer
+from events.chunks import ChunkExpander
+from events.encode import to_wire
+from events.patch import PatchError, apply_patch
+from events.vocabulary import (
+    ActivityDelta,
+    ActivitySnapshot,
+    Event,
+    Interrupt,
+    InterruptOutcome,
+    MessagesSnapshot,
+    ReasoningEncryptedValue,
+    ReasoningMessageContent,
+    ReasoningMessageEnd,
+    ReasoningMessageStart,
+    RunError,
+    RunFinished,
+    RunStarted,
+    StateDelta,
+    StateSnapshot,
+    SuccessOutcome,
+    TextMessageContent,
+    TextMessageEnd,
+    TextMessageStart,
+    ToolCallArgs,
+    ToolCallEnd,
+    ToolCallResult,
+    ToolCallStart,
+)
+
+__all__ = ["Answer", "Call", "Folder", "fold", "to_dicts", "to_models"]
+
+_MESSAGES: TypeAdapter[list[Any]] = TypeAdapter(list[Message])
+
+
+class _Text:
+    """A string that grows by deltas, under `key` of `owner`."""
+
+    __slots__ = ("deltas", "key", "owner")
+
+    def __init__(self, owner: Wire, key: str) -> None:
+        self.owner, self.key = owner, key
+        self.deltas: list[str] = []
+
+    def append(self, delta: str) -> None:
+        if not self.deltas:
+            held = self.owner.get(self.key)
+            self.deltas.append(held if isinstance(held, str) else "")
+        self.deltas.append(delta)
+
+    def settle(self) -> None:
+        if self.deltas:
+            self.owner[self.key] = "".join(self.deltas)
+            self.deltas.clear()
+
+
+class Folder:
+    """Feed it a run's events in order; read messages and the rest at any time.
+
+    messages, state: what was there before the run. Neither is changed.
+    """
+
+    def __init__(self, messages: Sequence[Mapping[str, Any]] = (), state: Any = None) -> None:
+        self._messages: list[Wire] = copy.deepcopy([dict(message) for message in messages])
+        self._before = {message["id"] for message in self._messages}
+        self.state: Any = {} if state is None else state
+        self.issues: list[str] = []
+        self.interrupts: list[Interrupt] = []
+        self._chunks = ChunkExpander()
+        self._terminal: RunFinished | RunError | None = None
+        self._started: list[str] = []
+        self._answered: set[str] = set()
+        self._index()
+
+    def _index(self) -> None:
+        """The first holder of an id counts, as in the client."""
+        self._by_id: dict[str, Wire] = {}
+        self._calls: dict[str, tuple[Wire, Wire]] = {}
+        self._texts: dict[str, _Text] = {}
+        self._arguments: dict[str, _Text] = {}
+        for message in self._messages:
+            self._by_id.setdefault(message["id"], message)
+            for call in message.get("toolCalls") or ():
+                self._calls.setdefault(call["id"], (message, call))
+
+    @property
+    def messages(self) -> list[Wire]:
+        """All messages in order, in wire form. They are the folder's own until the next event: copy to change."""
+        self._settle()
+        return self._messages
+
+    def add(self, event: Event) -> None:
+        """Take the next event. Raises LifecycleError for a chunk that continues nothing, else nothing."""
+        for single in self._chunks.expand(event):
+            handle = _HANDLERS.get(type(single))
+            if handle is not None:
+                handle(self, single)
+
+    def answer(self) -> Answer:
+        """What the run said so far; final once its terminal event was added."""
+        added = [message for message in self.messages if message["id"] not in self._before]
+        calls = [self._call(call_id) for call_id in self._started if call_id in self._calls]
+        return make_answer(added, calls, self._pending(), self._terminal)
+
+    def _settle(self) -> None:
+        for text in (*self._texts.values(), *self._arguments.values()):
+            text.settle()
+
+    def _call(self, call_id: str) -> Call:
+        function = self._calls[call_id][1]["function"]
+        return Call(id=call_id, name=function["name"], arguments=function["arguments"])
+
+    def _pending(self) -> list[str]:
+        """The producer's own list where it gives one, else every call of the run without a result."""
+        outcome = self._terminal.outcome if isinstance(self._terminal, RunFinished) else None
+        if isinstance(outcome, SuccessOutcome) and outcome.pending_tool_call_ids:
+            return list(outcome.pending_tool_call_ids)
+        return [call_id for call_id in self._started if call_id not in self._answered]
+
+    # ---- runs -------------------------------------------------------------------------------------------------------
+
+    def _run_started(self, event: RunStarted) -> None:
+        self._started, self._answered, self._terminal = [], set(), None
+        run_input = event.input
+        if isinstance(run_input, BaseModel):
+            run_input = run_input.model_dump(mode="json", by_alias=True)
+        for message in (run_input or {}).get("messages") or ():
+            if message["id"] not in self._by_id:
+                self._append(copy.deepcopy(message))
+
+    def _run_finished(self, event: RunFinished) -> None:
+        self._terminal = event
+        self.interrupts = event.outcome.interrupts if isinstance(event.outcome, InterruptOutcome) else []
+
+    def _run_error(self, event: RunError) -> None:
+        self._terminal = event
+
+    # ---- text and reasoning -----------------------------------------------------------------------------------------
+
+    def _append(self, message: Wire) -> Wire:
+        self._messages.append(message)
+        self._by_id.setdefault(message["id"], message)
+        for call in message.get("toolCalls") or ():
+            self._calls.setdefault(call["id"], (message, call))
+        return message
+
+    def _text_start(self, event: TextMessageStart) -> None:
+        self._start(event, event.role or "assistant", {} if event.name is None else {"name": event.name})
+
+    def _reasoning_start(self, event: ReasoningMessageStart) -> None:
+        self._start(event, "reasoning", {})
+
+    def _start(self, event: TextMessageStart | ReasoningMessageStart, role: str, more: Wire) -> None:
+        message = self._by_id.get(event.message_id)
+        if message is not None and message["role"] == "activity":
+            self.issues.append(f"Text for {event.message_id!r}, which is an activity, was dropped.")
+            return
+        if message is None:
+            message = self._append({"id": event.message_id, "role": role, "content": "", **more, **_owner(event)})
+        _merge_metadata(message, event)
+
+    def _content(self, event: TextMessageContent | ReasoningMessageContent) -> None:
+        message = self._by_id.get(event.message_id)
+        if message is None or message["role"] == "activity":
+            return
+        text = self._texts.get(event.message_id)
+        if text is None:
+            text = self._texts[event.message_id] = _Text(message, "content")
+        text.append(event.delta)
+        _merge_metadata(message, event)
+
+    def _end(self, event: TextMessageEnd | ReasoningMessageEnd) -> None:
+        message = self._by_id.get(event.message_id)
+        if message is not None and message["role"] != "activity":
+            _merge_metadata(message, event)
+
+    def _encrypted_value(self, event: ReasoningEncryptedValue) -> None:
+        if event.subtype == "tool-call":
+            target = self._calls.get(event.entity_id, (None, None))[1]
+        else:
+            target = self._by_id.get(event.entity_id)
+        if target is not None and target.get("role") != "activity":
+            target["encryptedValue"] = event.encrypted_value
+
+    # ---- tools ------------------------------------------------------------------------------------------------------
+
+    def _tool_start(self, event: ToolCallStart) -> None:
+        call_id = event.tool_call_id
+        if call_id not in self._started:
+            self._started.append(call_id)
+        if call_id in self._calls:
+            call = self._calls[call_id][1]
+            call["function"]["name"] = event.tool_call_name
+        else:
+            message = self._carrier(event)
+            call = {"id": call_id, "type": "function", "function": {"name": event.tool_call_name, "arguments": ""}}
+            message.setdefault("toolCalls", []).append(call)
+            self._calls[call_id] = (message, call)
+        _merge_metadata(call, event)
+
+    def _carrier(self, event: ToolCallStart) -> Wire:
+        """The assistant message that the call attaches to: its parent, or a new one named after the parent, or after
+        the call where there is no parent or the parent's id is taken by another role."""
+        parent = self._by_id.get(event.parent_message_id) if event.parent_message_id else None
+        if parent is not None and parent["role"] == "assistant":
+            return parent
+        if parent is not None:
+            self.issues.append(f"{event.parent_message_id!r} is no assistant message and cannot carry a tool call.")
+        name = event.parent_message_id if event.parent_message_id and parent is None else event.tool_call_id
+        owner = _owner(event) if name not in self._by_id else {}
+        return self._append({"id": name, "role": "assistant", "toolCalls": [], **owner})
+
+    def _tool_args(self, event: ToolCallArgs) -> None:
+        if event.tool_call_id not in self._calls:
+            return
+        call = self._calls[event.tool_call_id][1]
+        text = self._arguments.get(event.tool_call_id)
+        if text is None:
+            text = self._arguments[event.tool_call_id] = _Text(call["function"], "arguments")
+        text.append(event.delta)
+        _merge_metadata(call, event)
+
+    def _tool_end(self, event: ToolCallEnd) -> None:
+        if event.tool_call_id in self._calls:
+            _merge_metadata(self._calls[event.tool_call_id][1], event)
+
+    def _tool_result(self, event: ToolCallResult) -> None:
+        self._answered.add(event.tool_call_id)
+        content = event.content if isinstance(event.content, str) else to_wire(event)["content"]
+        message: Wire = {"id": event.message_id, "toolCallId": event.tool_call_id, "role": "tool", "content": content}
+        message |= _owner(event)
+        _merge_metadata(message, event)
+        self._messages.insert(self._place_of_result(event.tool_call_id), message)
+        if event.message_id in self._by_id:
+            self._settle()
+            self._index()
+        self._by_id.setdefault(event.message_id, message)
+
+    def _place_of_result(self, call_id: str) -> int:
+        """After the message that made the call and the results that follow it; at the end if nobody made it."""
+        if call_id not in self._calls:
+            return len(self._messages)
+        place = self._place(self._calls[call_id][0]) + 1
+        while place < len(self._messages) and self._messages[place]["role"] == "tool":
+            place += 1
+        return place
+
+    def _place(self, message: Wire) -> int:
+        return next(i for i, held in enumerate(self._messages) if held is message)
+
+    # ---- state, snapshots, activities -------------------------------------------------------------------------------
+
+    def _state_snapshot(self, event: StateSnapshot) -> None:
+        self.state = event.snapshot
+
+    def _state_delta(self, event: StateDelta) -> None:
+        try:
+            self.state = apply_patch(self.state, event.delta)
+        except PatchError as error:
+            self.issues.append(f"A state patch was dropped: {error}")
+
+    def _messages_snapshot(self, event: MessagesSnapshot) -> None:
+        """Reconcile by id: what it carries replaces, what it leaves out goes, but for activities and reasoning when it
+        carries no message of that role (a producer that does not keep them cannot mean to delete them)."""
+        self._settle()
+        snapshot = {message["id"]: message for message in copy.deepcopy(event.messages)}
+        roles = {message["role"] for message in snapshot.values()}
+        kept_roles = {"activity", "reasoning"} - roles
+        kept = [message for message in self._messages if message["id"] in snapshot or message["role"] in kept_roles]
+        self._messages = [snapshot.get(message["id"], message) for message in kept]
+        held = {message["id"] for message in self._messages}
+        self._messages += [message for message_id, message in snapshot.items() if message_id not in held]
+        self._index()
+
+    def _activity_snapshot(self, event: ActivitySnapshot) -> None:
+        fresh: Wire = {"id": event.message_id, "role": "activity", "activityType": event.activity_type}
+        fresh |= {"content": copy.deepcopy(event.content), **_owner(event)}
+        held = self._by_id.get(event.message_id)
+        if held is None:
+            held = self._append(fresh)
+        elif event.replace is not False:
+            held = self._replace(held, fresh)
+        elif held["role"] != "activity":
+            return
+        _merge_metadata(held, event)
+
+    def _replace(self, held: Wire, fresh: Wire) -> Wire:
+        """Put an activity in place of a message: an activity hands its metadata on, another role loses everything,
+        its tool calls too."""
+        if held["role"] == "activity" and "metadata" in held:
+            fresh["metadata"] = held["metadata"]
+        self._settle()
+        self._messages[self._place(held)] = fresh
+        if held["role"] == "activity":
+            self._by_id[held["id"]] = fresh
+        else:
+            self._index()
+        return fresh
+
+    def _activity_delta(self, event: ActivityDelta) -> None:
+        held = self._by_id.get(event.message_id)
+        if held is None or held["role"] != "activity":
+            return
+        _merge_metadata(held, event)
+        try:
+            content = apply_patch(held.get("content") or {}, event.patch)
+        except PatchError as error:
+            self.issues.append(f"A patch of activity {event.message_id!r} was dropped: {error}")
+            return
+        self._replace(held, held | {"content": content, "activityType": event.activity_type})
+
+
+_HANDLERS: dict[type, Any] = {
+    RunStarted: Folder._run_started,
+    RunFinished: Folder._run_finished,
+    RunError: Folder._run_error,
+    TextMessageStart: Folder._text_start,
+    TextMessageContent: Folder._content,
+    TextMessageEnd: Folder._end,
+    ReasoningMessageStart: Folder._reasoning_start,
+    ReasoningMessageContent: Folder._content,
+    ReasoningMessageEnd: Folder._end,
+    ReasoningEncryptedValue: Folder._encrypted_value,
+    ToolCallStart: Folder._tool_start,
+    ToolCallArgs: Folder._tool_args,
+    ToolCallEnd: Folder._tool_end,
+    ToolCallResult: Folder._tool_result,
+    StateSnapshot: Folder._state_snapshot,
+    StateDelta: Folder._state_delta,
+    MessagesSnapshot: Folder._messages_snapshot,
+    ActivitySnapshot: Folder._activity_snapshot,
+    ActivityDelta: Folder._activity_delta,
+}
+
+
+def fold(events: Iterable[Event], messages: Sequence[Mapping[str, Any]] = (), state: Any = None) -> Folder:
+    """A folder that has taken all of `events`."""
+    folder = Folder(messages, state)
+    for event in events:
+        folder.add(event)
+    return folder
+
+
+def to_models(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Wire-form messages as the SDK's models. Raises pydantic.ValidationError."""
+    return _MESSAGES.validate_python(list(messages))
+
+
+def to_dicts(messages: Iterable[BaseModel]) -> list[Wire]:
+    """The SDK's models as wire-form messages."""
+    return [message.model_dump(mode="json", by_alias=True) for message in messages]
+
+
+def _owner(event: Any) -> Wire:
+    return {} if event.subagent_run_id is None else {"subagentRunId": event.subagent_run_id}
+
+
+def _merge_metadata(target: Wire, event: Event) -> None:
+    """Key by key, last write wins, no recursion."""
+    if event.metadata is not None:
+        target["metadata"] = {**target.get("metadata", {}), **event.metadata}

@@ -1,0 +1,151 @@
+"""JSON Patch (RFC 6902) on plain data, as the AG-UI client applies it.
+
+A patch applies whole or not at all. The document is never changed: the containers along a path are copied, the rest is
+shared, so a small patch of a large state is cheap. Where the RFC and the client (fast-json-patch, validating) part,
+the client wins, because our copy of the state must stay equal to the user's: a `move` or `copy` beyond the end of an
+array appends, and removing the whole document leaves null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+Edit = Callable[[Any, str], Any]
+
+
+class PatchError(ValueError):
+    """The patch does not fit the document, or is no patch."""
+
+
+def apply_patch(document: Any, patch: Iterable[Mapping[str, Any]]) -> Any:
+    """The document after `patch`. Raises PatchError; shares what it can with `document`."""
+    for operation in patch:
+        document = _apply(document, operation)
+    return document
+
+
+def _apply(document: Any, operation: Mapping[str, Any]) -> Any:
+    keys = _keys(operation, "path")
+    match operation.get("op"):
+        case "add":
+            return _edit(document, keys, _add(_value(operation), bounded=True))
+        case "replace":
+            _get(document, keys)
+            return _edit(document, keys, _replace(_value(operation)))
+        case "remove":
+            _get(document, keys)
+            return _edit(document, keys, _remove) if keys else None
+        case "test":
+            if not equal(_get(document, keys), _value(operation)):
+                raise PatchError(f"{operation['path']!r} is not what the patch expects.")
+            return document
+        case "copy":
+            return _edit(document, keys, _add(_get(document, _keys(operation, "from")), bounded=False))
+        case "move":
+            return _move(document, _keys(operation, "from"), keys)
+    raise PatchError("An operation's op must be add, remove, replace, move, copy or test.")
+
+
+def _move(document: Any, source: list[str], target: list[str]) -> Any:
+    value = _get(document, source)
+    if not target:
+        return value
+    if not source:
+        raise PatchError("A document cannot be moved into itself.")
+    _get(document, target[:-1])
+    return _edit(_edit(document, source, _remove), target, _add(value, bounded=False))
+
+
+def _keys(operation: Mapping[str, Any], name: str) -> list[str]:
+    """The steps of a JSON pointer (RFC 6901)."""
+    pointer = operation.get(name)
+    if not isinstance(pointer, str) or (pointer and pointer[0] != "/"):
+        raise PatchError(f"An operation's {name} must be a JSON pointer.")
+    keys = [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]
+    if "__proto__" in keys:  # the client refuses it, lest a patch change JavaScript's own objects
+        raise PatchError("A patch must not touch __proto__.")
+    return keys
+
+
+def _value(operation: Mapping[str, Any]) -> Any:
+    if "value" not in operation:
+        raise PatchError("An operation lacks its value.")
+    return operation["value"]
+
+
+def _get(node: Any, keys: list[str]) -> Any:
+    for key in keys:
+        node = _child(node, key)
+    return node
+
+
+def _child(node: Any, key: str) -> Any:
+    if isinstance(node, dict) and key in node:
+        return node[key]
+    if isinstance(node, list) and key.isascii() and key.isdigit() and str(int(key)) == key and int(key) < len(node):
+        return node[int(key)]
+    raise PatchError(f"There is nothing at {key!r}.")
+
+
+def _edit(node: Any, keys: list[str], edit: Edit) -> Any:
+    """A copy of `node` in which `edit` was made at the end of the path; no path edits the whole document."""
+    if not keys:
+        return edit(None, "")
+    if not isinstance(node, dict | list):
+        raise PatchError(f"There is no object or array to hold {keys[0]!r}.")
+    copied = node.copy()
+    if len(keys) == 1:
+        edit(copied, keys[0])
+    else:
+        inner = _edit(_child(node, keys[0]), keys[1:], edit)
+        copied[int(keys[0]) if isinstance(copied, list) else keys[0]] = inner  # type: ignore[index]
+    return copied
+
+
+def _add(value: Any, *, bounded: bool) -> Edit:
+    def add(node: Any, key: str) -> Any:
+        if node is None:
+            return value
+        if isinstance(node, dict):
+            node[key] = value
+            return node
+        index = len(node) if key == "-" else _index(key)
+        if bounded and index > len(node):
+            raise PatchError("An index must not be beyond the end of the array.")
+        node.insert(index, value)
+        return node
+
+    return add
+
+
+def _replace(value: Any) -> Edit:
+    def replace(node: Any, key: str) -> Any:
+        if node is None:
+            return value
+        node[int(key) if isinstance(node, list) else key] = value
+        return node
+
+    return replace
+
+
+def _remove(node: Any, key: str) -> Any:
+    del node[int(key) if isinstance(node, list) else key]
+    return node
+
+
+def _index(key: str) -> int:
+    if not (key.isascii() and key.isdigit()):
+        raise PatchError("An array takes whole numbers and '-'.")
+    return int(key)
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Equality of JSON values: true is not 1, 1 is 1.0."""
+    if isinstance(a, bool) or isinstance(b, bool):
+        return a is b
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return bool(a == b)

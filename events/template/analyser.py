@@ -1,0 +1,194 @@
+"""Chat template → how its model writes: the phases in order, and the result as one frozen description.
+
+`analyse` never raises and is cached by the template's text. What it cannot tell it leaves out, with a finding that
+says so; a template that does not even render gives plain text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from threading import Lock
+
+import msgspec
+
+from events.formats import registry
+from events.formats.output_format import Content, OutputFormat, Reasoning, Tools
+from events.template import probe as words
+from events.template.content import analyse_content
+from events.template.environment import ChatTemplate, TemplateError
+from events.template.families import Family, explained_calls, recognise
+from events.template.probe import Capabilities, Probe, capabilities
+from events.template.reasoning import ReasoningAnalysis, Switch, analyse_reasoning, find_switches, prompts_of, settings
+from events.template.tools import ToolAnalysis, analyse_tools
+from events.template.turn import END_OF_SEQUENCE, Turn, find_turn, markers_of
+
+CACHE_SIZE = 64
+
+
+class TemplateAnalysis(msgspec.Struct, frozen=True, kw_only=True):
+    """What was read from one chat template.
+
+    family: the registry's name for a family that was recognised by a sign instead of derived by comparison.
+    reasoning_mode, tool_mode: the specification's names for what was found. prompts: what the generation prompt adds,
+    from the assistant's header on, by "default", "on" and "off" (thinking). turn_end: what follows the assistant's
+    words; stops: the markers by which a turn is seen to end; ends_with_eos: whether the end-of-sequence token does.
+    findings: one line each, what and why.
+    """
+
+    output_format: OutputFormat = OutputFormat()
+    family: str | None = None
+    capabilities: Capabilities = Capabilities()
+    switches: tuple[Switch, ...] = ()
+    reasoning_mode: str = "none"
+    tool_mode: str = "none"
+    python_dicts: bool = False
+    message_start: str = ""
+    turn_end: str = ""
+    stops: tuple[str, ...] = ()
+    ends_with_eos: bool = False
+    prompts: dict[str, str] = {}
+    findings: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    renderings: int = 0
+
+
+_cache: OrderedDict[bytes, TemplateAnalysis] = OrderedDict()
+_lock = Lock()
+
+
+def analyse(template: str) -> TemplateAnalysis:
+    """The analysis of a template's text, from the cache where it was asked for before."""
+    key = hashlib.sha256(template.encode("utf-8", "surrogatepass")).digest()
+    with _lock:
+        if key in _cache:
+            _cache.move_to_end(key)
+            return _cache[key]
+    result = _analyse(template)
+    with _lock:
+        _cache[key] = result
+        while len(_cache) > CACHE_SIZE:
+            _cache.popitem(last=False)
+    return result
+
+
+def _analyse(template: str) -> TemplateAnalysis:
+    try:
+        probe = Probe(ChatTemplate(template, {"eos_token": END_OF_SEQUENCE}))
+    except TemplateError as error:
+        return TemplateAnalysis(warnings=(str(error),), findings=("plain text: the template cannot be used",))
+    try:
+        return _analyse_probe(probe)
+    except Exception as error:  # a template we misread must never keep a model from being served
+        reason = f"the analysis failed ({type(error).__name__}: {error})"
+        return TemplateAnalysis(warnings=(reason,), findings=("plain text: nothing is known of the output",))
+
+
+def _analyse_probe(probe: Probe) -> TemplateAnalysis:
+    probe.capabilities = capabilities(probe)
+    if probe.render([words.user()]) is None:
+        warning = f"the template refuses every conversation tried: {probe.refusal}"
+        return TemplateAnalysis(warnings=(warning,), findings=("plain text: the template does not render",))
+    switches = find_switches(probe)
+    on, off = settings(switches, True), settings(switches, False)
+    turn = find_turn(probe, [on, off])
+    reasoning = analyse_reasoning(probe, turn, switches)
+    content = analyse_content(probe, turn, reasoning, on)
+    tools = analyse_tools(probe, turn, reasoning)
+    family = recognise(probe)
+    return TemplateAnalysis(
+        output_format=_output_format(probe, turn, reasoning, content, tools, family),
+        family=family.name if family else None,
+        capabilities=probe.capabilities,
+        switches=switches,
+        reasoning_mode=reasoning.mode,
+        tool_mode=tools.mode,
+        python_dicts=tools.python_dicts,
+        message_start=turn.message_start,
+        turn_end=turn.end.replace(END_OF_SEQUENCE, ""),
+        stops=tuple(mark for mark in turn.stops if mark != END_OF_SEQUENCE),
+        ends_with_eos=END_OF_SEQUENCE in turn.end,
+        prompts={key: turn.message_start + text for key, text in prompts_of(probe, turn, on, off).items()},
+        findings=_findings(probe, turn, reasoning, content, tools, switches, family),
+        renderings=probe.renderings,
+    )
+
+
+def _output_format(
+    probe: Probe,
+    turn: Turn,
+    reasoning: ReasoningAnalysis,
+    content: Content,
+    tools: ToolAnalysis,
+    family: Family | None,
+) -> OutputFormat:
+    thought = reasoning.description()
+    calls = tools.tools or explained_calls(probe)
+    if thought and calls:
+        thought = msgspec.structs.replace(thought, ended_by=_ended_by(thought, calls))
+    derived = OutputFormat(
+        name="template",
+        message_start=turn.message_start,
+        reasoning=thought,
+        content=content,
+        tools=calls,
+        drop=_never_shown(turn, reasoning, content, tools),
+    )
+    return _named(family, derived) if family else derived
+
+
+def _never_shown(turn: Turn, reasoning: ReasoningAnalysis, content: Content, tools: ToolAnalysis) -> tuple[str, ...]:
+    """What ends a turn; and the assistant's header, where it is repeated between reasoning and text (Solar)."""
+    marks = [*turn.stops, *markers_of(tools.leftover)]
+    if reasoning.repeats_header and turn.message_start.strip():
+        marks.append(turn.message_start.strip())
+    return tuple(dict.fromkeys(mark for mark in marks if mark != END_OF_SEQUENCE))
+
+
+def _named(family: Family, derived: OutputFormat) -> OutputFormat:
+    """The registry's description of a family, in the frame of this template; the derived one if there is none."""
+    try:
+        named = registry.named(family.name)
+    except KeyError:
+        return derived
+    if family.parts == "tools":
+        return msgspec.structs.replace(derived, tools=named.tools)
+    drop = tuple(dict.fromkeys((*named.drop, *derived.drop)))
+    return msgspec.structs.replace(named, message_start=derived.message_start, drop=drop)
+
+
+def _ended_by(reasoning: Reasoning, tools: Tools) -> tuple[str, ...]:
+    """A call's opening tag also ends reasoning where both are plain tags (`</think>`, `<tool_call>`): models of those
+    families forget to close. Families with markers of another kind quote calls in their thoughts (`[TOOL_CALLS]`)."""
+    opener = (tools.section_start or tools.call_start).strip()
+    plain = opener.startswith("<") and opener.endswith(">") and opener.isascii()
+    return (opener,) if plain and reasoning.end[0].strip().startswith("</") else ()
+
+
+def _findings(
+    probe: Probe,
+    turn: Turn,
+    reasoning: ReasoningAnalysis,
+    content: Content,
+    tools: ToolAnalysis,
+    switches: tuple[Switch, ...],
+    family: Family | None,
+) -> tuple[str, ...]:
+    lines = [f"an assistant message begins with {turn.message_start!r} and ends with {turn.end!r}"]
+    if family:
+        lines.append(f"the format {family.name!r} is used for {family.parts}: {family.sign}")
+    if reasoning.mode == "none":
+        lines.append("no reasoning: no message key, generation prompt or text of the template shows any")
+    else:
+        place = f"between {reasoning.start!r} and {reasoning.end!r}"
+        lines.append(f"reasoning ({reasoning.mode}) {place}: {reasoning.source}")
+    for switch in switches:
+        described = f"{switch.name} ({switch.kind}, default {switch.default})"
+        lines.append(f"thinking is switched by {described}, seen in the {switch.effect}")
+    if content.start:
+        lines.append(f"content is wrapped ({content.wrapped}) in {content.start[0]!r} and {(*content.end, '')[0]!r}")
+    if tools.tools:
+        lines.append(f"tool calls are {tools.mode}" + (" with Python dicts" if tools.python_dicts else ""))
+    elif explained := explained_calls(probe):
+        lines.append(f"tools are declared, but no call is rendered; JSON is read behind {explained.call_start!r}")
+    return (*lines, *tools.findings)

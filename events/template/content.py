@@ -1,0 +1,55 @@
+"""Phase 2 (C1): whether content is wrapped in markers of its own."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from events.formats.output_format import Content
+from events.template import probe as words
+from events.template.difference import is_marker, segments
+from events.template.probe import Probe
+from events.template.reasoning import ReasoningAnalysis, opening_of
+from events.template.turn import Turn
+
+_ANSWER_WORD = re.compile(r"respon|answer|final|solution|output", re.IGNORECASE)
+
+
+def analyse_content(probe: Probe, turn: Turn, reasoning: ReasoningAnalysis, on: dict[str, Any]) -> Content:
+    """Markers around the words of a plain answer; else markers that appear only after reasoning; else those that the
+    system text asks for (Granite 3.3)."""
+    text = probe.render([words.user(), words.assistant()])
+    if text is not None and (found := _wrapping(turn, text, reasoning)):
+        return Content(start=(found[0],), end=(found[1],) if found[1] else ())
+    if field := probe.capabilities.reasoning_field:
+        text = probe.render([words.user(), words.with_reasoning(words.assistant(), field)], **on)
+        if text is not None and words.REASONING in text and (found := _wrapping(turn, text, reasoning)):
+            return Content(start=(found[0],), end=(found[1],) if found[1] else (), wrapped="with_reasoning")
+    if found := _explained(probe, reasoning, on):
+        return Content(start=(found[0],), end=(found[1],), wrapped="with_reasoning")
+    return Content()
+
+
+def _wrapping(turn: Turn, text: str, reasoning: ReasoningAnalysis) -> tuple[str, str] | None:
+    written = turn.written(text)
+    if words.CONTENT not in written:
+        return None
+    before, behind = written.split(words.CONTENT, 1)
+    end = reasoning.end.strip()
+    if end and end in before:
+        before = before[before.rfind(end) + len(end) :]
+    if before.strip() and any(is_marker(part) for part in segments(before)):
+        return before.lstrip(), behind.rstrip()
+    return None
+
+
+def _explained(probe: Probe, reasoning: ReasoningAnalysis, on: dict[str, Any]) -> tuple[str, str] | None:
+    if not reasoning.source.startswith("the system text"):
+        return None
+    text = probe.render([words.user()], prompt=True, **on) or ""
+    marks = [part for part in segments(text[: text.rfind(words.USER)]) if is_marker(part)]
+    for mark in marks:
+        start = opening_of(mark)
+        if start and start in marks and _ANSWER_WORD.search(mark):
+            return start, mark
+    return None

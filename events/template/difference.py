@@ -1,0 +1,116 @@
+"""Segment-wise differences between two renderings, so that a marker such as `<|im_end|>` is never cut in two.
+
+A text is a sequence of segments: markers (`<...>` or `[WORD]`) and the text between them. Two renderings are compared
+from both ends by whole segments first, and by characters only inside the last plain-text segment (the
+specification's "tag boundary fixing").
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+# Bounded, and run over renderings of our own probes only, never over what a user or a model wrote. In order: elements
+# that are spelled with three tokens (`<|open|>think<|sep|>`), angle brackets, `[|name|]`, `[NAME]`.
+_MARKER = re.compile(
+    r"<\|(?:open|close)\|>[^<>\n]{0,60}<\|sep\|>|<[^<>\n]{1,60}>|\[\|[^\[\]\n]{1,40}\|\]|\[/?[A-Z][A-Z_ ]{1,40}\]"
+)
+
+THOUGHT_WORD = re.compile(r"think|thought|reason|inner_prefix|inner_suffix|reflect|scratch", re.IGNORECASE)
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """left == prefix + only_left + suffix and right == prefix + only_right + suffix."""
+
+    prefix: str
+    only_left: str
+    only_right: str
+    suffix: str
+
+
+def segments(text: str) -> list[str]:
+    """The text cut into markers and what stands between them; joining them gives the text back."""
+    parts: list[str] = []
+    position = 0
+    for match in _MARKER.finditer(text):
+        if match.start() > position:
+            parts.append(text[position : match.start()])
+        parts.append(match.group())
+        position = match.end()
+    if position < len(text):
+        parts.append(text[position:])
+    return parts
+
+
+def is_marker(segment: str) -> bool:
+    """Whether a segment is a marker and not plain text."""
+    return _MARKER.fullmatch(segment) is not None
+
+
+def common_prefix(left: str, right: str) -> str:
+    """The longest common beginning that ends in the middle of no marker of either text."""
+    kept: list[str] = []
+    for one, other in zip(segments(left), segments(right), strict=False):
+        if one != other:
+            if not is_marker(one) and not is_marker(other):
+                kept.append(_common_characters(one, other))
+            break
+        kept.append(one)
+    return "".join(kept)
+
+
+def common_suffix(left: str, right: str) -> str:
+    """The longest common end that begins in the middle of no marker of either text."""
+    kept: list[str] = []
+    for one, other in zip(reversed(segments(left)), reversed(segments(right)), strict=False):
+        if one != other:
+            if not is_marker(one) and not is_marker(other):
+                kept.append(_common_characters(one[::-1], other[::-1])[::-1])
+            break
+        kept.append(one)
+    return "".join(reversed(kept))
+
+
+def _common_characters(left: str, right: str) -> str:
+    size = 0
+    for one, other in zip(left, right, strict=False):
+        if one != other:
+            break
+        size += 1
+    return left[:size]
+
+
+def common_prefix_of(texts: list[str]) -> str:
+    """The common beginning of several texts; "" for none."""
+    if not texts:
+        return ""
+    result = texts[0]
+    for text in texts[1:]:
+        result = common_prefix(result, text)
+    return result
+
+
+def compare(left: str, right: str) -> Difference:
+    """Prefix and suffix are taken as long as possible, the suffix first: the tail of a prompt is the part that the
+    two have in common when a switch also changes the system text (SmolLM3)."""
+    suffix = common_suffix(left, right)
+    left_rest, right_rest = left[: len(left) - len(suffix)], right[: len(right) - len(suffix)]
+    prefix = common_prefix(left_rest, right_rest)
+    return Difference(prefix, left_rest[len(prefix) :], right_rest[len(prefix) :], suffix)
+
+
+def after(text: str, needle: str) -> str:
+    """What follows the last occurrence of the needle; the whole text without one."""
+    position = text.rfind(needle)
+    return text if position < 0 else text[position + len(needle) :]
+
+
+def between(text: str, first: str, second: str) -> str | None:
+    """What stands between the first needle and the next occurrence of the second; None unless both are there."""
+    start = text.find(first)
+    if start < 0:
+        return None
+    start += len(first)
+    end = text.find(second, start)
+    return None if end < 0 else text[start:end]

@@ -1,0 +1,250 @@
+"""Rendering chat templates in a sandbox that copes with the templates found in the wild.
+
+Differences from jinja2's own immutable sandbox, each of which some published template needs:
+lists may be grown (Kimi K2 appends to a list), `from_json` exists (DeepSeek V3.2), `tojson` neither escapes HTML nor
+stumbles over generators and undefined values, `safe` and `escape` give plain strings (Functionary 3.1 would
+otherwise HTML-escape what it concatenates), `{% generation %}` blocks render their body, `break` and `continue` work,
+`raise_exception` and `strftime_now` exist, and so do `functions` and `datetime` (Firefunction v2).
+
+Rendering is pure: the clock is handed in, the caller's data is copied first, and the output is bounded. A bound on
+the *time* is the caller's: render in a thread and stop waiting.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+from jinja2.runtime import Undefined
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+DEFAULT_MAX_CHARACTERS = 8_000_000
+MAX_REPEATED = 1_000_000  # characters or items that one `*` may produce
+FIXED_NOW = datetime(2025, 1, 1)
+_GROWING_METHODS: dict[type, frozenset[str]] = {
+    list: frozenset({"append", "extend", "insert", "pop"}),
+    dict: frozenset({"update", "setdefault"}),
+}
+
+Clock = Callable[[], datetime]
+Message = dict[str, Any]
+
+
+class TemplateError(Exception):
+    """The template could not be compiled or rendered; the message is meant for a person.
+
+    `raised` is true where the template itself refused the conversation with `raise_exception`.
+    """
+
+    def __init__(self, message: str, *, raised: bool = False) -> None:
+        super().__init__(message)
+        self.raised = raised
+
+
+class _Refused(Exception):
+    """What `raise_exception` in a template raises."""
+
+
+class _GenerationBlock(jinja2.ext.Extension):
+    """`{% generation %}…{% endgeneration %}` marks the assistant's text for training; here it is its body."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    intercepted_binops = frozenset({"*", "**"})
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        if attr in _GROWING_METHODS.get(type(obj), frozenset()):
+            return True
+        return bool(super().is_safe_attribute(obj, attr, value))
+
+    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
+        """Refuse the two operators that turn a short template into a huge value."""
+        if operator == "**" and (abs(left) > 10_000 or abs(right) > 64):
+            raise TemplateError("the chat template computes too large a power")
+        if operator == "*" and _repeated_size(left, right) > MAX_REPEATED:
+            raise TemplateError("the chat template repeats a value too often")
+        return super().call_binop(context, operator, left, right)
+
+
+def _repeated_size(left: Any, right: Any) -> int:
+    for sequence, count in ((left, right), (right, left)):
+        if isinstance(sequence, (str, list, tuple)) and isinstance(count, int):
+            return len(sequence) * max(count, 0)
+    return 0
+
+
+def _raise_exception(message: object) -> NoReturn:
+    raise _Refused(str(message))
+
+
+def _json_default(value: Any) -> Any:
+    if isinstance(value, Undefined):
+        return None
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Iterable):
+        return list(value)
+    return str(value)
+
+
+def to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """The `tojson` filter: JSON text as transformers writes it, for any value; unknown objects become strings."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        default=_json_default,
+    )
+
+
+def _from_json(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, (str, bytes)) else value
+
+
+def _plain(value: Any) -> str:
+    return str(value)
+
+
+def _escape(value: Any) -> str:
+    return str(jinja2.filters.do_forceescape(value))
+
+
+def _make_environment() -> _Sandbox:
+    environment = _Sandbox(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[jinja2.ext.loopcontrols, _GenerationBlock],
+        cache_size=0,
+    )
+    environment.filters.update(
+        {
+            "tojson": to_json,
+            "from_json": _from_json,
+            "fromjson": _from_json,
+            "safe": _plain,
+            "escape": _escape,
+            "e": _escape,
+        }
+    )
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals.pop("lipsum", None)  # random text has no place in a prompt
+    return environment
+
+
+_ENVIRONMENT = _make_environment()
+
+
+@lru_cache(maxsize=4)
+def _parse(source: str) -> jinja2.nodes.Template:
+    return _ENVIRONMENT.parse(source)
+
+
+@lru_cache(maxsize=64)
+def _compile(source: str) -> jinja2.Template:
+    try:
+        code = _ENVIRONMENT.compile(_parse(source))
+        return jinja2.Template.from_code(_ENVIRONMENT, code, _ENVIRONMENT.make_globals(None))
+    except (jinja2.TemplateError, RecursionError, ValueError) as error:
+        raise TemplateError(f"the chat template is not valid: {error}") from error
+
+
+@lru_cache(maxsize=64)
+def variables(source: str) -> frozenset[str]:
+    """Names that the template reads, its own and those that a caller may pass. Empty for an invalid template."""
+    try:
+        names = _parse(source).find_all(jinja2.nodes.Name)
+        return frozenset(name.name for name in names if name.ctx == "load")
+    except (jinja2.TemplateError, RecursionError):
+        return frozenset()
+
+
+def _copied(value: Any) -> Any:
+    """A deep copy of JSON-like data, so that a template that grows a list grows its own."""
+    if isinstance(value, Mapping):
+        return {key: _copied(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_copied(item) for item in value]
+    return value
+
+
+class ChatTemplate:
+    """One chat template with the special tokens it may name.
+
+    source: the jinja text. special_tokens: variables such as bos_token and eos_token; missing ones are "".
+    Raises TemplateError if the source does not compile.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
+        self.source = source
+        self.special_tokens = {"bos_token": "", "eos_token": "", **(special_tokens or {})}
+        self._template = _compile(source)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = False,
+        now: Clock | None = None,
+        max_characters: int = DEFAULT_MAX_CHARACTERS,
+        **extra: Any,
+    ) -> str:
+        """The prompt's text. Without tools the variable is left out, never None (several templates test for it).
+
+        now: the clock for `strftime_now`; without one the date is fixed. Raises TemplateError, and nothing else.
+        """
+        clock = now or (lambda: FIXED_NOW)
+        context: dict[str, Any] = {
+            "strftime_now": lambda form="%Y-%m-%d": clock().strftime(form),
+            "datetime": clock().strftime("%Y-%m-%d"),
+            "functions": to_json(tools or [], indent=2),
+            **self.special_tokens,
+            **{key: _copied(value) for key, value in extra.items()},
+            "messages": _copied(messages),
+            "add_generation_prompt": add_generation_prompt,
+        }
+        if tools:
+            context["tools"] = _copied(tools)
+        return self._run(context, max_characters)
+
+    def _run(self, context: dict[str, Any], max_characters: int) -> str:
+        try:
+            return _bounded(self._template.generate(context), max_characters)
+        except TemplateError:
+            raise
+        except _Refused as error:
+            raise TemplateError(str(error), raised=True) from error
+        except Exception as error:  # whatever a template's own mistake raises: TypeError, KeyError, OverflowError ...
+            raise TemplateError(f"the chat template failed: {type(error).__name__}: {error}") from error
+
+
+def _bounded(pieces: Iterable[str], max_characters: int) -> str:
+    parts: list[str] = []
+    size = 0
+    for piece in pieces:
+        parts.append(piece)
+        size += len(piece)
+        if size > max_characters:
+            raise TemplateError(f"the rendered prompt is longer than {max_characters} characters")
+    return "".join(parts)

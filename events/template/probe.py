@@ -1,0 +1,290 @@
+"""Questions put to a chat template: conversations of known words, rendered, and what became of the words.
+
+A template is only ever judged by what it renders. Every probe word is unique and survives trimming and JSON encoding
+unchanged, so "is it there" and "what stands around it" are plain string questions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from events.template.environment import ChatTemplate, Message, TemplateError, variables
+
+SYSTEM, USER, USER_TWO = "SYSTEMWORDQ", "USERWORDQ", "SECONDUSERWORDQ"
+CONTENT, CONTENT_TWO, REASONING = "CONTENTWORDQ", "SECONDCONTENTWORDQ", "REASONWORDQ"
+RESULT, RESULT_TWO = "RESULTWORDQ", "SECONDRESULTWORDQ"
+FUNCTION, FUNCTION_TWO = "first_function_q", "second_function_q"
+ARGUMENT, ARGUMENT_TWO = "first_argument_q", "second_argument_q"
+VALUE, VALUE_TWO = "FIRSTVALUEQ", "SECONDVALUEQ"
+VALUE_THREE, VALUE_FOUR = "THIRDVALUEQ", "FOURTHVALUEQ"
+CALL_ID, CALL_ID_TWO = "idAq00001", "idBq00002"  # nine letters and digits: the only length that Mistral accepts
+LONG_CALL_ID = "call_0123456789abcdef"
+
+Arguments = Literal["object", "string"]
+CallContent = Literal["empty", "null", "absent"]
+ReasoningField = Literal["reasoning_content", "reasoning", "thinking", "content_part", "thinking_part"]
+REASONING_FIELDS: tuple[ReasoningField, ...] = (
+    "reasoning_content",
+    "reasoning",
+    "thinking",
+    "content_part",
+    "thinking_part",
+)
+_CONTENTS: tuple[CallContent, ...] = ("empty", "null", "absent")
+_STYLES: tuple[Arguments, ...] = ("object", "string")
+_SHAPES = [(named, content, style) for named in (False, True) for content in _CONTENTS for style in _STYLES]
+_TOOL_ROLES = ("tool", "ipython", "function", "observation", "tool_response", "tool_results")
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What a template renders, and in which shape it wants it.
+
+    system_role: a first system message appears. system_anywhere: so does a later one, in its place. typed_content:
+    a list of text parts is flattened by the template; string_content: a string is accepted. alternation: two
+    messages of one role in a row are refused or lost. arguments: the shape of a call's arguments that comes out as
+    the model writes it. call_content: what stands for "no text" in a message with calls.
+    text_with_calls: a message may have both. short_ids: call ids must be
+    nine letters and digits. id_is_name: the name is written as part of the id alone (`functions.NAME:0`).
+    reasoning_field: the message key whose text is rendered as reasoning, None if no key is. tool_role: the role of
+    results, None if no role renders them. tools_variable: the variable that takes the declared tools;
+    tools_in_system: it is instead a key "tools" of the system message, as JSON text (Phi-4-mini).
+    """
+
+    system_role: bool = False
+    system_anywhere: bool = False
+    string_content: bool = True
+    typed_content: bool = False
+    alternation: bool = False
+    tools: bool = False
+    tool_calls: bool = False
+    parallel_calls: bool = False
+    tool_role: str | None = None
+    arguments: Arguments = "object"
+    call_content: CallContent = "empty"
+    text_with_calls: bool = True
+    short_ids: bool = False
+    id_is_name: bool = False
+    reasoning_field: ReasoningField | None = None
+    needs_system: bool = False
+    tools_variable: str = "tools"
+    tools_in_system: bool = False
+
+
+def user(text: str = USER) -> Message:
+    return {"role": "user", "content": text}
+
+
+def system(text: str = SYSTEM) -> Message:
+    return {"role": "system", "content": text}
+
+
+def assistant(text: str = CONTENT) -> Message:
+    return {"role": "assistant", "content": text}
+
+
+def call(name: str, arguments: Mapping[str, Any], call_id: str = CALL_ID, style: Arguments = "object") -> Message:
+    shaped: Any = dict(arguments) if style == "object" else json.dumps(arguments, ensure_ascii=False)
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": shaped}}
+
+
+def calling(calls: list[Message], content: CallContent = "empty") -> Message:
+    message: Message = {"role": "assistant", "tool_calls": calls}
+    if content != "absent":
+        message["content"] = "" if content == "empty" else None
+    return message
+
+
+def with_reasoning(message: Message, field: ReasoningField, text: str = REASONING) -> Message:
+    """The message with reasoning in the place that `field` names."""
+    if field not in ("content_part", "thinking_part"):
+        return {**message, field: text}
+    thought: Any = text if field == "content_part" else [{"type": "text", "text": text}]
+    parts: list[Message] = [{"type": "thinking", "thinking": thought}]
+    content = message.get("content")
+    if isinstance(content, str) and content:
+        parts.append({"type": "text", "text": content})
+    return {**message, "content": parts}
+
+
+def result(text: str = RESULT, call_id: str = CALL_ID, role: str = "tool", name: str = FUNCTION) -> Message:
+    return {"role": role, "content": text, "tool_call_id": call_id, "name": name}
+
+
+def declaration(name: str) -> Message:
+    properties = {ARGUMENT: {"type": "string", "description": "one"}, ARGUMENT_TWO: {"type": "string"}}
+    schema = {"type": "object", "properties": properties, "required": [ARGUMENT]}
+    return {"type": "function", "function": {"name": name, "description": "does it", "parameters": schema}}
+
+
+TOOLS = [declaration(FUNCTION), declaration(FUNCTION_TWO)]
+
+
+class Probe:
+    """Renders probe conversations; a refusal is None, and the last reason for one is kept for the findings."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self.template = template
+        self.renderings = 0
+        self.refusal = ""
+        self.head: list[Message] = []  # what must precede the first user message for anything to render
+        self.content_parts = False
+        self.tools_variable = "tools"
+        self.capabilities = Capabilities()
+
+    def render(self, messages: list[Message], *, tools: bool = False, prompt: bool = False, **extra: Any) -> str | None:
+        self.renderings += 1
+        try:
+            return self.template.render(
+                self._shaped(self.head + messages),
+                tools=TOOLS if tools and self.tools_variable == "tools" else None,
+                add_generation_prompt=prompt,
+                max_characters=400_000,
+                **self._tools_elsewhere(tools),
+                **extra,
+            )
+        except TemplateError as error:
+            self.refusal = str(error)
+            return None
+
+    def _tools_elsewhere(self, tools: bool) -> dict[str, Any]:
+        return {self.tools_variable: TOOLS} if tools and self.tools_variable != "tools" else {}
+
+    def _shaped(self, messages: list[Message]) -> list[Message]:
+        if not self.content_parts:
+            return messages
+        return [_as_parts(message) for message in messages]
+
+    def shows(self, messages: list[Message], *needles: str, tools: bool = False, **extra: Any) -> bool:
+        """Whether the conversation renders and every needle is in it."""
+        text = self.render(messages, tools=tools, **extra)
+        return text is not None and all(needle in text for needle in needles)
+
+
+def _as_parts(message: Message) -> Message:
+    content = message.get("content")
+    if not isinstance(content, str):
+        return message
+    return {**message, "content": [{"type": "text", "text": content}]}
+
+
+def capabilities(probe: Probe) -> Capabilities:
+    """All questions in order; later ones are asked in the shape that earlier answers gave. Sets `probe.head`."""
+    strings, parts = _content_shapes(probe)
+    probe.content_parts = parts and not strings
+    needs_system = not probe.shows([user()], USER) and probe.shows([system(), user()], USER)
+    probe.head = [system()] if needs_system else []
+    alternation = not probe.shows([user(), assistant(), user(USER_TWO), user("THIRDWORDQ")], USER_TWO, "THIRDWORDQ")
+    tools = _tools_variable(probe)
+    probe.tools_variable = tools or "tools"
+    calls = _call_shapes(probe)
+    return msgspec.structs.replace(
+        calls,
+        system_role=needs_system or probe.shows([system(), user()], SYSTEM, USER),
+        system_anywhere=_system_in_place(probe),
+        string_content=strings or not parts,
+        typed_content=parts,
+        alternation=alternation,
+        tools=tools is not None or _tools_in_system(probe),
+        tools_in_system=tools is None and _tools_in_system(probe),
+        tools_variable=probe.tools_variable,
+        tool_role=calls.tool_role or _tool_role(probe, assistant()),
+        reasoning_field=_reasoning_field(probe, calls),
+        needs_system=needs_system,
+    )
+
+
+def _content_shapes(probe: Probe) -> tuple[bool, bool]:
+    """Whether string content and text parts render as the text alone."""
+    strings = probe.shows([user()], USER) or probe.shows([system(), user()], USER)
+    text = probe.render([{"role": "user", "content": [{"type": "text", "text": USER}]}])
+    parts = text is not None and USER in text and "'text'" not in text and '"text"' not in text
+    return strings, parts
+
+
+def _tools_variable(probe: Probe) -> str | None:
+    """The variable through which declared tools reach the prompt: `tools`, or another one that the template reads."""
+    if probe.shows([user()], FUNCTION, tools=True):
+        return "tools"
+    read = variables(probe.template.source)
+    for name in ("xml_tools", "available_tools", "custom_tools", "python_tools", "tool_definitions"):
+        passed: dict[str, Any] = {name: TOOLS}
+        if name in read and probe.shows([user()], FUNCTION, **passed):
+            return name
+    return None
+
+
+def _tools_in_system(probe: Probe) -> bool:
+    return probe.shows([{**system(), "tools": json.dumps(TOOLS)}, user()], FUNCTION)
+
+
+def _system_in_place(probe: Probe) -> bool:
+    text = probe.render([user(), assistant(), system(), user(USER_TWO)])
+    return text is not None and -1 < text.find(CONTENT) < text.find(SYSTEM) < text.find(USER_TWO)
+
+
+def _call_shapes(probe: Probe) -> Capabilities:
+    """The first way of passing a tool call that a template renders faithfully."""
+    best: Capabilities | None = None
+    for id_is_name, content, style in _SHAPES:
+        quality = _call_quality(probe, content, style, f"functions.{FUNCTION}:0" if id_is_name else CALL_ID)
+        shape = Capabilities(tool_calls=True, arguments=style, call_content=content, id_is_name=id_is_name)
+        if quality == 2:
+            return _call_details(probe, shape)
+        if quality == 1 and best is None:
+            best = shape
+        if id_is_name and best:
+            break
+    return _call_details(probe, best) if best else Capabilities()
+
+
+def _call_quality(probe: Probe, content: CallContent, style: Arguments, call_id: str) -> int:
+    """0: not rendered. 1: rendered, but the arguments came out escaped or as a Python literal. 2: as they should."""
+    message = calling([call(FUNCTION, {ARGUMENT: VALUE}, call_id, style)], content)
+    text = probe.render([user(), message], tools=True)
+    if text is None or VALUE not in text or FUNCTION not in text[text.rfind(USER) :]:
+        return 0
+    tail = text[text.rfind(USER) :]
+    clumsy = f'\\"{ARGUMENT}' in tail or f"'{ARGUMENT}'" in tail
+    return 1 if clumsy else 2
+
+
+def _call_details(probe: Probe, shape: Capabilities) -> Capabilities:
+    one = call(FUNCTION, {ARGUMENT: VALUE}, style=shape.arguments)
+    two = call(FUNCTION_TWO, {ARGUMENT: VALUE_TWO}, CALL_ID_TWO, shape.arguments)
+    message = calling([one], shape.call_content)
+    long_id = calling([{**one, "id": LONG_CALL_ID}], shape.call_content)
+    role = _tool_role(probe, message)
+    pair = [user(), calling([one, two], shape.call_content)]
+    return msgspec.structs.replace(
+        shape,
+        text_with_calls=probe.shows([user(), {**message, "content": CONTENT}], CONTENT, VALUE, tools=True),
+        parallel_calls=probe.shows(pair, VALUE, VALUE_TWO, tools=True),
+        tool_role=role,
+        short_ids=not _accepts_id(probe, long_id, LONG_CALL_ID, role),
+    )
+
+
+def _tool_role(probe: Probe, message: Message) -> str | None:
+    """The first role under which a result behind this message is rendered."""
+    return next((r for r in _TOOL_ROLES if probe.shows([user(), message, result(role=r)], RESULT, tools=True)), None)
+
+
+def _accepts_id(probe: Probe, message: Message, call_id: str, role: str | None) -> bool:
+    return probe.shows([user(), message, *([result(call_id=call_id, role=role)] if role else [])], VALUE, tools=True)
+
+
+def _reasoning_field(probe: Probe, calls: Capabilities) -> ReasoningField | None:
+    """The key whose text appears, with plain content or else with a call. A part is only believed when the text of
+    the part appears without the part's own spelling (a template that prints its content as it comes)."""
+    message = calling([call(FUNCTION, {ARGUMENT: VALUE}, style=calls.arguments)], calls.call_content)
+    for carrier in [assistant(), message] if calls.tool_calls else [assistant()]:
+        for field in REASONING_FIELDS:
+            for extra in ({}, {"enable_thinking": True, "thinking": True}):
+                text = probe.render([user(), with_reasoning(carrier, field)], tools=carrier is message, **extra)
+                if text is not None and REASONING in text and "'thinking'" not in text and '"thinking"' not in text:
+                    return field
+    return None

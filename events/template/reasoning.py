@@ -1,0 +1,333 @@
+"""Phase 1: how a template writes reasoning, by which variables it is switched, and what the prompt already opens.
+
+R1 compares a message with and without reasoning, R3 a message with a call; R2 compares the generation prompt with the
+thinking switches on and off. Where none of them shows a marker (the history drops all reasoning), the markers that
+the template itself looks for in old messages, or explains in its system text, are taken.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+import msgspec
+
+from events.formats.output_format import Reasoning
+from events.template import probe as words
+from events.template.difference import THOUGHT_WORD, after, is_marker, segments
+from events.template.environment import Message, variables
+from events.template.probe import Probe
+from events.template.turn import Turn
+
+Mode = Literal["none", "tag_based", "delimiter", "forced_open", "forced_closed", "tools_only"]
+
+_SWITCH_NAME = re.compile(r"think|thought|reason|effort", re.IGNORECASE)
+_HISTORY_NAME = re.compile(
+    r"keep|preserve|clear|truncate|history|past|interleav|strip|drop|content|message|prompt|text"
+)
+_WORD_NAME = re.compile(r"effort|level|strength|mode", re.IGNORECASE)
+_BUDGET_NAME = re.compile(r"budget|tokens", re.IGNORECASE)
+_OFF_WORDS = ("/no_think", "/nothink")
+_STRING = re.compile(r"'((?:[^'\\\n]|\\.){1,80})'|\"((?:[^\"\\\n]|\\.){1,80})\"")
+_OPPOSITES = (("START", "END"), ("start", "end"), ("BEGIN", "END"), ("begin", "end"), ("prefix", "suffix"))
+MODES_ON, MODES_OFF = ("enabled", "on", "think", "thinking", "auto"), ("disabled", "off", "no_think", "chat")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
+
+class Switch(msgspec.Struct, frozen=True, kw_only=True):
+    """A template variable that changes how much the model thinks.
+
+    kind: "boolean" (on and off are True and False), "effort" or "mode" (a word out of `levels`), "budget" (a number
+    of tokens, 0 is off) or "text" (no variable: `name` is written into the system message to turn thinking off).
+    default: the value or state when nothing is given, None where that cannot be seen. effect: "prompt" where it
+    changes the generation prompt, "system" where it only changes the text before the conversation.
+    """
+
+    name: str
+    kind: Literal["boolean", "effort", "mode", "budget", "text"]
+    default: bool | str | None = None
+    levels: tuple[str, ...] = ()
+    effect: Literal["prompt", "system"] = "prompt"
+
+
+class ReasoningAnalysis(msgspec.Struct, frozen=True, kw_only=True):
+    """mode as in the specification's table; start and end as written, with their line breaks. repeats_header: the
+    text behind the reasoning is a message of its own."""
+
+    mode: Mode = "none"
+    start: str = ""
+    end: str = ""
+    source: str = ""
+    repeats_header: bool = False
+
+    def description(self) -> Reasoning | None:
+        """The output format's part, None without reasoning."""
+        if self.mode == "none" or not self.end.strip():
+            return None
+        start = (self.start,) if self.start.strip() else ()
+        return Reasoning(start=start, end=(self.end,), initial="reasoning" if not start else "content")
+
+
+def find_switches(probe: Probe) -> tuple[Switch, ...]:
+    """Variables by name and effect: those that sound like thinking and change what is rendered (R2)."""
+    found = [_switch(probe, name) for name in sorted(variables(probe.template.source)) if _SWITCH_NAME.search(name)]
+    switches = [switch for switch in found if switch is not None]
+    if not any(switch.kind in ("boolean", "mode") for switch in switches):
+        switches += _text_switches(probe)
+    return tuple(switches)
+
+
+def _text_switches(probe: Probe) -> list[Switch]:
+    """Words that turn thinking off when they stand in the system message (Nemotron Nano 2: `/no_think`)."""
+    plain = probe.render([words.system(), words.user()], prompt=True)
+    for word in _OFF_WORDS:
+        if plain is None or word not in probe.template.source:
+            continue
+        text = probe.render([words.system(f"{words.SYSTEM}\n{word}"), words.user()], prompt=True)
+        if text is not None and after(text, words.USER) != after(plain, words.USER):
+            return [Switch(name=word, kind="text", default=True)]
+    return []
+
+
+def _switch(probe: Probe, name: str) -> Switch | None:
+    if _HISTORY_NAME.search(name):
+        return None
+    default = probe.render([words.user()], prompt=True)
+    if _BUDGET_NAME.search(name):
+        return _two_states(probe, name, "budget", default, on=4096, off=0)
+    if not _WORD_NAME.search(name) and (found := _two_states(probe, name, "boolean", default, on=True, off=False)):
+        return found
+    return _words(probe, name, default)
+
+
+def _two_states(
+    probe: Probe, name: str, kind: Literal["boolean", "budget"], default: str | None, *, on: Any, off: Any
+) -> Switch | None:
+    turned_on, turned_off = (probe.render([words.user()], prompt=True, **{name: value}) for value in (on, off))
+    if turned_on is None or turned_off is None or turned_on == turned_off:
+        return None
+    state = True if default == turned_on else False if default == turned_off else None
+    return Switch(name=name, kind=kind, default=state, effect=_effect(turned_on, turned_off))
+
+
+def _words(probe: Probe, name: str, default: str | None) -> Switch | None:
+    """A variable that takes words: levels of effort, or modes of which one means off."""
+    choices = (*EFFORTS, *MODES_ON, *MODES_OFF) if "mode" in name else EFFORTS
+    values: dict[str, dict[str, Any]] = {word: {name: word} for word in choices}
+    rendered = {word: probe.render([words.user()], prompt=True, **value) for word, value in values.items()}
+    usable = {word: text for word, text in rendered.items() if text is not None}
+    if len(set(usable.values())) < 2:
+        return None
+    stranger: dict[str, Any] = {name: "no such word"}
+    unknown = probe.render([words.user()], prompt=True, **stranger)
+    echoed = unknown is not None and "no such word" in unknown  # the template prints whatever it is given
+    if not echoed and len(telling := {word: text for word, text in usable.items() if text != unknown}) > 1:
+        usable = telling
+    kind: Literal["mode", "effort"] = "mode" if any(word in MODES_ON + MODES_OFF for word in usable) else "effort"
+    texts = list(usable.values())
+    state = next((word for word, text in usable.items() if text == default), None)
+    return Switch(name=name, kind=kind, default=state, levels=tuple(usable), effect=_effect(texts[0], texts[-1]))
+
+
+def _effect(one: str, other: str) -> Literal["prompt", "system"]:
+    return "system" if after(one, words.USER) == after(other, words.USER) else "prompt"
+
+
+def settings(switches: tuple[Switch, ...], on: bool) -> dict[str, Any]:
+    """Values for all switches that mean thinking on, or off."""
+    chosen: dict[str, Any] = {}
+    for switch in switches:
+        value = switch_value(switch, on)
+        if value is not None and switch.kind != "text":
+            chosen[switch.name] = value
+    return chosen
+
+
+def switch_value(switch: Switch, on: bool) -> bool | str | int | None:
+    """What a switch is set to for thinking on or off; None to leave it alone."""
+    if switch.kind == "boolean":
+        return on
+    if switch.kind == "budget":
+        return None if on else 0
+    if switch.kind == "mode":
+        return next((word for word in (MODES_ON if on else MODES_OFF) if word in switch.levels), None)
+    if switch.kind == "text":
+        return None if on else switch.name
+    return "none" if not on and "none" in switch.levels else None
+
+
+def analyse_reasoning(probe: Probe, turn: Turn, switches: tuple[Switch, ...]) -> ReasoningAnalysis:
+    """The first of the sources that shows a closing marker; see the module."""
+    on, off = settings(switches, True), settings(switches, False)
+    prompts = prompts_of(probe, turn, on, off)
+    seen = _in_messages(probe, turn, on) or _in_prompts(probe, prompts) or _in_source(probe) or _in_system(probe, on)
+    if seen is None:
+        return ReasoningAnalysis()
+    return _with_mode(seen, prompts)
+
+
+def prompts_of(probe: Probe, turn: Turn, on: dict[str, Any], off: dict[str, Any]) -> dict[str, str]:
+    """What the generation prompt adds behind the header: by default, thinking on, thinking off."""
+    found: dict[str, str] = {}
+    variants: dict[str, dict[str, Any]] = {"default": {}, "on": on, "off": off}
+    for key, extra in variants.items():
+        text = probe.render([words.user()], prompt=True, **extra)
+        tail = after(text or "", words.USER)
+        if text is not None and turn.message_start in tail:
+            place = tail.rfind(turn.message_start) if turn.message_start else tail.find(turn.opening)
+            found[key] = tail[place + len(turn.message_start or turn.opening) :] if place >= 0 else ""
+    return found
+
+
+def _in_messages(probe: Probe, turn: Turn, on: dict[str, Any]) -> ReasoningAnalysis | None:
+    """R1 and R3: reasoning in a message with content, else in a message with a call."""
+    shape = probe.capabilities
+    if shape.reasoning_field is None:
+        return None
+    made = words.call(words.FUNCTION, {words.ARGUMENT: words.VALUE}, style=shape.arguments)
+    carriers: list[tuple[Mode, Message, str]] = [("tag_based", words.assistant(), words.CONTENT)]
+    if shape.tool_calls:
+        carriers.append(("tools_only", words.calling([made], shape.call_content), words.FUNCTION))
+    for mode, carrier, needle in carriers:
+        message = words.with_reasoning(carrier, shape.reasoning_field)
+        for extra in ({}, on):
+            text = probe.render([words.user(), message], **extra)
+            if text is not None and words.REASONING in text:
+                return _around(turn, turn.written(text), needle, mode, shape.reasoning_field)
+    return None
+
+
+def _around(turn: Turn, written: str, needle: str, mode: Mode, field: str) -> ReasoningAnalysis | None:
+    position = written.find(words.REASONING)
+    start, rest = written[:position], written[position + len(words.REASONING) :]
+    rest = rest[: rest.find(needle)] if needle in rest else rest
+    end = first_marker(rest)
+    if not end.strip():
+        return None
+    return ReasoningAnalysis(
+        mode=mode,
+        start=start,
+        end=end,
+        source=f"the message key {field!r} is rendered",
+        repeats_header=bool(turn.message_start.strip()) and turn.message_start.strip() in rest,
+    )
+
+
+def first_marker(text: str) -> str:
+    """The text up to and including its first marker and the line breaks behind it; all of it without a marker."""
+    parts = segments(text)
+    for index, part in enumerate(parts):
+        if is_marker(part):
+            behind = parts[index + 1] if index + 1 < len(parts) else ""
+            return "".join(parts[: index + 1]) + behind[: len(behind) - len(behind.lstrip())]
+    return text
+
+
+def _in_prompts(probe: Probe, prompts: dict[str, str]) -> ReasoningAnalysis | None:
+    """R2: a block that the generation prompt opens (thinking on) or opens and closes (thinking off)."""
+    for key in ("off", "default", "on"):
+        marks = [part for part in segments(prompts.get(key, "")) if is_marker(part)]
+        if len(marks) == 2:
+            start, end = _halves(prompts[key], marks[1], prompts.get("on", ""))
+            return ReasoningAnalysis(
+                mode="forced_closed", start=start, end=end, source="the generation prompt closes it"
+            )
+    for key in ("on", "default"):
+        marks = [part for part in segments(prompts.get(key, "")) if is_marker(part)]
+        if len(marks) == 1 and (end := closing_of(marks[0], probe.template.source)):
+            start = prompts[key].lstrip()
+            return ReasoningAnalysis(mode="forced_open", start=start, end=end, source="the generation prompt opens it")
+    return None
+
+
+def _halves(block: str, closing: str, opened: str) -> tuple[str, str]:
+    """An empty block cut in two: where the prompt that opens it ends, else in the middle of its line breaks."""
+    inner = block.find(closing)
+    if opened.strip() and block.startswith(opened) and len(opened) <= inner:
+        return opened, block[len(opened) :]
+    bare = len(block[:inner].rstrip())
+    cut = bare + (inner - bare + 1) // 2
+    return block[:cut], block[cut:]
+
+
+def closing_of(marker: str, source: str) -> str:
+    """The marker that closes `marker`: the first likely spelling that the template's text contains, else `</name>`
+    for a plain tag, else ""."""
+    inner = marker[1:-1]
+    candidates = [f"</{inner}>", f"[/{inner}]"]
+    for opening, closing in _OPPOSITES:
+        if opening in marker:
+            candidates.append(marker.replace(opening, closing))
+    if inner.startswith("|"):
+        candidates += [f"<|/{inner[1:]}>", f"<{inner[1:]}|>" if not inner.endswith("|") else ""]
+    for candidate in candidates:
+        if candidate and candidate in source:
+            return candidate
+    plain = marker.startswith("<") and inner.replace(":", "").replace("_", "").isalnum()
+    return f"</{inner}>" if plain and THOUGHT_WORD.search(inner) else ""
+
+
+def opening_of(marker: str) -> str:
+    """The tag that a closing tag closes, "" where its spelling does not say."""
+    if marker.startswith(("</", "[/")):
+        return marker[0] + marker[2:]
+    return ""
+
+
+def literals(source: str) -> list[str]:
+    """String literals of the template, in order; where the template looks for or splits at a marker, it is one."""
+    return [(match.group(1) or match.group(2) or "").strip() for match in _STRING.finditer(source)]
+
+
+def _in_source(probe: Probe) -> ReasoningAnalysis | None:
+    source = probe.template.source
+    marks = [part for text in literals(source) for part in segments(text) if is_marker(part)]
+    for mark in marks:
+        if not THOUGHT_WORD.search(mark):
+            continue
+        start, end = (opening_of(mark), mark) if opening_of(mark) else (mark, closing_of(mark, source))
+        if end in marks:
+            return ReasoningAnalysis(
+                mode="tag_based", start=start, end=end, source=f"the template itself speaks of {end!r}"
+            )
+    return None
+
+
+def _in_system(probe: Probe, on: dict[str, Any]) -> ReasoningAnalysis | None:
+    """A pair of tags that the system text tells the model to use (Granite 3.3, Ministral)."""
+    for extra in ({}, on):
+        text = probe.render([words.user()], prompt=True, **extra) or ""
+        marks = [part for part in segments(text[: text.rfind(words.USER)]) if is_marker(part)]
+        for mark in marks:
+            start = opening_of(mark)
+            if start and start in marks and THOUGHT_WORD.search(mark):
+                return ReasoningAnalysis(
+                    mode="tag_based", start=start, end=mark, source="the system text tells the model to write it"
+                )
+    return None
+
+
+def _with_mode(seen: ReasoningAnalysis, prompts: dict[str, str]) -> ReasoningAnalysis:
+    """The specification's mode, told from what the generation prompt holds; a start that only the prompt writes is
+    taken from there."""
+    start, end = seen.start, seen.end
+    if not start.strip():
+        opened = next((prompts[key] for key in ("on", "default") if _opens(prompts.get(key, ""), end)), "")
+        marks = [part for part in segments(opened) if is_marker(part)]
+        start = marks[0] if marks else opening_of(end.strip()) or ""
+    if not start.strip():
+        return msgspec.structs.replace(seen, mode="delimiter", start="")
+    if seen.mode == "tag_based" and _is_forced_closed(prompts, start, end):
+        return msgspec.structs.replace(seen, mode="forced_closed", start=start)
+    if seen.mode == "tag_based" and prompts.get("default", "").rstrip().endswith(start.strip()):
+        return msgspec.structs.replace(seen, mode="forced_open", start=start)
+    return msgspec.structs.replace(seen, start=start)
+
+
+def _opens(prompt: str, end: str) -> bool:
+    return bool(prompt.strip()) and end.strip() not in prompt
+
+
+def _is_forced_closed(prompts: dict[str, str], start: str, end: str) -> bool:
+    closed, opened = prompts.get("off", ""), prompts.get("on", "")
+    return start.strip() in closed and end.strip() in closed and opened.rstrip().endswith(start.strip())

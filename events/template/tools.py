@@ -1,0 +1,295 @@
+"""Phase 3: how a template writes tool calls, from renderings of calls that differ in one thing each (T1 to T7).
+
+T1 asks whether the function's name and the arguments' names stand inside JSON. The rest is one idea: in a text with
+two calls, what stands before the first name and before the second end alike (the opening of a call), and what stands
+behind the first call and behind the second begin alike (its close); what is left over at the outside is the section,
+and in the middle the separator. The same idea with two arguments of one call finds the markers of an argument.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from events.formats.output_format import Arguments, CallId, JsonKeys, Tools
+from events.template import probe as words
+from events.template.arguments import analyse_tagged
+from events.template.calls import CallRenderer, JsonSpan, find_object
+from events.template.difference import common_prefix, common_suffix, is_marker, segments
+from events.template.probe import Probe
+from events.template.reasoning import ReasoningAnalysis
+from events.template.turn import Turn
+
+ONE: dict[str, Any] = {words.ARGUMENT: words.VALUE}
+PAIR: dict[str, Any] = {words.ARGUMENT: words.VALUE, words.ARGUMENT_TWO: words.VALUE_TWO}
+OTHER: dict[str, Any] = {words.ARGUMENT: words.VALUE_THREE, words.ARGUMENT_TWO: words.VALUE_FOUR}
+
+
+class ToolAnalysis(msgspec.Struct, frozen=True, kw_only=True):
+    """tools: the description, None where the template writes no calls. mode: the specification's name for it.
+    python_dicts: objects are written as Python displays. leftover: a marker behind the calls that closes nothing,
+    so that it ends the turn (`<|eom_id|>`)."""
+
+    tools: Tools | None = None
+    mode: str = "none"
+    python_dicts: bool = False
+    leftover: str = ""
+    findings: tuple[str, ...] = ()
+
+
+class Frame(msgspec.Struct, frozen=True, kw_only=True):
+    """What surrounds calls: before each, behind each, between two, around all."""
+
+    section_start: str = ""
+    section_end: str = ""
+    opening: str = ""
+    closing: str = ""
+    separator: str = ""
+
+
+def analyse_tools(probe: Probe, turn: Turn, reasoning: ReasoningAnalysis) -> ToolAnalysis:
+    if not probe.capabilities.tool_calls:
+        return ToolAnalysis()
+    renderer = CallRenderer(probe, turn, reasoning)
+    text = renderer.one(PAIR)
+    if text is None or words.FUNCTION not in text:
+        renderer.declared = True
+        text = renderer.one(PAIR)
+    if text is None or words.FUNCTION not in text:
+        return ToolAnalysis(findings=("calls are accepted, but their place in the rendering could not be found",))
+    objects = find_object(text, words.FUNCTION, words.ARGUMENT, words.VALUE)
+    if objects:
+        return _json_native(renderer, text, objects)
+    arguments = find_object(text, words.ARGUMENT, words.VALUE, words.VALUE_TWO)
+    if arguments:
+        return _tag_with_json(renderer, text, arguments[0])
+    return _tag_with_tagged(renderer, text)
+
+
+# --- T1, JSON: the whole call is one object
+
+
+def _json_native(renderer: CallRenderer, text: str, objects: list[JsonSpan]) -> ToolAnalysis:
+    span, keys = _call_object(objects)
+    frame = _json_frame(renderer, text, span)
+    array = frame.section_start.rstrip().endswith("[") and frame.section_end.lstrip().startswith("]")
+    if array:
+        keys = msgspec.structs.replace(keys, array=True)
+    frame, leftover = _without_leftover(frame, renderer.turn)
+    tools = Tools(
+        style="json",
+        section_start=frame.section_start,
+        section_end=frame.section_end,
+        call_start=frame.opening,
+        call_end=frame.closing,
+        call_separator=frame.separator,
+        id=CallId(position="key") if keys.id else CallId(),
+        json=keys,
+    )
+    return ToolAnalysis(tools=tools, mode="json_native", python_dicts=span.python, leftover=leftover)
+
+
+def _call_object(objects: list[JsonSpan]) -> tuple[JsonSpan, JsonKeys]:
+    """The object that is one call, and its keys: the innermost with name and arguments, or the one that wraps it."""
+    inner = objects[-1]
+    for outer in reversed(objects[:-1]):
+        wrapper = next((key for key, value in outer.value.items() if value == inner.value), None)
+        if wrapper is not None:
+            keys = msgspec.structs.replace(_keys(inner.value), wrapper=wrapper)
+            return outer, msgspec.structs.replace(keys, id=keys.id or _id_key(outer.value))
+    return inner, _keys(inner.value)
+
+
+def _keys(call: dict[str, Any]) -> JsonKeys:
+    if words.FUNCTION in call:
+        return JsonKeys(name_is_key=True)
+    name = next((key for key, value in call.items() if value == words.FUNCTION), "name")
+    arguments = next((key for key, value in call.items() if words.ARGUMENT in str(value)), "arguments")
+    return JsonKeys(name=name, arguments=arguments, id=_id_key(call))
+
+
+def _id_key(call: dict[str, Any]) -> str:
+    """A key that holds the call's id, or a number of the template's own that counts calls."""
+    for key, value in call.items():
+        if value == words.CALL_ID or ("id" in key.lower() and str(value) in ("0", "1")):
+            return key
+    return ""
+
+
+def _json_frame(renderer: CallRenderer, text: str, span: JsonSpan) -> Frame:
+    two = renderer.two(ONE, {words.ARGUMENT: words.VALUE_THREE})
+    first = find_object(two or "", words.FUNCTION, words.ARGUMENT, words.VALUE)
+    second = find_object(two or "", words.FUNCTION_TWO, words.ARGUMENT, words.VALUE_THREE)
+    if two is None or not first or not second:
+        return single_frame(text[: span.start], text[span.end :])
+    one, other = _call_object(first)[0], _call_object(second)[0]
+    if other.start < one.end:
+        return single_frame(text[: span.start], text[span.end :])
+    return split_frame(two[: one.start], two[one.end : other.start], two[other.end :])
+
+
+def single_frame(before: str, behind: str) -> Frame:
+    """With one call alone, everything around it is taken for the call's own; an array's brackets are a section's."""
+    if before.rstrip().endswith("[") and behind.lstrip().startswith("]"):
+        return Frame(section_start=before, section_end=behind)
+    return Frame(opening=before, closing=behind)
+
+
+def split_frame(before: str, middle: str, behind: str) -> Frame:
+    """T2: section or call, by what a second call repeats."""
+    opening = common_suffix(before, middle)
+    closing = common_prefix(middle[: len(middle) - len(opening)], behind)
+    opening, closing = (opening if opening.strip() else ""), (closing if closing.strip() else "")
+    separator = middle[len(closing) : len(middle) - len(opening)]
+    return Frame(
+        section_start=before[: len(before) - len(opening)],
+        section_end=behind[len(closing) :],
+        opening=opening,
+        closing=closing,
+        separator=separator,
+    )
+
+
+def _without_leftover(frame: Frame, turn: Turn) -> tuple[Frame, str]:
+    """A marker behind the calls, where nothing was opened before them, ends the turn and is no part of the calls."""
+    if (end := turn.end.strip()) and end in frame.section_end:
+        frame = msgspec.structs.replace(frame, section_end=frame.section_end[: frame.section_end.find(end)])
+    opened = frame.section_start.strip() or (frame.opening.strip() and frame.closing.strip())
+    if frame.section_end.strip() and not frame.section_start.strip():
+        return msgspec.structs.replace(frame, section_end=""), frame.section_end
+    if frame.closing.strip() and not frame.opening.strip() and not opened:
+        return msgspec.structs.replace(frame, closing=""), frame.closing
+    return frame, ""
+
+
+# --- T1, tags: the name stands outside of JSON
+
+
+def _tag_with_json(renderer: CallRenderer, text: str, arguments: JsonSpan) -> ToolAnalysis:
+    """Arguments are an object of their own: `NAME` between markers, then `{...}`."""
+    name = text.rfind(words.FUNCTION, 0, arguments.start)
+    if name < 0:
+        return ToolAnalysis(findings=("the name follows the arguments; such calls are not described",))
+    name_end = name + len(words.FUNCTION)
+    suffixes = [text[name_end : arguments.start]]
+    two = renderer.two(PAIR, OTHER)
+    other = find_object(two or "", words.ARGUMENT, words.VALUE_THREE)
+    frame = single_frame(text[:name], text[arguments.end :])
+    if two is not None and other:
+        first = find_object(two, words.ARGUMENT, words.VALUE)[0]
+        second_name = two.rfind(words.FUNCTION_TWO, 0, other[0].start)
+        if second_name > first.end:
+            frame = split_frame(two[: two.find(words.FUNCTION)], two[first.end : second_name], two[other[0].end :])
+            suffixes.append(two[second_name + len(words.FUNCTION_TWO) : other[0].start])
+    return _tag_call(renderer, frame, suffixes, Arguments(style="json"), "tag_with_json", arguments.python)
+
+
+def _tag_with_tagged(renderer: CallRenderer, text: str) -> ToolAnalysis:
+    """Name and argument names both stand outside of JSON (T4 to T6 in `arguments`)."""
+    found = analyse_tagged(renderer, text)
+    if found is None:
+        return ToolAnalysis(findings=("calls are rendered, but their arguments could not be told apart",))
+    before, behind = text[: text.find(words.FUNCTION)], text[found.end_of_arguments :]
+    frame, suffixes = single_frame(before, behind), [found.name_suffix]
+    two = renderer.two(PAIR, OTHER)
+    if two is not None and words.VALUE_TWO in two and words.VALUE_FOUR in two:
+        first_end = found.end_in(two, words.VALUE_TWO)
+        second_name = two.find(words.FUNCTION_TWO, first_end)
+        if second_name >= 0:
+            frame = split_frame(
+                two[: two.find(words.FUNCTION)], two[first_end:second_name], two[found.end_in(two, words.VALUE_FOUR) :]
+            )
+            suffixes.append(found.name_suffix_in(two, words.FUNCTION_TWO))
+    mode = "tag_with_tagged" if found.arguments.style == "tagged" else found.arguments.style
+    return _tag_call(renderer, frame, suffixes, found.arguments, mode, False)
+
+
+def _tag_call(
+    renderer: CallRenderer, frame: Frame, suffixes: list[str], arguments: Arguments, mode: str, python: bool
+) -> ToolAnalysis:
+    """Put the parts of a tag call where the description wants them."""
+    frame, leftover = _without_leftover(frame, renderer.turn)
+    call_start, name_prefix = _split_opening(frame.opening)
+    name_prefix, name_suffix, call_id = _identify(name_prefix, _indexed(suffixes), frame.closing)
+    closing, frame_closing = frame.closing, frame.closing
+    if call_id.position == "after_arguments":
+        closing = frame_closing[frame_closing.find(call_id.suffix) + len(call_id.suffix) :] if call_id.suffix else ""
+    argument_end, call_end = _split_closing(call_start, closing)
+    name_suffix, argument_start = _split_suffix(name_suffix, arguments)
+    tools = Tools(
+        style="tag",
+        section_start=frame.section_start,
+        section_end=frame.section_end,
+        call_start=call_start,
+        call_end=call_end,
+        call_separator=frame.separator,
+        name_prefix=name_prefix,
+        name_suffix=name_suffix,
+        id=call_id,
+        arguments=msgspec.structs.replace(arguments, start=argument_start or arguments.start, end=argument_end),
+    )
+    return ToolAnalysis(tools=tools, mode=mode, python_dicts=python, leftover=leftover)
+
+
+def _split_opening(opening: str) -> tuple[str, str]:
+    """(call_start, name_prefix): whole markers at the beginning open the call, the rest belongs to the name."""
+    taken = ""
+    parts = segments(opening)
+    for index, part in enumerate(parts):
+        if not is_marker(part) and part.strip():
+            break
+        following = parts[index + 1] if index + 1 < len(parts) else ""
+        taken += part
+        if is_marker(part) and following.strip() and not is_marker(following):
+            lead = following[: len(following) - len(following.lstrip())]
+            return taken + lead, opening[len(taken) + len(lead) :]
+    return taken, opening[len(taken) :]
+
+
+def _split_closing(call_start: str, closing: str) -> tuple[str, str]:
+    """(arguments.end, call_end): as many closing markers belong to the call as opening ones did."""
+    opened = sum(is_marker(part) for part in segments(call_start))
+    parts = segments(closing)
+    index = len(parts)
+    while index > 0 and opened > 0:
+        index -= 1
+        opened -= is_marker(parts[index])
+    if index < len(parts) and index > 0 and not parts[index - 1].strip():
+        index -= bool(call_start.strip()) and index == 1
+    return "".join(parts[:index]), "".join(parts[index:])
+
+
+def _split_suffix(suffix: str, arguments: Arguments) -> tuple[str, str]:
+    """(name_suffix, arguments.start): a second whole marker behind the name opens the arguments."""
+    parts = segments(suffix)
+    marks = [index for index, part in enumerate(parts) if is_marker(part)]
+    if arguments.style != "json" or len(marks) < 2:
+        return suffix, ""
+    return "".join(parts[: marks[-1]]), "".join(parts[marks[-1] :])
+
+
+def _indexed(suffixes: list[str]) -> str:
+    """T7 for templates that count calls: where the suffixes of two calls differ in 0 and 1, `{index}` stands."""
+    if len(suffixes) == 2 and suffixes[0] != suffixes[1]:
+        prefix = common_prefix(suffixes[0], suffixes[1])
+        rest = suffixes[0][len(prefix) :]
+        if rest[:1] == "0" and suffixes[1][len(prefix) :] == "1" + rest[1:]:
+            return prefix + "{index}" + rest[1:]
+    return suffixes[0]
+
+
+def _identify(prefix: str, suffix: str, closing: str) -> tuple[str, str, CallId]:
+    """T7: where the id stands; it is taken out of the text around the name."""
+    if "{index}" in suffix:
+        return prefix, suffix, CallId(position="in_name")
+    if words.CALL_ID in suffix:
+        before, behind = suffix.split(words.CALL_ID, 1)
+        return prefix, behind, CallId(position="between", prefix=before)
+    if words.CALL_ID in prefix:
+        before, behind = prefix.split(words.CALL_ID, 1)
+        return behind, suffix, CallId(position="before_name", prefix=before, suffix="")
+    if words.CALL_ID in closing:
+        before, behind = closing.split(words.CALL_ID, 1)
+        return prefix, suffix, CallId(position="after_arguments", prefix=before, suffix=behind)
+    return prefix, suffix, CallId()

@@ -1,0 +1,208 @@
+"""The frame around what the model writes: the assistant's header, the end of its turn, the generation prompt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from events.template import probe as words
+from events.template.difference import (
+    THOUGHT_WORD,
+    after,
+    between,
+    common_prefix,
+    common_prefix_of,
+    common_suffix,
+    is_marker,
+    segments,
+)
+from events.template.probe import Probe
+
+END_OF_SEQUENCE = "<|END-OF-SEQUENCE|>"  # stands for eos_token while a template is analysed
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """Texts of one template, each exactly as rendered.
+
+    opening: what stands between the user's words and the assistant's. message_start: the part of it that begins the
+    assistant's message. end: what follows the assistant's words, up to the next message. prompt: what the generation
+    prompt adds behind `opening`, by default and with each switch (see `prompts`). unconditional: the template adds
+    the generation prompt whether it is asked to or not. stops: the markers by which a turn is seen to end: those of
+    `end`, or of the next message's header where nothing else ends a turn (GLM).
+    """
+
+    opening: str = ""
+    message_start: str = ""
+    end: str = ""
+    prompt: str = ""
+    unconditional: bool = False
+    stops: tuple[str, ...] = ()
+
+    def written(self, text: str) -> str:
+        """The assistant's part of a rendering that ends with an assistant message, without header and end."""
+        tail = after(text, words.USER)
+        tail = tail[len(common_prefix(tail, self.opening)) :]
+        if self.unconditional and self.message_start and self.message_start in tail:
+            tail = tail[: tail.rfind(self.message_start)]
+        return without_end(tail, self.end)
+
+
+def without_end(text: str, end: str) -> str:
+    """The text without the end of the turn, however much of its whitespace the rendering kept."""
+    for candidate in (end, end.rstrip(), end.strip()):
+        if candidate.strip() and text.endswith(candidate):
+            return text[: -len(candidate)]
+    trimmed = text.rstrip()
+    if end.strip() and trimmed.endswith(end.strip()):
+        return trimmed[: -len(end.strip())]
+    return text
+
+
+def find_turn(probe: Probe, switches: list[dict[str, Any]]) -> Turn:
+    """Compare conversations that differ only in how the assistant's message comes about.
+
+    switches: settings of the template's variables to try as well, so that an opened or closed reasoning block is not
+    taken for part of the header.
+    """
+    plain = probe.render([words.user()])
+    if plain is None:
+        return Turn()
+    tail = after(plain, words.USER)
+    prompts = [text for text in (generation_prompt(probe, extra) for extra in ({}, *switches)) if text is not None]
+    default = prompts[0] if prompts else None
+    unconditional = default == "" and _header_repeats(probe, tail)
+    if unconditional:
+        prompts = [after(probe.render([words.user()], **extra) or plain, words.USER) for extra in ({}, *switches)]
+        user_end = ""
+    else:
+        user_end = common_prefix(tail, after(probe.render([words.user()], prompt=True) or plain, words.USER))
+    beginnings = [text[len(user_end) :] for text in _before_assistant(probe) if text.startswith(user_end)]
+    start = without_thought(common_prefix_of([*prompts, *beginnings]))
+    if unconditional:
+        user_end = _end_of_user(start)
+        start = start[len(user_end) :]
+    end = _end_of_turn(probe, start if unconditional else "")
+    return Turn(
+        opening=user_end + start,
+        message_start=start,
+        end=end,
+        prompt=(prompts[0] if prompts else "")[len(start) + (len(user_end) if unconditional else 0) :],
+        unconditional=unconditional,
+        stops=markers_of(end) or _next_headers(probe),
+    )
+
+
+def generation_prompt(probe: Probe, extra: dict[str, Any]) -> str | None:
+    """What `add_generation_prompt` adds, with the same variables otherwise; None if that does not render."""
+    without, with_prompt = probe.render([words.user()], **extra), probe.render([words.user()], prompt=True, **extra)
+    if without is None or with_prompt is None:
+        return None
+    return with_prompt[len(common_prefix(without, with_prompt)) :]
+
+
+def without_thought(header: str) -> str:
+    """A header ends before the first marker that speaks of thinking: that one belongs to the message."""
+    parts = segments(header)
+    for index, part in enumerate(parts):
+        if is_marker(part) and THOUGHT_WORD.search(part):
+            return "".join(parts[:index])
+    return header
+
+
+def _before_assistant(probe: Probe) -> list[str]:
+    """What stands between the user's words and the assistant's, for several kinds of assistant message."""
+    shape = probe.capabilities
+    first = words.call(words.FUNCTION, {words.ARGUMENT: words.VALUE}, style=shape.arguments)
+    conversations: list[tuple[list[dict[str, Any]], str]] = [
+        ([words.user(), words.assistant()], words.CONTENT),
+        ([words.user(), words.assistant(), words.user(words.USER_TWO)], words.CONTENT),
+    ]
+    if shape.tool_calls:
+        conversations.append(([words.user(), words.calling([first], shape.call_content)], words.FUNCTION))
+    if shape.reasoning_field:
+        thought = words.with_reasoning(words.assistant(), shape.reasoning_field)
+        conversations.append(([words.user(), thought], words.REASONING))
+    rendered = [(probe.render(messages), needle) for messages, needle in conversations]
+    found = [between(text[text.find(words.USER) :], words.USER, needle) for text, needle in rendered if text]
+    return [text for text in found if text is not None]
+
+
+def _header_repeats(probe: Probe, tail: str) -> bool:
+    """Whether a generation prompt is there although none was asked for: it also follows a finished answer."""
+    text = probe.render([words.user(), words.assistant()])
+    marks = [part for part in segments(tail) if is_marker(part)]
+    if text is None or words.CONTENT not in text or len(marks) < 2:
+        return False
+    behind = after(text, words.CONTENT)
+    return marks[-1] in behind and marks[-1] != marks[0]
+
+
+def _end_of_user(opening: str) -> str:
+    """The part of an unconditional opening that ends the user's message: its first marker and white space."""
+    parts = segments(opening)
+    for index, part in enumerate(parts[:-1]):
+        if is_marker(part):
+            rest = parts[index + 1]
+            return "".join(parts[: index + 1]) + ("" if rest.strip() else rest)
+    return ""
+
+
+def _end_of_turn(probe: Probe, repeated_header: str) -> str:
+    """What an answer and a call are both followed by; else what an answer is followed by."""
+    shape = probe.capabilities
+    last = probe.render([words.user(), words.assistant()])
+    middle = probe.render([words.user(), words.assistant(), words.user(words.USER_TWO)])
+    behind = between(middle, words.CONTENT, words.USER_TWO) if middle else None
+    end = _until(after(last, words.CONTENT) if last and words.CONTENT in last else "", repeated_header)
+    if not end.strip():
+        return _without_user_header(probe, behind) if behind and has_marker(behind) else end
+    if shape.tool_calls:
+        first = words.call(words.FUNCTION, {words.ARGUMENT: words.VALUE}, style=shape.arguments)
+        called = probe.render([words.user(), words.calling([first], shape.call_content)]) or ""
+        shared = common_suffix(end, _until(after(called, words.VALUE), repeated_header))
+        if has_marker(shared):
+            return shared
+    return common_prefix(end, behind) or end if behind else end
+
+
+def markers_of(*texts: str) -> tuple[str, ...]:
+    """The markers in the texts, each once and on its own; plain words are none, for they may also be said."""
+    parts = [part.strip() for text in texts for part in segments(text) if has_marker(part)]
+    return tuple(dict.fromkeys(parts))
+
+
+def _next_headers(probe: Probe) -> tuple[str, ...]:
+    """The first marker of a user's message behind an answer, and of a tool's result behind a call."""
+    shape = probe.capabilities
+    middle = probe.render([words.user(), words.assistant(), words.user(words.USER_TWO)]) or ""
+    found = [between(middle, words.CONTENT, words.USER_TWO) or ""]
+    if shape.tool_calls and shape.tool_role:
+        made = words.call(words.FUNCTION, {words.ARGUMENT: words.VALUE}, style=shape.arguments)
+        asked = [words.user(), words.calling([made], shape.call_content)]
+        unanswered, answered = (probe.render([*asked, *more]) for more in ((), (words.result(role=shape.tool_role),)))
+        if unanswered and answered and answered.startswith(unanswered):
+            found.append(answered[len(unanswered) :])
+    marks = [[part for part in segments(text) if is_marker(part)] for text in found]
+    return tuple(dict.fromkeys(parts[0] for parts in marks if parts))
+
+
+def _until(text: str, header: str) -> str:
+    return text[: text.find(header)] if header and header in text else text
+
+
+def has_marker(text: str) -> bool:
+    """Whether the text holds something that reads as a marker, and not only words."""
+    return any(is_marker(part) for part in segments(text)) or any(sign in text for sign in "<[|]")
+
+
+def _without_user_header(probe: Probe, behind: str) -> str:
+    """The end of a turn that is only written once another turn follows (Apriel)."""
+    first = probe.render([words.user()])
+    lead = segments(first[: first.find(words.USER)]) if first else []
+    parts = segments(behind)
+    while parts and lead and parts[-1] == lead[-1]:
+        parts.pop()
+        if is_marker(lead.pop()) and not any(is_marker(part) for part in parts[:-1]):
+            break
+    return "".join(parts)

@@ -1,0 +1,73 @@
+/** The page: its frame, its server, its errors. What happens inside a conversation is the workspace's. */
+
+import { useCallback, useEffect, useMemo, useState } from "react";
+import { createCore, explain, RUNTIME_URL, useKey } from "./kit/core";
+import { useServer } from "./kit/info";
+import { Kit, type KitError } from "./kit/provider";
+import { Replay } from "./replay/Replay";
+import { replayAddress } from "./replay/load";
+import { KeyDialog } from "./ui/KeyDialog";
+import { ToastList, useToasts } from "./ui/toasts";
+import { Workspace } from "./workspace";
+
+const TITLES: Record<string, string> = {
+  agent_run_error_event: "The run failed",
+  agent_run_failed: "The run failed",
+  agent_run_failed_event: "The run failed",
+  agent_connect_failed: "The conversation could not be restored",
+  runtime_info_fetch_failed: "The server does not answer",
+};
+/** What a person did on purpose is no error. */
+const WANTED = new Set(["cancelled", "STOPPED", "abort"]);
+
+export function App() {
+  const [core] = useState(createCore);
+  const toasts = useToasts();
+  const server = useServer();
+  const [failure, setFailure] = useState<string | null>(null);
+  const address = useMemo(() => replayAddress(location.search), []);
+  const { show } = toasts;
+
+  const onError = useCallback(
+    ({ error, code }: KitError) => {
+      if (WANTED.has((error as { code?: string }).code ?? "") || error.name === "AbortError" || /HTTP 401/.test(error.message)) return;
+      if (code === "runtime_info_fetch_failed") return; // the banner says so for as long as it lasts
+      const text = words(error);
+      show({ kind: "error", title: TITLES[code] ?? "Something went wrong", text });
+      if (code.startsWith("agent_run")) setFailure(text);
+    },
+    [show],
+  );
+
+  const { returns } = server;
+  useEffect(() => {
+    if (!returns) return;
+    show({ kind: "notice", title: "The server is back", text: "The conversation goes on where it was." });
+    core.setRuntimeUrl(undefined);
+    core.setRuntimeUrl(RUNTIME_URL);
+  }, [returns, core, show]);
+
+  const unlock = (key: string) => {
+    useKey(core, key);
+    core.setRuntimeUrl(undefined);
+    core.setRuntimeUrl(RUNTIME_URL);
+    server.ask();
+  };
+
+  return (
+    <Kit core={core} onError={onError}>
+      {address === null
+        ? <Workspace server={server} failure={failure} setFailure={setFailure} notify={show} />
+        : <Replay address={address} notify={show} />}
+      <ToastList toasts={toasts} />
+      {server.reach === "locked" && address === null && <KeyDialog onKey={unlock} />}
+    </Kit>
+  );
+}
+
+/** The server's own sentence if the error carries one, or what the browser says in words that a person knows. */
+function words(error: Error): string {
+  const said = explain(error.message);
+  if (said) return said;
+  return /failed to fetch|network ?error|load failed/i.test(error.message) ? "The connection to the server was lost." : error.message;
+}

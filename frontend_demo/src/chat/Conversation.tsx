@@ -1,0 +1,124 @@
+/** The middle of the page: messages that stay at the newest line unless the person scrolled away, and the composer. */
+
+import { useEffect, useLayoutEffect, useRef, useState, type ReactNode } from "react";
+import type { Conversation as Thread } from "../kit/conversation";
+import { Icon } from "../ui/icons";
+import { RunningContext } from "../tools/status";
+import { Composer } from "./Composer";
+import { Messages } from "./Messages";
+import { SUGGESTIONS, type Suggestion } from "./suggestions";
+
+interface Props {
+  thread: Thread;
+  modelName: string | null;
+  bundled: boolean;
+  blocked: string | null;
+  failure: string | null;
+  interrupt: ReactNode;
+  /** Tool calls that the interrupt asks about: its form shows them, so the conversation does not. */
+  asked?: ReadonlySet<string>;
+  readOnly?: boolean;
+  onSend: (text: string) => void;
+  onRetry: () => void;
+}
+
+const NEAR_BOTTOM = 80;
+const NOTHING_ASKED: ReadonlySet<string> = new Set();
+
+export function Conversation({ thread, modelName, bundled, blocked, failure, interrupt, asked = NOTHING_ASKED, readOnly = false, onSend, onRetry }: Props) {
+  const { messages } = thread.agent;
+  const scroller = useRef<HTMLDivElement>(null);
+  const pinned = useRef(true);
+  const [away, setAway] = useState(false);
+
+  const follow = () => {
+    const box = scroller.current;
+    if (box && pinned.current) box.scrollTop = box.scrollHeight;
+  };
+  useLayoutEffect(follow);
+  useEffect(() => {
+    const box = scroller.current?.firstElementChild;
+    if (!box) return;
+    const observer = new ResizeObserver(follow);
+    observer.observe(box);
+    return () => observer.disconnect();
+  }, []);
+
+  const scrolled = () => {
+    const box = scroller.current;
+    if (!box) return;
+    pinned.current = box.scrollHeight - box.scrollTop - box.clientHeight < NEAR_BOTTOM;
+    setAway(!pinned.current);
+  };
+  const toBottom = () => {
+    pinned.current = true;
+    setAway(false);
+    follow();
+  };
+  const send = (text: string) => {
+    toBottom();
+    onSend(text);
+  };
+  const visible = messages.filter((message) => message.role !== "system" && message.role !== "developer");
+  const fresh = visible.length === 0;
+
+  return (
+    <main className="conversation panel" aria-label="Conversation">
+      <div className="scroller" ref={scroller} onScroll={scrolled} tabIndex={0} role="region" aria-label="Conversation history">
+        <div className="messages" role="log" aria-label="Messages" aria-busy={thread.running}>
+          {fresh && !readOnly && thread.restored && <Empty modelName={modelName} bundled={bundled} disabled={blocked !== null} onPick={send} />}
+          <RunningContext value={thread.running}>
+            <Messages messages={visible} running={thread.running} asked={asked} onRetry={onRetry} />
+          </RunningContext>
+          {interrupt}
+          {failure && (
+            <div className="notice" role="status">
+              <span>{failure}</span>
+              <button className="button small" onClick={onRetry}><Icon name="retry" />Try again</button>
+            </div>
+          )}
+        </div>
+      </div>
+      {!readOnly && (
+        <div className="dock">
+          {away && <button className="to-bottom" aria-label="To the newest message" onClick={toBottom}><Icon name="down" /></button>}
+          {!fresh && !thread.running && !interrupt && <Chips onPick={send} />}
+          <Composer running={thread.running} disabled={blocked} onSend={send} onStop={thread.stop} />
+        </div>
+      )}
+    </main>
+  );
+}
+
+function Empty({ modelName, bundled, disabled, onPick }: { modelName: string | null; bundled: boolean; disabled: boolean; onPick: (text: string) => void }) {
+  return (
+    <div className="empty">
+      <h1>{bundled || !modelName ? "A model is running on this machine." : `${modelName} is running on this machine.`}</h1>
+      <p className="lead">
+        {bundled
+          ? "It is tiny and trained for this page, so keep questions small. What you see around it is the real thing: every token becomes an AG-UI event, and you can watch each one arrive."
+          : "Ask it anything. Every token becomes an AG-UI event, and you can watch each one arrive."}
+      </p>
+      <ul className="suggestions" aria-label="Suggestions">
+        {SUGGESTIONS.map((suggestion) => <li key={suggestion.title}><Card suggestion={suggestion} disabled={disabled} onPick={onPick} /></li>)}
+      </ul>
+    </div>
+  );
+}
+
+function Card({ suggestion, disabled, onPick }: { suggestion: Suggestion; disabled: boolean; onPick: (text: string) => void }) {
+  return (
+    <button className="suggestion" disabled={disabled} onClick={() => onPick(suggestion.prompt)}>
+      <Icon name={suggestion.icon} />
+      <span><b>{suggestion.title}</b><small>{suggestion.about}</small></span>
+    </button>
+  );
+}
+
+function Chips({ onPick }: { onPick: (text: string) => void }) {
+  return (
+    <ul className="chips" aria-label="Suggestions">
+      {SUGGESTIONS.map(({ title, prompt }) => <li key={title}><button onClick={() => onPick(prompt)}>{title}</button></li>)}
+    </ul>
+  );
+}

@@ -1,0 +1,113 @@
+/** The conversation's messages, in order, each in the form that its role asks for. */
+
+import type { ActivityMessage, AssistantMessage, Message, ToolMessage } from "@ag-ui/core";
+import { useRenderToolCall } from "@copilotkit/react-core/v2/headless";
+import { memo } from "react";
+import { Copy } from "../ui/copy";
+import { Icon } from "../ui/icons";
+import { Markdown } from "./Markdown";
+import { Reasoning } from "./Reasoning";
+
+interface Props {
+  messages: readonly Message[];
+  running: boolean;
+  /** Tool calls that wait for a person elsewhere on the page. */
+  asked: ReadonlySet<string>;
+  onRetry: () => void;
+}
+
+export function Messages({ messages, running, asked, onRetry }: Props) {
+  const last = messages.at(-1);
+  const answered = messages.findLast((message) => message.role === "assistant" && plainText(message.content));
+  return (
+    <>
+      {messages.map((message) => (
+        <One key={message.id} message={message} messages={messages} asked={asked} streaming={running && message === last}
+          onRetry={!running && message === answered ? onRetry : undefined} />
+      ))}
+      {running && isWaiting(last) && <Waiting />}
+    </>
+  );
+}
+
+interface OneProps<Kind = Message> {
+  message: Kind;
+  messages: readonly Message[];
+  asked: ReadonlySet<string>;
+  streaming: boolean;
+  onRetry?: (() => void) | undefined;
+}
+
+function One({ message, messages, asked, streaming, onRetry }: OneProps) {
+  switch (message.role) {
+    case "user":
+      return <div className="message user" data-role="user">{plainText(message.content)}</div>;
+    case "reasoning":
+      return <Reasoning text={message.content} thinking={streaming} />;
+    case "assistant":
+      return <Assistant message={message} messages={messages} asked={asked} streaming={streaming} onRetry={onRetry} />;
+    case "activity":
+      return <Activity message={message} />;
+    default:
+      return null;
+  }
+}
+
+function Assistant({ message, messages, asked, streaming, onRetry }: OneProps<AssistantMessage>) {
+  const renderToolCall = useRenderToolCall();
+  const text = plainText(message.content);
+  return (
+    <>
+      {text && (
+        <div className={`message assistant ${streaming ? "streaming" : ""}`} data-role="assistant">
+          <Markdown text={text} />
+          {!streaming && (
+            <div className="message-actions">
+              <Copy text={text} label="Copy answer" />
+              {onRetry && (
+                <button className="icon-button small" aria-label="Try again" title="Try again" onClick={onRetry}><Icon name="retry" /></button>
+              )}
+            </div>
+          )}
+        </div>
+      )}
+      {message.toolCalls?.filter((call) => !asked.has(call.id)).map((toolCall) => {
+        const toolMessage = messages.find((other): other is ToolMessage => other.role === "tool" && other.toolCallId === toolCall.id);
+        return <div key={toolCall.id} className="message" data-tool={toolCall.function.name}>{renderToolCall({ toolCall, ...(toolMessage ? { toolMessage } : {}) } as Parameters<typeof renderToolCall>[0])}</div>;
+      })}
+    </>
+  );
+}
+
+const Activity = memo(function Activity({ message }: { message: ActivityMessage }) {
+  const words = message.activityType.replaceAll(/[_-]+/g, " ").toLowerCase();
+  return (
+    <section className="activity" aria-label={words}>
+      <h3>{words}</h3>
+      <dl className="arguments">
+        {Object.entries(message.content).map(([name, value]) => (
+          <div key={name} style={{ display: "contents" }}>
+            <dt>{name}</dt>
+            <dd>{typeof value === "string" ? value : JSON.stringify(value)}</dd>
+          </div>
+        ))}
+      </dl>
+    </section>
+  );
+});
+
+function Waiting() {
+  return <div className="waiting" role="status" aria-label="Waiting for the model"><i /><i /><i /></div>;
+}
+
+/** Nothing of the answer to the last message is to be seen yet. */
+function isWaiting(last: Message | undefined): boolean {
+  return last?.role === "user" || last?.role === "tool";
+}
+
+/** The text of a message's content, which is a string or a list of parts. */
+export function plainText(content: unknown): string {
+  if (typeof content === "string") return content;
+  if (!Array.isArray(content)) return "";
+  return content.map((part: { type?: string; text?: string }) => (part.type === "text" ? (part.text ?? "") : "")).join("");
+}

@@ -1,0 +1,56 @@
+/** One thread of one agent: restoring it, sending, stopping, trying again. */
+
+import { randomUUID, type AbstractAgent } from "@ag-ui/client";
+import { useAgent, useCopilotKit } from "@copilotkit/react-core/v2/headless";
+import { useCallback, useEffect, useState } from "react";
+
+export interface Conversation {
+  agent: AbstractAgent;
+  /** The runtime has answered and knows this agent. */
+  ready: boolean;
+  /** The thread's history has been asked for and has arrived (or there was none). */
+  restored: boolean;
+  /** A run is going on, including one that a reload joined. */
+  running: boolean;
+  send: (text: string) => void;
+  stop: () => void;
+  retry: () => void;
+}
+
+export function useConversation(agentId: string, threadId: string, reconnections: number): Conversation {
+  const { copilotkit } = useCopilotKit();
+  const { agent, isReady } = useAgent({ agentId });
+  const [restored, setRestored] = useState("");
+
+  useEffect(() => {
+    agent.threadId = threadId;
+    if (!isReady) return;
+    let current = true;
+    void copilotkit.connectAgent({ agent }).finally(() => current && setRestored(threadId));
+    return () => {
+      current = false;
+      void agent.detachActiveRun().catch(() => undefined);
+    };
+  }, [copilotkit, agent, isReady, threadId, reconnections]);
+
+  const run = useCallback(() => void copilotkit.runAgent({ agent }), [copilotkit, agent]);
+
+  const send = useCallback(
+    (text: string) => {
+      agent.addMessage({ id: randomUUID(), role: "user", content: text });
+      run();
+    },
+    [agent, run],
+  );
+
+  const retry = useCallback(() => {
+    const last = agent.messages.findLastIndex((message) => message.role === "user");
+    if (last < 0) return;
+    agent.setMessages(agent.messages.slice(0, last + 1));
+    run();
+  }, [agent, run]);
+
+  const stop = useCallback(() => copilotkit.stopAgent({ agent }), [copilotkit, agent]);
+
+  return { agent, ready: isReady, restored: restored === threadId, running: agent.isRunning, send, stop, retry };
+}

@@ -1,0 +1,41 @@
+/** Pause, resume and temperature: they act on the generation that is running now. */
+
+import { useEffect, useState } from "react";
+import { Icon } from "../ui/icons";
+
+export interface RunControls {
+  temperature: number;
+  onTemperature: (value: number) => void;
+  /** Resolves once the server has accepted the change. */
+  onPause: (paused: boolean) => Promise<void>;
+}
+
+const SETTLE_MS = 120;
+
+export function Controls({ controls, live, onSave }: { controls: RunControls; live: boolean; onSave: (() => void) | null }) {
+  const [paused, setPaused] = useState(false);
+  const [value, setValue] = useState(controls.temperature);
+  useEffect(() => {
+    if (!live) setPaused(false);
+  }, [live]);
+
+  const { onTemperature, temperature } = controls;
+  useEffect(() => {
+    if (value === temperature) return;
+    const timer = setTimeout(() => onTemperature(value), SETTLE_MS);
+    return () => clearTimeout(timer);
+  }, [value, temperature, onTemperature]);
+
+  const toggle = () => void controls.onPause(!paused).then(() => setPaused(!paused)).catch(() => undefined);
+  return (
+    <div className="controls">
+      <button className="button small" disabled={!live} onClick={toggle}><Icon name={paused ? "play" : "pause"} />{paused ? "Resume" : "Pause"}</button>
+      <label className="temperature" title="Acts on the running generation from its next token on">
+        Temperature
+        <input type="range" min={0} max={2} step={0.05} value={value} onChange={(event) => setValue(Number(event.target.value))} />
+        <output>{value.toFixed(2)}</output>
+      </label>
+      <button className="icon-button small" disabled={!onSave} aria-label="Save the event log" title="Save the event log" onClick={() => onSave?.()}><Icon name="download" /></button>
+    </div>
+  );
+}

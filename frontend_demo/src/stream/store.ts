@@ -1,0 +1,102 @@
+/** Follows the running generation on two wires over one connection, and tells React once a frame. */
+
+import { useSyncExternalStore } from "react";
+import { ask, ServerError } from "../kit/core";
+import type { AgEvent } from "./describe";
+import { frames, type Frame } from "./sse";
+import { addChunk, addEvent, empty, type Recording } from "./record";
+
+export interface View {
+  recording: Recording;
+  /** Grows with every change: the recording itself is appended to in place. */
+  version: number;
+  /** Why there is nothing to see, for a person. */
+  trouble: string | null;
+}
+
+const GRACE_MS = 60;
+
+export class StreamStore {
+  #view: View = { recording: empty(), version: 0, trouble: null };
+  #listeners = new Set<() => void>();
+  #scheduled = false;
+  #stop: AbortController | null = null;
+  #asked = 0;
+
+  subscribe = (listener: () => void): (() => void) => {
+    this.#listeners.add(listener);
+    return () => this.#listeners.delete(listener);
+  };
+
+  view = (): View => this.#view;
+
+  /** A person has just asked: the time to the first token counts from here. */
+  asked(): void {
+    this.#asked = performance.now();
+  }
+
+  /** Follow this run from its first event. The short grace lets a replay of a run that is over pass by unfollowed. */
+  follow(runId: string, isStillRunning: () => boolean): void {
+    this.#stop?.abort();
+    const stop = new AbortController();
+    this.#stop = stop;
+    const recent = performance.now() - this.#asked < 30_000 && this.#asked > 0;
+    const began = recent ? this.#asked : 0;
+    const wait = recent ? 0 : GRACE_MS;
+    this.#asked = 0;
+    setTimeout(() => {
+      if (!stop.signal.aborted && isStillRunning()) void this.#read(runId, began, stop.signal);
+    }, wait);
+  }
+
+  show(recording: Recording): void {
+    this.#stop?.abort();
+    this.#change({ recording, trouble: null });
+  }
+
+  clear(): void {
+    this.show(empty());
+  }
+
+  touch(): void {
+    this.#change({});
+  }
+
+  async #read(runId: string, began: number, signal: AbortSignal): Promise<void> {
+    const recording = empty(runId, began);
+    this.#change({ recording, trouble: null });
+    try {
+      const response = await ask(`demo/runs/${encodeURIComponent(runId)}/wires?wire=agui&wire=openai`, { signal });
+      if (!response.body) return;
+      for await (const frame of frames(response.body)) this.#add(recording, frame);
+    } catch (error) {
+      if (!signal.aborted) this.#change({ trouble: trouble(error) });
+    }
+  }
+
+  #add(recording: Recording, frame: Frame): void {
+    const sequence = Number(frame.id);
+    if (frame.event === "agui") addEvent(recording, sequence, JSON.parse(frame.data) as AgEvent, performance.now());
+    else addChunk(recording, sequence, frame.data);
+    if (this.#view.recording === recording) this.#change({});
+  }
+
+  #change(part: Partial<View>): void {
+    this.#view = { ...this.#view, ...part, version: this.#view.version + 1 };
+    if (this.#scheduled) return;
+    this.#scheduled = true;
+    requestAnimationFrame(() => {
+      this.#scheduled = false;
+      for (const listener of this.#listeners) listener();
+    });
+  }
+}
+
+function trouble(error: unknown): string {
+  if (error instanceof ServerError) return error.message;
+  return "The connection to the stream was lost.";
+}
+
+export function useStream(store: StreamStore): View {
+  return useSyncExternalStore(store.subscribe, store.view);
+}

@@ -1,0 +1,81 @@
+/** Earlier conversations, newest first: open, rename, delete. */
+
+import { useState } from "react";
+import { Icon } from "../ui/icons";
+import type { ThreadEntry } from "./api";
+
+interface Props {
+  threads: ThreadEntry[] | null;
+  current: string;
+  onNew: () => void;
+  onOpen: (id: string) => void;
+  onRename: (id: string, name: string) => void;
+  onDelete: (id: string) => void;
+}
+
+const UNTITLED = "New conversation";
+
+export function Threads({ threads, current, onNew, onOpen, onRename, onDelete }: Props) {
+  const [editing, setEditing] = useState<string | null>(null);
+  return (
+    <nav className="threads panel" aria-label="Conversations">
+      <header>
+        <h2>Conversations</h2>
+        <button className="icon-button small" aria-label="New conversation" title="New conversation" onClick={onNew}><Icon name="plus" /></button>
+      </header>
+      {threads?.length === 0 && <p className="nothing">What you ask is kept here, and is still here after a reload.</p>}
+      <ul className="thread-list">
+        {threads?.map((thread) => (
+          <li key={thread.id} className="thread" data-current={thread.id === current}>
+            {editing === thread.id
+              ? <Rename name={thread.name ?? ""} onDone={(name) => { setEditing(null); if (name) onRename(thread.id, name); }} />
+              : <Entry thread={thread} current={thread.id === current} onOpen={onOpen} onEdit={setEditing} onDelete={onDelete} />}
+          </li>
+        ))}
+      </ul>
+    </nav>
+  );
+}
+
+interface EntryProps {
+  thread: ThreadEntry;
+  current: boolean;
+  onOpen: (id: string) => void;
+  onEdit: (id: string) => void;
+  onDelete: (id: string) => void;
+}
+
+function Entry({ thread, current, onOpen, onEdit, onDelete }: EntryProps) {
+  const title = thread.name || UNTITLED;
+  return (
+    <>
+      <button className="open" aria-current={current ? "page" : undefined} onClick={() => onOpen(thread.id)}>
+        <span className="title">{title}</span>
+        <span className="when">{ago(thread.updatedAt)}</span>
+      </button>
+      <span className="actions">
+        <button className="icon-button small" aria-label={`Rename ${title}`} title="Rename" onClick={() => onEdit(thread.id)}><Icon name="pencil" /></button>
+        <button className="icon-button small" aria-label={`Delete ${title}`} title="Delete" onClick={() => onDelete(thread.id)}><Icon name="trash" /></button>
+      </span>
+    </>
+  );
+}
+
+function Rename({ name, onDone }: { name: string; onDone: (name: string | null) => void }) {
+  const [text, setText] = useState(name);
+  return (
+    <form style={{ flex: 1 }} onSubmit={(event) => { event.preventDefault(); onDone(text.trim()); }}>
+      <input className="field" aria-label="Name of the conversation" autoFocus value={text} onChange={(event) => setText(event.target.value)}
+        onBlur={() => onDone(text.trim())} onKeyDown={(event) => event.key === "Escape" && onDone(null)} style={{ width: "calc(100% - 8px)" }} />
+    </form>
+  );
+}
+
+const UNITS: readonly [Intl.RelativeTimeFormatUnit, number][] = [["day", 86_400], ["hour", 3_600], ["minute", 60]];
+
+export function ago(iso: string, now = Date.now()): string {
+  const seconds = (Date.parse(iso) - now) / 1000;
+  const words = new Intl.RelativeTimeFormat("en", { numeric: "auto" });
+  for (const [unit, size] of UNITS) if (Math.abs(seconds) >= size) return words.format(Math.round(seconds / size), unit);
+  return "just now";
+}

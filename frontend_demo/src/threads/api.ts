@@ -1,0 +1,21 @@
+import { ask } from "../kit/core";
+
+export interface ThreadEntry {
+  id: string;
+  name: string | null;
+  agentId: string;
+  updatedAt: string;
+}
+
+export async function listThreads(agentId: string): Promise<ThreadEntry[]> {
+  const response = await ask(`copilotkit/threads?agentId=${encodeURIComponent(agentId)}&limit=100`);
+  return ((await response.json()) as { threads: ThreadEntry[] }).threads;
+}
+
+export async function renameThread(id: string, agentId: string, name: string): Promise<void> {
+  await ask(`copilotkit/threads/${encodeURIComponent(id)}`, { method: "PATCH", body: JSON.stringify({ name, agentId }) });
+}
+
+export async function deleteThread(id: string, agentId: string): Promise<void> {
+  await ask(`copilotkit/threads/${encodeURIComponent(id)}`, { method: "DELETE", body: JSON.stringify({ agentId }) });
+}

@@ -1,0 +1,91 @@
+/** A run that waits for a person: approve a tool call (with edited arguments), or answer what was asked. */
+
+import type { Interrupt, Message } from "@ag-ui/client";
+import { useState } from "react";
+import { Icon } from "../ui/icons";
+import { Form, type Schema, type Values } from "./form";
+import { titleOf } from "./status";
+
+interface Props {
+  interrupt: Interrupt;
+  call: { name: string; args: Values } | null;
+  resolve: (payload: unknown) => unknown;
+  cancel: () => unknown;
+}
+
+/** The tool call that an interrupt asks about, with its arguments; null when it asks about something else. */
+export function callOf(interrupt: Interrupt, messages: readonly Message[]): Props["call"] {
+  for (const message of messages) {
+    if (message.role !== "assistant") continue;
+    const call = message.toolCalls?.find((candidate) => candidate.id === interrupt.toolCallId);
+    if (call) return { name: call.function.name, args: parsed(call.function.arguments) };
+  }
+  return null;
+}
+
+function parsed(text: string): Values {
+  try {
+    const value: unknown = JSON.parse(text);
+    return typeof value === "object" && value !== null ? (value as Values) : {};
+  } catch {
+    return {};
+  }
+}
+
+export function Approval({ interrupt, call, resolve, cancel }: Props) {
+  const asksApproval = call !== null || hasApproved(interrupt.responseSchema);
+  const [values, setValues] = useState<Values>(() => (asksApproval ? (call?.args ?? {}) : {}));
+  const [edited, setEdited] = useState<{ [name: string]: { text: string; wrong: boolean } }>({});
+  const [sent, setSent] = useState(false);
+  const wrong = Object.values(edited).some((field) => field.wrong);
+  const changed = asksApproval && JSON.stringify(values) !== JSON.stringify(call?.args ?? {});
+
+  const answer = (run: () => unknown) => {
+    setSent(true);
+    void Promise.resolve(run()).catch(() => setSent(false));
+  };
+  const approve = () => resolve(changed ? { approved: true, editedArgs: values } : { approved: true });
+
+  return (
+    <section className="tool approval" aria-label="The model waits for you">
+      <div className="head">
+        <Icon name={call ? "tool" : "question"} className="kind" />
+        <span className="question">{interrupt.message ?? (call ? `${titleOf(call.name)}?` : "The model asks")}</span>
+      </div>
+      <div className="body">
+        {asksApproval
+          ? call && <Form values={values} edited={edited} onChange={(name, value) => setValues((now) => ({ ...now, [name]: value }))} onText={(name, text, bad) => setEdited((now) => ({ ...now, [name]: { text, wrong: bad } }))} />
+          : <Question schema={interrupt.responseSchema as Schema | undefined} values={values} onChange={(name, value) => setValues((now) => ({ ...now, [name]: value }))} />}
+        <div className="choices">
+          {asksApproval ? (
+            <>
+              <button className="button primary" disabled={sent || wrong} onClick={() => answer(approve)}>{changed ? "Approve with changes" : "Approve"}</button>
+              <button className="button danger" disabled={sent} onClick={() => answer(() => resolve({ approved: false }))}>Deny</button>
+            </>
+          ) : (
+            <>
+              <button className="button primary" disabled={sent} onClick={() => answer(() => resolve(payloadOf(values, interrupt.responseSchema)))}>Answer</button>
+              <button className="button" disabled={sent} onClick={() => answer(cancel)}>Cancel</button>
+            </>
+          )}
+          {wrong && <span className="note">One field is not valid JSON.</span>}
+        </div>
+      </div>
+    </section>
+  );
+}
+
+function Question({ schema, values, onChange }: { schema: Schema | undefined; values: Values; onChange: (name: string, value: unknown) => void }) {
+  const shape = schema?.type === "object" ? schema : { properties: { answer: schema ?? { type: "string", title: "Your answer" } } };
+  return <Form values={values} schema={shape} edited={{}} onChange={onChange} onText={() => undefined} />;
+}
+
+/** An object answers an object's schema; anything else answers with the one value. */
+export function payloadOf(values: Values, schema: unknown): unknown {
+  return (schema as Schema | undefined)?.type === "object" ? values : values.answer;
+}
+
+function hasApproved(schema: unknown): boolean {
+  const properties = (schema as { properties?: Record<string, unknown> } | undefined)?.properties;
+  return properties !== undefined && "approved" in properties;
+}

@@ -1,0 +1,189 @@
+/** One conversation and everything around it. */
+
+import { useCopilotKit, useInterrupt } from "@copilotkit/react-core/v2/headless";
+import { randomUUID, type AbstractAgent, type Interrupt } from "@ag-ui/client";
+import { useCallback, useEffect, useMemo, useRef, useState, type ReactNode } from "react";
+import { Conversation } from "./chat/Conversation";
+import { useConversation } from "./kit/conversation";
+import { ask } from "./kit/core";
+import type { Server } from "./kit/info";
+import { DocumentPanel } from "./panel/DocumentPanel";
+import { Inspector, type Tab } from "./panel/Inspector";
+import { ModelPanel } from "./panel/ModelPanel";
+import { StatePanel } from "./panel/StatePanel";
+import { StreamPanel } from "./panel/StreamPanel";
+import { usePredicted } from "./panel/usePredicted";
+import { StreamStore, useStream } from "./stream/store";
+import { readPlace, writePlace, type Place } from "./threads/place";
+import { Threads } from "./threads/Threads";
+import { useThreadList } from "./threads/useThreadList";
+import { Approval, callOf } from "./tools/Approval";
+import { usePageTools } from "./tools/register";
+import { textOn, useTheme } from "./ui/theme";
+import type { Toasts } from "./ui/toasts";
+import { TopBar } from "./ui/TopBar";
+
+interface Props {
+  server: Server;
+  failure: string | null;
+  setFailure: (text: string | null) => void;
+  notify: Toasts["show"];
+}
+
+const WIDE = "(min-width: 1181px)";
+const MEDIUM = "(min-width: 861px)";
+const DEFAULT_TEMPERATURE = 0;
+
+export function Workspace({ server, failure, setFailure, notify }: Props) {
+  const { copilotkit } = useCopilotKit();
+  const [place, setPlace] = usePlace();
+  const [theme, toggleTheme] = useTheme();
+  const [threadsOpen, setThreadsOpen] = useState(() => matchMedia(WIDE).matches);
+  const [inspectorOpen, setInspectorOpen] = useState(() => matchMedia(MEDIUM).matches);
+  const [tab, setTab] = useState<Tab>("stream");
+  const [fresh, setFresh] = useState<ReadonlySet<Tab>>(new Set());
+  const [store] = useState(() => new StreamStore());
+  const [temperature, setTemperature] = useState(DEFAULT_TEMPERATURE);
+
+  const agentId = copilotkit.runtimeConnectionStatus !== "connected" || copilotkit.agents[place.agentId] ? place.agentId : "default";
+  const thread = useConversation(agentId, place.threadId, server.returns);
+  const { agent } = thread;
+  const view = useStream(store);
+
+  const open = useCallback((next: Tab) => {
+    setTab(next);
+    setInspectorOpen(true);
+    setFresh((now) => new Set([...now].filter((name) => name !== next)));
+  }, []);
+  const openDocument = useCallback(() => open("document"), [open]);
+  const documentBegins = useCallback(() => (matchMedia(MEDIUM).matches ? open("document") : setFresh((now) => new Set(now).add("document"))), [open]);
+  const paint = useCallback((background: string) => {
+    document.documentElement.style.setProperty("--page-background", background);
+    document.documentElement.style.setProperty("--page-text", textOn(background));
+  }, []);
+  usePageTools({ paint, openDocument });
+  const predicted = usePredicted(agent, documentBegins);
+  const threads = useThreadList(agentId, agent, server.reach === "reached", notify);
+
+  useEffect(() => {
+    const subscription = agent.subscribe({
+      onRunInitialized: () => setFailure(null),
+      onRunStartedEvent: ({ event }) => store.follow(event.runId, () => agent.isRunning),
+      onStateChanged: ({ state }) => {
+        if (Object.keys((state as object | null) ?? {}).length) setFresh((now) => new Set(now).add("state"));
+      },
+    });
+    return () => subscription.unsubscribe();
+  }, [agent, store, setFailure]);
+
+  const [interrupt, asked] = useApproval(agentId, agent, store);
+
+  const go = (next: Place) => {
+    setFailure(null);
+    store.clear();
+    setPlace(next);
+    if (!matchMedia(WIDE).matches) setThreadsOpen(false);
+  };
+  const send = (text: string) => {
+    store.asked();
+    history.replaceState(null, "", writePlace({ agentId, threadId: place.threadId }));
+    thread.send(text);
+  };
+  const retry = () => {
+    store.asked();
+    setFailure(null);
+    thread.retry();
+  };
+
+  const { runId } = view.recording;
+  const controls = useMemo(() => ({
+    temperature,
+    onTemperature: (value: number) => {
+      setTemperature(value);
+      copilotkit.setProperties({ temperature: value });
+      if (agent.isRunning && runId) void act(runId, "modify", { temperature: value }).catch((error: Error) => notify({ kind: "error", title: "The temperature was not changed", text: error.message }));
+    },
+    onPause: (paused: boolean) => act(runId, paused ? "pause" : "resume").catch((error: Error) => {
+      notify({ kind: "error", title: "Not possible now", text: error.message });
+      throw error;
+    }),
+  }), [temperature, copilotkit, agent, runId, notify]);
+
+  const state = { ...(agent.state as Record<string, unknown> | null), ...predicted.values };
+  const edit = (next: unknown) => agent.setState(next as Record<string, unknown>);
+  const model = server.info?.server;
+  const agents = Object.entries(server.info?.agents ?? {}).map(([id, one]) => ({ id, name: one.name || id }));
+
+  return (
+    <div className="app" data-threads={threadsOpen ? "open" : "closed"} data-inspector={inspectorOpen ? "open" : "closed"}>
+      <TopBar theme={theme} onTheme={toggleTheme} threadsOpen={threadsOpen} onThreads={() => setThreadsOpen(!threadsOpen)} inspectorOpen={inspectorOpen}
+        onInspector={() => setInspectorOpen(!inspectorOpen)} onModel={() => open("model")} onNew={() => go({ agentId, threadId: randomUUID() })}
+        reach={server.reach} model={model} agents={agents} agentId={agentId} onAgent={(id) => go({ agentId: id, threadId: randomUUID() })} />
+      <div className="columns">
+        {threadsOpen && <button className="scrim for-threads" aria-label="Close the conversations" onClick={() => setThreadsOpen(false)} />}
+        <Threads threads={threads.list} current={place.threadId} onNew={() => go({ agentId, threadId: randomUUID() })} onOpen={(threadId) => go({ agentId, threadId })}
+          onRename={threads.rename} onDelete={(id) => { threads.remove(id); if (id === place.threadId) go({ agentId, threadId: randomUUID() }); }} />
+        <Conversation thread={thread} modelName={model?.model ?? null} bundled={model?.bundled ?? false} blocked={blockedBy(server, thread.ready)}
+          failure={failure} interrupt={interrupt} asked={asked} onSend={send} onRetry={retry} />
+        {inspectorOpen && <button className="scrim for-inspector" aria-label="Close the inspector" onClick={() => setInspectorOpen(false)} />}
+        {inspectorOpen && (
+          <Inspector tab={tab} fresh={fresh} onTab={open} onClose={() => setInspectorOpen(false)}>
+            {tab === "stream" && <StreamPanel view={view} controls={controls} />}
+            {tab === "state" && <StatePanel state={state} running={thread.running} onApply={edit} />}
+            {tab === "document" && <DocumentPanel text={text(state.document)} writing={predicted.writing} onEdit={(document) => edit({ ...state, document })} />}
+            {tab === "model" && <ModelPanel info={server.info} />}
+          </Inspector>
+        )}
+      </div>
+    </div>
+  );
+}
+
+/** The forms for what the run waits for, and the tool calls that they are about. */
+function useApproval(agentId: string, agent: AbstractAgent, store: StreamStore): [ReactNode, ReadonlySet<string>] {
+  const open = useRef<readonly Interrupt[]>([]);
+  const element = useInterrupt({
+    agentId,
+    renderInChat: false,
+    render: ({ interrupt, interrupts, resolve, cancel }) => {
+      open.current = interrupts.length ? interrupts : interrupt ? [interrupt] : [];
+      const answer = (payload: unknown, id: string) => {
+        store.asked();
+        return resolve(payload, id);
+      };
+      return <>{open.current.map((one) => <Approval key={one.id} interrupt={one} call={callOf(one, agent.messages)} resolve={(payload) => answer(payload, one.id)} cancel={() => cancel(one.id)} />)}</>;
+    },
+  });
+  const asked = useMemo(() => new Set(element ? open.current.flatMap((one) => one.toolCallId ?? []) : []), [element]);
+  return [element ?? null, asked];
+}
+
+async function act(runId: string, action: string, body?: unknown): Promise<void> {
+  await ask(`agui/runs/${encodeURIComponent(runId)}/${action}`, { method: "POST", body: JSON.stringify(body ?? {}) });
+}
+
+/** Why nothing can be sent just now, as the composer's placeholder; null when it can. */
+export function blockedBy(server: Server, ready: boolean): string | null {
+  if (server.reach === "gone") return "The server does not answer. Trying again";
+  if (server.reach === "locked") return "This server asks for an API key";
+  const model = server.info?.server;
+  if (model?.state === "failed") return model.message || "The model could not be loaded";
+  if (model && model.state !== "ready" && model.state !== "degraded") return `The model is loading${model.progress ? ` (${Math.round(model.progress * 100)} %)` : ""}`;
+  return ready ? null : "Connecting";
+}
+
+const text = (value: unknown): string => (typeof value === "string" ? value : "");
+
+function usePlace(): [Place, (place: Place) => void] {
+  const [place, setPlace] = useState(() => readPlace(location.hash));
+  useEffect(() => {
+    const follow = () => setPlace(readPlace(location.hash));
+    window.addEventListener("popstate", follow);
+    return () => window.removeEventListener("popstate", follow);
+  }, []);
+  const go = useCallback((next: Place) => {
+    history.pushState(null, "", writePlace(next));
+    setPlace(next);
+  }, []);
+  return [place, go];
+}

@@ -1,0 +1,3 @@
+from tests.conformance.node import node_clients
+
+__all__ = ["node_clients"]

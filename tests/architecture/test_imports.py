@@ -1,0 +1,74 @@
+"""Imports point one way, and the pure packages stay pure."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ALLOWED = {
+    "events": {"events"},
+    "adapters": {"events", "adapters"},
+    "agent_server": {"events", "adapters", "agent_server"},
+}
+OURS = set(ALLOWED) | {"tests", "benchmarks", "training", "examples"}
+IMPURE = {
+    "asyncio", "anyio", "torch", "transformers", "fastapi", "starlette", "uvicorn", "httpx", "sqlalchemy",
+    "threading", "multiprocessing", "socket", "subprocess", "time", "random", "secrets", "uuid", "requests",
+}  # fmt: skip
+
+
+def modules(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def imported(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names.add(node.module)
+    return names
+
+
+@pytest.mark.parametrize("package", ALLOWED)
+def test_imports_point_one_way(package: str):
+    wrong = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in modules(package)
+        for name in imported(path)
+        if name.split(".")[0] in OURS - ALLOWED[package]
+    }
+    assert not wrong
+
+
+@pytest.mark.parametrize("package", ["events", "adapters"])
+def test_pure_packages_do_no_io_and_read_no_clock(package: str):
+    wrong = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in modules(package)
+        for name in imported(path)
+        if name.split(".")[0] in IMPURE
+    }
+    assert not wrong
+
+
+def test_a_clock_hidden_behind_datetime_is_found_too():
+    readers = {"now", "today", "utcnow"}
+    calls = {
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for package in ("events", "adapters")
+        for path in modules(package)
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in readers
+        and ast.unparse(node.func.value) in {"datetime", "datetime.datetime", "date", "datetime.date"}
+    }
+    assert not calls
+
+
+def test_the_scheduler_knows_no_torch():
+    path = ROOT / "agent_server" / "generation" / "scheduler.py"
+    assert not {name for name in imported(path) if name.split(".")[0] in {"torch", "transformers"}}
