@@ -10,7 +10,7 @@ from starlette.routing import BaseRoute
 if TYPE_CHECKING:
     from agent_server.server import Server
 
-MODULES = ("operations", "agui", "openai")
+MODULES = ("operations", "agui", "openai", "copilotkit", "demo")
 
 
 def all_routes(server: Server) -> list[BaseRoute]:

@@ -14,7 +14,7 @@ import { StatePanel } from "./panel/StatePanel";
 import { StreamPanel } from "./panel/StreamPanel";
 import { usePredicted } from "./panel/usePredicted";
 import { StreamStore, useStream } from "./stream/store";
-import { readPlace, writePlace, type Place } from "./threads/place";
+import { chooseAgent, readPlace, writePlace, type Place } from "./threads/place";
 import { Threads } from "./threads/Threads";
 import { useThreadList } from "./threads/useThreadList";
 import { Approval, callOf } from "./tools/Approval";
@@ -45,7 +45,7 @@ export function Workspace({ server, failure, setFailure, notify }: Props) {
   const [store] = useState(() => new StreamStore());
   const [temperature, setTemperature] = useState(DEFAULT_TEMPERATURE);
 
-  const agentId = copilotkit.runtimeConnectionStatus !== "connected" || copilotkit.agents[place.agentId] ? place.agentId : "default";
+  const agentId = chooseAgent(place.agentId, Object.keys(copilotkit.agents));
   const thread = useConversation(agentId, place.threadId, server.returns);
   const { agent } = thread;
   const view = useStream(store);
