@@ -46,6 +46,8 @@ from events.vocabulary import (
     ToolCallStart,
 )
 
+__all__ = ["Answer", "Call", "Folder", "fold", "to_dicts", "to_models"]
+
 _MESSAGES: TypeAdapter[list[Any]] = TypeAdapter(list[Message])
 
 

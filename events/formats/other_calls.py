@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from events.formats.output_format import Arguments, Channels, Content, OutputFormat, Route, Tools
+from events.formats.output_format import Arguments, Channels, Content, JsonKeys, OutputFormat, Route, Tools
 from events.formats.reasoning import REASONING
 
 _PYTHON = Arguments(style="python", end=")")
@@ -71,11 +71,11 @@ OTHER_CALLS: dict[str, OutputFormat] = {
             recipient="to=",
             namespace="functions.",
         ),
-        tools=Tools(style="tag", bare="never"),
+        tools=Tools(style="tag", call_end="<|call|>", bare="never"),
     ),
     "inkling": OutputFormat(
         name="inkling",
-        tools=Tools(bare="never"),
+        tools=Tools(call_end="<|end_message|>", json=JsonKeys(arguments="args"), bare="never", failed="text"),
         channels=Channels(
             start=("<|message_model|>",),
             header_end=(
@@ -89,6 +89,8 @@ OTHER_CALLS: dict[str, OutputFormat] = {
                 Route(header="<|content_thinking|>", to="reasoning"),
                 Route(header="<|content_invoke_tool_json|>", to="call"),
             ),
+            start_ends_body=False,
+            starts_in_header=True,
         ),
     ),
 }

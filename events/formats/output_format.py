@@ -181,9 +181,8 @@ class Tools(Description, frozen=True, kw_only=True):
 
 
 class Route(Description, frozen=True, kw_only=True):
-    """Where the body of a message goes whose header contains `header`; the first route that matches wins.
-
-    header: text looked for in the header ("" matches every header). to: reasoning, content, call or dropped.
+    """Where the body of a message goes whose header (with its last marker) contains `header`. Of several that do, the
+    one that stands last in the header decides; a recipient decides before all of them.
     """
 
     header: str
@@ -196,8 +195,10 @@ class Channels(Description, frozen=True, kw_only=True):
     start: markers that begin a header. Text before the first header is routed by `routes` too, as an empty header.
     header_end: markers that end it and begin the body.
     end: markers that end the body.
-    recipient: what precedes a function's name in a header (`to=`), "" where the header is the name.
-    namespace: text before the name that is not part of it (`functions.`).
+    recipient: what precedes a function's name in a header (`to=`), "" where no header names one.
+    namespace: text before the name that is not part of it (`functions.`); another recipient is no tool of the request.
+    start_ends_body: whether `start` within a body ends it.
+    starts_in_header: whether the prompt ends within a header.
     """
 
     start: tuple[str, ...]
@@ -206,6 +207,8 @@ class Channels(Description, frozen=True, kw_only=True):
     routes: tuple[Route, ...] = ()
     recipient: str = ""
     namespace: str = ""
+    start_ends_body: bool = True
+    starts_in_header: bool = False
 
 
 class OutputFormat(Description, frozen=True, kw_only=True):

@@ -38,7 +38,7 @@ REASONING: dict[str, Reasoning] = {
     "kimi_k2": think("<|tool_calls_section_begin|>"),
     "kimi_k3": Reasoning(
         start=("<|open|>think<|sep|>",),
-        end=("<|close|>think<|sep|>", "<|close|>think", "<|close|>"),
+        end=("<|close|>think<|sep|>", "<|close|>think"),
         ended_by=("<|open|>tools<|sep|>",),
         initial="content",
     ),

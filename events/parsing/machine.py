@@ -66,7 +66,8 @@ class Parser:
         self._prompted = False
         self._plain = False
         self._back: Mode = "content"
-        self._after_call = False
+        self._after_call = self._after_section = self._withholds = False
+        self.withheld: list[str] = []
         self._reading: Reading[None] | None = read_channels(self) if self.format.channels else self._read()
         self._begin(opened, show_opened)
 
@@ -155,6 +156,8 @@ class Parser:
         source = self.source
         while True:
             stop, marker = scanner.find(source.text, source.position, source.final)
+            if marker is None and source.final:
+                stop = scanner.cut_off(source.text, source.position)
             if stop > source.position:
                 self.write(source.text[source.position : stop])
                 source.position = stop
@@ -162,6 +165,7 @@ class Parser:
                 source.position += len(marker)
                 return marker
             if source.final:
+                source.position = len(source.text)
                 return ""
             yield
 
@@ -170,7 +174,7 @@ class Parser:
         blank = yield from self.source.blank()
         char = yield from self.source.peek()
         self._at_start = False
-        if char in ("{", "["):
+        if char in ("{", "[") and not (yield from self.source.ahead(self._scanner())):
             self._content_blank.append(blank)
             yield from self._read_calls("bare", "")
         else:
@@ -180,13 +184,25 @@ class Parser:
         assert self.calls is not None
         self._decide("content")
         before = self.calls.count
-        self._after_call = True
+        self._after_call = self._after_section = True
         yield from self.calls.read(action, marker)
         if self.calls.count > before:
             self._at_start = True
         if self._back == "reasoning":
             self.enter("reasoning")
         self._back = "content"
+
+    def read_message(self, name: str, header: str) -> Reading[None]:
+        """A call that is the body of a message with this header."""
+        assert self.calls is not None
+        self._after_call = self._after_section = self._withholds = True
+        yield from self.calls.read_message(name, header)
+        self._withholds = False
+
+    def release(self) -> None:
+        """Show what was taken for a call, was none, and was not followed by the call it should have been."""
+        text, self.withheld = "".join(self.withheld), []
+        self.show(text)
 
     # What markers do.
 
@@ -200,6 +216,9 @@ class Parser:
             self._interrupt(marker)
         elif action == "content":
             self.enter("content")
+        elif action == "stray" and not self._after_section:
+            self.write(marker)
+            return
         self._marked = True
 
     def _open_reasoning(self, marker: str) -> None:
@@ -283,7 +302,9 @@ class Parser:
 
     def show(self, text: str) -> None:
         """Give back text that was taken for something else, exactly as it was."""
-        if text:
+        if self._withholds:
+            self.withheld.append(text)
+        elif text:
             if self._back == "reasoning":
                 self.enter("reasoning")
             self._began, self._at_start = True, False

@@ -12,6 +12,7 @@ from threading import Lock
 
 import msgspec
 
+from events.formats import registry
 from events.formats.output_format import Content, OutputFormat, Reasoning, Tools
 from events.template import probe as words
 from events.template.content import analyse_content
@@ -131,19 +132,24 @@ def _output_format(
         reasoning=thought,
         content=content,
         tools=calls,
-        drop=tuple(mark for mark in (*turn.stops, *markers_of(tools.leftover)) if mark != END_OF_SEQUENCE),
+        drop=_never_shown(turn, reasoning, content, tools),
     )
     return _named(family, derived) if family else derived
+
+
+def _never_shown(turn: Turn, reasoning: ReasoningAnalysis, content: Content, tools: ToolAnalysis) -> tuple[str, ...]:
+    """What ends a turn; and the assistant's header, where it is repeated between reasoning and text (Solar)."""
+    marks = [*turn.stops, *markers_of(tools.leftover)]
+    if reasoning.repeats_header and turn.message_start.strip():
+        marks.append(turn.message_start.strip())
+    return tuple(dict.fromkeys(mark for mark in marks if mark != END_OF_SEQUENCE))
 
 
 def _named(family: Family, derived: OutputFormat) -> OutputFormat:
     """The registry's description of a family, in the frame of this template; the derived one if there is none."""
     try:
-        from events.formats import registry  # written by the neighbouring room; until then the derived one serves
-    except ImportError:
-        return derived
-    named = registry.find(family.name)
-    if named is None:
+        named = registry.named(family.name)
+    except KeyError:
         return derived
     if family.parts == "tools":
         return msgspec.structs.replace(derived, tools=named.tools)

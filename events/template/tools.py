@@ -75,8 +75,6 @@ def _json_native(renderer: CallRenderer, text: str, objects: list[JsonSpan]) -> 
     frame = _json_frame(renderer, text, span)
     array = frame.section_start.rstrip().endswith("[") and frame.section_end.lstrip().startswith("]")
     if array:
-        start, end = frame.section_start.rstrip()[:-1], frame.section_end.lstrip()[1:]
-        frame = Frame(section_start=start, section_end=end, separator=frame.separator)
         keys = msgspec.structs.replace(keys, array=True)
     frame, leftover = _without_leftover(frame, renderer.turn)
     tools = Tools(

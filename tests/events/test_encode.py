@@ -35,7 +35,7 @@ def test_bytes_equal_the_sdks(kind):
     """Messages, parts and patches are plain dictionaries here, which keep their order; so they are brought into the
     order of the SDK's models first."""
 
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=40, deadline=None)
     @given(events_of(kind))
     def check(event: v.Event) -> None:
         theirs = sdk_json(event)
