@@ -2,17 +2,21 @@
 
 A run may hold several messages and calls of the server's own tools; these wires know a single assistant message, so
 its text is the texts in order, and calls that the server answered itself are left out. Events of subagents are the
-subagents' own and are left out too.
+subagents' own and are left out too. The folding is `events.message`'s; the pieces and tokens that it does not keep are
+collected here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from typing import Any
+from collections.abc import Collection, Container, Iterable, Sequence
+from typing import Any, cast
 
 import msgspec
 
+from adapters.errors import KINDS, ErrorKind, RequestError
 from adapters.openai_tokens import TokenDetail, tokens_of
+from events.answer import Call
+from events.message import fold as fold_messages
 from events.vocabulary import (
     CancelledOutcome,
     Event,
@@ -31,38 +35,43 @@ from events.vocabulary import (
 )
 
 
-class Call(msgspec.Struct):
-    """A tool call for the client. `arguments` is the JSON text as generated."""
+class Pieces(msgspec.Struct):
+    """What came piece by piece. tokens: details of every token in order; the other three lists are its parts."""
 
-    id: str
-    name: str
-    arguments: str = ""
-
-
-class Answer(msgspec.Struct):
-    """finish: "stop", "length", "tool_calls", "cancelled" or "error". reasoning_chunks, call_chunks: as they came.
-    tokens: details of every token in order; text_tokens, reasoning_tokens and call_tokens are its
-    parts."""
-
-    text: str = ""
-    reasoning: str = ""
-    calls: list[Call] = []
-    finish: str = "stop"
-    error: RunError | None = None
-    usage: list[TokenUsage] = []
-    stop: str | int | None = None
-    warnings: list[str] = []
-    timings: dict[str, Any] = {}
-    interrupts: list[Interrupt] = []
-    encrypted_reasoning: str | None = None
-    reasoning_chunks: list[str] = []
-    call_chunks: list[dict[str, Any]] = []
+    reasoning: list[str] = []
+    calls: list[dict[str, Any]] = []
     tokens: list[TokenDetail] = []
     text_tokens: list[TokenDetail] = []
     reasoning_tokens: list[TokenDetail] = []
     call_tokens: list[TokenDetail] = []
-    prompt_token_ids: list[int] | None = None
-    prompt_logprobs: list[TokenDetail | None] | None = None
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """finish: "stop", "length", "tool_calls", "cancelled" or "error". calls: those that are the client's to answer."""
+
+    text: str
+    reasoning: str
+    calls: Sequence[Call]
+    finish: str
+    error: RunError | None
+    usage: Sequence[TokenUsage]
+    interrupts: Sequence[Interrupt]
+    encrypted_reasoning: str | None
+    pieces: Pieces
+    metadata: dict[str, Any]
+
+    @property
+    def stop(self) -> str | int | None:
+        """The stop string or token that matched."""
+        return self.metadata.get("stop")
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        return self.metadata.get("warnings") or ()
+
+    @property
+    def timings(self) -> dict[str, Any]:
+        return self.metadata.get("timings") or {}
 
 
 def finish_reason(event: RunFinished) -> str:
@@ -76,67 +85,70 @@ def finish_reason(event: RunFinished) -> str:
     return "tool_calls" if pending else "stop"
 
 
-def fold(events: Iterable[Event], *, hidden_tools: Collection[str] = ()) -> Answer:
-    """`hidden_tools` are the names of tools that the server runs itself."""
-    answer = Answer()
-    text: list[str] = []
-    arguments: dict[str, list[str]] = {}
+def own_events(events: Iterable[Event], hidden_tools: Container[str] = ()) -> list[Event]:
+    """The events that these wires show: the parent agent's, without calls of `hidden_tools`, which the server runs."""
+    hidden: set[str] = set()
+    shown: list[Event] = []
     for event in events:
         if getattr(event, "subagent_run_id", None) is not None:
             continue
+        if isinstance(event, ToolCallStart) and event.tool_call_name in hidden_tools:
+            hidden.add(event.tool_call_id)
+        if getattr(event, "tool_call_id", None) not in hidden:
+            shown.append(event)
+    return shown
+
+
+def fold(events: Iterable[Event], *, hidden_tools: Container[str] = ()) -> Answer:
+    """`hidden_tools` are the names of tools that the server runs itself."""
+    shown = own_events(events, hidden_tools)
+    said = fold_messages(shown).answer()
+    end = next((event for event in reversed(shown) if isinstance(event, RunFinished | RunError)), None)
+    outcome = end.outcome if isinstance(end, RunFinished) else None
+    sealed = [event.encrypted_value for event in shown if isinstance(event, ReasoningEncryptedValue)]
+    return Answer(
+        text=said.text,
+        reasoning=said.reasoning,
+        calls=said.tool_calls,
+        finish=finish_reason(end) if isinstance(end, RunFinished) else "error",
+        error=end if isinstance(end, RunError) else None,
+        usage=(end.usage if end else None) or (),
+        interrupts=outcome.interrupts if isinstance(outcome, InterruptOutcome) else (),
+        encrypted_reasoning=sealed[-1] if sealed else None,
+        pieces=_pieces(shown),
+        metadata=(end.metadata if end else None) or {},
+    )
+
+
+def _pieces(events: Iterable[Event]) -> Pieces:
+    pieces = Pieces()
+    for event in events:
         match event:
-            case TextMessageContent(delta=delta, metadata=metadata):
-                text.append(delta)
-                _take_tokens(answer, metadata, answer.text_tokens)
-            case ReasoningMessageContent(delta=delta, metadata=metadata):
+            case TextMessageContent():
+                pieces.text_tokens.extend(tokens_of(event.metadata))
+            case ReasoningMessageContent(delta=delta):
+                pieces.reasoning_tokens.extend(tokens_of(event.metadata))
                 if delta:
-                    answer.reasoning_chunks.append(delta)
-                _take_tokens(answer, metadata, answer.reasoning_tokens)
-            case ToolCallStart(tool_call_id=call, tool_call_name=name, metadata=metadata):
-                if name not in hidden_tools:
-                    arguments[call] = []
-                    answer.calls.append(Call(call, name))
-                    answer.call_chunks.append({"type": "start", "tool_call_id": call, "tool_name": name})
-                _take_tokens(answer, metadata, answer.call_tokens)
-            case ToolCallArgs(tool_call_id=call, delta=delta, metadata=metadata):
-                if call in arguments and delta:
-                    arguments[call].append(delta)
-                    answer.call_chunks.append({"type": "args", "tool_call_id": call, "delta": delta})
-                _take_tokens(answer, metadata, answer.call_tokens)
+                    pieces.reasoning.append(delta)
+            case ToolCallStart(tool_call_id=call, tool_call_name=name):
+                pieces.call_tokens.extend(tokens_of(event.metadata))
+                pieces.calls.append({"type": "start", "tool_call_id": call, "tool_name": name})
+            case ToolCallArgs(tool_call_id=call, delta=delta):
+                pieces.call_tokens.extend(tokens_of(event.metadata))
+                if delta:
+                    pieces.calls.append({"type": "args", "tool_call_id": call, "delta": delta})
             case ToolCallEnd(tool_call_id=call):
-                if call in arguments:
-                    answer.call_chunks.append({"type": "end", "tool_call_id": call})
-            case ReasoningEncryptedValue(subtype="message", encrypted_value=value):
-                answer.encrypted_reasoning = value
-            case RunFinished() | RunError():
-                _end(answer, event)
+                pieces.calls.append({"type": "end", "tool_call_id": call})
             case _:
-                pass
-    answer.text = "".join(text)
-    answer.reasoning = "".join(answer.reasoning_chunks)
-    for entry in answer.calls:
-        entry.arguments = "".join(arguments[entry.id])
-    return answer
+                continue
+        pieces.tokens.extend(tokens_of(event.metadata))
+    return pieces
 
 
-def _take_tokens(answer: Answer, metadata: dict[str, Any] | None, kind: list[TokenDetail]) -> None:
-    if tokens := tokens_of(metadata):
-        answer.tokens.extend(tokens)
-        kind.extend(tokens)
-
-
-def _end(answer: Answer, event: RunFinished | RunError) -> None:
-    answer.usage = event.usage or []
-    metadata = event.metadata or {}
-    answer.warnings = metadata.get("warnings") or []
-    answer.timings = metadata.get("timings") or {}
-    if isinstance(event, RunError):
-        answer.error = event
-        answer.finish = "error"
+def raise_failure(answer: Answer, answered: Collection[str] = ()) -> None:
+    """RequestError for an answer that broke, with the run's kind; failures in `answered` are answers themselves."""
+    error = answer.error
+    if error is None or error.code in answered:
         return
-    answer.finish = finish_reason(event)
-    answer.stop = metadata.get("stop")
-    answer.prompt_logprobs = metadata.get("promptLogprobs")
-    answer.prompt_token_ids = metadata.get("promptTokenIds")
-    if isinstance(event.outcome, InterruptOutcome):
-        answer.interrupts = event.outcome.interrupts
+    kind = error.code if error.code in KINDS else "internal"
+    raise RequestError(cast(ErrorKind, kind), error.message, param=(error.metadata or {}).get("param"))

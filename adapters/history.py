@@ -30,16 +30,17 @@ class _Owned(NamedTuple):
     message: ToolMessage
 
 
-def put_in_order(history: Sequence[Placed], new_id: NewId) -> list[Message]:
+def put_in_order(history: Sequence[Placed], new_id: NewId, *, id_field: str = "tool_call_id") -> list[Message]:
     """Every tool result moved to just behind the message that made its call, in the order of the calls.
 
-    An id that two calls share is replaced on the later one. Raises RequestError for a result that answers no call.
+    An id that two calls share is replaced on the later one. Raises RequestError for a result that answers no call;
+    `id_field` is what the wire calls the id there.
     """
     owners = _owners(history)
     results: dict[int, list[_Owned]] = {}
     for index, placed in enumerate(history):
         if isinstance(placed.message, ToolMessage):
-            owner, rank = _owner(owners, placed.message.tool_call_id, index, placed.at)
+            owner, rank = _owner(owners, placed.message.tool_call_id, index, f"{placed.at}.{id_field}")
             results.setdefault(owner, []).append(_Owned(rank, placed.message))
     ordered: list[Message] = []
     seen: set[str] = set()
@@ -66,9 +67,7 @@ def _owner(owners: dict[str, list[tuple[int, int]]], call_id: str, index: int, a
     """The latest call of that id before the result, else the first one after it."""
     places = owners.get(call_id)
     if not places:
-        raise RequestError(
-            "invalid_request", f"{at} answers a tool call that no message made.", param=f"{at}.tool_call_id"
-        )
+        raise RequestError("invalid_request", f"{at} names a tool call that no message made.", param=at)
     return next((place for place in reversed(places) if place[0] < index), places[0])
 
 

@@ -50,7 +50,8 @@ def read_json(body: bytes, limits: Limits = DEFAULT_LIMITS, *, shape: Any = None
 
     RFC 8259 to the letter: UTF-8 without a byte order mark, no NaN, no lone surrogates. `shape` is a msgspec type with
     the fields that the body must have at least; a body that lacks them is refused at its first fault, so that a list of
-    a hundred thousand empty objects costs no more than its first item.
+    a hundred thousand empty objects costs no more than its first item. Lists of the shape are also held to the limit of
+    the same name, before the rest of the body is built.
     """
     if len(body) > limits.body:
         raise RequestError("payload_too_large", f"The body is larger than {limits.body} bytes.")
@@ -58,7 +59,7 @@ def read_json(body: bytes, limits: Limits = DEFAULT_LIMITS, *, shape: Any = None
         raise RequestError("payload_too_large", f"The body holds more than {limits.values} JSON values.")
     try:
         if shape is not None:
-            msgspec.json.decode(body, type=shape)
+            _check_lists(msgspec.json.decode(body, type=shape), limits)
         value = msgspec.json.decode(body)
     except msgspec.ValidationError as error:
         raise _shape_error(str(error)) from None
@@ -68,6 +69,13 @@ def read_json(body: bytes, limits: Limits = DEFAULT_LIMITS, *, shape: Any = None
         raise _too_deep(limits) from None
     check_depth(value, limits)
     return value
+
+
+def _check_lists(head: Any, limits: Limits) -> None:
+    for name in getattr(head, "__struct_fields__", ()):
+        value, most = getattr(head, name), getattr(limits, name, None)
+        if isinstance(value, list) and most is not None and len(value) > most:
+            raise RequestError("invalid_request", f"{name} must have at most {most} items.", param=name)
 
 
 def check_depth(value: Any, limits: Limits) -> None:

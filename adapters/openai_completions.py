@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 from ag_ui.core import RunAgentInput
 
-from adapters.answer import Answer, fold
+from adapters.answer import Answer, fold, raise_failure
 from adapters.body import flag, read_object, wrong
 from adapters.errors import RequestError
 from adapters.history import NewId
 from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
 from adapters.json_text import json_bytes, json_string
 from adapters.openai_chat.inbound import read_stream_options
-from adapters.openai_chat.outbound import DONE, error_object, raise_failure, wire_finish
+from adapters.openai_chat.outbound import ANSWERED, DONE, error_object, wire_finish
 from adapters.openai_tokens import TokenDetail, combined_usage, tokens_of
 from adapters.request_fields import Field, check_names, check_values, honoured, refused
 from adapters.sampling import KNOWN, read_options
@@ -159,7 +159,7 @@ class _Choice:
         self.first = True
         self.ended = False
         self.length = 0
-        self.usage: list[TokenUsage] = []
+        self.usage: Sequence[TokenUsage] = ()
 
 
 class CompletionStream:
@@ -283,7 +283,7 @@ def completion_body(runs: Sequence[Sequence[Event]], identity: CompletionIdentit
     """The finished runs of all choices as one `text_completion`. Raises RequestError for a run that broke."""
     answers = [fold(events) for events in runs]
     for answer in answers:
-        raise_failure(answer)
+        raise_failure(answer, ANSWERED)
     body: dict[str, Any] = {
         "id": identity.id,
         "object": "text_completion",
@@ -311,8 +311,8 @@ def _choice(answer: Answer, index: int, identity: CompletionIdentity, flags: Com
     if answer.stop is not None:
         choice["stop_reason"] = answer.stop
     if flags.token_ids:
-        choice["token_ids"] = [] if flags.score_only else [token[0] for token in answer.tokens]
-        ids = answer.prompt_token_ids if isinstance(prompt, str) else list(prompt)
+        choice["token_ids"] = [] if flags.score_only else [token[0] for token in answer.pieces.tokens]
+        ids = answer.metadata.get("promptTokenIds") if isinstance(prompt, str) else list(prompt)
         if ids is not None:
             choice["prompt_token_ids"] = ids
     return choice
@@ -321,9 +321,10 @@ def _choice(answer: Answer, index: int, identity: CompletionIdentity, flags: Com
 def _logprobs(answer: Answer, before: str, flags: CompletionFlags) -> dict[str, Any] | None:
     if flags.logprobs is None:
         return None
-    shown: list[TokenDetail | None] = [] if flags.score_only else list(answer.text_tokens)
+    shown: list[TokenDetail | None] = [] if flags.score_only else list(answer.pieces.text_tokens)
     if not flags.echo:
         return legacy_logprobs(shown, flags.logprobs)
-    if answer.prompt_logprobs is None:
+    scored: list[TokenDetail | None] | None = answer.metadata.get("promptLogprobs")
+    if scored is None:
         raise RequestError("invalid_request", "This model's engine does not score prompts.", param="echo")
-    return legacy_logprobs([*answer.prompt_logprobs, *shown], flags.logprobs)
+    return legacy_logprobs([*scored, *shown], flags.logprobs)

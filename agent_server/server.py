@@ -34,7 +34,7 @@ class Server:
 
     settings: Settings
     model: ChatModel
-    agents: Mapping[str, Agent]
+    agents: Mapping[str, ServedAgent]
     runs: RunManager
     store: Store
     telemetry: Telemetry
@@ -62,6 +62,7 @@ class Server:
         """Refuse new runs from now on and begin to drain; called from a signal handler on the loop's thread."""
         if not self.closing:
             self.closing = True
+            self.runs.begin_shutdown()
             self._spawn(self.runs.close(self.settings.drain))
 
     def stop_web(self) -> None:

@@ -5,7 +5,8 @@ every event type; a property test holds it to that. It goes through msgspec, whi
 The two libraries write one thing differently, a float of 1e16 and more (`1e16` against pydantic's `1e+16`), and msgspec
 refuses a few values that the SDK accepts inside free-form fields (integers are fine at any size; bool and None as
 keys, subclasses of str, pydantic models are not). Such events take the slow path, through pydantic's own serialiser.
-NaN and the infinities become null in both.
+NaN and the infinities become null in both. Dictionaries (messages, parts, patch operations, values) are written in the
+order in which they hold their keys, which is the SDK's order when they come from its models.
 
 The SDK raises on a lone surrogate. A run must not die in mid-stream over one character, so it becomes U+FFFD here.
 """

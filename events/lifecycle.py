@@ -167,8 +167,8 @@ class Verifier:
         self._reset()
 
     def _reset(self) -> None:
-        # (entity, id, producer if it is part of the identity) → producer; in the order of opening.
-        self._open: dict[tuple[Entity, str, str | None], str | None] = {}
+        # (entity, id, producer where it is part of the identity), in the order of opening. A dict for its order.
+        self._open: dict[tuple[Entity, str, str | None], None] = {}
         self._owners: dict[str, dict[str, str | None]] = {name: {} for name in OWNERSHIP.values()}
         self._seen_subagents: set[str] = set()
 
@@ -182,12 +182,12 @@ class Verifier:
         left out: the event that ends the run ends them."""
         streamed = {(lane.kind, lane.id) for lane in self._chunks.lanes.values()}
         closing: list[Event] = []
-        for entity, key, _ in reversed(self._open):
-            tag = self._open[(entity, key, _)]
+        for entity, key, producer in reversed(self._open):
             if entity == "subagent":
                 closing.append(SubagentError(subagent_run_id=key, message=reason))
             elif (entity, key) not in streamed:
-                closing.append(_CLOSERS[entity](key, tag))
+                owner = self._owners[OWNERSHIP[entity]][key] if entity in OWNERSHIP else producer
+                closing.append(_CLOSERS[entity](key, owner))
         return closing
 
     def _check(self, event: Event) -> None:
@@ -236,22 +236,17 @@ class Verifier:
             raise LifecycleError("already-open", f"{event_type(event)}: {row.entity} {identity[1]!r} is open already.")
         if isinstance(event, SubagentStarted):
             self._check_subagent(event)
-            self._open[identity] = None
-            return
-        tag: str | None = getattr(event, "subagent_run_id", None)
-        if row.entity in OWNERSHIP:
-            tag = self._claim(event, row, tag)
-        self._open[identity] = tag
+        elif row.entity in OWNERSHIP:
+            self._claim(event, self._owners[OWNERSHIP[row.entity]], identity[1])
+        self._open[identity] = None
 
-    def _claim(self, event: Event, row: Row, tag: str | None) -> str | None:
-        """Check the producer against the record, and enter it there if the id is new. Returns the owner."""
-        assert row.entity is not None
-        owners = self._owners[OWNERSHIP[row.entity]]
-        key: str = getattr(event, row.key)
+    def _claim(self, event: Event, owners: dict[str, str | None], key: str) -> None:
+        """Check the producer against the record, and enter it there if the id is new."""
         self._check_owner(event, owners, key)
         if isinstance(event, ToolCallStart):
-            tag = self._inherited(event, owners)
-        return owners.setdefault(key, tag)
+            owners.setdefault(key, self._inherited(event, owners))
+        else:
+            owners.setdefault(key, getattr(event, "subagent_run_id", None))
 
     def _inherited(self, event: ToolCallStart, owners: Mapping[str, str | None]) -> str | None:
         """A tool call belongs to the message that carries it."""

@@ -13,10 +13,10 @@ import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import msgspec
 from ag_ui.core import Message
 from pydantic import BaseModel, TypeAdapter
 
+from events.answer import Answer, Call, Wire, make_answer
 from events.chunks import ChunkExpander
 from events.encode import to_wire
 from events.patch import PatchError, apply_patch
@@ -33,7 +33,6 @@ from events.vocabulary import (
     ReasoningMessageStart,
     RunError,
     RunFinished,
-    RunOutcome,
     RunStarted,
     StateDelta,
     StateSnapshot,
@@ -41,43 +40,15 @@ from events.vocabulary import (
     TextMessageContent,
     TextMessageEnd,
     TextMessageStart,
-    TokenUsage,
     ToolCallArgs,
     ToolCallEnd,
     ToolCallResult,
     ToolCallStart,
 )
 
-Wire = dict[str, Any]
+__all__ = ["Answer", "Call", "Folder", "fold", "to_dicts", "to_models"]
+
 _MESSAGES: TypeAdapter[list[Any]] = TypeAdapter(list[Message])
-
-
-class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished tool call; `arguments` is the JSON text as the model wrote it."""
-
-    id: str
-    name: str
-    arguments: str
-
-
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What one run said, for wires that answer in one piece.
-
-    text and reasoning are the run's assistant and reasoning messages, each concatenated. pending: ids of calls that
-    the client has to answer. usage: summed over models. finish_reason: "stop", "length", "tool_calls", "cancelled" or
-    "error". error: (kind, message).
-    """
-
-    text: str = ""
-    reasoning: str = ""
-    tool_calls: tuple[Call, ...] = ()
-    pending: tuple[str, ...] = ()
-    usage: TokenUsage | None = None
-    finish_reason: str | None = None
-    outcome: RunOutcome | None = None
-    error: tuple[str, str] | None = None
-    warnings: tuple[str, ...] = ()
-    metadata: Mapping[str, Any] = {}
 
 
 class _Text:
@@ -146,20 +117,8 @@ class Folder:
     def answer(self) -> Answer:
         """What the run said so far; final once its terminal event was added."""
         added = [message for message in self.messages if message["id"] not in self._before]
-        terminal = self._terminal
-        metadata = (terminal.metadata if terminal else None) or {}
-        return Answer(
-            text=_join(added, "assistant"),
-            reasoning=_join(added, "reasoning"),
-            tool_calls=tuple(self._call(call_id) for call_id in self._started if call_id in self._calls),
-            pending=tuple(self._pending()),
-            usage=total_usage(terminal.usage if terminal else None),
-            finish_reason="error" if isinstance(terminal, RunError) else metadata.get("finishReason"),
-            outcome=terminal.outcome if isinstance(terminal, RunFinished) else None,
-            error=(terminal.code or "internal", terminal.message) if isinstance(terminal, RunError) else None,
-            warnings=tuple(metadata.get("warnings") or ()),
-            metadata=metadata,
-        )
+        calls = [self._call(call_id) for call_id in self._started if call_id in self._calls]
+        return make_answer(added, calls, self._pending(), self._terminal)
 
     def _settle(self) -> None:
         for text in (*self._texts.values(), *self._arguments.values()):
@@ -400,17 +359,6 @@ def fold(events: Iterable[Event], messages: Sequence[Mapping[str, Any]] = (), st
     return folder
 
 
-def total_usage(usage: Sequence[TokenUsage] | None) -> TokenUsage | None:
-    """The usage of all models of a run in one; provider and model stay when there is a single entry."""
-    if not usage:
-        return None
-    if len(usage) == 1:
-        return usage[0]
-    counts = [name for name in TokenUsage.__struct_fields__ if name.endswith("tokens")]
-    sums = {name: [count for entry in usage if (count := getattr(entry, name)) is not None] for name in counts}
-    return TokenUsage(**{name: sum(values) for name, values in sums.items() if values})
-
-
 def to_models(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
     """Wire-form messages as the SDK's models. Raises pydantic.ValidationError."""
     return _MESSAGES.validate_python(list(messages))
@@ -429,7 +377,3 @@ def _merge_metadata(target: Wire, event: Event) -> None:
     """Key by key, last write wins, no recursion."""
     if event.metadata is not None:
         target["metadata"] = {**target.get("metadata", {}), **event.metadata}
-
-
-def _join(messages: Iterable[Wire], role: str) -> str:
-    return "".join(str(message.get("content") or "") for message in messages if message["role"] == role)

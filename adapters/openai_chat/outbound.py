@@ -5,13 +5,13 @@ Everything about a frame that does not change is encoded once, so that a delta c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
-from adapters.answer import Answer, finish_reason, fold
-from adapters.errors import KINDS, ErrorKind, RequestError, payload
+from adapters.answer import Answer, finish_reason, fold, raise_failure
+from adapters.errors import payload
 from adapters.json_text import json_bytes, json_string
 from adapters.openai_chat.inbound import ChatFlags
 from adapters.openai_tokens import TokenDetail, chat_logprobs, combined_usage, tokens_of
@@ -28,6 +28,7 @@ from events.vocabulary import (
 
 DONE = b"data: [DONE]\n\n"
 ANSWERED = ("tool_call_parse_error", "cancelled")
+"""Failures that are answers: what the model wrote wrong, and what was cancelled. Their finish_reason is "error"."""
 NO_FLAGS = ChatFlags()
 
 
@@ -38,7 +39,7 @@ class ChatIdentity(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     created: int
     reasoning_content: bool = True
-    hidden_tools: Collection[str] = ()
+    hidden_tools: Container[str] = ()
 
 
 def wire_finish(finish: str, named_tool: bool) -> str:
@@ -71,7 +72,7 @@ class _Choice:
         self.calls: dict[str, tuple[bytes, int]] = {}
         self.first = True
         self.ended = False
-        self.usage: list[TokenUsage] = []
+        self.usage: Sequence[TokenUsage] = ()
 
 
 class ChatStream:
@@ -81,7 +82,7 @@ class ChatStream:
 
     def __init__(self, identity: ChatIdentity, flags: ChatFlags = NO_FLAGS, *, n: int = 1) -> None:
         self._flags = flags
-        self._hidden = frozenset(identity.hidden_tools)
+        self._hidden = identity.hidden_tools
         self._both_names = identity.reasoning_content
         self._details = flags.logprobs is not None or flags.token_ids
         self._head = b'data: {"id":%b,"object":"chat.completion.chunk","created":%d,"model":%b,' % (
@@ -180,7 +181,7 @@ class ChatStream:
         if reason == "error":
             return self._broken(error_object(None), choice)
         choice.ended = True
-        choice.usage = event.usage or []
+        choice.usage = event.usage or ()
         metadata = event.metadata or {}
         last: dict[str, Any] = {"finish_reason": reason}
         if (stop := metadata.get("stop")) is not None:
@@ -232,7 +233,7 @@ def chat_body(runs: Sequence[Sequence[Event]], identity: ChatIdentity, flags: Ch
     """
     answers = [fold(events, hidden_tools=identity.hidden_tools) for events in runs]
     for answer in answers:
-        raise_failure(answer)
+        raise_failure(answer, ANSWERED)
     broken = next((answer for answer in answers if answer.finish in ("error", "cancelled")), None)
     body: dict[str, Any] = {
         "id": identity.id,
@@ -245,18 +246,9 @@ def chat_body(runs: Sequence[Sequence[Event]], identity: ChatIdentity, flags: Ch
     }
     if broken is not None:
         body["error"] = error_object(broken.error)
-    if flags.token_ids and answers and answers[0].prompt_token_ids is not None:
-        body["prompt_token_ids"] = answers[0].prompt_token_ids
+    if flags.token_ids and answers and answers[0].metadata.get("promptTokenIds") is not None:
+        body["prompt_token_ids"] = answers[0].metadata.get("promptTokenIds")
     return json_bytes(body)
-
-
-def raise_failure(answer: Answer) -> None:
-    """RequestError for an answer that broke on our side. What the model wrote wrong is still an answer, as is what
-    was cancelled: its body says finish_reason "error"."""
-    if answer.error is None or answer.error.code in ANSWERED:
-        return
-    kind = answer.error.code if answer.error.code in KINDS else "internal"
-    raise RequestError(cast(ErrorKind, kind), answer.error.message, param=error_object(answer.error)["param"])
 
 
 def _choice(answer: Answer, index: int, identity: ChatIdentity, flags: ChatFlags) -> dict[str, Any]:
@@ -269,7 +261,7 @@ def _choice(answer: Answer, index: int, identity: ChatIdentity, flags: ChatFlags
     if answer.stop is not None:
         choice["stop_reason"] = answer.stop
     if flags.token_ids:
-        choice["token_ids"] = [token[0] for token in answer.tokens]
+        choice["token_ids"] = [token[0] for token in answer.pieces.tokens]
     return choice
 
 
@@ -294,8 +286,11 @@ def _message(answer: Answer, identity: ChatIdentity, flags: ChatFlags) -> dict[s
 def _body_logprobs(answer: Answer, flags: ChatFlags) -> dict[str, Any] | None:
     if flags.logprobs is None:
         return None
-    kinds = {"content": answer.text_tokens, "reasoning": answer.reasoning_tokens if flags.reasoning else []}
-    kinds["tool_calls"] = answer.call_tokens
+    kinds = {
+        "content": answer.pieces.text_tokens,
+        "reasoning": answer.pieces.reasoning_tokens if flags.reasoning else [],
+    }
+    kinds["tool_calls"] = answer.pieces.call_tokens
     return logprobs_object(kinds, flags.logprobs)
 
 
@@ -304,7 +299,7 @@ def _body_extensions(answers: Sequence[Answer], flags: ChatFlags) -> dict[str, A
     interrupts = [interrupt for answer in answers for interrupt in answer.interrupts]
     warnings = [warning for answer in answers for warning in answer.warnings]
     return {
-        "reasoning_chunks": [chunk for answer in answers for chunk in answer.reasoning_chunks if flags.reasoning],
-        "tool_call_chunks": [chunk for answer in answers for chunk in answer.call_chunks],
+        "reasoning_chunks": [chunk for answer in answers for chunk in answer.pieces.reasoning if flags.reasoning],
+        "tool_call_chunks": [chunk for answer in answers for chunk in answer.pieces.calls],
         **extensions_of(warnings, interrupts),
     }

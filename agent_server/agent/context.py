@@ -54,6 +54,11 @@ class ToolContext:
         self._loop = asyncio.get_running_loop()
 
     @property
+    def answers(self) -> list[Any]:
+        """The answers that were given so far, in the order in which they are asked for."""
+        return list(self._answers)
+
+    @property
     def cancelled(self) -> bool:
         """True once nobody waits for the result any more. Plain functions look at it: a thread cannot be stopped."""
         return self._cancelled

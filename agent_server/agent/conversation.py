@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
-from ag_ui.core import AssistantMessage, Context, Message, ToolMessage
-from pydantic import BaseModel, TypeAdapter
+from ag_ui.core import AssistantMessage, Message, ToolMessage
+from pydantic import TypeAdapter
 
 MESSAGES: TypeAdapter[list[Message]] = TypeAdapter(list[Message])
 
@@ -50,6 +50,11 @@ class Conversation:
         return wire(self.shown)
 
 
+def parsed(messages: Iterable[dict[str, Any]]) -> list[Message]:
+    """Messages in wire form as the SDK's models."""
+    return MESSAGES.validate_python(list(messages))
+
+
 def wire(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return [message.model_dump(mode="json", by_alias=True) for message in messages]
 
@@ -64,15 +69,9 @@ def _after_call(messages: Sequence[Message], call_id: str, missing: int | None =
     return len(messages) if missing is None else missing
 
 
-def instructions_of(instructions: str, context: Sequence[Context] | None, state: dict[str, Any] | None) -> str | None:
-    """What the model is told beside the conversation: the agent's instructions, the client's context, the state."""
+def instructions_of(instructions: str, state: dict[str, Any] | None) -> str | None:
+    """What the agent tells the model beside the conversation. The client's context is the prompt builder's to add."""
     parts = [instructions] if instructions else []
-    if context:
-        parts.append("Context:\n" + "\n".join(f"- {each.description}: {each.value}" for each in context))
     if state is not None:
         parts.append("Shared state:\n" + msgspec.json.encode(state).decode())
     return "\n\n".join(parts) or None
-
-
-def plain(value: Any) -> Any:
-    return value.model_dump(mode="json", by_alias=True) if isinstance(value, BaseModel) else value

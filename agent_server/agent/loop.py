@@ -11,12 +11,13 @@ from ag_ui.core import RunAgentInput, ToolCall, ToolMessage
 
 from agent_server.agent import interrupts
 from agent_server.agent.agent import Agent
-from agent_server.agent.context import ToolContext
+from agent_server.agent.context import InputRequired, ToolContext
 from agent_server.agent.conversation import Conversation, instructions_of
+from agent_server.agent.resuming import Opening, Settled
 from agent_server.agent.running import Answer, Callee, Pending, answer_all, failure
 from agent_server.agent.state import SharedState
 from agent_server.agent.tools import Tool, ToolFault, read_arguments
-from agent_server.agent.turn import Turn, TurnTaker
+from agent_server.agent.turn import TurnTaker
 from agent_server.runs import Ending, Execution
 from events.options import GenerationOptions, ToolChoice
 from events.vocabulary import (
@@ -31,6 +32,7 @@ from events.vocabulary import (
 )
 
 Emit = Callable[[Event], None]
+NOBODY_TO_ASK = "This call needs a person's agreement, and nobody can be asked on this connection. It was not made."
 
 
 class Toolset(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +68,7 @@ class Loop:
         emit: Emit,
         *,
         options: GenerationOptions,
+        may_ask: bool,
     ) -> None:
         self._agent = agent
         self._execution = execution
@@ -75,15 +78,22 @@ class Loop:
         self._state = state
         self._emit = emit
         self._options = options
+        self._may_ask = may_ask
 
-    async def run(self, decisions: Sequence[interrupts.Decision] = ()) -> Outcome:
-        """Go on from the conversation as it stands, first making the calls that `decisions` allow."""
-        if decisions:
-            waiting = await self._resume(decisions)
-            if waiting:
-                return Outcome(reason="tool_calls", waiting=tuple(waiting))
-            if left := self._unanswered_by_client():
-                return Outcome(reason="tool_calls", pending=left)
+    async def resume(self, opening: Opening) -> Outcome:
+        """Settle what was interrupted, then go on. The calls themselves are not told again."""
+        for settled in opening.settled:
+            answer = Answer(content=settled.content, failed=settled.failed)
+            await self._settle(settled.record.call["id"], answer, settled.record.id if settled.fresh else None, settled)
+        waiting = await self._follow(opening.decisions)
+        if waiting:
+            return Outcome(reason="tool_calls", waiting=tuple(waiting))
+        if left := self._unanswered_by_client():
+            return Outcome(reason="tool_calls", pending=left)
+        return await self.run()
+
+    async def run(self) -> Outcome:
+        """Go on from the conversation as it stands."""
         for number in range(1, self._agent.max_steps + 1):
             outcome = await self._step(number)
             if outcome is not None:
@@ -105,17 +115,20 @@ class Loop:
         return outcome
 
     async def _turn_and_calls(self, number: int) -> Outcome | None:
-        turn = await self._turns.take(self._input(), self._turn_options(number), self._instructions())
-        self._conversation.add(turn.messages, turn.shown)
-        if not turn.calls:
-            return Outcome(text=turn.text, reason=turn.finished.reason)
-        mine, pending = self._divide(turn.calls)
+        try:
+            turn = await self._turns.take(self._input(), self._turn_options(number), self._instructions())
+        finally:
+            said = self._turns.said()
+            self._conversation.add(said.messages, said.shown)
+        if not said.calls:
+            return Outcome(text=said.text, reason=turn.finished.reason)
+        mine, pending = self._divide(said.calls)
         waiting = await self._call(mine)
         self._execution.messages = self._conversation.wire()
         if waiting:
             return Outcome(reason="tool_calls", waiting=tuple(waiting))
         if pending:
-            return Outcome(text=turn.text, reason="tool_calls", pending=tuple(call.id for call in pending))
+            return Outcome(text=said.text, reason="tool_calls", pending=tuple(call.id for call in pending))
         return None
 
     def _input(self) -> RunAgentInput:
@@ -130,7 +143,7 @@ class Loop:
         given = self._agent.instructions
         text = given(self._state.value) if callable(given) else given
         state = self._state.value if self._agent.state_in_prompt else None
-        return instructions_of(text, self._execution.input.context, state)
+        return instructions_of(text, state)
 
     def _turn_options(self, number: int) -> GenerationOptions:
         """A forced choice of tools holds for the first turn: kept up, the model could never answer with text."""
@@ -166,25 +179,48 @@ class Loop:
             except ToolFault as fault:
                 self._answer(call.id, failure(str(fault)))
                 continue
-            if approving is not None and approving.needs_approval(arguments):
+            if approving is None or not approving.needs_approval(arguments):
+                pending.append(self._pending(call.id, call.function.name, arguments, callee))
+            elif self._may_ask:
                 waiting.append(self._ask_approval(approving, arguments, call.id))
             else:
-                pending.append(self._pending(call.id, call.function.name, arguments, callee))
+                self._answer(call.id, failure(NOBODY_TO_ASK))
         return waiting + await self._answer_pending(pending)
 
     async def _answer_pending(self, pending: Sequence[Pending]) -> list[dict[str, Any]]:
         waiting: list[dict[str, Any]] = []
 
-        def done(each: Pending, answer: Answer) -> None:
-            if answer.question is not None:
-                waiting.append(self._ask_person(each, answer))
+        async def done(each: Pending, answer: Answer) -> None:
+            if answer.question is None:
+                await self._settle(each.call_id, answer, each.interrupt_id)
+            elif self._may_ask:
+                if each.interrupt_id is not None:
+                    await self._record(each.interrupt_id, None, None)
+                waiting.append(self._ask_person(each, answer.question))
             else:
-                self._answer(each.call_id, answer)
+                await self._settle(each.call_id, failure(NOBODY_TO_ASK), each.interrupt_id)
 
         await answer_all(pending, done)
         return waiting
 
-    def _answer(self, call_id: str, answer: Answer, message_id: str | None = None) -> ToolMessage:
+    async def _settle(
+        self, call_id: str, answer: Answer, interrupt_id: str | None, settled: Settled | None = None
+    ) -> None:
+        """Answer a call; the result of one that an interrupt held back is kept before anyone is told."""
+        message_id = settled.message_id if settled is not None else None
+        message_id = message_id or self._execution.new_id("msg")
+        if interrupt_id is not None:
+            await self._record(interrupt_id, answer.content, message_id)
+        if not self._conversation.answered(call_id):
+            self._answer(call_id, answer, message_id)
+
+    async def _record(self, interrupt_id: str, content: Any, message_id: str | None) -> None:
+        execution = self._execution
+        assert execution.store is not None
+        thread_id = execution.run.thread_id
+        await execution.store.record_result(execution.tenant, thread_id, interrupt_id, content, message_id)
+
+    def _answer(self, call_id: str, answer: Answer, message_id: str | None = None) -> None:
         """Send a call's result and add it to the conversation, after what the tool did to the state."""
         try:
             self._state.push()
@@ -199,7 +235,6 @@ class Loop:
         )
         message = ToolMessage(id=message_id, tool_call_id=call_id, content=answer.content, metadata=metadata)
         self._conversation.add_result(message)
-        return message
 
     def _pending(
         self, call_id: str, name: str, arguments: dict[str, Any], callee: Callee, answers: Sequence[Any] = ()
@@ -237,25 +272,33 @@ class Loop:
         asked = interrupts.approval(tool, arguments, call_id, self._execution.new_id("int"), datetime.now(UTC))
         return {"interrupt": asked, "call": {"id": call_id, "name": tool.name, "arguments": arguments, "answers": []}}
 
-    def _ask_person(self, each: Pending, answer: Answer, answers: Sequence[Any] = ()) -> dict[str, Any]:
-        assert answer.question is not None
-        asked = interrupts.question(answer.question, each.call_id, self._execution.new_id("int"), datetime.now(UTC))
-        call = {"id": each.call_id, "name": each.name, "arguments": each.arguments, "answers": list(answers)}
+    def _ask_person(self, each: Pending, question: InputRequired) -> dict[str, Any]:
+        asked = interrupts.question(question, each.call_id, self._execution.new_id("int"), datetime.now(UTC))
+        call = {"id": each.call_id, "name": each.name, "arguments": each.arguments, "answers": each.context.answers}
         return {"interrupt": asked, "call": call}
 
-    async def _resume(self, decisions: Sequence[interrupts.Decision]) -> list[dict[str, Any]]:
+    async def _follow(self, decisions: Sequence[interrupts.Decision]) -> list[dict[str, Any]]:
         """Make the calls that were agreed to and tell the model of those that were not; what is still to be asked."""
         pending: list[Pending] = []
         for decision in decisions:
-            call = decision.record.call
+            call, record = decision.record.call, decision.record
             callee = self._tools.callees.get(call["name"])
             if decision.refusal is not None or callee is None:
                 refusal = decision.refusal or f"There is no tool called {call['name']} any more."
-                self._answer(call["id"], Answer(content=refusal, failed=True))
+                await self._settle(call["id"], Answer(content=refusal, failed=True), record.id)
                 continue
             if decision.arguments != call["arguments"]:
                 self._conversation.use_arguments(call["id"], decision.arguments)
-            pending.append(self._pending(call["id"], call["name"], decision.arguments, callee, decision.answers))
+            pending.append(
+                Pending(
+                    call_id=call["id"],
+                    name=call["name"],
+                    arguments=decision.arguments,
+                    callee=callee,
+                    context=self._context(call["id"], call["name"], decision.answers),
+                    interrupt_id=record.id,
+                )
+            )
         return await self._answer_pending(pending)
 
     def _unanswered_by_client(self) -> tuple[str, ...]:
@@ -272,6 +315,3 @@ def ending_of(outcome: Outcome) -> Ending:
     if outcome.pending:
         return Ending(outcome=SuccessOutcome(pending_tool_call_ids=list(outcome.pending)), reason="tool_calls")
     return Ending(reason=outcome.reason)
-
-
-__all__ = ["Loop", "Outcome", "Toolset", "Turn", "ending_of"]

@@ -1,13 +1,287 @@
-"""MCP servers as sources of tools."""
+"""Tools of MCP servers, over stdio and streamable HTTP.
+
+A connection lives in a task of its own (the client's cancel scopes must be left where they were entered) and is made
+when first needed. A server that dies is the error of the calls that were waiting for it; the next call connects anew.
+Nothing of the user's is forwarded: a server gets the headers and the environment that its settings name, and no other.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import httpx2
+import jsonschema
 import msgspec
+from ag_ui.core import Tool as ToolDeclaration
+from mcp import Client, MCPError, StdioServerParameters
+from mcp.client.streamable_http import streamable_http_client
+from mcp_types import AudioContent, CallToolResult, ContentBlock, EmbeddedResource, ImageContent, TextContent
+from mcp_types import Tool as McpTool
+
+from agent_server.agent.context import ToolContext
+from agent_server.agent.running import Answer, Limits, failure
+from agent_server.agent.tools import Tool, capped, result_content
+
+logger = logging.getLogger("agent_server.mcp")
+Offered = tuple[ToolDeclaration, "McpCallee", Tool | None]
+CONNECT_SECONDS = 20.0
+TOOL_PAGES = 100
 
 
 class McpServer(msgspec.Struct, frozen=True, kw_only=True):
-    """One MCP server; give `command` (stdio) or `url` (streamable HTTP)."""
+    """One MCP server: `command` for stdio (the program and its arguments) or `url` for streamable HTTP.
+
+    env: added to the little that the program inherits anyway; headers: sent with every request. only: names of the
+    tools to offer; none means all. prefix: put before the tools' names. requires_approval: a person is asked before
+    any call (True) or before calls of these tools.
+    """
 
     name: str
     command: tuple[str, ...] = ()
     url: str = ""
+    env: dict[str, str] = {}
+    cwd: str | None = None
+    headers: dict[str, str] = {}
+    only: frozenset[str] = frozenset()
+    prefix: str = ""
+    requires_approval: bool | frozenset[str] = False
+    time_limit: float | None = None
+
+    def __post_init__(self) -> None:
+        if bool(self.command) == bool(self.url):
+            raise ValueError(f"MCP server {self.name}: give either a command or a url")
+
+
+class McpConnection:
+    """The connection to one server, shared by all runs."""
+
+    def __init__(self, server: McpServer) -> None:
+        self.server = server
+        self._client: Client | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._leave = asyncio.Event()
+        self._connecting = asyncio.Lock()
+        self._tools: tuple[McpTool, ...] | None = None
+
+    async def tools(self) -> tuple[McpTool, ...]:
+        """The tools on offer, asked for once a connection. Raises what keeps us from asking."""
+        client = await self._connected()
+        if self._tools is None:
+            found: list[McpTool] = []
+            cursor: str | None = None
+            for _ in range(TOOL_PAGES):
+                page = await client.list_tools(cursor=cursor)
+                found += [tool for tool in page.tools if not self.server.only or tool.name in self.server.only]
+                cursor = page.next_cursor
+                if cursor is None:
+                    break
+            self._tools = tuple(found)
+        return self._tools
+
+    async def call(self, name: str, arguments: dict[str, Any], context: ToolContext) -> CallToolResult:
+        """Call a tool; its progress becomes the call's. Raises MCPError, OSError and the like when the server dies."""
+
+        async def progress(progress: float, total: float | None, message: str | None) -> None:
+            told = {"progress": progress, "total": total, "message": message}
+            context.progress({key: value for key, value in told.items() if value is not None})
+
+        client = await self._connected()
+        calling = asyncio.ensure_future(client.call_tool(name, arguments, progress_callback=progress))
+        task = self._task
+        assert task is not None
+        try:
+            await asyncio.wait({calling, task}, return_when=asyncio.FIRST_COMPLETED)
+            if not calling.done():
+                raise ConnectionError("the server went away during the call")
+            return calling.result()
+        finally:
+            calling.cancel()
+
+    def forget(self) -> None:
+        """The connection failed: the next use makes a new one."""
+        self._client = None
+        self._tools = None
+        self._leave.set()
+
+    async def close(self) -> None:
+        self.forget()
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=CONNECT_SECONDS)
+
+    async def _connected(self) -> Client:
+        async with self._connecting:
+            if self._client is not None and self._task is not None and not self._task.done():
+                return self._client
+            self.forget()
+            ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
+            self._leave = asyncio.Event()
+            self._task = asyncio.create_task(self._live(ready, self._leave), name=f"mcp {self.server.name}")
+            try:
+                async with asyncio.timeout(CONNECT_SECONDS):
+                    self._client = await asyncio.shield(ready)
+            except TimeoutError:
+                self._leave.set()
+                self._task.cancel()
+                raise ConnectionError(f"no answer within {CONNECT_SECONDS:g} s") from None
+            return self._client
+
+    async def _live(self, ready: asyncio.Future[Client], leave: asyncio.Event) -> None:
+        try:
+            if self.server.command:
+                await self._stay(Client(self._stdio()), ready, leave)
+            else:
+                patience = httpx2.Timeout(30, read=300)
+                async with httpx2.AsyncClient(headers=self.server.headers, timeout=patience) as http:
+                    transport = streamable_http_client(self.server.url, http_client=http)
+                    await self._stay(Client(transport), ready, leave)
+        except asyncio.CancelledError:
+            if not ready.done():
+                ready.set_exception(ConnectionError("the connection was given up"))
+            raise
+        except BaseException as error:
+            logger.warning("MCP server %s: connection lost (%s)", self.server.name, type(error).__name__)
+            if not ready.done():
+                ready.set_exception(ConnectionError(reason_of(error)))
+        finally:
+            if not ready.done():
+                ready.cancel()
+
+    async def _stay(self, client: Client, ready: asyncio.Future[Client], leave: asyncio.Event) -> None:
+        async with client:
+            if not ready.done():
+                ready.set_result(client)
+            await leave.wait()
+
+    def _stdio(self) -> StdioServerParameters:
+        program, *arguments = self.server.command
+        return StdioServerParameters(command=program, args=arguments, env=dict(self.server.env), cwd=self.server.cwd)
+
+
+class McpCallee:
+    """One tool of a server, as the loop calls it."""
+
+    def __init__(self, connection: McpConnection, tool: McpTool, limits: Limits) -> None:
+        self._connection = connection
+        self._tool = tool
+        self._seconds = connection.server.time_limit or limits.seconds
+        self._characters = limits.characters
+
+    async def answer(self, arguments: dict[str, Any], context: ToolContext) -> Answer:
+        problem = misfit(arguments, self._tool.input_schema)
+        if problem is not None:
+            return failure(problem)
+        try:
+            async with asyncio.timeout(self._seconds) as deadline:
+                result = await self._connection.call(self._tool.name, arguments, context)
+        except TimeoutError:
+            if deadline.expired():
+                return failure(f"{self._tool.name} took longer than {self._seconds:g} s.")
+            return self._lost("timeout")
+        except MCPError as error:
+            if _is_lost(error):
+                return self._lost("connection closed")
+            return failure(f"{self._tool.name} was refused: {error.error.message[:500]}")
+        except Exception as error:
+            return self._lost(reason_of(error))
+        finally:
+            context.cancel()
+        content = capped(content_of(result), self._characters)
+        return Answer(content=content, failed=True) if result.is_error else Answer(content=content)
+
+    def _lost(self, reason: str) -> Answer:
+        self._connection.forget()
+        return failure(f"The MCP server {self._connection.server.name} did not answer: {reason}.")
+
+
+CONNECTION_CLOSED = -32000  # the SDK's code for a transport that ended under a request
+
+
+def _is_lost(error: MCPError) -> bool:
+    return error.error.code == CONNECTION_CLOSED
+
+
+def misfit(arguments: dict[str, Any], schema: Mapping[str, Any]) -> str | None:
+    """What is wrong with the arguments, or None. A schema that is itself broken lets them pass: the server judges."""
+    try:
+        jsonschema.Draft202012Validator(schema).validate(arguments)
+    except jsonschema.ValidationError as error:
+        where = ".".join(str(each) for each in error.absolute_path) or "arguments"
+        return f"Invalid arguments: {where}: {error.message[:300]}"
+    except Exception:
+        return None
+    return None
+
+
+def content_of(result: CallToolResult) -> str | list[Any]:
+    """A result as TOOL_CALL_RESULT carries it: text where it is all text, else parts."""
+    if not result.content and result.structured_content is not None:
+        return result_content(result.structured_content)
+    if all(isinstance(block, TextContent) for block in result.content):
+        return "\n".join(block.text for block in result.content if isinstance(block, TextContent))
+    return [_part(block) for block in result.content]
+
+
+def _part(block: ContentBlock) -> dict[str, Any]:
+    if isinstance(block, TextContent):
+        return {"type": "text", "text": block.text}
+    if isinstance(block, ImageContent | AudioContent):
+        return {"type": block.type, "source": {"type": "data", "value": block.data, "mimeType": block.mime_type}}
+    if isinstance(block, EmbeddedResource):
+        text = getattr(block.resource, "text", None)
+        return {"type": "text", "text": text if isinstance(text, str) else f"[resource {block.resource.uri}]"}
+    return {"type": "text", "text": f"[resource {block.uri}]"}
+
+
+def reason_of(error: BaseException) -> str:
+    """One short line about an error, the innermost one of a group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    line = (str(error).strip().splitlines() or [""])[0][:300]
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__
+
+
+class McpTools:
+    """The tools of an agent's MCP servers, ready for one run."""
+
+    def __init__(self, servers: tuple[McpServer, ...]) -> None:
+        self.connections = tuple(McpConnection(server) for server in servers)
+
+    async def offer(self, limits: Limits) -> tuple[list[Offered], list[str]]:
+        """(declaration, callee, what needs approval) of every tool, and a sentence for each server that is away."""
+        found: list[Offered] = []
+        away: list[str] = []
+        listings = await asyncio.gather(*(each.tools() for each in self.connections), return_exceptions=True)
+        for connection, listing in zip(self.connections, listings, strict=True):
+            if isinstance(listing, BaseException):
+                connection.forget()
+                away.append(f"The MCP server {connection.server.name} is not available; its tools are missing.")
+                continue
+            found += [_offered(connection, tool, limits) for tool in listing]
+        return found, away
+
+    async def close(self) -> None:
+        await asyncio.gather(*(connection.close() for connection in self.connections))
+
+
+def _offered(connection: McpConnection, tool: McpTool, limits: Limits) -> Offered:
+    server = connection.server
+    name = server.prefix + tool.name
+    declaration = ToolDeclaration(name=name, description=tool.description or tool.name, parameters=tool.input_schema)
+    asks = server.requires_approval is True or (
+        not isinstance(server.requires_approval, bool) and tool.name in server.requires_approval
+    )
+    approving = None
+    if asks:
+        approving = Tool(
+            name=name,
+            description=declaration.description,
+            parameters=tool.input_schema,
+            call=McpCallee,  # never called: the callee is
+            kind="sync",
+            check=lambda arguments: arguments,
+            requires_approval=True,
+        )
+    return declaration, McpCallee(connection, tool, limits), approving

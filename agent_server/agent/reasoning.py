@@ -12,7 +12,6 @@ from typing import Literal
 
 from ag_ui.core import Message, ReasoningMessage
 
-from agent_server.agent.collected import Collected
 from agent_server.agent.sealing import Sealer
 from events.vocabulary import (
     Event,
@@ -36,29 +35,32 @@ class ReasoningPolicy:
         self._tenant = tenant
         self._thread_id = thread_id
         self._summarise = summarise
+        self._written: dict[str, list[str]] = {}
 
-    async def shown(self, event: Event, collected: Collected) -> list[Event]:
+    async def shown(self, event: Event) -> list[Event]:
         """The events that clients get for one of the model's."""
         if self._mode == "full":
             return [event]
         if isinstance(event, ReasoningMessageContent):
+            self._written.setdefault(event.message_id, []).append(event.delta)
             return []
         if isinstance(event, ReasoningMessageEnd):
-            return [*await self._summary(event.message_id, collected), event, self._seal(event.message_id, collected)]
+            text = "".join(self._written.pop(event.message_id, ()))
+            return [*await self._summary(event.message_id, text), event, self._seal(event.message_id, text)]
         return [event]
 
-    async def _summary(self, message_id: str, collected: Collected) -> list[Event]:
-        text = ""
-        if self._mode == "summary" and self._summarise is not None:
-            text = await self._summarise(collected.reasoning_of(message_id))
-        collected.shown_reasoning[message_id] = text
-        return [ReasoningMessageContent(message_id=message_id, delta=text)] if text else []
+    def hurry(self) -> None:
+        """The turn broke off: make no summary of what there is."""
+        self._summarise = None
 
-    def _seal(self, message_id: str, collected: Collected) -> Event:
-        value = self._sealer.seal(
-            collected.reasoning_of(message_id), tenant=self._tenant, thread_id=self._thread_id, message_id=message_id
-        )
-        collected.sealed[message_id] = value
+    async def _summary(self, message_id: str, text: str) -> list[Event]:
+        if self._mode != "summary" or self._summarise is None or not text.strip():
+            return []
+        summary = await self._summarise(text)
+        return [ReasoningMessageContent(message_id=message_id, delta=summary)] if summary else []
+
+    def _seal(self, message_id: str, text: str) -> Event:
+        value = self._sealer.seal(text, tenant=self._tenant, thread_id=self._thread_id, message_id=message_id)
         return ReasoningEncryptedValue(subtype="message", entity_id=message_id, encrypted_value=value)
 
 

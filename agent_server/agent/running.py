@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -98,20 +98,21 @@ def capped_message(message: str, limit: int = 2000) -> str:
 
 
 class Pending(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that is to be answered now."""
+    """A call that is to be answered now. `interrupt_id`: of the interrupt whose answer allowed it."""
 
     call_id: str
     name: str
     arguments: dict[str, Any]
     callee: Callee
     context: ToolContext
+    interrupt_id: str | None = None
 
 
-async def answer_all(pending: Sequence[Pending], done: Callable[[Pending, Answer], None]) -> None:
+async def answer_all(pending: Sequence[Pending], done: Callable[[Pending, Answer], Awaitable[None]]) -> None:
     """Answer calls concurrently; `done` is told of each as it finishes. Cancelling this cancels them all."""
 
     async def one(each: Pending) -> None:
-        done(each, await each.callee.answer(each.arguments, each.context))
+        await done(each, await each.callee.answer(each.arguments, each.context))
 
     async with asyncio.TaskGroup() as group:
         for each in pending:

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from ag_ui.core import Message, RunAgentInput, SystemMessage, UserMessage
+from ag_ui.core import Message, RunAgentInput, SystemMessage, ToolMessage, UserMessage
 from pydantic import BaseModel
 
+from agent_server.agent import interrupts, subagents
 from agent_server.agent.agent import Agent
-from agent_server.agent.conversation import Conversation
-from agent_server.agent.loop import Loop, Toolset, ending_of
+from agent_server.agent.conversation import Conversation, wire
+from agent_server.agent.loop import Loop, Outcome, Toolset, ending_of
+from agent_server.agent.mcp import McpTools
 from agent_server.agent.reasoning import ReasoningPolicy, unsealed
-from agent_server.agent.running import FunctionCallee, Limits
+from agent_server.agent.resuming import Opening, open_run
+from agent_server.agent.running import Callee, FunctionCallee, Limits
 from agent_server.agent.sealing import Sealer
 from agent_server.agent.state import Predictor, SharedState
+from agent_server.agent.subagents import SubagentCallee
 from agent_server.agent.turn import LanguageModel, TurnTaker
 from agent_server.runs import Ending, Execution
+from agent_server.store.records import RunRecord
 from events.options import GenerationOptions, SamplingParams
+from events.vocabulary import Event, MessagesSnapshot, RunOutcome, SuccessOutcome, ToolCallResult
 
+Emit = Callable[[Event], None]
 SUMMARY_INSTRUCTIONS = "Summarise the following thoughts in one or two short sentences, in their language."
 SUMMARY_TOKENS = 96
 
@@ -35,32 +43,86 @@ class ServedAgent:
         self._model = model
         self._sealer = sealer or Sealer()
         self._limits = limits or Limits()
+        self._mcp = {each.name: McpTools(tuple(each.mcp_servers)) for each in family(agent) if each.mcp_servers}
+
+    async def close(self) -> None:
+        """Let go of the MCP servers. Safe to call twice."""
+        await asyncio.gather(*(tools.close() for tools in self._mcp.values()))
 
     async def run(self, execution: Execution) -> Ending:
-        agent, emit = self.agent, execution.emit
-        state = SharedState(self._state_to_begin_with(execution), emit, _schema(agent))
+        """One run: apply what it resumes, then let the loop work. See `resuming` and `loop`."""
+        opening = await open_run(execution)
+        conversation = self._conversation(execution, opening)
+        execution.messages = conversation.wire()
+        state = SharedState(self._state_to_begin_with(execution), execution.emit, _schema(self.agent))
+        if self.agent.shares_state:
+            state.snapshot()
+        if opening.repeated is not None:
+            return self._told_again(execution, conversation, state, opening.repeated)
+        try:
+            loop = await self._loop(self.agent, execution, conversation, state, execution.emit)
+            outcome = await (loop.resume(opening) if opening.resumes else loop.run())
+        finally:
+            execution.messages = conversation.wire()
+            if self.agent.shares_state or state.changed:
+                execution.state = state.value
+        if outcome.waiting:
+            execution.interrupts = list(outcome.waiting)
+        if outcome.waiting or (self.agent.shares_state and state.changed):
+            state.snapshot()
+        if outcome.waiting:
+            execution.emit(MessagesSnapshot(messages=conversation.wire()))
+        return ending_of(outcome)
+
+    async def _loop(
+        self, agent: Agent, execution: Execution, conversation: Conversation, state: SharedState, emit: Emit
+    ) -> Loop:
+        """The loop of this agent, or of one it calls."""
+        nested = agent is not self.agent
         predictor = Predictor(agent.predict_state, state)
         predictor.announce(emit)
-        if agent.shares_state:
-            state.snapshot()
-        conversation = self._conversation(execution)
-        execution.messages = conversation.wire()
         turns = TurnTaker(
             self._model,
             execution,
             emit,
-            reasoning=self._reasoning(execution),
+            reasoning=self._reasoning(agent, execution),
             follow=predictor.follow if agent.predict_state else None,
         )
-        options = effective_options(agent, execution.options)
-        loop = Loop(agent, execution, turns, self._toolset(execution), conversation, state, emit, options=options)
-        try:
-            outcome = await loop.run()
-        finally:
-            execution.messages = conversation.wire()
-            if agent.shares_state:
-                execution.state = state.value
-        return ending_of(outcome)
+        return Loop(
+            agent,
+            execution,
+            turns,
+            await self._toolset(agent, execution, conversation, state, emit, nested=nested),
+            conversation,
+            state,
+            emit,
+            options=effective_options(agent, execution.options),
+            may_ask=execution.thread is not None and not nested,
+        )
+
+    def _told_again(
+        self, execution: Execution, conversation: Conversation, state: SharedState, run: RunRecord
+    ) -> Ending:
+        """What a run left, for a client that repeats the resume which began it: results it lacks, then everything."""
+        held = {message.id for message in execution.input.messages}
+        answered = {entry.interrupt_id for entry in execution.input.resume or ()}
+        thread = execution.thread
+        assert thread is not None
+        calls = {record.call["id"] for record in thread.interrupts if record.id in answered}
+        for message in conversation.shown:
+            if isinstance(message, ToolMessage) and message.tool_call_id in calls and message.id not in held:
+                content = wire([message])[0]["content"]
+                execution.emit(
+                    ToolCallResult(
+                        message_id=message.id, tool_call_id=message.tool_call_id, content=content, role="tool"
+                    )
+                )
+        if not self.agent.shares_state:
+            state.snapshot()
+        execution.emit(MessagesSnapshot(messages=conversation.wire()))
+        outcome = msgspec.convert(run.outcome, RunOutcome) if run.outcome else SuccessOutcome()
+        execution.state = thread.state
+        return Ending(outcome=outcome)
 
     def _state_to_begin_with(self, execution: Execution) -> Any:
         """The client's state; the thread's where the client sent none; else the agent's own."""
@@ -69,45 +131,77 @@ class ServedAgent:
             given = execution.thread.state
         return self.agent.state if not given and isinstance(self.agent.state, dict) else given
 
-    def _conversation(self, execution: Execution) -> Conversation:
-        messages = execution.input.messages
+    def _conversation(self, execution: Execution, opening: Opening) -> Conversation:
+        """The client's messages, or the thread's: sealed reasoning opened, what people edited applied, and without
+        what subagents said, which the agent knows by their results."""
         opened = unsealed(
-            messages,
+            [each for each in opening.messages if each.subagent_run_id is None],
             self._sealer,
             tenant=execution.tenant,
             thread_id=execution.input.thread_id,
             warn=execution.warn,
         )
-        return Conversation(opened, messages)
+        conversation = Conversation(opened, opening.messages)
+        for record in execution.thread.interrupts if execution.thread is not None else ():
+            approved, edited = interrupts.approval_of((record.answer or {}).get("payload"))
+            if approved and edited is not None:
+                conversation.use_arguments(record.call["id"], edited)
+        return conversation
 
-    def _toolset(self, execution: Execution) -> Toolset:
-        tools = self.agent.server_tools
+    async def _toolset(
+        self,
+        agent: Agent,
+        execution: Execution,
+        conversation: Conversation,
+        state: SharedState,
+        emit: Emit,
+        *,
+        nested: bool,
+    ) -> Toolset:
         limits = Limits(
-            seconds=self.agent.time_limit or self._limits.seconds,
-            characters=self.agent.result_limit or self._limits.characters,
+            seconds=agent.time_limit or self._limits.seconds, characters=agent.result_limit or self._limits.characters
         )
-        callees = {tool.name: FunctionCallee(tool, limits) for tool in tools}
-        clients = frozenset(each.name for each in execution.input.tools or ()) - set(callees)
+        callees: dict[str, Callee] = {tool.name: FunctionCallee(tool, limits) for tool in agent.server_tools}
+        declarations = [tool.declaration() for tool in agent.server_tools]
+        approvals = {tool.name: tool for tool in agent.server_tools if tool.requires_approval is not False}
+
+        async def run_nested(other: Agent, words: Conversation, their_emit: Emit) -> Outcome:
+            return await (await self._loop(other, execution, words, state, their_emit)).run()
+
+        for other in agent.subagents:
+            said = conversation.shown.extend
+            callees[other.name] = SubagentCallee(other, run_nested, emit, execution.new_id, said, limits.characters)
+            declarations.append(subagents.declaration(other))
+        if (mcp := self._mcp.get(agent.name)) is not None:
+            offered, away = await mcp.offer(limits)
+            for sentence in away:
+                execution.warn(sentence)
+            for declared, callee, approving in offered:
+                if declared.name in callees:
+                    execution.warn(f"Two tools are called {declared.name}; the MCP server's is not offered.")
+                    continue
+                callees[declared.name] = callee
+                declarations.append(declared)
+                if approving is not None:
+                    approvals[declared.name] = approving
+        clients = frozenset[str]() if nested else frozenset(each.name for each in execution.input.tools or ())
         return Toolset(
-            callees=callees,
-            declarations=[tool.declaration() for tool in tools],
-            approvals={tool.name: tool for tool in tools if tool.requires_approval is not False},
-            clients=clients,
+            callees=callees, declarations=declarations, approvals=approvals, clients=clients - callees.keys()
         )
 
-    def _reasoning(self, execution: Execution) -> ReasoningPolicy | None:
-        if self.agent.reasoning == "full":
+    def _reasoning(self, agent: Agent, execution: Execution) -> ReasoningPolicy | None:
+        if agent.reasoning == "full":
             return None
 
         async def summarise(text: str) -> str:
             return await self._summary(execution, text)
 
         return ReasoningPolicy(
-            self.agent.reasoning,
+            agent.reasoning,
             self._sealer,
             tenant=execution.tenant,
             thread_id=execution.input.thread_id,
-            summarise=self.agent.summarise or summarise,
+            summarise=agent.summarise or summarise,
         )
 
     async def _summary(self, execution: Execution, text: str) -> str:
@@ -121,7 +215,12 @@ class ServedAgent:
         )
         options = GenerationOptions(sampling=SamplingParams(temperature=0.0, max_tokens=SUMMARY_TOKENS), thinking=False)
         turn = await TurnTaker(self._model, execution, lambda event: None).take(input, options)
-        return turn.text.strip()
+        return turn.said.text.strip()
+
+
+def family(agent: Agent) -> list[Agent]:
+    """The agent and every agent it may call, directly or not."""
+    return [agent, *(each for child in agent.subagents for each in family(child))]
 
 
 def _schema(agent: Agent) -> type[BaseModel] | None:

@@ -33,6 +33,7 @@ class SharedState:
         self._sent: dict[str, Any] = copied(self.value)
         self._emit = emit
         self._schema = schema
+        self.changed = False
 
     def snapshot(self) -> None:
         """Send the whole state."""
@@ -60,6 +61,7 @@ class SharedState:
     def _push(self, now: dict[str, Any]) -> None:
         if patch := jsonpatch.make_patch(self._sent, now).patch:
             self._sent = now
+            self.changed = True
             self._emit(StateDelta(delta=patch))
 
     def _restore(self) -> None:

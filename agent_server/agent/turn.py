@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import msgspec
-from ag_ui.core import Message, RunAgentInput, ToolCall
-from events.translator import Translator
+from ag_ui.core import AssistantMessage, Message, RunAgentInput, ToolCall
 
-from agent_server.agent.collected import Collected
+from agent_server.agent.conversation import parsed
 from agent_server.agent.reasoning import ReasoningPolicy
+from agent_server.engine.output import OutputSettings, open_translator, sampling_for
 from agent_server.engine.protocol import Control, Delta, Engine, EngineError, Finished, GenerationRequest, Token
 from agent_server.runs import Execution
+from events.message import Folder
 from events.options import GenerationOptions
-from events.vocabulary import Custom, Event
+from events.translator import Translator
+from events.vocabulary import Custom, Event, RunError
 
 CONTROL_EVENT = "agent_server.control"
-RENDER_SECONDS = 10.0
 
 
 class Prompts(Protocol):
     """What turns a conversation into token ids; `agent_server.engine.prompt.PromptBuilder` is one."""
 
-    def build(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None) -> Any: ...
+    async def build_async(
+        self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None
+    ) -> Any: ...
 
 
 class LanguageModel(Protocol):
@@ -40,14 +42,36 @@ class LanguageModel(Protocol):
     def prompts(self) -> Prompts: ...
 
 
-class Turn(msgspec.Struct, frozen=True, kw_only=True):
-    """What the model said in one turn. `messages`: reasoning and assistant messages, in order, for the next prompt;
-    `shown`: the same as clients have them."""
+class Unreadable(EngineError):
+    """The model's output could not be read and the request wants that to end the run."""
 
-    messages: tuple[Message, ...]
-    shown: tuple[Message, ...]
-    calls: tuple[ToolCall, ...]
-    text: str
+    def __init__(self, message: str, code: str | None) -> None:
+        super().__init__("internal", message)
+        self.kind = code or "internal"  # type: ignore[assignment]
+
+
+class Said(msgspec.Struct, frozen=True, kw_only=True):
+    """What the model said: reasoning and assistant messages, in order, for the next prompt, and `shown`: the same as
+    clients have them (with less of the reasoning)."""
+
+    messages: tuple[Message, ...] = ()
+    shown: tuple[Message, ...] = ()
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        made = [message.tool_calls or () for message in self.messages if isinstance(message, AssistantMessage)]
+        return tuple(call for calls in made for call in calls)
+
+    @property
+    def text(self) -> str:
+        spoken = [message.content for message in self.messages if isinstance(message, AssistantMessage)]
+        return "".join(each for each in spoken if each)
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """A turn that came to its end."""
+
+    said: Said
     finished: Finished
 
 
@@ -55,7 +79,7 @@ class TurnTaker:
     """Takes turns of one model on behalf of one run.
 
     emit: where events go (a subagent's are marked on the way). follow: sees every event of the model's before it is
-    sent on.
+    sent on. `partial` is what an unfinished turn said before it failed or was cancelled.
     """
 
     def __init__(
@@ -72,47 +96,42 @@ class TurnTaker:
         self._emit = emit
         self._reasoning = reasoning
         self._follow = follow
+        self._written = self._shown = Folder()
+        self._reasoning_tokens = 0
 
     async def take(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None) -> Turn:
         """Generate one turn. Raises EngineError; on that and on cancellation what is open has been closed."""
         execution = self._execution
+        self._written = Folder()
+        self._shown = self._written if self._reasoning is None else Folder()
+        self._reasoning_tokens = 0
         await execution.controls.gate()
-        prompt = await self._render(input, options, instructions)
+        prompt = await self._model.prompts.build_async(input, options, instructions)
         for warning in prompt.warnings:
             execution.warn(warning)
-        translator = Translator(
-            prompt.output_format,
-            tools=input.tools or [],
-            opened=prompt.opened,
-            new_id=execution.new_id,
-            marker_ids=prompt.marker_ids,
-        )
         request = GenerationRequest(
             request_id=execution.new_id("gen"),
             prompt_token_ids=tuple(prompt.token_ids),
-            sampling=execution.controls.sampling(options),
+            sampling=sampling_for(prompt, execution.controls.sampling(options)),
             tenant=execution.tenant,
         )
-        collected = Collected()
-        finished = await self._generate(request, translator, collected, options.token_details)
-        execution.count(self._model.name, finished)
-        return Turn(
-            messages=collected.messages(),
-            shown=collected.messages(shown=True),
-            calls=collected.calls(),
-            text=collected.text(),
-            finished=finished,
-        )
+        settings = getattr(self._model, "output", OutputSettings())
+        translator = open_translator(prompt, input, options, settings, execution.new_id)
+        finished = await self._generate(request, translator, options.token_details)
+        for warning in translator.warnings:
+            execution.warn(warning)
+        execution.count(self._model.name, finished, self._reasoning_tokens)
+        return Turn(said=self.said(), finished=finished)
 
-    async def _render(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None) -> Any:
-        build = self._model.prompts.build
-        if inspect.iscoroutinefunction(build):
-            return await build(input, options, instructions)
-        return await asyncio.to_thread(build, input, options, instructions)
+    def said(self) -> Said:
+        """What the turn under way, or the last one, said so far."""
+        shown = parsed(_kept(message) for message in self._shown.messages)
+        if self._written is self._shown:
+            return Said(messages=tuple(shown), shown=tuple(shown))
+        written = parsed(_kept(message) for message in self._written.messages)
+        return Said(messages=tuple(written), shown=tuple(shown))
 
-    async def _generate(
-        self, request: GenerationRequest, translator: Translator, collected: Collected, details: bool
-    ) -> Finished:
+    async def _generate(self, request: GenerationRequest, translator: Translator, details: bool) -> Finished:
         engine, controls = self._model.engine, self._execution.controls
         finished: Finished | None = None
         reason = "error"
@@ -120,11 +139,8 @@ class TurnTaker:
         try:
             async with contextlib.aclosing(engine.generate(request)) as items:
                 async for item in items:
-                    if type(item) is Delta:
-                        self._execution.first_token()
-                        for token in item.tokens:
-                            detail = _detail(token) if details else None
-                            await self._deliver(translator.feed(token.text, token.id, detail), collected)
+                    if isinstance(item, Delta):
+                        await self._feed(item, translator, details)
                     elif isinstance(item, Finished):
                         finished, reason = item, item.reason
                     elif isinstance(item, Control):
@@ -134,21 +150,40 @@ class TurnTaker:
             raise
         finally:
             controls.detach(request.request_id)
-            await self._deliver(translator.finish(reason), collected)
+            if finished is None and self._reasoning is not None:
+                self._reasoning.hurry()
+            await self._deliver(translator.finish(reason))
         if finished is None:
             raise EngineError("connection", "The engine ended a generation without saying how.", retryable=True)
         return finished
 
-    async def _deliver(self, events: list[Event], collected: Collected) -> None:
+    async def _feed(self, delta: Delta, translator: Translator, details: bool) -> None:
+        self._execution.first_token()
+        for token in delta.tokens:
+            detail = _detail(token) if details else None
+            self._reasoning_tokens += translator.reasoning
+            await self._deliver(translator.feed(token.text, token.id, detail))
+
+    async def _deliver(self, events: list[Event]) -> None:
         for event in events:
-            collected.see(event)
+            if isinstance(event, RunError):
+                raise Unreadable(event.message, event.code)
+            self._written.add(event)
             if self._follow is not None:
                 self._follow(event)
             if self._reasoning is None:
                 self._emit(event)
-            else:
-                for shown in await self._reasoning.shown(event, collected):
-                    self._emit(shown)
+                continue
+            for shown in await self._reasoning.shown(event):
+                self._shown.add(shown)
+                self._emit(shown)
+
+
+def _kept(message: dict[str, Any]) -> dict[str, Any]:
+    """A message without what was only for whoever watched it being written: the tokens it came in."""
+    metadata = {key: value for key, value in (message.get("metadata") or {}).items() if key != "tokens"}
+    rest = {key: value for key, value in message.items() if key != "metadata"}
+    return {**rest, "metadata": metadata} if metadata else rest
 
 
 def _detail(token: Token) -> list[Any]:

@@ -48,7 +48,7 @@ def routes(server: Server) -> list[BaseRoute]:
         agent = server.agents.get(name)
         if agent is None:
             raise RequestError("not_found", f"There is no agent of that name. Agents: {', '.join(server.agents)}.")
-        found = capabilities_of(agent, server.model)
+        found = capabilities_of(agent.agent, server.model)
         return Response(found.model_dump_json(by_alias=True, exclude_none=True), media_type="application/json")
 
     return [

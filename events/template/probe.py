@@ -46,10 +46,12 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     system_role: a first system message appears. system_anywhere: so does a later one, in its place. typed_content:
     a list of text parts is flattened by the template; string_content: a string is accepted. alternation: two
     messages of one role in a row are refused or lost. arguments: the shape of a call's arguments that comes out as
-    the model writes it. call_content: what stands for "no text" in a message with calls. short_ids: call ids must be
+    the model writes it. call_content: what stands for "no text" in a message with calls.
+    text_with_calls: a message may have both. short_ids: call ids must be
     nine letters and digits. id_is_name: the name is written as part of the id alone (`functions.NAME:0`).
     reasoning_field: the message key whose text is rendered as reasoning, None if no key is. tool_role: the role of
-    results, None if no role renders them. tools_variable: the variable that takes the declared tools.
+    results, None if no role renders them. tools_variable: the variable that takes the declared tools;
+    tools_in_system: it is instead a key "tools" of the system message, as JSON text (Phi-4-mini).
     """
 
     system_role: bool = False
@@ -63,11 +65,13 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     tool_role: str | None = None
     arguments: Arguments = "object"
     call_content: CallContent = "empty"
+    text_with_calls: bool = True
     short_ids: bool = False
     id_is_name: bool = False
     reasoning_field: ReasoningField | None = None
     needs_system: bool = False
     tools_variable: str = "tools"
+    tools_in_system: bool = False
 
 
 def user(text: str = USER) -> Message:
@@ -184,7 +188,8 @@ def capabilities(probe: Probe) -> Capabilities:
         string_content=strings or not parts,
         typed_content=parts,
         alternation=alternation,
-        tools=tools is not None,
+        tools=tools is not None or _tools_in_system(probe),
+        tools_in_system=tools is None and _tools_in_system(probe),
         tools_variable=probe.tools_variable,
         tool_role=calls.tool_role or _tool_role(probe, assistant()),
         reasoning_field=_reasoning_field(probe, calls),
@@ -210,6 +215,10 @@ def _tools_variable(probe: Probe) -> str | None:
         if name in read and probe.shows([user()], FUNCTION, **passed):
             return name
     return None
+
+
+def _tools_in_system(probe: Probe) -> bool:
+    return probe.shows([{**system(), "tools": json.dumps(TOOLS)}, user()], FUNCTION)
 
 
 def _system_in_place(probe: Probe) -> bool:
@@ -252,6 +261,7 @@ def _call_details(probe: Probe, shape: Capabilities) -> Capabilities:
     pair = [user(), calling([one, two], shape.call_content)]
     return msgspec.structs.replace(
         shape,
+        text_with_calls=probe.shows([user(), {**message, "content": CONTENT}], CONTENT, VALUE, tools=True),
         parallel_calls=probe.shows(pair, VALUE, VALUE_TWO, tools=True),
         tool_role=role,
         short_ids=not _accepts_id(probe, long_id, LONG_CALL_ID, role),

@@ -42,7 +42,8 @@ def frames(events: list[Event], flags: CompletionFlags) -> list[Any]:
 
 def with_tokens(*deltas: tuple[str, list[Any]]) -> list[Event]:
     contents = [TextMessageContent(message_id="m1", delta=text, metadata={"tokens": tokens}) for text, tokens in deltas]
-    return [*recorded.started(), *contents, *recorded.finished("length", promptLogprobs=PROMPT)]
+    start, end = recorded.text()
+    return [*recorded.started(), start, *contents, end, *recorded.finished("length", promptLogprobs=PROMPT)]
 
 
 PROMPT = [None, [1, ": ", -2.0, []]]

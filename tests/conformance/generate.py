@@ -19,7 +19,8 @@ TEXTS = ["Hi", " there", "", "é😀", '{"a":', "1}", "\n"]
 
 
 def random_stream(rng: random.Random, *, fault: float = 0.03, length: int = 30) -> list[Wire]:
-    """A stream; with probability `fault` per event the next one is whatever comes, legal or not."""
+    """A stream; with probability `fault` per event the next one is whatever comes, legal or not, and with 0 it is
+    legal throughout."""
     verifier = Verifier()
     stream: list[Wire] = []
     for _ in range(rng.randint(2, length)):
@@ -29,6 +30,8 @@ def random_stream(rng: random.Random, *, fault: float = 0.03, length: int = 30) 
                 if _admitted(verifier, candidate):
                     break
                 candidate = _candidate(rng, stream)
+        if not fault and not _admitted(verifier, candidate):
+            continue
         stream.append(candidate)
         if not _admitted(verifier, candidate):
             return [*stream, _run_finished(rng)]

@@ -1,0 +1,158 @@
+"""AG-UI over WebSocket, as a state machine that does no I/O: the events of the protocol, one JSON object a message.
+
+Upstream there are five messages, each an object with a `type`:
+
+    {"type": "run", "input": RunAgentInput, "agent": name?}      start a run
+    {"type": "subscribe", "runId": id, "after": number}          read a run again, from the event after that number
+    {"type": "cancel"} {"type": "pause"} {"type": "resume"}      the run being read
+    {"type": "modify", "parameters": {name: value}}              its sampling, from the next token on
+
+A run's events are numbered from 1 in the order in which they come, so a client that counts them knows what to ask for
+after a lost connection. A control that cannot be carried out is told by a CUSTOM event while a run is being read, and
+by RUN_ERROR otherwise: both are legal there in the protocol.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from adapters.agui import from_wire
+from adapters.body import convert, wrong
+from adapters.errors import RequestError, row
+from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits, read_json
+from adapters.legacy import downgrade
+from events.encode import encode
+from events.vocabulary import Custom, Event, RunError, RunFinished
+
+ERROR_EVENT = "agent_server.error"
+MAX_AFTER = 2**53
+ControlAction = Literal["cancel", "pause", "resume", "modify"]
+
+
+class Send(NamedTuple):
+    data: bytes
+
+
+class Start(NamedTuple):
+    inbound: Inbound
+    agent: str
+
+
+class Subscribe(NamedTuple):
+    run_id: str
+    after: int
+
+
+class ControlRun(NamedTuple):
+    action: ControlAction
+    changes: dict[str, Any]
+
+
+class Close(NamedTuple):
+    code: int
+    reason: str
+
+
+Action = Send | Start | Subscribe | ControlRun | Close
+
+
+class _Run(msgspec.Struct, forbid_unknown_fields=True):
+    input: dict[str, Any]
+    agent: str = "default"
+
+
+class _Subscribe(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
+    run_id: str
+    after: int = 0
+
+
+class _Control(msgspec.Struct, forbid_unknown_fields=True):
+    parameters: dict[str, Any] | None = None
+
+
+class Session:
+    """One connection: at most one run is read at a time."""
+
+    def __init__(self, *, limits: Limits = DEFAULT_LIMITS) -> None:
+        self.reading = False
+        self._limits = limits
+        self._legacy = False
+
+    def receive(self, data: str | bytes) -> list[Action]:
+        if isinstance(data, bytes):
+            return self._close(RequestError("unsupported_media_type", "Messages are JSON text, not binary."))
+        try:
+            message = read_json(data.encode("utf-8", "surrogatepass"), self._limits, shape=dict)
+            return self._message(message)
+        except RequestError as error:
+            return self._close(error) if error.kind == "payload_too_large" else self.refused(error)
+
+    def _message(self, message: dict[str, Any]) -> list[Action]:
+        kind = message.pop("type", None)
+        match kind:
+            case "run":
+                run: _Run = convert(message, _Run, "")
+                self._begin()
+                inbound = from_wire(run.input, limits=self._limits)
+                self._legacy = inbound.extra.legacy
+                self.reading = True
+                return [Start(inbound, run.agent)]
+            case "subscribe":
+                wanted: _Subscribe = convert(message, _Subscribe, "")
+                self._begin()
+                if not 0 <= wanted.after < MAX_AFTER:
+                    raise wrong("after", "must be the number of an event")
+                self.reading = True
+                return [Subscribe(wanted.run_id, wanted.after)]
+            case "cancel" | "pause" | "resume" | "modify":
+                return [self._control(kind, convert(message, _Control, ""))]
+        raise wrong("type", "must be run, subscribe, cancel, pause, resume or modify")
+
+    def _begin(self) -> None:
+        if self.reading:
+            raise RequestError("conflict", "A run is being read on this connection; cancel it, or open another.")
+
+    def _control(self, action: ControlAction, control: _Control) -> ControlRun:
+        if not self.reading:
+            raise RequestError("invalid_request", f"There is no run to {action} on this connection.")
+        if (action == "modify") != bool(control.parameters):
+            raise wrong("parameters", "must say what to modify, and nothing else takes any")
+        return ControlRun(action, control.parameters or {})
+
+    def event(self, event: Event) -> list[Action]:
+        """The next event of the run being read."""
+        if isinstance(event, RunFinished | RunError):
+            self.reading = False
+        shown = downgrade(event) if self._legacy else event
+        return [] if shown is None else [Send(encode(shown))]
+
+    def not_started(self, error: RequestError) -> list[Action]:
+        """The run that `Start` or `Subscribe` asked for cannot be had."""
+        self.reading = False
+        return self.refused(error)
+
+    def refused(self, error: RequestError) -> list[Action]:
+        value = {"code": error.kind, "message": error.message}
+        if error.param is not None:
+            value["param"] = error.param
+        if self.reading:
+            return [Send(encode(Custom(name=ERROR_EVENT, value=value)))]
+        metadata = {"retryable": row(error.kind).retryable, **({"param": error.param} if error.param else {})}
+        return [Send(encode(RunError(message=error.message, code=error.kind, metadata=metadata)))]
+
+    def controlled(self, action: ControlAction, done: bool) -> list[Action]:
+        """What was done shows in the events; what was not is said."""
+        if done:
+            return []
+        return self.refused(RequestError("invalid_request", f"This model or this run cannot {action} now."))
+
+    def going_away(self) -> list[Action]:
+        error = RequestError("unavailable", "The server is shutting down.")
+        self.reading = False
+        return [*self.refused(error), Close(1001, "going away")]
+
+    def _close(self, error: RequestError) -> list[Action]:
+        self.reading = False
+        return [*self.refused(error), Close(row(error.kind).close, error.kind)]

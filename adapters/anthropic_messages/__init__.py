@@ -1,0 +1,16 @@
+"""Anthropic's Messages."""
+
+from adapters.anthropic_messages.fields import FIELDS
+from adapters.anthropic_messages.inbound import MessageFlags, parse, parse_count
+from adapters.anthropic_messages.outbound import MessageIdentity, MessageStream, count_body, message_body
+
+__all__ = [
+    "FIELDS",
+    "MessageFlags",
+    "MessageIdentity",
+    "MessageStream",
+    "count_body",
+    "message_body",
+    "parse",
+    "parse_count",
+]

@@ -1,0 +1,209 @@
+"""Messages API messages → AG-UI messages."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Literal
+
+import msgspec
+from ag_ui.core import (
+    AssistantMessage,
+    ContentPart,
+    DataSource,
+    DocumentPart,
+    FileSource,
+    FunctionCall,
+    ImagePart,
+    Message,
+    PartSource,
+    ReasoningMessage,
+    SystemMessage,
+    TextPart,
+    ToolCall,
+    ToolMessage,
+    UrlSource,
+    UserMessage,
+)
+
+from adapters.anthropic_messages.signature import digest, is_digest
+from adapters.body import wrong
+from adapters.history import NewId, Placed, object_text, put_in_order
+from adapters.inbound import Limits
+
+
+class Turn(msgspec.Struct):
+    """One entry of `messages`."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Any
+
+
+def read_turns(turns: Sequence[Turn], *, new_id: NewId, limits: Limits, media: Collection[str] = ()) -> list[Message]:
+    """Raises RequestError("invalid_request") with the block's position."""
+    if not turns:
+        raise wrong("messages", "must not be empty")
+    if len(turns) > limits.messages:
+        raise wrong("messages", f"must have at most {limits.messages} items")
+    reader = _Reader(new_id, limits, media)
+    placed = [
+        Placed(message, f"messages.{i}")
+        for i, turn in enumerate(turns)
+        for message in reader.read(turn, f"messages.{i}")
+    ]
+    return put_in_order(placed, new_id, id_field="content.tool_use_id")
+
+
+def system_text(value: Any, at: str = "system") -> str:
+    """A string, or text blocks, which become lines. Raises RequestError."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    blocks = _blocks(value, at)
+    return "\n".join(_text(block, f"{at}.{i}") for i, block in enumerate(blocks))
+
+
+def _blocks(value: Any, at: str, limit: int = 4096) -> list[dict[str, Any]]:
+    if isinstance(value, str):
+        return [{"type": "text", "text": value}]
+    if not isinstance(value, list) or not all(isinstance(block, dict) for block in value):
+        raise wrong(at, "must be a string or an array of content blocks")
+    if len(value) > limit:
+        raise wrong(at, f"must have at most {limit} blocks")
+    return value
+
+
+def _text(block: dict[str, Any], at: str) -> str:
+    if block.get("type") != "text" or not isinstance(block.get("text"), str):
+        raise wrong(at, "must be a text block")
+    return str(block["text"])
+
+
+class _Reader:
+    def __init__(self, new_id: NewId, limits: Limits, media: Collection[str]) -> None:
+        self._new_id = new_id
+        self._limits = limits
+        self._media = media
+
+    def read(self, turn: Turn, at: str) -> Iterable[Message]:
+        if turn.role == "system":
+            return [SystemMessage(id=self._new_id("msg"), content=system_text(turn.content, f"{at}.content"))]
+        blocks = _blocks(turn.content, f"{at}.content", self._limits.parts)
+        places = [(block, f"{at}.content.{i}") for i, block in enumerate(blocks)]
+        return self._user(places) if turn.role == "user" else self._assistant(places)
+
+    def _user(self, blocks: list[tuple[dict[str, Any], str]]) -> Iterable[Message]:
+        results = [self._result(block, at) for block, at in blocks if block.get("type") == "tool_result"]
+        parts = [self._part(block, at) for block, at in blocks if block.get("type") != "tool_result"]
+        if parts or not results:
+            return [*results, UserMessage(id=self._new_id("msg"), content=_simple(parts))]
+        return results
+
+    def _result(self, block: dict[str, Any], at: str) -> ToolMessage:
+        call_id = self._name(block.get("tool_use_id"), f"{at}.tool_use_id")
+        blocks = _blocks(block.get("content") or "", f"{at}.content", self._limits.parts)
+        content = _simple([self._part(inner, f"{at}.content.{i}") for i, inner in enumerate(blocks)])
+        error = None
+        if block.get("is_error") is True:
+            error = content if isinstance(content, str) else "The tool failed."
+        return ToolMessage(id=self._new_id("msg"), tool_call_id=call_id, content=content, error=error)
+
+    def _assistant(self, blocks: list[tuple[dict[str, Any], str]]) -> Iterable[Message]:
+        texts: list[str] = []
+        calls: list[ToolCall] = []
+        for block, at in blocks:
+            match block.get("type"):
+                case "text":
+                    texts.append(_text(block, at))
+                case "thinking" | "redacted_thinking":
+                    yield self._reasoning(block, at)
+                case "tool_use":
+                    calls.append(self._call(block, at))
+                case _:
+                    raise wrong(f"{at}.type", "is not a kind of block that this server keeps for assistants")
+        if len(calls) > self._limits.tool_calls:
+            raise wrong(blocks[0][1], f"begins a message with more than {self._limits.tool_calls} calls")
+        text = "".join(texts)
+        yield AssistantMessage(
+            id=self._new_id("msg"), content=text if text or not calls else None, tool_calls=calls or None
+        )
+
+    def _reasoning(self, block: dict[str, Any], at: str) -> ReasoningMessage:
+        """The text, and what was sealed with it. Raises RequestError for a thinking block that was altered."""
+        if block["type"] == "redacted_thinking":
+            sealed = block.get("data")
+            if not isinstance(sealed, str):
+                raise wrong(f"{at}.data", "must be a string")
+            return ReasoningMessage(id=self._new_id("rsn"), content="", encrypted_value=sealed)
+        thinking, signature = block.get("thinking"), block.get("signature") or ""
+        if not isinstance(thinking, str) or not isinstance(signature, str):
+            raise wrong(at, "must have thinking and its signature")
+        if not is_digest(signature):
+            return ReasoningMessage(id=self._new_id("rsn"), content=thinking, encrypted_value=signature or None)
+        if signature != digest(thinking):
+            raise wrong(f"{at}.signature", "does not belong to this thinking: send blocks back as they came")
+        return ReasoningMessage(id=self._new_id("rsn"), content=thinking)
+
+    def _call(self, block: dict[str, Any], at: str) -> ToolCall:
+        name = self._name(block.get("name"), f"{at}.name")
+        call_id = self._name(block.get("id"), f"{at}.id")
+        arguments = object_text(block.get("input"), f"{at}.input")
+        return ToolCall(id=call_id, function=FunctionCall(name=name, arguments=arguments))
+
+    def _name(self, value: Any, at: str) -> str:
+        if not isinstance(value, str) or not 0 < len(value) <= self._limits.name:
+            raise wrong(at, f"must be a string of 1 to {self._limits.name} characters")
+        return value
+
+    def _part(self, block: dict[str, Any], at: str) -> ContentPart:
+        match block.get("type"):
+            case "text":
+                return TextPart(text=_text(block, at))
+            case "image":
+                self._readable("image", at)
+                return ImagePart(source=_source(block.get("source"), at))
+            case "document":
+                return self._document(block, at)
+            case "search_result":
+                return TextPart(text=_search_result(block, at))
+        raise wrong(f"{at}.type", "is not a kind of block that this server reads from users")
+
+    def _document(self, block: dict[str, Any], at: str) -> ContentPart:
+        source = block.get("source")
+        if isinstance(source, dict) and source.get("type") == "text" and isinstance(source.get("data"), str):
+            title = block.get("title")
+            return TextPart(text=f"{title}\n{source['data']}" if isinstance(title, str) else source["data"])
+        if isinstance(source, dict) and source.get("type") == "content":
+            return TextPart(text=system_text(source.get("content"), f"{at}.source.content"))
+        self._readable("document", at)
+        return DocumentPart(source=_source(source, at))
+
+    def _readable(self, kind: str, at: str) -> None:
+        if kind not in self._media:
+            raise wrong(at, f"is {kind} content, and this model reads none")
+
+
+def _simple(parts: list[ContentPart]) -> str | list[ContentPart]:
+    """Text alone as a string."""
+    if not parts:
+        return ""
+    if len(parts) == 1 and isinstance(parts[0], TextPart):
+        return parts[0].text
+    return parts
+
+
+def _source(source: Any, at: str) -> PartSource:
+    if isinstance(source, dict):
+        data, mime = source.get("data"), source.get("media_type")
+        if source.get("type") == "base64" and isinstance(data, str) and isinstance(mime, str):
+            return DataSource(value=data, mime_type=mime)
+        if source.get("type") == "url" and isinstance(source.get("url"), str):
+            if not source["url"].startswith(("http://", "https://")):
+                raise wrong(f"{at}.source.url", "must be a web address")
+            return UrlSource(value=source["url"])
+        if source.get("type") == "file" and isinstance(source.get("file_id"), str):
+            return FileSource(value=source["file_id"])
+    raise wrong(f"{at}.source", "must be base64 with a media_type, a url or a file")
+
+
+def _search_result(block: dict[str, Any], at: str) -> str:
+    title, source = block.get("title"), block.get("source")
+    return f"{title} ({source})\n{system_text(block.get('content'), f'{at}.content')}"

@@ -1,0 +1,34 @@
+"""Every field a Messages request can have, and what this server does with it. See adapters.request_fields."""
+
+from __future__ import annotations
+
+from adapters.request_fields import Field, accepted, honoured, refused
+
+FIELDS: dict[str, Field] = {
+    "max_tokens": honoured("required"),
+    "messages": honoured("an assistant message at the end is a prefill"),
+    "model": honoured("a name of `/v1/models`"),
+    "metadata": honoured("`user_id` is kept with the run"),
+    "output_config": honoured("`effort`; `format` json_schema"),
+    "stop_sequences": honoured(),
+    "stream": honoured(),
+    "system": honoured(),
+    "temperature": honoured(),
+    "thinking": honoured("off if absent; `budget_tokens` bounds nothing, `max_tokens` does"),
+    "tool_choice": honoured("auto, any, tool, none; `disable_parallel_tool_use`"),
+    "tools": honoured("the client's own; Anthropic's server tools are refused"),
+    "top_k": honoured(),
+    "top_p": honoured(),
+    "cache_control": accepted("prefixes are cached by their content, whatever the marks"),
+    "context_management": accepted("the history is used as it is sent"),
+    "service_tier": refused("there is one tier", neutral=("auto", "standard_only")),
+    "speed": refused("there is one speed", neutral=("standard",)),
+    "container": refused("there are no containers"),
+    "diagnostics": refused("nothing is compared with earlier requests"),
+    "inference_geo": refused("there is one place"),
+    "mcp_servers": refused("the server's operator connects MCP servers, not the request"),
+    "user_profile_id": refused("there are no profiles"),
+    "workspace_id": refused("the key says who asks"),
+}
+COUNTED = frozenset(FIELDS) - {"max_tokens", "stream", "stop_sequences", "temperature", "top_k", "top_p", "metadata"}
+"""What count_tokens takes."""

@@ -1,0 +1,169 @@
+"""A Messages request → RunAgentInput and GenerationOptions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Literal
+
+import msgspec
+from ag_ui.core import Message, RunAgentInput, SystemMessage
+
+from adapters.anthropic_messages.content import Turn, read_turns, system_text
+from adapters.anthropic_messages.fields import COUNTED, FIELDS
+from adapters.body import convert, flag, read_object, wrong
+from adapters.history import NewId
+from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
+from adapters.request_fields import check_names, check_values
+from adapters.sampling import check_tool_choice, read_options, response_format
+from adapters.tool_list import Tools, ToolSpec, read_tools
+from events.options import GenerationOptions, ToolChoice
+
+SAMPLING = ("model", "max_tokens", "temperature", "top_k", "top_p")
+
+
+class MessageFlags(msgspec.Struct, frozen=True, kw_only=True):
+    """What the outbound side must know of the request (`Inbound.extra`)."""
+
+    hide_thinking: bool = False
+    stop_sequences: tuple[str, ...] = ()
+
+
+class _TurnHead(msgspec.Struct):
+    role: Literal["user", "assistant", "system"]
+
+
+class _Head(msgspec.Struct):
+    messages: list[_TurnHead]
+
+
+def parse(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS, media: Collection[str] = ()) -> Inbound:
+    """`media`: kinds of content besides text that the model reads. Raises RequestError."""
+    values = _values(body, limits)
+    if values.get("max_tokens") is None:
+        raise wrong("max_tokens", "is required")
+    return _inbound(values, new_id, limits, media)
+
+
+def parse_count(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS, media: Collection[str] = ()) -> Inbound:
+    """A count_tokens request: the same, without what only matters to generation."""
+    values = _values(body, limits)
+    check_names(values, {name: field for name, field in FIELDS.items() if name in COUNTED})
+    return _inbound(values, new_id, limits, media)
+
+
+def _values(body: bytes, limits: Limits) -> dict[str, Any]:
+    values = read_object(body, limits, shape=_Head)
+    check_names(values, FIELDS)
+    check_values(values, FIELDS)
+    return values
+
+
+def _inbound(values: dict[str, Any], new_id: NewId, limits: Limits, media: Collection[str]) -> Inbound:
+    tools = _tools(values.get("tools"), limits)
+    turns: list[Turn] = convert(values["messages"], list[Turn], "messages")
+    messages = read_turns(turns, new_id=new_id, limits=limits, media=media)
+    if system := system_text(values.get("system")):
+        messages.insert(0, SystemMessage(id=new_id("msg"), content=system))
+    options, flags = _options(values, tools, messages)
+    run = RunAgentInput(
+        thread_id=new_id("thread"),
+        run_id=new_id("run"),
+        messages=messages,
+        tools=tools.tools,
+        context=[],
+        state={},
+        forwarded_props={},
+    )
+    return Inbound(input=run, options=options, stream=flag(values, "stream"), extra=flags)
+
+
+def _options(values: dict[str, Any], tools: Tools, messages: list[Message]) -> tuple[GenerationOptions, MessageFlags]:
+    given = {name: values[name] for name in SAMPLING if name in values}
+    given["stop"] = _stop_sequences(values.get("stop_sequences"))
+    given["user"] = _user(values.get("metadata"))
+    config: OutputConfig = convert(values.get("output_config") or {}, OutputConfig, "output_config")
+    given["reasoning_effort"] = config.effort
+    options, _ = read_options(given)
+    choice: Choice = convert(values.get("tool_choice") or {}, Choice, "tool_choice")
+    wanted = _tool_choice(choice)
+    check_tool_choice(wanted, tools.names)
+    thinking: Thinking = convert(values.get("thinking") or {}, Thinking, "thinking")
+    shape = response_format("output_config.format", config.format) if config.format is not None else None
+    changes = {
+        "response_format": shape,
+        "strict_tools": tools.strict,
+        "tool_choice": wanted,
+        "parallel_tool_calls": not choice.disable_parallel_tool_use,
+        "thinking": {"enabled": True, "disabled": False}.get(thinking.type),
+        "continue_final_message": _is_prefill(messages[-1]),
+        "store": False,
+    }
+    flags = MessageFlags(hide_thinking=thinking.display == "omitted", stop_sequences=options.sampling.stop)
+    return msgspec.structs.replace(options, **changes), flags
+
+
+def _is_prefill(message: Message) -> bool:
+    return message.role == "assistant" and bool(message.content) and not message.tool_calls
+
+
+def _stop_sequences(value: Any) -> Any:
+    if value is not None and not (isinstance(value, list) and all(isinstance(item, str) for item in value)):
+        raise wrong("stop_sequences", "must be an array of strings")
+    return value
+
+
+def _user(metadata: Any) -> Any:
+    if metadata is None:
+        return None
+    if not isinstance(metadata, dict) or not isinstance(metadata.get("user_id", ""), str | None):
+        raise wrong("metadata", "must be an object, its user_id a string")
+    return metadata.get("user_id")
+
+
+class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
+    effort: Any = None
+    format: Any = None
+
+
+class Thinking(msgspec.Struct, forbid_unknown_fields=True):
+    """Absent means off on this wire; "adaptive" and "between_tools" leave it to the model."""
+
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"] = "disabled"
+    budget_tokens: int | None = None
+    display: Literal["summarized", "omitted", "full"] | None = None
+
+
+class Choice(msgspec.Struct, forbid_unknown_fields=True):
+    type: Literal["auto", "any", "tool", "none"] = "auto"
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+def _tool_choice(choice: Choice) -> ToolChoice:
+    if choice.type == "tool":
+        if not choice.name:
+            raise wrong("tool_choice.name", "is required")
+        return ToolChoice(mode="named", names=(choice.name,))
+    mode: Literal["auto", "required", "none"] = "required" if choice.type == "any" else choice.type
+    return ToolChoice(mode=mode)
+
+
+class AnthropicTool(msgspec.Struct):
+    """`type` is absent or "custom" for the client's own tools; any other is one of Anthropic's."""
+
+    name: Any = None
+    type: Any = None
+    description: Any = None
+    input_schema: Any = None
+    strict: Any = None
+
+
+def _tools(value: Any, limits: Limits) -> Tools:
+    declared: list[AnthropicTool] = convert(value, list[AnthropicTool], "tools") if value is not None else []
+    return read_tools([_spec(tool, f"tools.{i}") for i, tool in enumerate(declared)], limits)
+
+
+def _spec(tool: AnthropicTool, at: str) -> ToolSpec:
+    if tool.type not in (None, "custom"):
+        raise wrong(f"{at}.type", "is not supported: only the client's own tools are")
+    return ToolSpec(tool.name, tool.description, tool.input_schema, tool.strict, at)

@@ -1,0 +1,372 @@
+"""The generation protocol's messages (init, token, completion, error, status), for its WebSocket and HTTP forms.
+
+A request has a `prompt`, which goes to the model as it is, or `messages` (and `tools`), which go through the chat
+template. Beyond the specification: `channel` tells reasoning and tool calls from content, completion messages carry
+`reasoning` and `tool_calls`, and `options.include_generated_text: false` leaves out the text so far, which makes a
+stream's size quadratic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from ag_ui.core import Message, RunAgentInput, Tool, UserMessage
+
+from adapters import sse
+from adapters.answer import Answer, fold, own_events, raise_failure
+from adapters.body import convert, flag, read_object, wrong
+from adapters.errors import payload, row
+from adapters.history import NewId
+from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
+from adapters.json_text import json_bytes, json_string
+from adapters.openai_chat.inbound import read_conversation
+from adapters.openai_tokens import TokenDetail, combined_usage, tokens_of
+from adapters.sampling import KNOWN, check_tool_choice, read_options
+from events.options import GenerationOptions
+from events.vocabulary import (
+    Event,
+    ReasoningMessageContent,
+    RunError,
+    RunFinished,
+    RunStarted,
+    TextMessageContent,
+    ToolCallArgs,
+    ToolCallStart,
+)
+
+ALTERNATIVES = 5
+"""How many alternatives `include_logprobs` shows for each token, unless `parameters.top_logprobs` says."""
+NOT_PARAMETERS = frozenset({"model", "n", "store", "token_details", "return_token_ids", "logprobs"})
+Clock = Callable[[], float]
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A request's `options`. `apply_chat_template` makes the prompt a user's message."""
+
+    stream: bool = True
+    echo_prompt: bool = False
+    include_token_ids: bool = False
+    include_logprobs: bool = False
+    include_timing: bool = False
+    include_generated_text: bool = True
+    include_reasoning: bool = True
+    apply_chat_template: bool = False
+
+
+class GenerateFlags(msgspec.Struct, frozen=True, kw_only=True):
+    """What the outbound side must know of the request (`Inbound.extra`)."""
+
+    options: Options = Options()
+    prompt: str = ""
+    logprobs: int | None = None
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """model_info: version, context length, quantization, where known. hidden_tools: the server's own tools."""
+
+    request_id: str
+    model: str
+    model_info: dict[str, Any] = {}
+    hidden_tools: Container[str] = ()
+
+
+def parse(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS) -> Inbound:
+    """`POST /v1/generate`: parameters stand beside the prompt, `stream` too. Raises RequestError."""
+    values = read_object(body, limits)
+    known = {"prompt", "messages", "tools", "options", "model", "stream"}
+    config = {name: values[name] for name in known & values.keys()}
+    config["parameters"] = {name: value for name, value in values.items() if name not in known}
+    config["options"] = {"stream": flag(values, "stream"), **(_object(config.get("options"), "options"))}
+    config.pop("stream", None)
+    return read_config(config, new_id=new_id, limits=limits, at="")
+
+
+def read_config(
+    config: dict[str, Any], *, new_id: NewId, limits: Limits = DEFAULT_LIMITS, at: str = "parameters"
+) -> Inbound:
+    """A config message without its type; `at` prefixes the names of parameters in errors. Raises RequestError."""
+    for name in config:
+        if name not in ("prompt", "messages", "tools", "options", "model", "parameters"):
+            raise wrong(name[:80], "is not a field of this request")
+    options: Options = convert(_object(config.get("options"), "options"), Options, "options")
+    messages, tools = _conversation(config, options, new_id, limits)
+    generation = _generation(config, options, at)
+    check_tool_choice(generation.tool_choice, [tool.name for tool in tools], at=f"{at}.tool_choice".lstrip("."))
+    prompt = config.get("prompt") or ""
+    if not messages:
+        generation = msgspec.structs.replace(generation, raw_prompt=prompt)
+    run = RunAgentInput(
+        thread_id=new_id("thread"),
+        run_id=new_id("run"),
+        messages=messages,
+        tools=tools,
+        context=[],
+        state={},
+        forwarded_props={},
+    )
+    flags = GenerateFlags(options=options, prompt=prompt, logprobs=generation.sampling.logprobs)
+    return Inbound(input=run, options=generation, stream=options.stream, extra=flags)
+
+
+def _conversation(
+    config: dict[str, Any], options: Options, new_id: NewId, limits: Limits
+) -> tuple[list[Message], list[Tool]]:
+    prompt = config.get("prompt")
+    if (prompt is None) == (config.get("messages") is None):
+        raise wrong("prompt", "is required, or messages in its place")
+    if prompt is None:
+        return read_conversation(config, new_id=new_id, limits=limits)
+    if not isinstance(prompt, str):
+        raise wrong("prompt", "must be a string")
+    if config.get("tools"):
+        raise wrong("tools", "needs messages")
+    if options.apply_chat_template:
+        return [UserMessage(id=new_id("msg"), content=prompt)], []
+    return [], []
+
+
+def _generation(config: dict[str, Any], options: Options, at: str) -> GenerationOptions:
+    given = dict(_object(config.get("parameters"), "parameters"))
+    for name in given:
+        if name not in KNOWN or name in NOT_PARAMETERS:
+            raise wrong(f"{at}.{name[:80]}".lstrip("."), "is not a parameter that can be set")
+    alternatives = given.pop("top_logprobs", None)
+    if options.include_logprobs:
+        given |= {"logprobs": True, "top_logprobs": ALTERNATIVES if alternatives is None else alternatives}
+    given["model"] = config.get("model")
+    found, rest = read_options(given, at=at)
+    del rest
+    return msgspec.structs.replace(found, token_details=options.stream or found.token_details)
+
+
+def _object(value: Any, at: str) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise wrong(at, "must be an object")
+    return value
+
+
+class Messages:
+    """One run's events as messages. `clock` gives seconds from any fixed point; `position` counts tokens sent."""
+
+    def __init__(self, identity: Identity, flags: GenerateFlags, clock: Clock) -> None:
+        self._identity = identity
+        self._flags = flags
+        self._clock = clock
+        self._started = self._last = clock()
+        self._first: float | None = None
+        self._text: list[str] = []
+        self._escaped = bytearray()
+        self._reasoning: list[str] = []
+        self._calls: dict[str, dict[str, Any]] = {}
+        self._heads: dict[str, bytes] = {}
+        self.position = 0
+
+    def init(self) -> list[bytes]:
+        identity = self._identity
+        message: dict[str, Any] = {"type": "init", "request_id": identity.request_id, "model": identity.model}
+        if identity.model_info:
+            message["model_info"] = identity.model_info
+        messages = [json_bytes(message)]
+        if self._flags.options.echo_prompt and self._flags.prompt:
+            self._append(self._flags.prompt)
+            if self._flags.options.stream:
+                messages.append(self._token(self._flags.prompt, None, b""))
+        return messages
+
+    def encode(self, event: Event) -> list[bytes]:
+        if getattr(event, "subagent_run_id", None) is not None:
+            return []
+        match event:
+            case TextMessageContent():
+                return self._tokens(event.delta, event.metadata, None, b"")
+            case ReasoningMessageContent():
+                self._reasoning.append(event.delta)
+                if not self._flags.options.include_reasoning:
+                    return []
+                return self._tokens(event.delta, event.metadata, "reasoning", b',"channel":"reasoning"')
+            case ToolCallStart(tool_call_id=call, tool_call_name=name) if name not in self._identity.hidden_tools:
+                self._calls[call] = {"id": call, "name": name, "arguments": []}
+                said = {"id": call, "name": name}
+                self._heads[call] = b',"channel":"tool_call","tool_call":' + json_bytes(said)
+            case ToolCallArgs(tool_call_id=call, delta=delta) if call in self._calls:
+                self._calls[call]["arguments"].append(delta)
+                return self._tokens(delta, event.metadata, "tool_call", self._heads[call])
+            case RunFinished():
+                return [self._completion(fold([event]))]
+            case RunError():
+                return [self._error(event)]
+            case _:
+                pass
+        return []
+
+    # ---- tokens -----------------------------------------------------------------------------------------------------
+
+    def _tokens(self, delta: str, metadata: dict[str, Any] | None, channel: str | None, extra: bytes) -> list[bytes]:
+        """A message for each token where the tokens' texts are the delta, else one for the whole delta."""
+        details = tokens_of(metadata)
+        pieces: list[tuple[str, Sequence[TokenDetail]]] = [(delta, details)]
+        if len(details) > 1 and "".join(detail[1] for detail in details) == delta:
+            pieces = [(detail[1], [detail]) for detail in details]
+        messages = []
+        for text, tokens in pieces:
+            if channel is None:
+                self._append(text)
+            self.position += len(tokens) or 1
+            if self._flags.options.stream and (text or tokens):
+                messages.append(self._token(text, tokens, extra))
+            else:
+                self._tick()
+        return messages
+
+    def _append(self, text: str) -> None:
+        self._text.append(text)
+        if self._flags.options.include_generated_text and self._flags.options.stream:
+            self._escaped += json_string(text)[1:-1]
+
+    def _token(self, text: str, tokens: Sequence[TokenDetail] | None, extra: bytes) -> bytes:
+        options = self._flags.options
+        message = b'{"type":"token","token":' + json_string(text)
+        if tokens and options.include_token_ids:
+            ids = [token[0] for token in tokens]
+            message += b',"token_id":%d' % ids[0] if len(ids) == 1 else b',"token_ids":' + json_bytes(ids)
+        if options.include_generated_text:
+            message += b',"generated_text":"' + self._escaped + b'"'
+        if tokens and options.include_logprobs:
+            message += b',"logprobs":' + json_bytes(_logprobs(tokens, self._flags.logprobs or 0))
+        if tokens is not None:
+            token_ms, total_ms = self._tick()
+            if options.include_timing:
+                message += b',"timing":' + json_bytes({"token_ms": token_ms, "total_ms": total_ms})
+        return message + extra + b',"finish_reason":null,"finished":false}'
+
+    def _tick(self) -> tuple[float, float]:
+        """Milliseconds since the token before and since the start."""
+        now = self._clock()
+        if self._first is None:
+            self._first = now
+        token_ms, self._last = _ms(now - self._last), now
+        return token_ms, _ms(now - self._started)
+
+    # ---- endings ----------------------------------------------------------------------------------------------------
+
+    def _completion(self, answer: Answer) -> bytes:
+        message: dict[str, Any] = {
+            "type": "completion",
+            "request_id": self._identity.request_id,
+            "generated_text": "".join(self._text),
+            "finish_reason": answer.finish,
+            "usage": combined_usage([answer.usage]),
+            **self._beside(),
+        }
+        if answer.warnings:
+            message["warnings"] = list(answer.warnings)
+        if self._flags.options.include_timing:
+            message["timing"] = self._timing()
+        return json_bytes(message)
+
+    def _beside(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        if self._reasoning and self._flags.options.include_reasoning:
+            found["reasoning"] = "".join(self._reasoning)
+        if self._calls:
+            found["tool_calls"] = [{**call, "arguments": "".join(call["arguments"])} for call in self._calls.values()]
+        return found
+
+    def _timing(self) -> dict[str, float | None]:
+        first = None if self._first is None else _ms(self._first - self._started)
+        return {"first_token_ms": first, "total_ms": _ms(self._clock() - self._started)}
+
+    def _error(self, event: RunError) -> bytes:
+        """With what was generated until then, so that a client can go on from there."""
+        kind = event.code or "internal"
+        message = error_message(kind, event.message, request_id=self._identity.request_id)
+        return json_bytes(message | {"generated_text": "".join(self._text), **self._beside()})
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 3)
+
+
+def _logprobs(tokens: Sequence[TokenDetail], top: int) -> list[Any]:
+    """The token and its alternatives; for several tokens in one message, a list for each."""
+    each = [
+        [{"token": token[1], "logprob": token[2]}]
+        + [{"token": other[1], "logprob": other[2]} for other in (token[3] or ())[:top] if other[0] != token[0]]
+        for token in tokens
+    ]
+    return each[0] if len(each) == 1 else each
+
+
+def error_message(kind: str, message: str, *, request_id: str | None = None) -> dict[str, Any]:
+    """An error a client can do something about is recoverable: by waiting, or by asking for something else."""
+    entry = row(kind)
+    recoverable = entry.retryable or entry.action is not None or entry.websocket == "invalid_request"
+    return payload("websocket", kind, message, request_id=request_id, retryable=recoverable)
+
+
+def status_message(
+    operation: str, progress: float | None, message: str, *, eta: float | None = None, position: int | None = None
+) -> bytes:
+    """`progress` from 0 to 1, `eta` in seconds."""
+    found: dict[str, Any] = {"type": "status", "operation": operation, "message": message}
+    if progress is not None:
+        found["progress"] = round(progress * 100)
+    if eta is not None:
+        found["eta_seconds"] = round(eta, 1)
+    if position is not None:
+        found["position"] = position
+    return json_bytes(found)
+
+
+class GenerateStream:
+    """The same messages as server-sent events."""
+
+    content_type = sse.CONTENT_TYPE
+
+    def __init__(self, identity: Identity, flags: GenerateFlags, clock: Clock) -> None:
+        self._messages = Messages(identity, flags, clock)
+
+    def encode(self, event: Event, *, sequence: int | None = None, choice: int = 0) -> bytes:
+        found = self._messages.init() if isinstance(event, RunStarted) else self._messages.encode(event)
+        return b"".join(sse.frame(message) for message in found)
+
+    def finish(self) -> bytes:
+        return b""
+
+    def keep_alive(self) -> bytes:
+        return sse.KEEP_ALIVE
+
+
+def generate_body(events: Sequence[Event], identity: Identity, flags: GenerateFlags) -> bytes:
+    """A finished run as one object. Raises RequestError for a run that broke."""
+    answer = fold(events, hidden_tools=identity.hidden_tools)
+    raise_failure(answer)
+    messages = Messages(identity, _silent(flags), lambda: 0.0)
+    messages.init()
+    last = b"{}"
+    for event in own_events(events, identity.hidden_tools):
+        last = (messages.encode(event) or [last])[-1]
+    completion: dict[str, Any] = msgspec.json.decode(last)
+    for name in ("type", "request_id", "timing"):
+        completion.pop(name, None)
+    body: dict[str, Any] = {"id": identity.request_id, "model": identity.model, **completion}
+    if flags.options.include_timing:
+        body["timing"] = _run_timing(answer.timings)
+    if flags.options.include_token_ids:
+        body["token_ids"] = [token[0] for token in answer.pieces.tokens]
+    if flags.options.include_logprobs:
+        body["logprobs"] = [_logprobs([token], flags.logprobs or 0) for token in answer.pieces.tokens]
+    return json_bytes(body)
+
+
+def _silent(flags: GenerateFlags) -> GenerateFlags:
+    return msgspec.structs.replace(flags, options=msgspec.structs.replace(flags.options, stream=False))
+
+
+def _run_timing(timings: Mapping[str, float]) -> dict[str, float | None]:
+    first = timings.get("firstToken")
+    return {"first_token_ms": None if first is None else _ms(first), "total_ms": _ms(timings.get("total", 0.0))}

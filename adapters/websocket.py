@@ -1,0 +1,295 @@
+"""The generation protocol over WebSocket as a state machine that does no I/O.
+
+Feed it what arrives (messages, a run's events, how controls went); it answers with what to do: send, start a run, stop
+it, and so on. Legality is one table: which messages are taken in which state.
+
+    waiting ── config ──► running ── completion or error ──► idle ── config, regenerate ──► running
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from adapters.body import convert, wrong
+from adapters.errors import RequestError, row
+from adapters.generate import (
+    Clock,
+    GenerateFlags,
+    Identity,
+    Messages,
+    error_message,
+    read_config,
+    status_message,
+)
+from adapters.history import NewId
+from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits, read_json
+from adapters.json_text import json_bytes
+from adapters.sampling import SAMPLING
+from events.vocabulary import Custom, Event, RunError, RunFinished
+
+State = Literal["waiting", "running", "idle"]
+ControlAction = Literal["pause", "resume", "modify"]
+CONTROL_EVENT = "agent_server.control"
+_DONE: dict[str, ControlAction] = {"paused": "pause", "resumed": "resume", "modified": "modify"}
+CLOSE_DONE, CLOSE_GOING_AWAY, CLOSE_BINARY, CLOSE_UTF8, CLOSE_POLICY, CLOSE_TOO_BIG = 1000, 1001, 1003, 1007, 1008, 1009
+
+
+class Send(NamedTuple):
+    data: bytes
+
+
+class Start(NamedTuple):
+    """Start this run and report with `started`, or with `refused`."""
+
+    inbound: Inbound
+
+
+class Stop(NamedTuple):
+    """Cancel the run; its terminal event follows."""
+
+
+class ControlRun(NamedTuple):
+    """Carry out and report with `controlled`. `changes` are sampling parameters by name."""
+
+    action: ControlAction
+    changes: dict[str, Any]
+
+
+class Feedback(NamedTuple):
+    """Keep it. rating: -1 to 1. position: tokens of the generation that had been sent."""
+
+    request_id: str
+    rating: float
+    text: str | None
+    position: int
+
+
+class Close(NamedTuple):
+    code: int
+    reason: str
+
+
+Action = Send | Start | Stop | ControlRun | Feedback | Close
+
+# message or control action → the states in which it is taken
+LEGAL: dict[str, frozenset[State]] = {
+    "config": frozenset({"waiting", "idle"}),
+    "stop": frozenset({"running"}),
+    "pause": frozenset({"running"}),
+    "resume": frozenset({"running"}),
+    "modify": frozenset({"running", "idle"}),
+    "regenerate": frozenset({"running", "idle"}),
+    "feedback": frozenset({"running", "idle"}),
+}
+
+
+class _Control(msgspec.Struct, forbid_unknown_fields=True):
+    action: Literal["stop", "pause", "resume", "regenerate", "modify"]
+    parameters: dict[str, Any] | None = None
+
+
+class _Feedback(msgspec.Struct, forbid_unknown_fields=True):
+    rating: float
+    text: str | None = None
+    position: int | None = None
+
+
+class Session:
+    """One connection. `clock` gives seconds from any fixed point."""
+
+    def __init__(self, *, new_id: NewId, clock: Clock, limits: Limits = DEFAULT_LIMITS) -> None:
+        self.state: State = "waiting"
+        self._new_id = new_id
+        self._clock = clock
+        self._limits = limits
+        self._config: dict[str, Any] = {}
+        self._request_id: str | None = None
+        self._messages: Messages | None = None
+        self._flags = GenerateFlags()
+        self._again = False
+        self._stopping = False
+        self._loading_since: float | None = None
+
+    # ---- what the client says ---------------------------------------------------------------------------------------
+
+    def receive(self, data: str | bytes) -> list[Action]:
+        """A text message (bytes are a binary one, which nobody understands)."""
+        if isinstance(data, bytes):
+            return self._close(RequestError("unsupported_media_type", "Messages are JSON text, not binary."))
+        try:
+            message = read_json(data.encode("utf-8", "surrogatepass"), self._limits, shape=dict)
+            return self._message(message)
+        except RequestError as error:
+            return self._close(error) if error.kind == "payload_too_large" else [self._error(error)]
+
+    def bad_text(self) -> list[Action]:
+        """A text message that is not UTF-8."""
+        error = error_message("invalid_request", "Messages must be UTF-8.", request_id=self._request_id)
+        return [Send(json_bytes({**error, "recoverable": False})), Close(CLOSE_UTF8, "bad UTF-8")]
+
+    def _message(self, message: dict[str, Any]) -> list[Action]:
+        kind = message.pop("type", None)
+        if self.state == "waiting" and kind in ("control", "feedback"):
+            return self._close(RequestError("invalid_request", "The first message must be a config message.", "type"))
+        match kind:
+            case "config":
+                return self._take_config(message)
+            case "control":
+                return self._take_control(convert(message, _Control, ""))
+            case "feedback":
+                return self._take_feedback(convert(message, _Feedback, ""))
+        raise wrong("type", "must be config, control or feedback")
+
+    def _check(self, what: str) -> None:
+        if self.state not in LEGAL[what]:
+            now = "a generation is running" if self.state == "running" else "no generation is running"
+            raise RequestError("invalid_request", f"{what} cannot be done now: {now}.")
+
+    def _take_config(self, config: dict[str, Any]) -> list[Action]:
+        self._check("config")
+        start = self._start(config)
+        self._config = config
+        return start
+
+    def _start(self, config: dict[str, Any]) -> list[Action]:
+        inbound = read_config(config, new_id=self._new_id, limits=self._limits)
+        self.state = "running"
+        self._flags = inbound.extra
+        self._messages = None
+        self._again = self._stopping = False
+        return [Start(inbound)]
+
+    def _take_control(self, control: _Control) -> list[Action]:
+        self._check(control.action)
+        if control.parameters is not None and control.action != "modify":
+            raise wrong("parameters", "belongs to modify alone")
+        match control.action:
+            case "stop":
+                self._stopping = True
+                return [Stop()]
+            case "regenerate":
+                return self._regenerate()
+            case "modify":
+                return self._modify(control.parameters or {})
+            case action:
+                return [ControlRun(action, {})]
+
+    def _regenerate(self) -> list[Action]:
+        if self.state == "idle":
+            return self._start(self._config)
+        self._again = self._stopping = True
+        return [Stop()]
+
+    def _modify(self, parameters: dict[str, Any]) -> list[Action]:
+        """The changes are checked as a config's are, and kept for `regenerate`."""
+        if not parameters:
+            raise wrong("parameters", "must name what to change")
+        changed = {**self._config, "parameters": {**(self._config.get("parameters") or {}), **parameters}}
+        sampling = read_config(changed, new_id=self._new_id, limits=self._limits).options.sampling
+        names = _sampling_names(parameters)
+        self._config = changed
+        if self.state == "idle":
+            return [Send(status_message("modify", 1.0, "The parameters apply to the next generation."))]
+        return [ControlRun("modify", {name: getattr(sampling, name) for name in names})]
+
+    def _take_feedback(self, feedback: _Feedback) -> list[Action]:
+        self._check("feedback")
+        if not -1 <= feedback.rating <= 1:
+            raise wrong("rating", "must be from -1 to 1")
+        if feedback.position is not None and feedback.position < 0:
+            raise wrong("position", "must not be negative")
+        position = self._position if feedback.position is None else feedback.position
+        return [Feedback(self._request_id or "", feedback.rating, feedback.text, position)]
+
+    @property
+    def _position(self) -> int:
+        return self._messages.position if self._messages is not None else 0
+
+    # ---- what the server says ---------------------------------------------------------------------------------------
+
+    def started(self, identity: Identity) -> list[Action]:
+        """The run that `Start` asked for goes on."""
+        self._request_id = identity.request_id
+        self._messages = Messages(identity, self._flags, self._clock)
+        return [Send(message) for message in self._messages.init()]
+
+    def refused(self, error: RequestError) -> list[Action]:
+        """The run that `Start` asked for, or a control, could not be had."""
+        if self._messages is None:
+            self.state = "waiting" if self._request_id is None else "idle"
+        return [self._error(error)]
+
+    def abandoned(self) -> list[Action]:
+        """The client stopped before the run could be started."""
+        empty = RunFinished(thread_id="", run_id="", metadata={"finishReason": "stop"})
+        identity = Identity(request_id=self._request_id or "", model=self._config.get("model") or "")
+        self._messages = self._messages or Messages(identity, self._flags, self._clock)
+        return self.event(empty)
+
+    def event(self, event: Event) -> list[Action]:
+        """The next event of the run."""
+        if self._messages is None:
+            return []
+        if isinstance(event, Custom) and event.name == CONTROL_EVENT:
+            return self._in_effect(event.value)
+        actions: list[Action] = [Send(message) for message in self._messages.encode(self._ending(event))]
+        if isinstance(event, RunFinished | RunError):
+            self.state = "idle"
+            if self._again:
+                actions += self._start(self._config)
+        return actions
+
+    def _ending(self, event: Event) -> Event:
+        """A run that ended because the client asked for it was stopped, not cancelled behind its back."""
+        if isinstance(event, RunFinished) and self._stopping:
+            metadata = {**(event.metadata or {}), "finishReason": "stop"}
+            return msgspec.structs.replace(event, outcome=None, metadata=metadata)
+        return event
+
+    def _in_effect(self, value: Any) -> list[Action]:
+        action = _DONE.get(value.get("action", "")) if isinstance(value, dict) else None
+        if action is None:
+            return []
+        return [Send(status_message(action, 1.0, f"{action} is in effect.", position=value.get("position")))]
+
+    def controlled(self, action: ControlAction, done: bool) -> list[Action]:
+        """How a `ControlRun` went. That it took effect is said by the run itself, in its place among the tokens."""
+        if not done:
+            return [self._error(RequestError("invalid_request", f"This model or this run cannot {action} now."))]
+        return [Send(status_message(action, 0.0, f"{action} is accepted.", position=self._position))]
+
+    def kept(self) -> list[Action]:
+        """The feedback is stored."""
+        return [Send(status_message("feedback", 1.0, "The feedback is stored."))]
+
+    def loading(self, progress: float | None, message: str) -> list[Action]:
+        """The model is not there yet; `progress` from 0 to 1."""
+        now = self._clock()
+        if self._loading_since is None:
+            self._loading_since = now
+        elapsed = now - self._loading_since
+        eta = elapsed * (1 - progress) / progress if progress and elapsed > 0 else None
+        return [Send(status_message("model_loading", progress, message, eta=eta))]
+
+    def going_away(self) -> list[Action]:
+        """The server shuts down."""
+        error = error_message("unavailable", "The server is shutting down.", request_id=self._request_id)
+        return [Send(json_bytes(error)), Close(CLOSE_GOING_AWAY, "going away")]
+
+    def _error(self, error: RequestError) -> Send:
+        message = error_message(error.kind, error.message, request_id=self._request_id)
+        return Send(json_bytes(message if error.param is None else {**message, "param": error.param}))
+
+    def _close(self, error: RequestError) -> list[Action]:
+        message = error_message(error.kind, error.message, request_id=self._request_id)
+        return [Send(json_bytes({**message, "recoverable": False})), Close(row(error.kind).close, message["error"])]
+
+
+def _sampling_names(parameters: dict[str, Any]) -> list[str]:
+    """The fields of SamplingParams that these parameters fill. Raises RequestError for one that fills none."""
+    unknown = next((name for name in parameters if name not in SAMPLING), None)
+    if unknown is not None:
+        raise wrong(f"parameters.{unknown[:80]}", "cannot be changed while generating")
+    return [SAMPLING[name][0] for name in parameters]

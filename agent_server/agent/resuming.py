@@ -1,0 +1,107 @@
+"""How a run begins on a thread that was interrupted: which answers it brings, and what is done about them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from ag_ui.core import Message
+
+from adapters.errors import RequestError
+from agent_server.agent import interrupts
+from agent_server.agent.conversation import parsed
+from agent_server.agent.interrupts import Decision
+from agent_server.runs import Execution
+from agent_server.store.records import InterruptRecord, RunRecord
+
+
+class Settled(msgspec.Struct, frozen=True, kw_only=True):
+    """A result that is known without making a call: recorded before, or what stands in for one."""
+
+    record: InterruptRecord
+    content: Any
+    message_id: str | None
+    failed: bool = False
+    fresh: bool = False
+
+
+class Opening(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run begins with. repeated: the run that already followed this very resume to its end; nothing but what
+    it left is told again."""
+
+    messages: Sequence[Message]
+    decisions: Sequence[Decision] = ()
+    settled: Sequence[Settled] = ()
+    repeated: RunRecord | None = None
+
+    @property
+    def resumes(self) -> bool:
+        return bool(self.decisions or self.settled)
+
+
+async def open_run(execution: Execution) -> Opening:
+    """Apply the interrupt rules to the run's input. Raises RequestError, which the client gets as RUN_ERROR."""
+    thread, resume = execution.thread, execution.input.resume or []
+    if thread is None or execution.store is None:
+        if resume:
+            raise RequestError("invalid_request", "Nothing was kept of this thread to be resumed.", "resume")
+        return Opening(messages=execution.input.messages)
+    now = datetime.now(UTC)
+    if interrupts.is_replay(resume, thread.interrupts):
+        return await _replay(execution, thread.interrupts)
+    decisions = interrupts.decide(resume, thread.interrupts, now)
+    messages = await _messages(execution, [each.record for each in decisions])
+    if decisions:
+        await _claim(execution, {each.record.id: interrupts.answer_of(each.entry) for each in decisions})
+        return Opening(messages=messages, decisions=decisions)
+    late = [record for record in thread.interrupts if record.status == "open"]
+    if late:
+        await _claim(execution, {record.id: {"status": "expired", "payload": None} for record in late})
+    expired = [
+        Settled(record=each, content=interrupts.EXPIRED, message_id=None, failed=True, fresh=True) for each in late
+    ]
+    return Opening(messages=messages, settled=[each for each in expired if _made(messages, each.record)])
+
+
+async def _claim(execution: Execution, answers: dict[str, dict[str, Any]]) -> None:
+    assert execution.store is not None
+    if not await execution.store.claim(execution.tenant, execution.run.thread_id, answers, execution.run.id):
+        raise RequestError("conflict", "Another run is answering these interrupts.", "resume")
+
+
+async def _replay(execution: Execution, records: Sequence[InterruptRecord]) -> Opening:
+    """Rule 5: the same answers again. Nothing is done twice; what is known of the first time is told again."""
+    assert execution.store is not None
+    given = {entry.interrupt_id for entry in execution.input.resume or ()}
+    answered = [record for record in records if record.id in given]
+    messages = await _messages(execution, answered)
+    first = answered[0].resumed_by or ""
+    run = await execution.store.run(execution.tenant, execution.run.thread_id, first)
+    if run is not None and run.status in ("finished", "interrupted", "cancelled"):
+        stored = parsed(await execution.store.messages(execution.tenant, execution.run.thread_id))
+        return Opening(messages=stored, repeated=run)
+    return Opening(messages=messages, settled=[_known(record) for record in answered])
+
+
+def _known(record: InterruptRecord) -> Settled:
+    """The recorded result; a call that was begun and has none is not made again."""
+    if record.status == "answered" and record.result_message_id is not None:
+        return Settled(record=record, content=record.result, message_id=record.result_message_id)
+    return Settled(record=record, content=interrupts.UNKNOWN, message_id=None, failed=True, fresh=True)
+
+
+async def _messages(execution: Execution, records: Sequence[InterruptRecord]) -> Sequence[Message]:
+    """The client's messages; the thread's own if those do not hold the calls that are being answered."""
+    messages = execution.input.messages
+    if all(_made(messages, record) for record in records):
+        return messages
+    assert execution.store is not None
+    return parsed(await execution.store.messages(execution.tenant, execution.run.thread_id))
+
+
+def _made(messages: Sequence[Message], record: InterruptRecord) -> bool:
+    wanted = record.call["id"]
+    calls = [call.id for message in messages for call in getattr(message, "tool_calls", None) or ()]
+    return wanted in calls

@@ -1,0 +1,224 @@
+"""Keeping what users write from becoming control tokens, without taking it from the model's sight.
+
+A tokenizer turns the text `<|im_end|>` into one control token wherever it stands, also in a user's message, a tool's
+result or a schema. So every control token that is spelled in a client's data is replaced by a *stand-in* (digits that
+no template changes) before the template renders; after rendering the stand-ins are put back and exactly the stretches
+that hold them are encoded by a copy of the tokenizer that knows no control tokens. All else is encoded as usual, so a
+prompt without such text has the very token ids of plain encoding.
+
+A control token here is every added token, special or not, except plain runs of white space: those carry no meaning
+beyond themselves, and some tokenizers (OLMo, Gemma) need them for ordinary text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tokenizers import Tokenizer
+
+_STAND_IN_DIGITS = 6
+_SCHEMA_WORDS = frozenset(
+    {"type", "properties", "description", "items", "required", "enum", "title", "default", "format", "anyOf", "oneOf"}
+    | {"allOf", "minimum", "maximum", "minItems", "maxItems", "minLength", "maxLength", "pattern", "nullable", "const"}
+    | {"additionalProperties", "examples", "function", "name", "parameters", "arguments", "strict", "role", "content"}
+    | {"tool_calls", "tool_call_id", "id"}
+)
+
+
+class ControlTokens:
+    """The control tokens of one tokenizer and the two ways of encoding text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        added = tokenizer.get_added_tokens_decoder()
+        kept = {number: token for number, token in added.items() if token.special or token.content.strip()}
+        self.ids: Mapping[str, int] = {token.content: number for number, token in kept.items() if token.content}
+        self._numbers = frozenset(kept)
+        self._lengths = sorted({len(content) for content in self.ids}, reverse=True)
+        firsts = "".join(re.escape(first) for first in sorted({content[0] for content in self.ids}))
+        self._first = re.compile(f"[{firsts}]") if firsts else None
+        normalized = any(token.normalized or token.lstrip or token.rstrip for token in kept.values())
+        self._ask_tokenizer = normalized and tokenizer.normalizer is not None
+        self._plain: Tokenizer | None = None
+        self._joins_prefix: bool | None = None
+
+    def is_control(self, number: int) -> bool:
+        return number in self._numbers
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Where control tokens are spelled in a text: (start, end), in order, not overlapping."""
+        found = self._spelled(text)
+        if not found and self._ask_tokenizer and text:
+            encoding = self._tokenizer.encode(text, add_special_tokens=False)
+            pairs = zip(encoding.ids, encoding.offsets, strict=True)
+            found = [span for number, span in pairs if number in self._numbers and span[1] > span[0]]
+        return found
+
+    def _spelled(self, text: str) -> list[tuple[int, int]]:
+        if self._first is None:
+            return []
+        found: list[tuple[int, int]] = []
+        position = 0
+        while match := self._first.search(text, position):
+            start = match.start()
+            length = next((size for size in self._lengths if text[start : start + size] in self.ids), 0)
+            if length:
+                found.append((start, start + length))
+            position = start + max(length, 1)
+        return found
+
+    def encode(self, text: str, stand_ins: Mapping[str, str] | None = None, pattern: str = "") -> list[int]:
+        """Token ids of a rendered text whose stand-ins (matched by `pattern`) mean text that is not to be control."""
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        if not stand_ins:
+            return list(encoding.ids)
+        ids: list[int] = []
+        stretch: list[int] = []
+        start = 0
+        for number, span in zip([*encoding.ids, -1], [*encoding.offsets, (len(text), len(text))], strict=True):
+            if number >= 0 and number not in self._numbers:
+                stretch.append(number)
+                continue
+            piece = text[start : span[0]]
+            restored = restore(piece, stand_ins, pattern)
+            ids += stretch if restored == piece else self.plain(restored, first=start == 0)
+            if number >= 0:
+                ids.append(number)
+            stretch, start = [], span[1]
+        return ids
+
+    def plain(self, text: str, first: bool = False) -> list[int]:
+        """Token ids of a text as text: no id of a control token is among them, whatever it spells.
+
+        first: the text begins the prompt (some tokenizers put a space before the first word only).
+        """
+        if not text:
+            return []
+        tokenizer = self._plain_tokenizer()
+        if not first and self._adds_prefix():
+            anchor = tokenizer.encode("\n", add_special_tokens=False).ids
+            joined = tokenizer.encode("\n" + text, add_special_tokens=False)
+            if joined.ids[: len(anchor)] == anchor:
+                shifted = [(start - 1, end - 1) for start, end in joined.offsets[len(anchor) :]]
+                return self._checked(text, list(joined.ids[len(anchor) :]), shifted)
+        encoding = tokenizer.encode(text, add_special_tokens=False)
+        return self._checked(text, list(encoding.ids), encoding.offsets)
+
+    def _checked(self, text: str, ids: list[int], offsets: Sequence[tuple[int, int]]) -> list[int]:
+        """The ids, or those of the text cut inside the first piece that the model's own vocabulary makes control."""
+        for number, (start, end) in zip(ids, offsets, strict=True):
+            if number in self._numbers:
+                if end - start < 2:
+                    return self.plain(text[:start]) + self.plain(text[max(end, start + 1) :])
+                return self.plain(text[: start + 1]) + self.plain(text[start + 1 :])
+        return ids
+
+    def _plain_tokenizer(self) -> Tokenizer:
+        if self._plain is None:
+            described = json.loads(self._tokenizer.to_str())
+            tokens = described.get("added_tokens") or []
+            described["added_tokens"] = [token for token in tokens if token["id"] not in self._numbers]
+            described["post_processor"] = None
+            self._plain = Tokenizer.from_str(json.dumps(described))
+        return self._plain
+
+    def _adds_prefix(self) -> bool:
+        """Whether the plain tokenizer begins a text otherwise than it would go on after a control token."""
+        if self._joins_prefix is None:
+            content = next(iter(self.ids), None)
+            alone = self._plain_tokenizer().encode("a b", add_special_tokens=False).ids
+            behind = self._tokenizer.encode(f"{content}a b", add_special_tokens=False).ids if content else [0, *alone]
+            self._joins_prefix = list(behind[1:]) != list(alone)
+        return self._joins_prefix
+
+
+def restore(text: str, stand_ins: Mapping[str, str], pattern: str) -> str:
+    """The text with every stand-in replaced by what it stands for."""
+    return re.sub(pattern, lambda match: stand_ins.get(match.group(), match.group()), text) if stand_ins else text
+
+
+class Disguise:
+    """Replaces control tokens in one request's data by stand-ins.
+
+    A stand-in is a number that occurs nowhere in the data: a nine, which no later digit of it repeats, so that
+    neighbouring digits cannot be mistaken for its beginning.
+    """
+
+    def __init__(self, controls: ControlTokens, *data: Any) -> None:
+        self._controls = controls
+        self._nonce = _nonce(strings(data))
+        self.stand_ins: dict[str, str] = {}
+        self.pattern = f"{self._nonce}[0-9]{{{_STAND_IN_DIGITS}}}"
+
+    def cover(self, text: str) -> str:
+        """The text with a stand-in for every control token it spells."""
+        parts: list[str] = []
+        position = 0
+        for start, end in self._controls.spans(text):
+            parts += [text[position:start], self.stand_in(text[start:end])]
+            position = end
+        return "".join([*parts, text[position:]])
+
+    def stand_in(self, text: str) -> str:
+        """A new stand-in for this text."""
+        name = f"{self._nonce}{len(self.stand_ins):0{_STAND_IN_DIGITS}d}"
+        self.stand_ins[name] = text
+        return name
+
+    def cover_all(self, value: Any) -> Any:
+        """JSON-like data with every string in it covered, keys too."""
+        if isinstance(value, str):
+            return self.cover(value)
+        if isinstance(value, Mapping):
+            return {self.cover(str(key)): self.cover_all(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.cover_all(item) for item in value]
+        return value
+
+    def cover_names(self, value: Any) -> Any:
+        """The data with keys and names replaced whole where a template's own signs around them could make a control
+        token of them: the key `think` in a template that writes `<{{ key }}>`."""
+        if isinstance(value, Mapping):
+            covered = {}
+            for key, item in value.items():
+                name = self.stand_in(key) if key not in _SCHEMA_WORDS and self._is_inside(key) else key
+                whole = key == "name" and isinstance(item, str) and self._is_inside(item)
+                covered[name] = self.stand_in(item) if whole else self.cover_names(item)
+            return covered
+        if isinstance(value, (list, tuple)):
+            return [self.cover_names(item) for item in value]
+        return value
+
+    def _is_inside(self, text: str) -> bool:
+        return len(text) > 1 and any(text in content for content in self._controls.ids)
+
+    def restore(self, text: str) -> str:
+        return restore(text, self.stand_ins, self.pattern)
+
+
+def strings(value: Any) -> Iterable[str]:
+    """Every string in JSON-like data, keys too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield str(key)
+            yield from strings(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from strings(item)
+
+
+def _nonce(texts: Iterable[str]) -> str:
+    """ "9" and ten digits from 0 to 8 that none of the texts contains; the same for the same texts."""
+    known = "\n".join(text for text in texts if "9" in text)
+    seed = hashlib.sha256(known.encode("utf-8", "surrogatepass")).digest()
+    while True:
+        nonce = "9" + "".join(str(byte % 9) for byte in seed[:10])
+        if nonce not in known:
+            return nonce
+        seed = hashlib.sha256(seed).digest()

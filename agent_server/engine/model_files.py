@@ -1,0 +1,134 @@
+"""A model's tokenizer, chat templates and special tokens, from a folder or a name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tokenizers import Tokenizer
+
+
+class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """templates: by name, "default" and where the model has one "tool_use". special_tokens: bos_token, eos_token and
+    the like, as text. stop_token_ids: end-of-sequence ids of the generation configuration, the model's and the
+    tokenizer's. context_length: in tokens, None where no file says."""
+
+    tokenizer: Tokenizer
+    templates: Mapping[str, str] = {}
+    special_tokens: Mapping[str, str] = {}
+    stop_token_ids: tuple[int, ...] = ()
+    context_length: int | None = None
+
+
+def load_model_files(model: str | Path) -> ModelFiles:
+    """Read a local folder, or fetch a model's files by name through transformers.
+
+    Raises FileNotFoundError with one sentence if there is no tokenizer.
+    """
+    folder = Path(model)
+    if folder.is_dir() and (folder / "tokenizer.json").is_file():
+        return _from_folder(folder)
+    return _from_transformers(str(model))
+
+
+def _from_folder(folder: Path) -> ModelFiles:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    settings = _json(folder / "tokenizer_config.json")
+    special = _special_tokens({**_json(folder / "special_tokens_map.json"), **settings})
+    config = _json(folder / "config.json")
+    return ModelFiles(
+        tokenizer=tokenizer,
+        templates=_templates(folder, settings.get("chat_template")),
+        special_tokens=special,
+        stop_token_ids=_stops(tokenizer, special, _json(folder / "generation_config.json"), config),
+        context_length=_context_length(config),
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _templates(folder: Path, configured: object) -> dict[str, str]:
+    """Later sources win: the configuration's, chat_template.json, chat_template.jinja, additional_chat_templates."""
+    found = named_templates(configured)
+    found.update(named_templates(_json(folder / "chat_template.json").get("chat_template")))
+    if (folder / "chat_template.jinja").is_file():
+        found["default"] = (folder / "chat_template.jinja").read_text("utf-8")
+    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        found[path.stem] = path.read_text("utf-8")
+    return found
+
+
+def named_templates(value: object) -> dict[str, str]:
+    """Templates as configurations hold them: one text, a mapping by name, or a list of {name, template}."""
+    if isinstance(value, str):
+        return {"default": value}
+    if isinstance(value, Mapping):
+        return {str(key): text for key, text in value.items() if isinstance(text, str)}
+    if isinstance(value, list):
+        entries = [entry for entry in value if isinstance(entry, Mapping)]
+        return {
+            str(entry.get("name")): entry["template"] for entry in entries if isinstance(entry.get("template"), str)
+        }
+    return {}
+
+
+def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    """bos_token and the like, each a text or a mapping with a content."""
+    found: dict[str, str] = {}
+    for key, value in settings.items():
+        content = value.get("content") if isinstance(value, Mapping) else value
+        if key.endswith("_token") and isinstance(content, str):
+            found[key] = content
+    return found
+
+
+def _stops(tokenizer: Tokenizer, special: Mapping[str, str], *configs: Mapping[str, Any]) -> tuple[int, ...]:
+    found: list[int] = []
+    for config in configs:
+        value = config.get("eos_token_id")
+        found += [value] if isinstance(value, int) else [v for v in value or () if isinstance(v, int)]
+    end = tokenizer.token_to_id(special.get("eos_token", ""))
+    return tuple(dict.fromkeys([*found, *([end] if end is not None else [])]))
+
+
+def _context_length(config: Mapping[str, Any]) -> int | None:
+    for place in (config, config.get("text_config") or {}):
+        for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
+            if isinstance(place.get(key), int):
+                return int(place[key])
+    return None
+
+
+def _from_transformers(model: str) -> ModelFiles:
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+    try:
+        loaded = AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        raise FileNotFoundError(f"no tokenizer was found for {model!r}: {error}") from error
+    backend = getattr(loaded, "backend_tokenizer", None)
+    if backend is None:
+        raise FileNotFoundError(f"the tokenizer of {model!r} has no fast form (tokenizer.json)")
+    configs: list[dict[str, Any]] = []
+    for kind in (GenerationConfig, AutoConfig):
+        try:
+            configs.append(kind.from_pretrained(model).to_dict())
+        except (OSError, ValueError):
+            configs.append({})
+    special = {key: str(value) for key, value in loaded.special_tokens_map.items() if key.endswith("_token")}
+    return ModelFiles(
+        tokenizer=backend,
+        templates=named_templates(loaded.chat_template),
+        special_tokens=special,
+        stop_token_ids=_stops(backend, special, *configs),
+        context_length=_context_length(configs[1]),
+    )

@@ -1,0 +1,166 @@
+"""One request's way through a chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from agent_server.engine.control_tokens import ControlTokens, Disguise
+from agent_server.engine.prefill import mark_end, parts_of, stage_of, unfinished
+from agent_server.engine.protocol import EngineError
+from events.formats.output_format import OutputFormat
+from events.template.analyser import TemplateAnalysis
+from events.template.declarations import simplified
+from events.template.environment import ChatTemplate, Clock, Message, TemplateError
+from events.template.messages import Conversation
+
+
+class Chat(msgspec.Struct, frozen=True):
+    """A template that can be rendered, with everything that is known of it."""
+
+    template: ChatTemplate
+    analysis: TemplateAnalysis
+    output_format: OutputFormat
+    marker_ids: dict[str, int]
+    stop_token_ids: tuple[int, ...]
+
+
+class Rendering:
+    """One request's way through the template, with the retries that keep a strange request from failing."""
+
+    def __init__(
+        self,
+        chat: Chat,
+        controls: ControlTokens,
+        conversation: Conversation,
+        variables: Mapping[str, Any],
+        *,
+        continued: bool,
+        max_characters: int,
+        now: Clock,
+    ) -> None:
+        self.chat = chat
+        self.conversation = conversation
+        self.variables = dict(variables)
+        self.continued = continued
+        self.warnings: list[str] = []
+        self.controls = controls
+        self.max_characters = max_characters
+        self.now = now
+        self.disguise = Disguise(controls, conversation.messages, conversation.tools, self.variables)
+
+    def run(self) -> tuple[str, str, Disguise]:
+        """(prompt, opened, disguise), both texts with stand-ins."""
+        messages = self.disguise.cover_all(self.conversation.messages)
+        tools = self.disguise.cover_all(self.conversation.tools) if self.conversation.tools else None
+        variables = self.disguise.cover_all(self.variables)
+        text = self.render(messages, tools, variables)
+        if self._names_forge(text):
+            covered = [self.disguise.cover_names(value) for value in (messages, tools or [])]
+            safer = self.attempt(covered[0], covered[1] or None, variables)
+            if safer is not None and self._controls_in(safer) < self._controls_in(text):
+                messages, tools, text = covered[0], covered[1] or None, safer
+        return (*self._opened(text, messages, tools, variables), self.disguise)
+
+    def render(self, messages: list[Message], tools: list[Message] | None, variables: dict[str, Any]) -> str:
+        """The text; a second try with simpler schemas, for templates that stumble over one."""
+        try:
+            return self._once(messages, tools, variables)
+        except TemplateError as error:
+            simpler = self.attempt(messages, simplified(tools), variables) if tools else None
+            if simpler is None:
+                raise EngineError("invalid_request", f"the chat template refuses this conversation: {error}") from error
+            self.warnings.append(f"tool schemas were simplified for the chat template: {error}")
+            return simpler
+
+    def attempt(self, messages: list[Message], tools: list[Message] | None, variables: dict[str, Any]) -> str | None:
+        try:
+            return self._once(messages, tools, variables)
+        except TemplateError:
+            return None
+
+    def _once(
+        self, messages: list[Message], tools: list[Message] | None, variables: dict[str, Any], prompt: bool = True
+    ) -> str:
+        name = self.chat.analysis.capabilities.tools_variable
+        elsewhere = {name: tools} if tools and name != "tools" else {}
+        return self.chat.template.render(
+            messages,
+            tools=tools if name == "tools" else None,
+            add_generation_prompt=prompt and not self.continued,
+            now=self.now,
+            max_characters=self.max_characters,
+            **{**variables, **elsewhere},
+        )
+
+    def _names_forge(self, text: str) -> bool:
+        return bool(self.conversation.tools or any("tool_calls" in m for m in self.conversation.messages))
+
+    def _controls_in(self, text: str) -> int:
+        return len(self.controls.spans(text))
+
+    def _opened(
+        self, text: str, messages: list[Message], tools: list[Message] | None, variables: dict[str, Any]
+    ) -> tuple[str, str]:
+        if self.continued and messages and messages[-1]["role"] == "assistant":
+            return self._prefill(messages, tools, variables)
+        without = self.without_prompt(messages, tools, variables)
+        if without is not None:
+            size = common_size(without, text)
+            if size < len(text):
+                return text, text[size:]
+        prompts = sorted(self.chat.analysis.prompts.values(), key=len, reverse=True)
+        return text, next((prompt for prompt in prompts if prompt and text.endswith(prompt)), "")
+
+    def without_prompt(
+        self, messages: list[Message], tools: list[Message] | None, variables: dict[str, Any]
+    ) -> str | None:
+        try:
+            return self._once(messages, tools, variables, prompt=False)
+        except TemplateError:
+            return None
+
+    def _prefill(
+        self, messages: list[Message], tools: list[Message] | None, variables: dict[str, Any]
+    ) -> tuple[str, str]:
+        """(prompt, opened) with the last message unfinished: rendered up to the end of its text; where the template
+        does not render all of it (QwQ drops reasoning), written behind the generation prompt as the model would."""
+        *before, last = messages
+        reasoning, content = parts_of(last, self.chat.analysis.capabilities.reasoning_field)
+        mark = self.disguise.stand_in("")
+        text = self.attempt([*before, mark_end(last, reasoning, content, mark)], tools, variables)
+        if text is not None and mark in text:
+            prompt = text[: text.rfind(mark)]
+            opened = prompt[common_size(self.attempt(before, tools, variables) or "", prompt) :]
+            if prompt.endswith(content or reasoning) and reasoning in opened:
+                return prompt, opened
+        return self._written(before, tools, variables, reasoning, content)
+
+    def _written(
+        self,
+        before: list[Message],
+        tools: list[Message] | None,
+        variables: dict[str, Any],
+        reasoning: str,
+        content: str,
+    ) -> tuple[str, str]:
+        """The generation prompt with the unfinished message behind it; a block of reasoning that the prompt opens
+        gives way to the message's own."""
+        self.continued = False
+        base, opened = self._opened(self.render(before, tools, variables), before, tools, variables)
+        self.continued = True
+        output_format = self.chat.output_format
+        header = output_format.message_start
+        started = opened
+        if header and opened.startswith(header) and (reasoning or stage_of(opened, output_format) != "CONTENT_STAGE"):
+            started = header
+        answer = started + unfinished(output_format, reasoning, content)
+        return base[: len(base) - len(opened)] + answer, answer
+
+
+def common_size(one: str, other: str) -> int:
+    if other.startswith(one):
+        return len(one)
+    return next((index for index, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), len(one))

@@ -1,0 +1,57 @@
+"""URLs and engines: what differs between SQLite in a file, SQLite in memory and PostgreSQL."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import event
+from sqlalchemy.engine import make_url
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import StaticPool
+
+from agent_server.store.owners import AdvisoryOwners, Alone, FileOwners, Owners
+
+
+def with_driver(url: str) -> str:
+    """The URL with the asynchronous driver that this store uses."""
+    scheme, colon, rest = url.partition(":")
+    drivers = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg", "postgres": "postgresql+asyncpg"}
+    return drivers.get(scheme, scheme) + colon + rest
+
+
+def is_memory(url: str) -> bool:
+    parsed = make_url(url)
+    return parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:")
+
+
+def make_folder(url: str) -> None:
+    parsed = make_url(url)
+    if parsed.get_backend_name() == "sqlite" and parsed.database:
+        Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
+
+
+def make_engine(url: str, memory: bool) -> AsyncEngine:
+    if memory:
+        return create_async_engine(url, poolclass=StaticPool)
+    engine = create_async_engine(url, pool_pre_ping=not url.startswith("sqlite"))
+    if url.startswith("sqlite"):
+        event.listen(engine.sync_engine, "connect", _tune_sqlite)
+    return engine
+
+
+def _tune_sqlite(connection: Any, _: Any) -> None:
+    """WAL: readers and the writer do not wait for each other, and a killed process loses nothing committed."""
+    cursor = connection.cursor()
+    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=10000"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def make_owners(url: str, memory: bool, engine: AsyncEngine) -> Owners:
+    if memory:
+        return Alone()
+    parsed = make_url(url)
+    if parsed.get_backend_name() == "sqlite":
+        return FileOwners(Path(str(parsed.database)))
+    return AdvisoryOwners(engine)

@@ -1,0 +1,124 @@
+"""Which servers live: how a starting server tells runs that broke from runs of its neighbours on the same database.
+
+Every server holds a lock under its own number for as long as it lives; the system lets go of it when the process dies,
+however it dies. A run whose owner's lock can be had is broken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+from pathlib import Path
+from typing import Protocol
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+try:
+    import fcntl
+except ImportError:  # no flock there: every other owner counts as dead
+    fcntl = None  # type: ignore[assignment]
+
+
+def new_owner() -> int:
+    """A number that no other server has; fits PostgreSQL's bigint."""
+    return secrets.randbits(62) + 1
+
+
+class Owners(Protocol):
+    async def claim(self, owner: int) -> None:
+        """Hold this server's lock until `release`."""
+
+    async def alive(self, owner: int) -> bool: ...
+
+    async def release(self) -> None: ...
+
+
+class Alone:
+    """For a database that only this process can see."""
+
+    async def claim(self, owner: int) -> None:
+        pass
+
+    async def alive(self, owner: int) -> bool:
+        return False
+
+    async def release(self) -> None:
+        pass
+
+
+class FileOwners:
+    """Lock files beside an SQLite database."""
+
+    def __init__(self, database: Path) -> None:
+        self._database = database
+        self._held: tuple[int, Path] | None = None
+
+    def _path(self, owner: int) -> Path:
+        return self._database.with_name(f"{self._database.name}.{owner:x}.lock")
+
+    async def claim(self, owner: int) -> None:
+        await asyncio.to_thread(self._claim, owner)
+
+    def _claim(self, owner: int) -> None:
+        path = self._path(owner)
+        descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+        if fcntl is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._held = descriptor, path
+
+    async def alive(self, owner: int) -> bool:
+        return await asyncio.to_thread(self._alive, owner)
+
+    def _alive(self, owner: int) -> bool:
+        path = self._path(owner)
+        if fcntl is None or not path.exists():
+            return False
+        descriptor = os.open(path, os.O_RDWR)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        else:
+            path.unlink(missing_ok=True)
+            return False
+        finally:
+            os.close(descriptor)
+
+    async def release(self) -> None:
+        if self._held is not None:
+            descriptor, path = self._held
+            self._held = None
+            await asyncio.to_thread(self._release, descriptor, path)
+
+    @staticmethod
+    def _release(descriptor: int, path: Path) -> None:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+class AdvisoryOwners:
+    """PostgreSQL's advisory locks, on a connection of their own that lives as long as the server."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+        self._connection: AsyncConnection | None = None
+
+    async def claim(self, owner: int) -> None:
+        self._connection = await self._engine.connect()
+        await self._connection.execution_options(isolation_level="AUTOCOMMIT")
+        await self._connection.execute(text("SELECT pg_advisory_lock(:owner)"), {"owner": owner})
+
+    async def alive(self, owner: int) -> bool:
+        async with self._engine.begin() as connection:
+            had = await connection.scalar(text("SELECT pg_try_advisory_xact_lock(:owner)"), {"owner": owner})
+        return not had
+
+    async def release(self) -> None:
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            await connection.invalidate()
+            await connection.close()

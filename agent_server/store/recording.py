@@ -1,0 +1,149 @@
+"""What the store writes about runs: their beginning, their end, and the interrupts between them.
+
+Each function is one part of a transaction, and repeatable (see `writer`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import and_, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from agent_server.store import rows, schema
+from agent_server.store.records import RunRecord, RunStatus, ThreadState
+from agent_server.store.rows import decoded, encoded, now_ms, of
+from events.vocabulary import CancelledOutcome, Event, InterruptOutcome, RunError, RunFinished
+
+if TYPE_CHECKING:
+    from agent_server.runs import Execution
+
+NAME_LENGTH = 80
+
+
+async def begin(
+    connection: AsyncConnection, run: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]
+) -> ThreadState:
+    """Enter a run (a row of `runs`) and its thread; what the thread was before.
+
+    A thread that waits for an answer does not take the messages yet: the input may be refused.
+    """
+    tenant, thread_id = run["tenant"], run["thread_id"]
+    state = await _touch(connection, tenant, thread_id, run["agent"], name_from(messages))
+    last = await _last_run(connection, tenant, thread_id)
+    interrupts = await rows.load_interrupts(connection, tenant, thread_id)
+    changed = [name for name in run if name not in ("tenant", "thread_id", "id")]
+    await rows.upsert(connection, schema.runs, [run], changed)
+    if messages and not any(each.status == "open" for each in interrupts):
+        await rows.save_messages(connection, tenant, thread_id, messages)
+    return ThreadState(state=state, interrupts=interrupts, last_run=last)
+
+
+async def _touch(connection: AsyncConnection, tenant: str, thread_id: str, agent: str, name: str) -> Any:
+    """Make the thread if it is new, note the time if not; the state it has."""
+    now = now_ms()
+    row = {
+        "tenant": tenant, "id": thread_id, "name": name, "agent_id": agent, "archived": False, "state": None,
+        "metadata": "{}", "created_at": now, "updated_at": now,
+    }  # fmt: skip
+    await rows.upsert(connection, schema.threads, [row], ["updated_at"])
+    this = of(schema.threads, tenant, thread_id)
+    if name:
+        unnamed = and_(this, schema.threads.c.name == "")
+        await connection.execute(update(schema.threads).where(unnamed).values(name=name))
+    return decoded(await connection.scalar(select(schema.threads.c.state).where(this)))
+
+
+async def _last_run(connection: AsyncConnection, tenant: str, thread_id: str) -> RunRecord | None:
+    table = schema.runs
+    latest = select(table).where(of(table, tenant, thread_id)).order_by(table.c.created_at.desc()).limit(1)
+    row = (await connection.execute(latest)).one_or_none()
+    return None if row is None else rows.run_of(row)
+
+
+class Conclusion:
+    """How a run ended, taken down at once, so that writing it later needs nothing of the run."""
+
+    def __init__(self, execution: Execution, terminal: Event) -> None:
+        run = execution.run
+        self.tenant, self.thread_id, self.run_id = execution.tenant, run.thread_id, run.id
+        self.status, error = status_of(terminal)
+        self.run = {
+            "status": self.status,
+            "error": error,
+            "outcome": encoded(getattr(terminal, "outcome", None)),
+            "usage": encoded(getattr(terminal, "usage", None)),
+            "ended_at": now_ms(),
+        }
+        self.interrupts = [self._interrupt(each) for each in execution.interrupts]
+        self.messages = list(execution.messages)
+        self.state = encoded(execution.state)
+
+    def _interrupt(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        interrupt = asked["interrupt"]
+        return {
+            "tenant": self.tenant, "thread_id": self.thread_id, "id": interrupt.id, "run_id": self.run_id,
+            "interrupt": encoded(interrupt), "call": encoded(asked["call"]), "status": "open",
+        }  # fmt: skip
+
+    async def write(self, connection: AsyncConnection) -> None:
+        changes: dict[str, Any] = {"updated_at": now_ms()}
+        if self.state is not None:
+            changes["state"] = self.state
+        thread = of(schema.threads, self.tenant, self.thread_id)
+        await connection.execute(update(schema.threads).where(thread).values(changes))
+        this = and_(of(schema.runs, self.tenant, self.thread_id), schema.runs.c.id == self.run_id)
+        await connection.execute(update(schema.runs).where(this).values(self.run))
+        if self.messages:
+            await rows.save_messages(connection, self.tenant, self.thread_id, self.messages)
+        if self.status == "interrupted":
+            await rows.upsert(connection, schema.interrupts, self.interrupts, ["interrupt", "call", "status"])
+
+
+def status_of(terminal: Event) -> tuple[RunStatus, str | None]:
+    """A run's status by its terminal event, and the error's code."""
+    if isinstance(terminal, RunError):
+        return "failed", terminal.code
+    outcome = terminal.outcome if isinstance(terminal, RunFinished) else None
+    if isinstance(outcome, InterruptOutcome):
+        return "interrupted", None
+    return ("cancelled" if isinstance(outcome, CancelledOutcome) else "finished"), None
+
+
+async def claim(
+    connection: AsyncConnection, tenant: str, thread_id: str, answers: Mapping[str, Mapping[str, Any]], run_id: str
+) -> bool:
+    """Turn open interrupts into claimed ones, all or none."""
+    table = schema.interrupts
+    of_thread = of(table, tenant, thread_id)
+    still_open = select(table.c.id).where(of_thread, table.c.status == "open", table.c.id.in_(list(answers)))
+    if len((await connection.execute(still_open.with_for_update())).all()) != len(answers):
+        return False
+    for id, answer in answers.items():
+        values = {"status": "claimed", "answer": encoded(answer), "resumed_by": run_id}
+        await connection.execute(update(table).where(of_thread, table.c.id == id).values(values))
+    return True
+
+
+async def mark_broken(connection: AsyncConnection, owners: Sequence[int]) -> None:
+    """The runs of servers that died."""
+    table = schema.runs
+    where = and_(table.c.status == "running", table.c.owner.in_(owners))
+    await connection.execute(update(table).where(where).values(status="broken", ended_at=now_ms()))
+
+
+def name_from(messages: Sequence[Mapping[str, Any]]) -> str:
+    """A thread's first name: how its first user message begins."""
+    for message in messages:
+        content = message.get("content")
+        if message.get("role") != "user":
+            continue
+        if isinstance(content, list):
+            content = next((part.get("text") for part in content if part.get("type") == "text"), "")
+        return clean(" ".join(str(content or "").split()), NAME_LENGTH)
+    return ""
+
+
+def clean(text: str, length: int = 512) -> str:
+    return text.replace("\x00", "")[:length]

@@ -1,0 +1,175 @@
+"""Statements shared by the store's parts, and rows ↔ records."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import Row, Table, and_, delete, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.sql import ColumnElement
+
+from adapters.errors import RequestError
+from agent_server.store import schema
+from agent_server.store.records import FeedbackRecord, InterruptRecord, RunRecord, ThreadRecord
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def encoded(value: Any) -> str | None:
+    return None if value is None else msgspec.json.encode(value).decode()
+
+
+def decoded(text: str | None) -> Any:
+    return None if text is None else msgspec.json.decode(text)
+
+
+def of(table: Table, tenant: str, thread_id: str) -> ColumnElement[bool]:
+    """The rows of one thread."""
+    thread = table.c.id if table is schema.threads else table.c.thread_id
+    return and_(table.c.tenant == tenant, thread == thread_id)
+
+
+def checked_id(value: str, param: str) -> str:
+    """PostgreSQL's text holds no NUL; nobody needs one in an id."""
+    if "\x00" in value:
+        raise RequestError("invalid_request", "An id may not contain NUL.", param)
+    return value
+
+
+async def upsert(
+    connection: AsyncConnection, table: Table, rows: Sequence[Mapping[str, Any]], update: Sequence[str]
+) -> None:
+    """Insert rows; where the primary key exists, update the named columns."""
+    if not rows:
+        return
+    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    statement: Any = insert(table)
+    keys = [column.name for column in table.primary_key]
+    if update:
+        statement = statement.on_conflict_do_update(
+            index_elements=keys, set_={name: statement.excluded[name] for name in update}
+        )
+    else:
+        statement = statement.on_conflict_do_nothing(index_elements=keys)
+    await connection.execute(statement, [dict(row) for row in rows])
+
+
+def digest_of(body: str) -> str:
+    return hashlib.blake2b(body.encode(), digest_size=16).hexdigest()
+
+
+async def save_messages(
+    connection: AsyncConnection, tenant: str, thread_id: str, given: Sequence[Mapping[str, Any]]
+) -> None:
+    """Make the thread's messages those given, in their order, writing only what changed.
+
+    The client's history is the authority: what it leaves out was removed by its user. But a client that shows no
+    message the store knows did not have the history; then its messages come after it, unless it is the same history
+    under new ids.
+    """
+    table = schema.messages
+    found = await connection.execute(
+        select(table.c.id, table.c.position, table.c.digest).where(of(table, tenant, thread_id))
+    )
+    stored = {row.id: (row.position, row.digest) for row in found}
+    ids = {str(message["id"]) for message in given}
+    first = 0
+    if stored and not ids & set(stored):
+        if await _is_retelling(connection, tenant, thread_id, given):
+            first = 0
+        else:
+            first = 1 + max(position for position, _ in stored.values())
+    if first == 0 and (gone := set(stored) - ids):
+        await connection.execute(delete(table).where(of(table, tenant, thread_id), table.c.id.in_(sorted(gone))))
+    bodies = {str(message["id"]): encoded(message) or "" for message in given}
+    rows = [
+        {"tenant": tenant, "thread_id": thread_id, "id": id, "position": place, "digest": digest_of(body), "body": body}
+        for place, (id, body) in enumerate(bodies.items(), first)
+    ]
+    changed = [row for row in rows if stored.get(str(row["id"])) != (row["position"], row["digest"])]
+    await upsert(connection, table, changed, ["position", "digest", "body"])
+
+
+async def _is_retelling(
+    connection: AsyncConnection, tenant: str, thread_id: str, given: Sequence[Mapping[str, Any]]
+) -> bool:
+    """Whether the messages begin with what the thread's own say, role by role."""
+    stored = [_said(each) for each in await load_messages(connection, tenant, thread_id)]
+    return [_said(each) for each in given][: len(stored)] == stored
+
+
+def _said(message: Mapping[str, Any]) -> tuple[Any, Any]:
+    return message.get("role"), message.get("content")
+
+
+async def load_messages(connection: AsyncConnection, tenant: str, thread_id: str) -> list[dict[str, Any]]:
+    table = schema.messages
+    found = await connection.execute(
+        select(table.c.body).where(of(table, tenant, thread_id)).order_by(table.c.position, table.c.id)
+    )
+    return [decoded(row.body) for row in found]
+
+
+async def load_interrupts(connection: AsyncConnection, tenant: str, thread_id: str) -> tuple[InterruptRecord, ...]:
+    table = schema.interrupts
+    found = await connection.execute(select(table).where(of(table, tenant, thread_id)).order_by(table.c.id))
+    return tuple(interrupt_of(row) for row in found)
+
+
+def thread_of(row: Row[Any]) -> ThreadRecord:
+    return ThreadRecord(
+        id=row.id,
+        name=row.name,
+        agent_id=row.agent_id,
+        archived=row.archived,
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+        metadata=decoded(row.metadata),
+    )
+
+
+def run_of(row: Row[Any]) -> RunRecord:
+    return RunRecord(
+        id=row.id,
+        thread_id=row.thread_id,
+        agent=row.agent,
+        status=row.status,
+        parent_run_id=row.parent_run_id,
+        error=row.error,
+        outcome=decoded(row.outcome),
+        usage=decoded(row.usage),
+        created_at=row.created_at,
+        ended_at=row.ended_at,
+    )
+
+
+def interrupt_of(row: Row[Any]) -> InterruptRecord:
+    return InterruptRecord(
+        id=row.id,
+        thread_id=row.thread_id,
+        run_id=row.run_id,
+        interrupt=decoded(row.interrupt),
+        call=decoded(row.call),
+        status=row.status,
+        answer=decoded(row.answer),
+        result=decoded(row.result),
+        result_message_id=row.result_message_id,
+        resumed_by=row.resumed_by,
+    )
+
+
+def feedback_of(row: Row[Any]) -> FeedbackRecord:
+    return FeedbackRecord(
+        message_id=row.message_id,
+        score=row.score,
+        comment=row.comment,
+        position=None if row.position == schema.WHOLE_MESSAGE else row.position,
+        created_at=row.created_at,
+    )

@@ -1,0 +1,88 @@
+"""The store's tables. `tenant` is part of every key, so that no query can forget it.
+
+JSON is kept as text: the store never looks inside, and PostgreSQL's own types would refuse `\\u0000`. Times are integer
+milliseconds since the epoch. A change here needs a migration; a test compares the two.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, MetaData, Table, Text
+
+metadata = MetaData()
+
+threads = Table(
+    "threads",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("id", Text, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("agent_id", Text, nullable=False),
+    Column("archived", Boolean, nullable=False),
+    Column("state", Text),
+    Column("metadata", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("updated_at", BigInteger, nullable=False),
+)
+Index("threads_by_time", threads.c.tenant, threads.c.updated_at, threads.c.id)
+
+messages = Table(
+    "messages",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("thread_id", Text, primary_key=True),
+    Column("id", Text, primary_key=True),
+    Column("position", Integer, nullable=False),
+    Column("digest", Text, nullable=False),
+    Column("body", Text, nullable=False),
+)
+
+runs = Table(
+    "runs",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("thread_id", Text, primary_key=True),
+    Column("id", Text, primary_key=True),
+    Column("agent", Text, nullable=False),
+    Column("parent_run_id", Text),
+    Column("status", Text, nullable=False),
+    Column("owner", BigInteger, nullable=False),
+    Column("error", Text),
+    Column("outcome", Text),
+    Column("usage", Text),
+    Column("created_at", BigInteger, nullable=False),
+    Column("ended_at", BigInteger),
+)
+Index("runs_by_status", runs.c.status, runs.c.owner)
+
+interrupts = Table(
+    "interrupts",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("thread_id", Text, primary_key=True),
+    Column("id", Text, primary_key=True),
+    Column("run_id", Text, nullable=False),
+    Column("interrupt", Text, nullable=False),
+    Column("call", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("answer", Text),
+    Column("result", Text),
+    Column("result_message_id", Text),
+    Column("resumed_by", Text),
+)
+
+feedback = Table(
+    "feedback",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("thread_id", Text, primary_key=True),
+    Column("message_id", Text, primary_key=True),
+    Column("position", Integer, primary_key=True, autoincrement=False),
+    Column("score", Float, nullable=False),
+    Column("comment", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+)
+
+WHOLE_MESSAGE = -1
+"""A feedback's `position` where it is on no place in particular."""
+
+OF_A_THREAD = (messages, runs, interrupts, feedback)

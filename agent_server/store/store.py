@@ -1,0 +1,254 @@
+"""The store of threads, on SQLite or PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sqlalchemy import and_, delete, func, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from adapters.errors import RequestError
+from agent_server.store import recording, rows, schema
+from agent_server.store.database import is_memory, make_engine, make_folder, make_owners, with_driver
+from agent_server.store.migrate import migrate
+from agent_server.store.owners import new_owner
+from agent_server.store.records import FeedbackRecord, InterruptRecord, RunRecord, ThreadRecord, ThreadState
+from agent_server.store.rows import checked_id, decoded, encoded, now_ms, of
+from agent_server.store.writer import Writer
+from events.vocabulary import Event
+
+if TYPE_CHECKING:
+    from agent_server.runs import Execution
+
+T = TypeVar("T")
+PAGE = 100
+
+
+class Store:
+    """Everything that is kept of threads. Open it before use; every method is one transaction.
+
+    url: SQLAlchemy's, with an asynchronous driver: `sqlite+aiosqlite:///path`, `sqlite+aiosqlite:///:memory:` or
+    `postgresql+asyncpg://...` (plain `sqlite://` and `postgresql://` get theirs).
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = with_driver(url)
+        self._memory = is_memory(self._url)
+        self.owner = new_owner()
+        self._engine = make_engine(self._url, self._memory)
+        self._owners = make_owners(self._url, self._memory, self._engine)
+        self._writer = Writer(self._engine)
+
+    async def open(self) -> None:
+        """Make or migrate the database; record the runs of servers that died as broken."""
+        if self._memory:
+            async with self._engine.begin() as connection:
+                await connection.run_sync(schema.metadata.create_all)
+        else:
+            await asyncio.to_thread(make_folder, self._url)
+            await migrate(self._url)
+        await self._owners.claim(self.owner)
+        self._writer.start()
+        await self._find_broken()
+
+    async def close(self) -> None:
+        """Write what is waiting and let go of the database. Safe to call twice."""
+        await self._writer.stop()
+        await self._owners.release()
+        await self._engine.dispose()
+
+    async def begin_run(
+        self,
+        tenant: str,
+        thread_id: str,
+        run_id: str,
+        *,
+        agent: str = "default",
+        parent_run_id: str | None = None,
+        messages: Sequence[Mapping[str, Any]] = (),
+    ) -> ThreadState:
+        """Record that a run begins, with the messages it begins from; what the thread was before."""
+        run = {
+            "tenant": tenant, "thread_id": checked_id(thread_id, "threadId"), "id": checked_id(run_id, "runId"),
+            "agent": agent, "parent_run_id": parent_run_id, "status": "running", "owner": self.owner, "error": None,
+            "outcome": None, "usage": None, "created_at": now_ms(), "ended_at": None,
+        }  # fmt: skip
+        return await self._writer.write(lambda connection: recording.begin(connection, run, messages))
+
+    async def end_run(self, execution: Execution, terminal: Event) -> None:
+        """Record how a run ended: its messages, the state, what it asks, all at once."""
+        await self._writer.write(recording.Conclusion(execution, terminal).write)
+
+    async def claim(self, tenant: str, thread_id: str, answers: Mapping[str, Mapping[str, Any]], run_id: str) -> bool:
+        """Accept the answers to open interrupts, all or none. False if one of them was not open any more."""
+        return await self._writer.write(
+            lambda connection: recording.claim(connection, tenant, thread_id, answers, run_id)
+        )
+
+    async def record_result(
+        self, tenant: str, thread_id: str, interrupt_id: str, content: Any, message_id: str | None
+    ) -> None:
+        """Keep what an answered interrupt's call gave, before anyone is told: it must not be made twice."""
+        table = schema.interrupts
+        values = {"status": "answered", "result": encoded(content), "result_message_id": message_id}
+        where = and_(of(table, tenant, thread_id), table.c.id == interrupt_id)
+        await self._writer.write(lambda connection: connection.execute(update(table).where(where).values(values)))
+
+    async def interrupts(self, tenant: str, thread_id: str) -> tuple[InterruptRecord, ...]:
+        return await self._read(lambda connection: rows.load_interrupts(connection, tenant, thread_id))
+
+    async def messages(self, tenant: str, thread_id: str) -> list[dict[str, Any]]:
+        """The thread's messages in order, in wire form; [] for a thread that does not exist."""
+        return await self._read(lambda connection: rows.load_messages(connection, tenant, thread_id))
+
+    async def state(self, tenant: str, thread_id: str) -> Any:
+        query = select(schema.threads.c.state).where(of(schema.threads, tenant, thread_id))
+        return decoded(await self._read(lambda connection: connection.scalar(query)))
+
+    async def runs(self, tenant: str, thread_id: str) -> list[RunRecord]:
+        """The thread's runs, oldest first."""
+        table = schema.runs
+        query = select(table).where(of(table, tenant, thread_id)).order_by(table.c.created_at, table.c.id)
+        return [rows.run_of(row) for row in await self._rows(query)]
+
+    async def run(self, tenant: str, thread_id: str, run_id: str) -> RunRecord | None:
+        table = schema.runs
+        found = await self._rows(select(table).where(of(table, tenant, thread_id), table.c.id == run_id))
+        return rows.run_of(found[0]) if found else None
+
+    async def threads(
+        self,
+        tenant: str,
+        *,
+        agent_id: str | None = None,
+        archived: bool = False,
+        limit: int = PAGE,
+        cursor: str | None = None,
+    ) -> tuple[list[ThreadRecord], str | None]:
+        """A page of threads, latest first, and the cursor of the next page. `archived`: include the archived ones."""
+        table = schema.threads
+        query = select(table).where(table.c.tenant == tenant)
+        if agent_id is not None:
+            query = query.where(table.c.agent_id == agent_id)
+        if not archived:
+            query = query.where(table.c.archived.is_(False))
+        if cursor is not None:
+            moment, id = read_cursor(cursor)
+            older = and_(table.c.updated_at == moment, table.c.id < id)
+            query = query.where(or_(table.c.updated_at < moment, older))
+        limit = max(1, min(limit, PAGE))
+        found = await self._rows(query.order_by(table.c.updated_at.desc(), table.c.id.desc()).limit(limit + 1))
+        page = [rows.thread_of(row) for row in found]
+        last = page[limit - 1] if len(page) > limit else None
+        return page[:limit], None if last is None else f"{last.updated_at}.{last.id}"
+
+    async def thread(self, tenant: str, thread_id: str) -> ThreadRecord:
+        """RequestError("not_found") for a thread that does not exist or is another tenant's."""
+        found = await self._rows(select(schema.threads).where(of(schema.threads, tenant, thread_id)))
+        if not found:
+            raise _no_thread()
+        return rows.thread_of(found[0])
+
+    async def change_thread(
+        self,
+        tenant: str,
+        thread_id: str,
+        *,
+        name: str | None = None,
+        archived: bool | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> ThreadRecord:
+        """Rename, archive or restore; None leaves as it is. RequestError("not_found")."""
+        given = {
+            "name": None if name is None else recording.clean(name),
+            "archived": archived,
+            "metadata": encoded(metadata),
+        }
+        values = {key: value for key, value in given.items() if value is not None}
+        if values:
+            change = update(schema.threads).where(of(schema.threads, tenant, thread_id)).values(values)
+            await self._writer.write(lambda connection: connection.execute(change))
+        return await self.thread(tenant, thread_id)
+
+    async def delete_thread(self, tenant: str, thread_id: str) -> None:
+        """Delete a thread with everything that belongs to it. RequestError("not_found")."""
+
+        async def work(connection: AsyncConnection) -> int:
+            gone = await connection.execute(delete(schema.threads).where(of(schema.threads, tenant, thread_id)))
+            for table in schema.OF_A_THREAD:
+                await connection.execute(delete(table).where(of(table, tenant, thread_id)))
+            return gone.rowcount
+
+        if not await self._writer.write(work):
+            raise _no_thread()
+
+    async def give_feedback(
+        self,
+        tenant: str,
+        thread_id: str,
+        message_id: str,
+        score: float,
+        comment: str = "",
+        position: int | None = None,
+    ) -> FeedbackRecord:
+        """Keep a person's word on a message, or on a place in it; a later one on the same replaces it.
+        RequestError("not_found") for no such message."""
+        comment = recording.clean(comment, 10_000)
+        record = FeedbackRecord(
+            message_id=message_id, score=score, comment=comment, position=position, created_at=now_ms()
+        )
+        row = {
+            "tenant": tenant, "thread_id": thread_id, "message_id": message_id, "score": score,
+            "position": schema.WHOLE_MESSAGE if position is None else position,
+            "comment": record.comment, "created_at": record.created_at,
+        }  # fmt: skip
+        table = schema.messages
+        known = select(func.count()).select_from(table).where(of(table, tenant, thread_id), table.c.id == message_id)
+
+        async def work(connection: AsyncConnection) -> bool:
+            if not await connection.scalar(known):
+                return False
+            await rows.upsert(connection, schema.feedback, [row], ["score", "comment", "created_at"])
+            return True
+
+        if not await self._writer.write(work):
+            raise RequestError("not_found", "There is no such message in this thread.", "messageId")
+        return record
+
+    async def feedback(self, tenant: str, thread_id: str) -> list[FeedbackRecord]:
+        table = schema.feedback
+        query = select(table).where(of(table, tenant, thread_id)).order_by(table.c.created_at, table.c.message_id)
+        return [rows.feedback_of(row) for row in await self._rows(query)]
+
+    async def _rows(self, query: Any) -> Sequence[Any]:
+        async def work(connection: AsyncConnection) -> Sequence[Any]:
+            return (await connection.execute(query)).all()
+
+        return await self._read(work)
+
+    async def _read(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
+        """In memory there is one connection alone, so reading waits its turn behind the writer."""
+        if self._memory:
+            return await self._writer.write(work)
+        async with self._engine.connect() as connection:
+            return await work(connection)
+
+    async def _find_broken(self) -> None:
+        running = select(schema.runs.c.owner).where(schema.runs.c.status == "running").distinct()
+        owners = [row.owner for row in await self._rows(running) if row.owner != self.owner]
+        if dead := [owner for owner in owners if not await self._owners.alive(owner)]:
+            await self._writer.write(lambda connection: recording.mark_broken(connection, dead))
+
+
+def _no_thread() -> RequestError:
+    return RequestError("not_found", "There is no such thread.", "threadId")
+
+
+def read_cursor(cursor: str) -> tuple[int, str]:
+    """The time and id that a page ended with; RequestError for what was not handed out."""
+    moment, _, id = cursor.partition(".")
+    if not (moment.isascii() and moment.isdigit()) or len(moment) > 18:
+        raise RequestError("invalid_request", "This is not a cursor that was handed out.", "cursor")
+    return int(moment), id

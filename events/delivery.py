@@ -1,0 +1,68 @@
+"""When deltas are sent: at once, or gathered as the streaming specification advises.
+
+"adaptive" (its section "Token Buffer Size"): content at once, the arguments of a call at JSON boundaries (brackets,
+quotes, commas, colons), reasoning by sentence. What is gathered is sent before anything else that follows it, so the
+order of events is the same in both.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+import msgspec
+
+from events.vocabulary import Event, ReasoningMessageContent, ToolCallArgs
+
+_JSON_BOUNDARY = re.compile(r'.*[\]{}",:\[]', re.DOTALL)
+_SENTENCE_END = re.compile(r".*(?:[.!?…]['\")\]]?\s|[。！？\n])", re.DOTALL)
+_BOUNDARIES = {ToolCallArgs: _JSON_BOUNDARY, ReasoningMessageContent: _SENTENCE_END}
+
+Gathered = ToolCallArgs | ReasoningMessageContent
+
+
+class Delivery:
+    """One run's policy. `deliver` takes events as they arise and returns those to send now; `flush` the rest."""
+
+    def __init__(self, policy: Literal["immediate", "adaptive"] = "immediate") -> None:
+        self._adaptive = policy == "adaptive"
+        self._parts: list[str] = []
+        self._rows: list[Any] = []
+        self._last: Gathered | None = None
+
+    def deliver(self, events: list[Event]) -> list[Event]:
+        if not self._adaptive:
+            return events
+        sent: list[Event] = []
+        for event in events:
+            if not isinstance(event, ToolCallArgs | ReasoningMessageContent):
+                sent += (*self.flush(), event)
+                continue
+            if self._last is not None and type(self._last) is not type(event):
+                sent += self.flush()
+            sent += self._gather(event)
+        return sent
+
+    def flush(self) -> list[Event]:
+        """What was gathered, as one event."""
+        if self._last is None:
+            return []
+        event, self._last = self._last, None
+        delta, self._parts = "".join(self._parts), []
+        return self._delta(event, delta) if delta else []
+
+    def _gather(self, event: Gathered) -> list[Event]:
+        self._last = event
+        if event.metadata:
+            self._rows += event.metadata.get("tokens", [])
+        boundary = _BOUNDARIES[type(event)].match(event.delta)
+        if boundary is None:
+            self._parts.append(event.delta)
+            return []
+        whole = "".join(self._parts) + event.delta[: boundary.end()]
+        self._parts = [event.delta[boundary.end() :]]
+        return self._delta(event, whole)
+
+    def _delta(self, event: Gathered, delta: str) -> list[Event]:
+        rows, self._rows = self._rows, []
+        return [msgspec.structs.replace(event, delta=delta, metadata={"tokens": rows} if rows else None)]

@@ -1,0 +1,331 @@
+"""Reading the arguments of a call, in each of the styles of `events.formats.output_format.Arguments`.
+
+Every reader starts behind the call's header, writes JSON text through the call, and stops in front of what ends the
+arguments. An object whose first key does not appear, or a text that is something else, is no call (`NoCall`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from events.formats.output_format import Arguments
+from events.parsing.json_text import JsonText, quoted
+from events.parsing.scanner import Scanner, scanner_for
+from events.parsing.schema import ANY, Schema, item_schema, property_schema, types
+from events.parsing.source import Reading, Source
+from events.parsing.syntax import CallSyntax, Syntax
+from events.parsing.values import TypedValue, value_types
+
+NAME_LIMIT = 1024
+"""Characters of an argument's name, at most."""
+_LOOK_AHEAD = 64
+_DEPTH = 32
+_WRAPPERS = frozenset({"arguments", "parameters", "input", "args"})
+_CDATA = scanner_for(("<![CDATA[",))
+
+
+class NoCall(Exception):
+    """What looked like a call is none. `incomplete`: it was well-formed, but lacks a name or arguments."""
+
+    def __init__(self, message: str, incomplete: bool = False) -> None:
+        super().__init__(message)
+        self.incomplete = incomplete
+
+
+class Call(Protocol):
+    """The call that is being read. `write` takes JSON text; the first write announces the call."""
+
+    source: Source
+    syntax: Syntax
+    calls: CallSyntax
+    schema: Schema
+
+    def write(self, text: str) -> None: ...
+
+
+def read_arguments(call: Call) -> Reading[None]:
+    """The arguments in the format's own style."""
+    style = call.calls.tools.arguments.style
+    if style == "json":
+        yield from json_arguments(call)
+    elif style == "tagged":
+        yield from tagged_arguments(call)
+    elif style == "nested":
+        yield from nested_arguments(call)
+    else:
+        yield from object_arguments(call)
+
+
+def stream(call: Call, value: JsonText, verbatim: bool) -> Reading[None]:
+    """Read one value and write it as it comes. What the end of the output cuts off is completed, unless it is the
+    model's own JSON (`verbatim`), of which exactly what was written is passed on."""
+    source = call.source
+    while True:
+        source.position = value.consume(source.text, source.position, source.final)
+        if value.failed:
+            raise NoCall("the arguments are not an object")
+        if value.stopped or (source.final and not value.done and value.committed):
+            value.flush() if verbatim and not value.stopped else value.close()
+            call.write(value.take())
+            return
+        if value.committed and value.parts:
+            call.write(value.take())
+        if value.done or source.final:
+            return
+        yield
+
+
+def json_arguments(call: Call) -> Reading[None]:
+    """A JSON object; nothing at all is an empty one."""
+    if (yield from call.source.space()) == "{":
+        yield from stream(call, JsonText(stops=call.calls.ends), verbatim=True)
+    else:
+        yield from no_arguments(call)
+
+
+def no_arguments(call: Call) -> Reading[None]:
+    """A call without arguments, which only the call's end or the output's may follow; or the word null."""
+    source, calls = call.source, call.calls
+    if (yield from source.match(call.syntax.scanner("null", "None"))):
+        yield from source.space()
+    ends = call.syntax.scanner(*calls.ends, *calls.starts)
+    if (yield from source.peek()) and not (yield from source.ahead(ends)) and (calls.call_end or calls.section_end):
+        raise NoCall("the arguments are not an object")
+    if not source.final or source.position < len(source.text):
+        call.write("{}")
+
+
+def object_arguments(call: Call) -> Reading[None]:
+    """Python keyword arguments, or an object with bare keys; both end with their bracket."""
+    a, calls = call.calls.tools.arguments, call.calls
+    untyped = a.untyped
+
+    def coerce(word: str, schema: Schema) -> str:
+        kinds = value_types(schema, call.schema, "", untyped)
+        value = TypedValue(kinds)
+        value.write(word)
+        value.end()
+        return value.take()
+
+    keywords = a.style == "python"
+    if not keywords and (yield from call.source.space()) != "{":
+        yield from no_arguments(call)
+        return
+    value = JsonText(
+        keywords=keywords,
+        quote=a.quote,
+        stops=calls.ends,
+        **({} if keywords else {"coerce": coerce, "schema": call.schema}),
+    )
+    yield from stream(call, value, verbatim=False)
+
+
+def tagged_arguments(call: Call) -> Reading[None]:
+    """One block for each argument, in any order; text between blocks is left out. A format that announces calls only
+    whole also refuses what does not fit the tool."""
+    source, calls = call.source, call.calls
+    ends = _ends(calls)
+    blocks = call.syntax.scanner(calls.argument_name, *ends)
+    strict = calls.tools.commit == "call"
+    seen: set[str] = set()
+    while True:
+        between, marker = yield from source.until(blocks, NAME_LIMIT)
+        if strict and between.strip():
+            raise NoCall("text between arguments")
+        if call.syntax.canonical(marker) != calls.argument_name:
+            source.position -= len(marker)
+            break
+        header = yield from _argument_header(call, ends)
+        if header is None:
+            break
+        key, declared = header
+        if not seen and _is_wrapper(call, key) and (yield from source.space()) == "{":
+            yield from _wrapped_arguments(call)
+            return
+        if strict and (key in seen or (call.schema is not None and property_schema(call.schema, key) is None)):
+            raise NoCall(f"{key[:40]!r} is no argument of the tool, or is given twice")
+        call.write(f"{', ' if seen else '{'}{quoted(key)}: ")
+        seen.add(key)
+        kinds = value_types(property_schema(call.schema, key), call.schema, declared, calls.tools.arguments.untyped)
+        yield from _tagged_value(call, kinds, ends)
+    if seen or not source.final or source.position < len(source.text):
+        call.write("}" if seen else "{}")
+
+
+def _is_wrapper(call: Call, key: str) -> bool:
+    """Whether a model put all its arguments into one that the tool does not have."""
+    properties = call.schema.get("properties") if isinstance(call.schema, Mapping) else None
+    return key in _WRAPPERS and isinstance(properties, Mapping) and bool(properties) and key not in properties
+
+
+def _wrapped_arguments(call: Call) -> Reading[None]:
+    """All arguments as one JSON object in a tag."""
+    yield from stream(call, JsonText(stops=(call.calls.argument_end, *call.calls.ends)), verbatim=True)
+    yield from call.source.space()
+    yield from call.source.match(call.syntax.scanner(call.calls.argument_end))
+
+
+def _ends(calls: CallSyntax) -> tuple[str, ...]:
+    """What ends a list of tagged arguments."""
+    following = (calls.name_prefix,) if len(calls.name_prefix) > 2 else ()
+    return tuple(dict.fromkeys((*calls.ends, *calls.starts, *following)))
+
+
+def _argument_header(call: Call, ends: tuple[str, ...]) -> Reading[tuple[str, str] | None]:
+    """Name and declared type of an argument whose opener was read; None if the call ends instead. An opener without
+    a value is passed over."""
+    source, calls = call.source, call.calls
+    scanner = call.syntax.scanner(calls.argument_value, calls.argument_name, *ends)
+    while True:
+        header, marker = yield from source.until(scanner, NAME_LIMIT)
+        found = call.syntax.canonical(marker)
+        if found == calls.argument_name:
+            continue
+        if found != calls.argument_value:
+            source.position -= len(marker)
+            return None
+        return _name_and_type(calls.tools.arguments, header)
+
+
+def _name_and_type(a: Arguments, header: str) -> tuple[str, str]:
+    """`city" type="string"` → ("city", "string")."""
+    suffix, before = a.name_suffix.strip(), a.type_prefix.strip()
+    quote = a.name_prefix.strip()[-1:]
+    end = quote if quote in ("'", '"') else suffix
+    name, _, rest = header.partition(end) if end and end in header else (header, "", "")
+    declared = ""
+    if before and before in (end + rest):
+        declared = (end + rest).partition(before)[2].partition(a.type_suffix.strip())[0]
+    return name.strip(), declared.strip()
+
+
+def _tagged_value(call: Call, kinds: frozenset[str], ends: tuple[str, ...]) -> Reading[None]:
+    """A value up to its end marker. The marker only counts where something that belongs to the call follows it: a
+    string may contain it."""
+    source, calls, a = call.source, call.calls, call.calls.tools.arguments
+    lead = a.value_prefix[len(a.value_prefix.rstrip()) :] if a.value_prefix.strip() else a.value_prefix
+    tail = a.value_suffix[: len(a.value_suffix) - len(a.value_suffix.lstrip())]
+    if lead:
+        yield from source.match(call.syntax.scanner(lead))
+    end = calls.argument_end
+    if (yield from source.match(_CDATA)):
+        end, tail = "]]>" + end, ""
+    scanner = call.syntax.scanner(end, tail + end)
+    following = call.syntax.scanner(calls.argument_name, *ends)
+    value = TypedValue(kinds)
+    while True:
+        stop, marker = scanner.find(source.text, source.position, source.final)
+        if stop > source.position:
+            value.write(source.text[source.position : stop])
+            source.position = stop
+        if marker is not None:
+            after = _follows(source, following, stop + len(marker))
+            if after is False:
+                value.write(marker)
+            if after is not None:
+                source.position = stop + len(marker)
+            if after:
+                break
+        if value.parts:
+            call.write(value.take())
+        if source.final and source.position >= len(source.text):
+            break
+        if marker is None or after is None:
+            yield
+    value.end()
+    call.write(value.take())
+
+
+def _follows(source: Source, following: Scanner, position: int) -> bool | None:
+    """Whether one of the scanner's markers, or the end, stands behind white space at `position`; None: undecided."""
+    text, start = source.text, position
+    while position < len(text) and text[position].isspace():
+        position += 1
+    if position - start > _LOOK_AHEAD:
+        return True
+    if position >= len(text):
+        return True if source.final else None
+    found = following.match(text, position, source.final)
+    return None if found is True else bool(found)
+
+
+def nested_arguments(call: Call) -> Reading[None]:
+    """Elements named after their keys: `<city>Paris</city>`, which hold text, further elements or items."""
+    call_ends = call.syntax.scanner(*_ends(call.calls))
+    opening = "{"
+    while True:
+        yield from call.source.space()
+        if (yield from call.source.ahead(call_ends)):
+            break
+        key = yield from _element_start(call)
+        if not key:
+            break
+        call.write(f"{opening}{quoted(key)}: ")
+        yield from _element(call, key, property_schema(call.schema, key))
+        opening = ", "
+    if opening == "{" and call.source.final:
+        return
+    call.write("{}" if opening == "{" else "}")
+
+
+def _element_start(call: Call) -> Reading[str]:
+    """The name of the element that opens here, else ""."""
+    source = call.source
+    prefix = call.calls.tools.arguments.element_prefix
+    if not (yield from source.match(call.syntax.scanner(prefix + "<"))):
+        if (yield from source.peek()):
+            raise NoCall("text where an argument should open")
+        return ""
+    if (yield from source.peek()) == "/":
+        raise NoCall("an element closes that was not opened")
+    name, _ = yield from source.until(call.syntax.scanner(">"), NAME_LIMIT)
+    return name.strip()
+
+
+def _element(call: Call, name: str, schema: Schema, depth: int = 0) -> Reading[None]:
+    """The rest of an element: a value, elements, or items; and its end."""
+    prefix = call.calls.tools.arguments.element_prefix
+    kinds = types(schema, call.schema)
+    if depth < _DEPTH and (kinds == ANY or kinds <= {"object", "array", "null"}):
+        yield from call.source.space()
+        if (yield from call.source.ahead(call.syntax.scanner(prefix + "<", prefix + "</"))) == prefix + "<":
+            yield from _children(call, name, schema, depth)
+            return
+    end = call.syntax.scanner(prefix + "</" if prefix else f"</{name}>")
+    yield from _text_value(call, kinds, end)
+    if prefix:
+        yield from call.source.until(call.syntax.scanner(">"), NAME_LIMIT)
+
+
+def _text_value(call: Call, kinds: frozenset[str], ends: Scanner) -> Reading[None]:
+    """A value up to its end marker, which is consumed."""
+    source, value = call.source, TypedValue(kinds)
+    while True:
+        stop, found = ends.find(source.text, source.position, source.final)
+        value.write(source.text[source.position : stop])
+        source.position = stop + len(found or "")
+        if found or source.final:
+            break
+        if value.parts:
+            call.write(value.take())
+        yield
+    value.end()
+    call.write(value.take())
+
+
+def _children(call: Call, name: str, schema: Schema, depth: int) -> Reading[None]:
+    """Elements within an element: a list where they are items, else an object."""
+    a = call.calls.tools.arguments
+    end = call.syntax.scanner(f"{a.element_prefix}</{name}>")
+    key = yield from _element_start(call)
+    is_list = key == a.item and types(schema, call.schema) != {"object"}
+    call.write("[" if is_list else "{")
+    while key:
+        if not is_list:
+            call.write(f"{quoted(key)}: ")
+        below = item_schema(schema) if is_list else property_schema(schema, key)
+        yield from _element(call, key, below, depth + 1)
+        yield from call.source.space()
+        key = "" if (yield from call.source.match(end)) else (yield from _element_start(call))
+        call.write(", " if key else "]" if is_list else "}")

@@ -1,0 +1,420 @@
+"""What models write for JSON, made into JSON text as it arrives.
+
+Well-formed JSON passes verbatim. What models really do is mended on the way: Python literals, single quotes, bare
+keys, trailing and missing commas, raw control characters and wrong escapes in strings, numbers as Python writes
+them, brackets left open before a marker. Each character is looked at once and the state is a stack of open brackets,
+so the cost is linear and what was sent is never taken back. NaN and Infinity pass as they are, since JSON has no word
+for them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from json.encoder import encode_basestring
+
+from events.parsing.schema import Schema, item_schema, property_schema
+
+Coerce = Callable[[str, Schema], str]
+"""A bare word and the schema of its place (or None) → JSON text."""
+State = Callable[[str, int, bool], int]
+
+_STOPS = {quote: re.compile(f"[{quote}\\\\\x00-\x1f]") for quote in ('"', "'")}
+_WORD_ENDS = {  # keywords → where a bare word ends as a value, as a key
+    False: (re.compile(r"[,\]}\n]"), re.compile(r"[:,\]}\n]")),
+    True: (re.compile(r"[,\]})\n]"), re.compile(r"[:=,\]})\n]")),
+}
+_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
+_HEX = re.compile(r"[0-9a-fA-F]+")
+_WORDS = {
+    "true": "true", "True": "true", "TRUE": "true", "false": "false", "False": "false", "FALSE": "false",
+    "null": "null", "None": "null", "NULL": "null", "undefined": "null",
+    "NaN": "NaN", "Infinity": "Infinity", "-Infinity": "-Infinity",
+}  # fmt: skip
+_CLOSERS = {"{": "}", "[": "]"}
+_OPENERS = {"}": "{", "]": "[", ")": "["}
+_SPACE = re.compile(r"\s*")
+_SIMPLE_ESCAPES = frozenset('"\\/bfnrt')
+
+
+def quoted(text: str) -> str:
+    """`text` as a JSON string."""
+    return encode_basestring(text)
+
+
+def escaped(text: str) -> str:
+    """`text` as the inside of a JSON string."""
+    return encode_basestring(text)[1:-1]
+
+
+def number(word: str) -> str | None:
+    """JSON's spelling of a number as JSON or Python write it, else None."""
+    if _NUMBER.fullmatch(word):
+        return word
+    if len(word) > 64 or not word.isascii() or not any(map(str.isdigit, word)):
+        return None
+    try:
+        return str(int(word, 0))
+    except ValueError:
+        pass
+    try:
+        value = float(word)
+    except ValueError:
+        return None
+    return repr(value) if value - value == 0 else None
+
+
+def literal(word: str) -> str | None:
+    """The JSON text of a literal (number, boolean, null) as JSON or Python write it, else None."""
+    return _WORDS.get(word) or number(word)
+
+
+def word_to_json(word: str, schema: Schema = None) -> str:
+    """A bare word as JSON: a literal, else a string."""
+    return literal(word) or quoted(word)
+
+
+class JsonText:
+    """One JSON object or array, read with `consume` and written to `parts`.
+
+    keywords: the text is the inside of a Python call, `a=1, b='x')`, and becomes an object.
+    quote: a further string delimiter (`<|"|>`), whose strings know no escapes.
+    stops: markers that end an unfinished value where they stand outside of strings.
+    coerce: decides about bare words, given the schema of their place below `schema`.
+
+    done: the value is complete. committed: it has shown to be a value of its kind (the first key of an object and its
+    colon, the first element of a list, or its end). failed: it has shown not to be. stopped: one of `stops` stands
+    where the reading stopped.
+    """
+
+    def __init__(
+        self,
+        *,
+        keywords: bool = False,
+        quote: str = "",
+        stops: tuple[str, ...] = (),
+        coerce: Coerce = word_to_json,
+        schema: Schema = None,
+    ) -> None:
+        self.parts: list[str] = []
+        self.done = self.committed = self.failed = self.stopped = False
+        self._quote = quote
+        self._stops = stops
+        self._stop_firsts = frozenset(stop[0] for stop in stops)
+        self._coerce = coerce
+        self._tidy = keywords or bool(quote)
+        self._keywords = keywords
+        self._value_end, self._key_end = _WORD_ENDS[keywords]
+        self._stack: list[tuple[str, Schema]] = []
+        self._schema = schema
+        self._state: State = self._value
+        self._separator: list[str] = []
+        self._delimiter = ""
+        self._is_key = False
+        self._word: list[str] = []
+        self._key_parts: list[str] | None = None
+        if keywords:
+            self._open("{")
+
+    def take(self) -> str:
+        """What was written since the last call."""
+        text = "".join(self.parts)
+        self.parts.clear()
+        return text
+
+    def consume(self, text: str, position: int, final: bool = False) -> int:
+        """Read on and return how far: to the end, or less where the rest waits for more text, or to where the value
+        is `done`, `failed` or `stopped`."""
+        size = len(text)
+        while position < size and not (self.done or self.failed or self.stopped):
+            before, state = position, self._state
+            position = state(text, position, final)
+            if position == before and self._state is state:
+                break
+        return position
+
+    def close(self) -> None:
+        """Complete what is open, so that everything written is one valid value."""
+        if self._state == self._string or self._state == self._raw_string:
+            self._end_string()
+        elif self._state == self._bare:
+            self._end_word()
+        while self._stack:
+            self._close_one()
+        self.done = True
+
+    def flush(self) -> None:
+        """Write what is held of an unfinished bare word, as it is: for a value that the end of the output cut off."""
+        self.parts += self._word
+        self._word.clear()
+
+    # The states. Each reads one thing at `position` and returns where the next one starts; the same place and the same
+    # state mean that more text is needed.
+
+    def _value(self, text: str, position: int, final: bool) -> int:
+        char = text[position]
+        if char.isspace():
+            return self._blank(text, position)
+        if char in "{[(":
+            self._separate()
+            self._open("{" if char == "{" else "[")
+            return position + 1
+        if char in "]})":
+            return self._closer(char, text, position, final)
+        if char in ",:":
+            return self._unexpected(text, position, final)
+        return self._scalar(text, position, final)
+
+    def _key(self, text: str, position: int, final: bool) -> int:
+        char = text[position]
+        if char.isspace():
+            return self._blank(text, position)
+        if char in "]})":
+            return self._closer(char, text, position, final)
+        if char in ",:={[(":
+            return self._unexpected(text, position, final)
+        return self._scalar(text, position, final)
+
+    def _colon(self, text: str, position: int, final: bool) -> int:
+        char = text[position]
+        if char.isspace():
+            return self._blank(text, position)
+        if char == ":" or (char == "=" and self._keywords):
+            self.committed = True
+            self._state = self._value
+            self._write(": " if self._tidy else ":")
+            return position + 1
+        if char in ",]})" and self.committed:
+            self._write(": null" if self._tidy else ":null")
+            self._end_value()
+            return position
+        return self._unexpected(text, position, final)
+
+    def _after(self, text: str, position: int, final: bool) -> int:
+        char = text[position]
+        if char.isspace():
+            return self._blank(text, position)
+        if char in "]})":
+            return self._closer(char, text, position, final)
+        if char == "," or char in "\"'{[":
+            self._separator = [", " if self._tidy else ","]
+            self._state = self._key if self._stack[-1][0] == "{" else self._value
+            return position + (char == ",")
+        return self._unexpected(text, position, final)
+
+    def _string(self, text: str, position: int, final: bool) -> int:
+        found = _STOPS[self._delimiter].search(text, position)
+        if found is None:
+            self._inner(text[position:])
+            return len(text)
+        stop = found.start()
+        if stop > position:
+            self._inner(text[position:stop])
+        char = text[stop]
+        if char == self._delimiter:
+            self._end_string()
+            return stop + 1
+        if char == "\\":
+            return self._escape(text, stop, final)
+        self._write(escaped(char))
+        return stop + 1
+
+    def _raw_string(self, text: str, position: int, final: bool) -> int:
+        """Inside a string between custom quotes, which ends at the next quote and knows no escapes."""
+        stop = text.find(self._quote, position)
+        if stop >= 0:
+            self._write(escaped(text[position:stop]))
+            self._end_string()
+            return stop + len(self._quote)
+        stop = len(text) if final else unfinished(text, position, self._quote)
+        self._write(escaped(text[position:stop]))
+        return stop
+
+    def _bare(self, text: str, position: int, final: bool) -> int:
+        """A word without quotes, up to a delimiter or a stop."""
+        found = (self._key_end if self._is_key else self._value_end).search(text, position)
+        end = found.start() if found else len(text)
+        ended = found is not None
+        for stop in self._stops:
+            at = text.find(stop, position, end + len(stop))
+            if at >= 0 and at <= end:
+                end, ended = at, True
+            elif not ended and not final:
+                end = min(end, unfinished(text, position, stop))
+        self._word.append(text[position:end])
+        if ended:
+            self._end_word()
+        return end
+
+    # What the states do.
+
+    def _write(self, text: str) -> None:
+        if self._key_parts is not None:
+            self._key_parts.append(text)
+        self.parts.append(text)
+
+    def _blank(self, text: str, position: int) -> int:
+        """White space: kept where the model writes JSON itself, behind a comma only if something follows."""
+        found = _SPACE.match(text, position)
+        end = found.end() if found else position + 1
+        if self._separator and not self._tidy:
+            self._separator.append(text[position:end])
+        elif not self._tidy:
+            self._write(text[position:end])
+        return end
+
+    def _separate(self) -> None:
+        if self._separator:
+            self._write("".join(self._separator))
+            self._separator = []
+
+    def _scalar(self, text: str, position: int, final: bool) -> int:
+        """Begin a string or a bare word, as a value or as a key."""
+        if text[position] in self._stop_firsts and (held := self._at_stop(text, position, final)):
+            self.stopped = held == "yes"
+            return position
+        quote = self._quote
+        here = text[position : position + len(quote)]
+        if quote and here != quote and not final and quote.startswith(here):
+            return position
+        self._separate()
+        self._is_key = self._state == self._key
+        self._key_parts = [] if self._is_key and self._schema is not None else None
+        if quote and here == quote:
+            return self._begin_string("", self._raw_string, position + len(quote))
+        if text[position] in "\"'" and not quote:
+            return self._begin_string(text[position], self._string, position + 1)
+        self._state = self._bare
+        return position
+
+    def _begin_string(self, delimiter: str, state: State, position: int) -> int:
+        self._delimiter = delimiter
+        if not self._is_key:
+            self.committed = True
+        self._write('"')
+        self._state = state
+        return position
+
+    def _inner(self, run: str) -> None:
+        self._write(run if self._delimiter == '"' else run.replace('"', '\\"'))
+
+    def _end_string(self) -> None:
+        self._write('"')
+        self._end_scalar()
+
+    def _end_word(self) -> None:
+        word = "".join(self._word).strip()
+        self._word.clear()
+        if self._is_key:
+            self._write(quoted(word))
+        elif not self.committed and literal(word) is None:
+            self.failed = True
+        else:
+            self.committed = True
+            self._write(self._coerce(word, self._schema))
+        self._end_scalar()
+
+    def _end_scalar(self) -> None:
+        if self._is_key:
+            self._enter(self._key_parts)
+            self._key_parts = None
+            self._state = self._colon
+        else:
+            self._end_value()
+
+    def _enter(self, key: list[str] | None) -> None:
+        """The place below `key` of the innermost object."""
+        if key is not None:
+            self._schema = property_schema(self._stack[-1][1], json.loads("".join(key)))
+
+    def _end_value(self) -> None:
+        if self._stack:
+            self._schema = self._stack[-1][1]
+            self._state = self._after
+        else:
+            self.done = True
+
+    def _open(self, bracket: str) -> None:
+        self._write(bracket)
+        self._stack.append((bracket, self._schema))
+        if bracket == "[":
+            self._schema = item_schema(self._schema)
+        self._state = self._key if bracket == "{" else self._value
+
+    def _closer(self, char: str, text: str, position: int, final: bool) -> int:
+        """A closing bracket closes what was opened with its like, and what is still open within."""
+        opener = _OPENERS[char]
+        if char == ")" and self._keywords and not any(kind == "[" for kind, _ in self._stack):
+            opener = "{"
+        if all(kind != opener for kind, _ in self._stack):
+            return self._unexpected(text, position, final)
+        while self._close_one() != opener:
+            pass
+        self.committed = True
+        return position + 1
+
+    def _close_one(self) -> str:
+        """Close the innermost bracket, and return how it was opened."""
+        bracket = self._stack[-1][0]
+        if bracket == "{" and self._state == self._colon:
+            self._write(": null" if self._tidy else ":null")
+        elif bracket == "{" and self._state == self._value:
+            self._write("null")
+        self._separator = []
+        self._write(_CLOSERS[bracket])
+        self._schema = self._stack.pop()[1]
+        self._end_value()
+        return bracket
+
+    def _unexpected(self, text: str, position: int, final: bool) -> int:
+        """A character that has no place here: the end, if a stop stands there; else it is left out."""
+        if text[position] in self._stop_firsts and (held := self._at_stop(text, position, final)):
+            self.stopped = held == "yes"
+            return position
+        if not self.committed:
+            self.failed = True
+            return position
+        return position + 1
+
+    def _at_stop(self, text: str, position: int, final: bool) -> str:
+        """Whether a stop stands here: "yes", "" for no, "maybe" while it is only begun."""
+        rest = text[position : position + 64]
+        if any(rest.startswith(stop) for stop in self._stops):
+            return "yes"
+        return "maybe" if not final and any(stop.startswith(rest) for stop in self._stops) else ""
+
+    def _escape(self, text: str, position: int, final: bool) -> int:
+        """A backslash. JSON's escapes pass, Python's are translated, any other is a backslash in its own right."""
+        char = text[position + 1 : position + 2]
+        if not char and not final:
+            return position
+        if char in ("u", "x"):
+            return self._hexadecimal(text, position, 4 if char == "u" else 2, final)
+        if char and char in _SIMPLE_ESCAPES:
+            self._write("\\" + char)
+            return position + 2
+        if char in ("'", "\n"):
+            self._write("'" if char == "'" else "\\n")
+            return position + 2
+        self._write("\\\\")
+        return position + 1
+
+    def _hexadecimal(self, text: str, position: int, digits: int, final: bool) -> int:
+        code = text[position + 2 : position + 2 + digits]
+        valid = not code or _HEX.fullmatch(code) is not None
+        if len(code) < digits and valid and not final:
+            return position
+        if len(code) < digits or not valid:
+            self._write("\\\\")
+            return position + 1
+        self._write("\\u" + code.zfill(4))
+        return position + 2 + digits
+
+
+def unfinished(text: str, position: int, marker: str) -> int:
+    """From where on the end of `text` could be the beginning of `marker`; its length if nowhere."""
+    for start in range(max(position, len(text) - len(marker) + 1), len(text)):
+        if marker.startswith(text[start:]):
+            return start
+    return len(text)

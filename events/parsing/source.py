@@ -1,0 +1,132 @@
+"""The text that a parser reads: it grows at the end, is consumed at the front, and can be asked to remember.
+
+The readers of this package are generators. One that needs more text than there is yields; it is resumed when text
+was added. So a grammar is written down as straight code, and every decision waits until it cannot change any more,
+which is what makes the result independent of how the text was cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TypeVar
+
+from events.parsing.scanner import Scanner
+
+T = TypeVar("T")
+Reading = Generator[None, None, T]
+"""A reader: suspends for more text, returns what it read."""
+
+SPACE = frozenset(" \t\r\n\f\v")
+
+
+class Source:
+    """`text[position:]` is what there is to read. `final`: nothing will be added."""
+
+    __slots__ = ("_parts", "_since", "final", "position", "text")
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.position = 0
+        self.final = False
+        self._parts: list[str] | None = None
+        self._since = 0
+
+    def add(self, text: str) -> None:
+        if self._parts is not None:
+            self._parts.append(self.text[self._since : self.position])
+            self._since = 0
+        self.text = self.text[self.position :] + text
+        self.position = 0
+
+    def remember(self, before: str = "") -> None:
+        """Keep everything that is consumed from here on, behind `before`."""
+        self._parts = [before]
+        self._since = self.position
+
+    def forget(self) -> None:
+        self._parts = None
+
+    @property
+    def remembered(self) -> str:
+        """What was consumed since `remember`."""
+        if self._parts is None:
+            return ""
+        return "".join(self._parts) + self.text[self._since : self.position]
+
+    def peek(self) -> Reading[str]:
+        """The next character, not consumed; "" at the end."""
+        while self.position >= len(self.text):
+            if self.final:
+                return ""
+            yield
+        return self.text[self.position]
+
+    def space(self, also: str = "") -> Reading[str]:
+        """Consume white space (and any character of `also`), and return the character that follows."""
+        while True:
+            text, at, size = self.text, self.position, len(self.text)
+            while at < size and (text[at] in SPACE or text[at] in also):
+                at += 1
+            self.position = at
+            if at < size:
+                return text[at]
+            if self.final:
+                return ""
+            yield
+
+    def blank(self) -> Reading[str]:
+        """Consume white space and return it."""
+        parts: list[str] = []
+        while True:
+            start = self.position
+            while self.position < len(self.text) and self.text[self.position] in SPACE:
+                self.position += 1
+            parts.append(self.text[start : self.position])
+            if self.final or self.position < len(self.text):
+                return "".join(parts)
+            yield
+
+    def unread(self, text: str) -> None:
+        """Put text back in front of what is to be read. Not while remembering."""
+        self.text = text + self.text[self.position :]
+        self.position = 0
+
+    def match(self, scanner: Scanner) -> Reading[str]:
+        """Consume the marker that stands here, if one of the scanner's does; "" if none does."""
+        while True:
+            found = scanner.match(self.text, self.position, self.final)
+            if found is True:
+                yield
+                continue
+            if found is False:
+                return ""
+            self.position += len(str(found))
+            return str(found)
+
+    def ahead(self, scanner: Scanner) -> Reading[str]:
+        """The marker that stands here, not consumed; "" if none does."""
+        found = yield from self.match(scanner)
+        self.position -= len(found)
+        return found
+
+    def until(self, scanner: Scanner, limit: int) -> Reading[tuple[str, str]]:
+        """Consume up to the first marker and the marker itself: (text, marker). The marker is "" at the end of the
+        text, or when the next `limit` characters hold none (and exactly those are consumed)."""
+        parts: list[str] = []
+        room = limit
+        while True:
+            stop, marker = scanner.find(self.text, self.position, self.final)
+            if marker is None and self.final:
+                stop = scanner.cut_off(self.text, self.position)
+            if stop - self.position > room:
+                stop, marker = self.position + room, ""
+            parts.append(self.text[self.position : stop])
+            room -= stop - self.position
+            self.position = stop
+            if marker is not None:
+                self.position += len(marker)
+                return "".join(parts), marker
+            if self.final:
+                self.position = len(self.text)
+                return "".join(parts), ""
+            yield

@@ -1,0 +1,159 @@
+"""An OutputFormat made ready for reading: markers without outer white space, and a scanner for each situation.
+
+Built once per format and shared by all requests (`syntax_of`).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from events.formats.output_format import OutputFormat, Tools
+from events.parsing.scanner import Scanner, scanner_for
+
+_INDEX = re.compile(r"\{index\}")
+
+
+@dataclass(frozen=True)
+class CallSyntax:
+    """The tool-call markers of a format. Empty string: there is none."""
+
+    tools: Tools
+    section_start: str
+    section_end: str
+    call_start: str
+    call_end: str
+    separator: str
+    opens_array: bool
+    name_prefix: str
+    name_parts: tuple[str, ...]
+    arguments_start: str
+    arguments_end: str
+    argument_name: str
+    argument_value: str
+    argument_end: str
+    starts: tuple[str, ...]
+    ends: tuple[str, ...]
+
+    @property
+    def name_end(self) -> str:
+        """What ends the header of a call: the last literal part of the name's suffix."""
+        return self.name_parts[-1] if self.name_parts else ""
+
+
+def distinctive(marker: str) -> bool:
+    """Whether a marker is unlikely to stand in prose: a tag or a special token, not punctuation or a word."""
+    return len(marker) > 2 and not marker.isalnum() and any(not c.isalnum() and c not in "_-.:`" for c in marker)
+
+
+@lru_cache(maxsize=1024)
+def call_syntax(tools: Tools, messages: tuple[str, ...] = ()) -> CallSyntax:
+    """`messages`: markers that begin something else, where calls are messages among others."""
+    a = tools.arguments
+    bracketed = tools.style == "json" or a.style == "python"
+    section_start, section_end = tools.section_start.strip(), tools.section_end.strip()
+    opens_array = bracketed and section_start.endswith("[")
+    if opens_array and (distinctive(section_start[:-1].strip()) or section_start == "["):
+        section_start, opens_array = section_start[:-1].strip(), False
+    if bracketed and section_end.startswith("]"):
+        section_end = section_end[1:].strip()
+    call_start, call_end = tools.call_start.strip(), tools.call_end.strip()
+    parts = tuple(part.strip() for part in _INDEX.split(tools.name_suffix) if part.strip())
+    arguments_end = a.end.strip()
+    starts = tuple(marker for marker in (section_start, call_start, *messages) if marker)
+    ends = tuple(m for m in (arguments_end, call_end, section_end) if len(m) > 2)
+    return CallSyntax(
+        tools=tools,
+        section_start=section_start,
+        section_end=section_end,
+        call_start=call_start,
+        call_end=call_end,
+        separator=tools.call_separator.strip(),
+        opens_array=opens_array,
+        name_prefix=tools.name_prefix.strip(),
+        name_parts=parts,
+        arguments_start=a.start.strip(),
+        arguments_end=arguments_end,
+        argument_name=a.name_prefix.strip(),
+        argument_value=a.value_prefix.strip() or a.name_suffix.strip(),
+        argument_end=a.value_suffix.strip(),
+        starts=starts,
+        ends=ends,
+    )
+
+
+@dataclass(frozen=True)
+class Syntax:
+    """A format's markers by situation: `content` and `reasoning` map each marker to what it does there. `content_cut`
+    finds those that may be cut off at the end of content: not closers of what was never opened."""
+
+    output_format: OutputFormat
+    calls: CallSyntax | None
+    content: dict[str, str]
+    reasoning: dict[str, str]
+    content_scanner: Scanner
+    reasoning_scanner: Scanner
+    plain_scanner: Scanner
+    content_cut: Scanner
+    spellings: dict[str, str]
+
+    def canonical(self, marker: str) -> str:
+        return self.spellings.get(marker, marker)
+
+    def scanner(self, *markers: str) -> Scanner:
+        """A scanner for these markers and what models write instead of them."""
+        return spelled(markers, tuple(self.spellings.items()))
+
+
+@lru_cache(maxsize=4096)
+def spelled(markers: tuple[str, ...], spellings: tuple[tuple[str, str], ...]) -> Scanner:
+    wanted = {marker for marker in markers if marker}
+    return scanner_for(tuple(sorted(wanted | {variant for variant, canonical in spellings if canonical in wanted})))
+
+
+@lru_cache(maxsize=1024)
+def syntax_of(output_format: OutputFormat, with_tools: bool, with_reasoning: bool, bare: bool) -> Syntax:
+    """`with_tools`, `with_reasoning`: whether the request has tools and wants reasoning taken out. `bare`: whether
+    calls without their opening marker are looked for."""
+    channels = output_format.channels
+    messages = (*channels.start, *channels.header_end) if channels else ()
+    calls = call_syntax(output_format.tools, messages) if output_format.tools and with_tools else None
+    reasoning = output_format.reasoning if with_reasoning else None
+    spellings = tuple((variant.strip(), canonical.strip()) for variant, canonical in output_format.spellings)
+    content: dict[str, str] = {}
+    inside: dict[str, str] = {}
+    if calls:
+        _add(content, "stray", (m for m in calls.ends if distinctive(m)))
+        if bare and distinctive(calls.name_prefix):
+            _add(content, "name", (calls.name_prefix,))
+        _add(content, "call", (calls.call_start,))
+        _add(content, "section", (calls.section_start,))
+    _add(content, "drop", (*output_format.content.start, *output_format.content.end, *output_format.drop))
+    _add(inside, "drop", (*output_format.content.end, *output_format.drop))
+    if reasoning:
+        _add(content, "unreason", reasoning.end)
+        _add(content, "reason", reasoning.start)
+        _add(inside, "reason", reasoning.start)
+        _add(inside, "interrupt", reasoning.ended_by)
+        _add(inside, "content", output_format.content.start)
+        _add(inside, "unreason", reasoning.end)
+    return Syntax(
+        output_format=output_format,
+        calls=calls,
+        content=content,
+        reasoning=inside,
+        content_scanner=spelled(tuple(content), spellings),
+        reasoning_scanner=spelled(tuple(inside), spellings),
+        plain_scanner=spelled(tuple(m.strip() for m in output_format.drop), spellings),
+        content_cut=spelled(
+            tuple(m for m, action in content.items() if action not in ("stray", "unreason")), spellings
+        ),
+        spellings=dict(spellings),
+    )
+
+
+def _add(table: dict[str, str], action: str, markers: object) -> None:
+    for marker in markers:  # type: ignore[attr-defined]
+        if marker.strip():
+            table[marker.strip()] = action

@@ -1,0 +1,50 @@
+"""Declared tools as chat templates read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ag_ui.core import Tool
+
+from events.template.environment import Message
+
+
+def tool_declaration(tool: Tool) -> Message:
+    """A tool as OpenAI's function declaration, with the keys that templates read without looking: a description and
+    a schema of an object with properties."""
+    schema = dict(tool.parameters) if isinstance(tool.parameters, Mapping) else {}
+    schema = {"type": "object", "properties": {}, **schema}
+    function = {"name": tool.name, "description": tool.description or "", "parameters": schema}
+    return {"type": "function", "function": function}
+
+
+def simplified(tools: Sequence[Message]) -> list[Message]:
+    """The same declarations with schemas that every template can print: one type name each, no unions, no
+    references. A last resort for templates that fail on a schema."""
+    return [
+        {**tool, "function": {**tool["function"], "parameters": _simple_schema(tool["function"]["parameters"], 0)}}
+        for tool in tools
+    ]
+
+
+def _simple_schema(schema: Any, depth: int) -> Message:
+    if not isinstance(schema, Mapping) or depth > 8:
+        return {"type": "string"}
+    for union in ("anyOf", "oneOf", "allOf"):
+        variants = schema.get(union)
+        if isinstance(variants, (list, tuple)) and variants:
+            chosen = next((v for v in variants if isinstance(v, Mapping) and v.get("type") != "null"), {})
+            return {**_simple_schema(chosen, depth + 1), "description": str(schema.get("description", ""))}
+    kind = schema.get("type", "string")
+    kind = next((k for k in kind if k != "null"), "string") if isinstance(kind, (list, tuple)) else kind
+    simple: Message = {"type": str(kind), "description": str(schema.get("description", ""))}
+    properties = schema.get("properties")
+    if isinstance(properties, Mapping):
+        simple["properties"] = {str(key): _simple_schema(value, depth + 1) for key, value in properties.items()}
+        simple["required"] = [str(key) for key in schema.get("required", ()) if key in properties]
+    if "items" in schema:
+        simple["items"] = _simple_schema(schema["items"], depth + 1)
+    if isinstance(schema.get("enum"), (list, tuple)):
+        simple["enum"] = [str(item) for item in schema["enum"]]
+    return simple

@@ -1,0 +1,415 @@
+"""From AG-UI messages to what a chat template needs, in the shape that its analysis asks for.
+
+Nothing that a client can put into its history may make a template fail: what a template has no place for is moved to
+where it has one. The order of the steps is the order of this file: read, arrange, shape.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import partial_json_parser  # type: ignore[import-untyped, unused-ignore]
+from ag_ui.core import Context, Tool
+from ag_ui.core import Message as InputMessage
+
+from events.formats.output_format import OutputFormat
+from events.template.declarations import tool_declaration
+from events.template.environment import Message
+from events.template.probe import Capabilities, with_reasoning
+from events.template.writer import WrittenCall, write_calls
+
+NO_RESULT = "(no result)"
+FILLER = "..."
+_ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+
+
+class Call(msgspec.Struct, frozen=True):
+    """A call of the history. arguments: always an object, whatever the history's text was."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any]
+
+
+class Turn(msgspec.Struct, kw_only=True):
+    """One message while it is being arranged. role: system, user, assistant or tool; reasoning and calls belong to
+    an assistant, call_id and name to a tool."""
+
+    role: str
+    text: str = ""
+    reasoning: str = ""
+    calls: list[Call] = msgspec.field(default_factory=list)
+    call_id: str = ""
+    name: str = ""
+
+
+class Conversation(msgspec.Struct, frozen=True, kw_only=True):
+    """What goes into the template. final_reasoning, final_text: the last assistant message's, where it is a prefill.
+    warnings: what had to be left out or mended, for a person."""
+
+    messages: list[Message]
+    tools: list[Message] | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def build_conversation(
+    messages: Sequence[InputMessage],
+    *,
+    capabilities: Capabilities,
+    output_format: OutputFormat,
+    tools: Sequence[Tool] = (),
+    context: Sequence[Context] = (),
+    instructions: str | None = None,
+) -> Conversation:
+    """Messages, context entries and instructions in the template's own shape. Never raises on any history."""
+    warnings: list[str] = []
+    turns = _read(messages, output_format, warnings)
+    turns = _answered(turns)
+    turns = _with_system(turns, capabilities, _preamble(instructions, context))
+    turns = _calls_apart(turns, capabilities)
+    turns = _calls_as_text(turns, capabilities, output_format)
+    turns = _merged(turns, capabilities)
+    turns = _alternating(turns) if capabilities.alternation else turns
+    shaped, declared = _shaped(turns, capabilities), [tool_declaration(tool) for tool in tools]
+    if capabilities.tools_in_system and declared:
+        shaped, declared = _with_tools(shaped, declared), []
+    return Conversation(
+        messages=shaped,
+        tools=declared or None,
+        warnings=tuple(dict.fromkeys(warnings)),
+    )
+
+
+# --- read
+
+
+def _read(messages: Sequence[InputMessage], output_format: OutputFormat, warnings: list[str]) -> list[Turn]:
+    """One turn for each message that says something; reasoning waits for the assistant message it led to."""
+    turns: list[Turn] = []
+    thoughts: list[str] = []
+    for message in messages:
+        if message.role == "reasoning":
+            thoughts.append(message.content)
+            continue
+        turn = _turn(message, warnings)
+        if turn is None:
+            continue
+        if turn.role == "assistant":
+            turn.reasoning = "\n".join(thought for thought in thoughts if thought)
+            _split_inline_reasoning(turn, output_format)
+        thoughts = []
+        turns.append(turn)
+    if any(thoughts):  # reasoning that is to be continued
+        turns.append(Turn(role="assistant", reasoning="\n".join(thoughts)))
+    return turns
+
+
+def _turn(message: InputMessage, warnings: list[str]) -> Turn | None:
+    if message.role in ("system", "developer"):
+        return Turn(role="system", text=flatten(message.content, warnings))
+    if message.role == "user":
+        return Turn(role="user", text=flatten(message.content, warnings))
+    if message.role == "tool":
+        text = flatten(message.content, warnings)
+        error = getattr(message, "error", None)
+        return Turn(role="tool", text=text or (f"Error: {error}" if error else ""), call_id=message.tool_call_id)
+    if message.role == "assistant":
+        calls = [_call(call, warnings) for call in message.tool_calls or ()]
+        return Turn(role="assistant", text=flatten(message.content, warnings), calls=calls)
+    return None  # activities are for the front end
+
+
+def flatten(content: Any, warnings: list[str]) -> str:
+    """The text of a message: its text parts, one below the other. Media have no place in a text model's prompt."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts: list[str] = []
+    for part in content:
+        if part.type == "text":
+            texts.append(part.text)
+        else:
+            warnings.append(f"a part of type {part.type} was left out: this model reads text only")
+    return "\n".join(texts)
+
+
+def _call(call: Any, warnings: list[str]) -> Call:
+    arguments, sound = read_arguments(call.function.arguments)
+    if not sound:
+        warnings.append(f"the arguments of call {call.id} in the history are no JSON object and were mended")
+    return Call(call.id, call.function.name, arguments)
+
+
+def read_arguments(text: str) -> tuple[dict[str, Any], bool]:
+    """(arguments, whether the text was a JSON object). A text that was cut off is completed as far as it goes; any
+    other text is carried whole under the key "input", so that nothing is lost and the next turn never fails."""
+    try:
+        value = json.loads(text or "{}")
+        return (value, True) if isinstance(value, dict) else ({"input": value}, False)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        value = partial_json_parser.loads(text) if text.lstrip().startswith("{") else None
+        json.dumps(value, allow_nan=False)
+    except Exception:  # the library raises errors of several unrelated kinds
+        value = None
+    return (value, False) if isinstance(value, dict) else ({"input": text}, False)
+
+
+def _split_inline_reasoning(turn: Turn, output_format: OutputFormat) -> None:
+    """Clients that were sent reasoning inside the content send it back there; it belongs in its own place."""
+    described = output_format.reasoning
+    if turn.reasoning or described is None or not described.start:
+        return
+    start, end = described.start[0].strip(), described.end[0].strip()
+    body = turn.text.lstrip()
+    if start and body.startswith(start) and end in body:
+        thought, text = body[len(start) :].split(end, 1)
+        turn.reasoning, turn.text = thought.strip(), text.lstrip()
+
+
+# --- arrange
+
+
+def _answered(turns: list[Turn]) -> list[Turn]:
+    """Results behind their calls, in the order of the calls. A call without a result gets an empty one unless it is
+    the conversation's end; a result without a call becomes words of the user."""
+    arranged: list[Turn] = []
+    index = 0
+    while index < len(turns):
+        turn = turns[index]
+        index += 1
+        if turn.role == "tool":
+            arranged.append(Turn(role="user", text=f"Result of a tool: {turn.text}"))
+            continue
+        arranged.append(turn)
+        if not turn.calls:
+            continue
+        results: list[Turn] = []
+        while index < len(turns) and turns[index].role == "tool":
+            results.append(turns[index])
+            index += 1
+        arranged.extend(_in_call_order(turn.calls, results, more=index < len(turns)))
+    return arranged
+
+
+def _in_call_order(calls: list[Call], results: list[Turn], more: bool) -> list[Turn]:
+    by_id: dict[str, Turn] = {}
+    strays: list[Turn] = []
+    wanted = {call.id for call in calls}
+    for result in results:
+        if result.call_id in wanted and result.call_id not in by_id:
+            by_id[result.call_id] = result
+        else:
+            strays.append(Turn(role="user", text=f"Result of a tool: {result.text}"))
+    ordered = []
+    for call in calls:
+        missing = Turn(role="tool", text=NO_RESULT, call_id=call.id) if more or results else None
+        if (found := by_id.get(call.id, missing)) is not None:
+            found.name = call.name
+            ordered.append(found)
+    return ordered + strays
+
+
+def _preamble(instructions: str | None, context: Sequence[Context]) -> str:
+    """The server's instructions and the context entries, as text for the system message."""
+    parts = [instructions] if instructions else []
+    if context:
+        entries = [f"{entry.description}: {entry.value}" if entry.description else entry.value for entry in context]
+        parts.append("Context:\n" + "\n".join(f"- {entry}" for entry in entries))
+    return "\n\n".join(parts)
+
+
+def _with_system(turns: list[Turn], capabilities: Capabilities, preamble: str) -> list[Turn]:
+    """All system text in one first message, later ones in their place where the template renders them there; in the
+    user's first message where it has no system role."""
+    leading: list[str] = []
+    rest: list[Turn] = []
+    for turn in turns:
+        movable = turn.role == "system" and not (capabilities.system_anywhere and rest)
+        if movable:
+            leading.append(turn.text)
+        else:
+            rest.append(turn)
+    text = "\n\n".join(part for part in (preamble, *leading) if part)
+    if not text and not capabilities.needs_system:
+        return rest
+    if capabilities.system_role or capabilities.needs_system:
+        return [Turn(role="system", text=text), *rest]
+    return _into_first_user(rest, text)
+
+
+def _into_first_user(turns: list[Turn], text: str) -> list[Turn]:
+    for index, turn in enumerate(turns):
+        if turn.role == "user":
+            merged = Turn(role="user", text=f"{text}\n\n{turn.text}" if turn.text else text)
+            return [*turns[:index], merged, *turns[index + 1 :]]
+    return [Turn(role="user", text=text), *turns]
+
+
+def _calls_apart(turns: list[Turn], capabilities: Capabilities) -> list[Turn]:
+    """One call for each message, each followed by its result, where the template renders only one."""
+    if capabilities.parallel_calls or not capabilities.tool_calls:
+        return turns
+    arranged: list[Turn] = []
+    for index, turn in enumerate(turns):
+        if turn.role == "tool" and any(turn is kept for kept in arranged):
+            continue
+        if len(turn.calls) < 2:
+            arranged.append(turn)
+            continue
+        results = {later.call_id: later for later in _results_behind(turns, index)}
+        for position, call in enumerate(turn.calls):
+            first = position == 0
+            arranged.append(
+                Turn(
+                    role="assistant",
+                    text=turn.text if first else "",
+                    reasoning=turn.reasoning if first else "",
+                    calls=[call],
+                )
+            )
+            if call.id in results:
+                arranged.append(results[call.id])
+    return arranged
+
+
+def _results_behind(turns: list[Turn], index: int) -> Iterable[Turn]:
+    for turn in turns[index + 1 :]:
+        if turn.role != "tool":
+            return
+        yield turn
+
+
+def _calls_as_text(turns: list[Turn], capabilities: Capabilities, output_format: OutputFormat) -> list[Turn]:
+    """Where the template renders no calls they are written into the text as the model writes them, and results
+    become the user's words if no role renders them."""
+    if capabilities.tool_calls:
+        return turns
+    for turn in turns:
+        if turn.calls:
+            turn.text += ("\n" if turn.text else "") + _written(turn.calls, output_format)
+            turn.calls = []
+        if turn.role == "tool" and capabilities.tool_role is None:
+            turn.role, turn.text = "user", f"Result of {turn.name or 'a tool'}: {turn.text}"
+    return turns
+
+
+def _written(calls: list[Call], output_format: OutputFormat) -> str:
+    written = [WrittenCall(call.name, call.arguments, call.id) for call in calls]
+    if output_format.tools:
+        return write_calls(output_format.tools, written)
+    lines = [{"name": call.name, "arguments": call.arguments} for call in calls]
+    return "\n".join(json.dumps(line, ensure_ascii=False) for line in lines)
+
+
+def _merged(turns: list[Turn], capabilities: Capabilities) -> list[Turn]:
+    """Text and the calls that follow it are one message of the assistant; other neighbours of one role are merged
+    only where the template demands alternation."""
+    arranged: list[Turn] = []
+    for turn in turns:
+        last = arranged[-1] if arranged else None
+        if last is None or last.role != turn.role or turn.role in ("system", "tool") or last.calls:
+            arranged.append(turn)
+        elif capabilities.alternation or (turn.role == "assistant" and turn.calls):
+            last.text = "\n\n".join(part for part in (last.text, turn.text) if part)
+            last.reasoning = "\n".join(part for part in (last.reasoning, turn.reasoning) if part)
+            last.calls = turn.calls
+        else:
+            arranged.append(turn)
+    return arranged
+
+
+def _alternating(turns: list[Turn]) -> list[Turn]:
+    """A user first, and an assistant between a result and the next user: templates that count turns demand both."""
+    arranged: list[Turn] = []
+    for turn in turns:
+        previous = arranged[-1].role if arranged else None
+        if turn.role == "assistant" and previous in (None, "system"):
+            arranged.append(Turn(role="user", text=FILLER))
+        if turn.role == "user" and previous == "tool":
+            arranged.append(Turn(role="assistant", text=FILLER))
+        if turn.role == "assistant" and not turn.calls and not turn.text and not turn.reasoning:
+            turn.text = FILLER
+        arranged.append(turn)
+    return arranged
+
+
+# --- shape
+
+
+def _shaped(turns: list[Turn], capabilities: Capabilities) -> list[Message]:
+    """Dictionaries with the keys and value types that the template was seen to accept."""
+    names: dict[str, str] = {}
+    shaped: list[Message] = []
+    for turn in turns:
+        if turn.role == "tool":
+            shaped.append(_tool_message(turn, capabilities, names))
+        elif turn.calls:
+            shaped.extend(_calling_messages(turn, capabilities, names))
+        else:
+            shaped.append(_with_thought(_plain(turn.role, turn.text, capabilities), turn, capabilities))
+    return shaped
+
+
+def _with_tools(messages: list[Message], tools: list[Message]) -> list[Message]:
+    """The declarations as a key of the first system message, which is made if there is none."""
+    text = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
+    if messages and messages[0]["role"] == "system":
+        return [{**messages[0], "tools": text}, *messages[1:]]
+    return [{"role": "system", "content": "", "tools": text}, *messages]
+
+
+def _plain(role: str, text: str, capabilities: Capabilities) -> Message:
+    content: Any = text if capabilities.string_content else [{"type": "text", "text": text}]
+    return {"role": role, "content": content}
+
+
+def _with_thought(message: Message, turn: Turn, capabilities: Capabilities) -> Message:
+    if not turn.reasoning or capabilities.reasoning_field is None:
+        return message
+    return with_reasoning(message, capabilities.reasoning_field, turn.reasoning)
+
+
+def _tool_message(turn: Turn, capabilities: Capabilities, names: Mapping[str, str]) -> Message:
+    message = _plain(capabilities.tool_role or "tool", turn.text, capabilities)
+    message["tool_call_id"] = names.get(turn.call_id, turn.call_id)
+    if turn.name:
+        message["name"] = turn.name
+    return message
+
+
+def _calling_messages(turn: Turn, capabilities: Capabilities, names: dict[str, str]) -> list[Message]:
+    """A message with calls; its text goes before it in a message of its own where the two exclude each other."""
+    calls = [_shaped_call(call, capabilities, names) for call in turn.calls]
+    text = turn.text
+    before: list[Message] = []
+    if text and not capabilities.text_with_calls:
+        before = [] if capabilities.alternation else [_plain("assistant", text, capabilities)]
+        text = ""
+    message: Message = {"role": "assistant", "tool_calls": calls}
+    if text:
+        message = {**_plain("assistant", text, capabilities), **message}
+    elif capabilities.call_content != "absent":
+        message["content"] = "" if capabilities.call_content == "empty" else None
+    return [*before, _with_thought(message, turn, capabilities)]
+
+
+def _shaped_call(call: Call, capabilities: Capabilities, names: dict[str, str]) -> Message:
+    arguments: Any = call.arguments
+    if capabilities.arguments == "string":
+        arguments = json.dumps(call.arguments, ensure_ascii=False)
+    names[call.id] = _call_id(call, capabilities, len(names))
+    return {"id": names[call.id], "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+
+def _call_id(call: Call, capabilities: Capabilities, index: int) -> str:
+    if capabilities.id_is_name:
+        return call.id if f".{call.name}:" in call.id else f"functions.{call.name}:{index}"
+    if capabilities.short_ids and not (len(call.id) == 9 and call.id.isascii() and call.id.isalnum()):
+        number = int.from_bytes(hashlib.sha256(call.id.encode("utf-8", "surrogatepass")).digest()[:8])
+        return "".join(_ALPHABET[number // 62**place % 62] for place in range(9))
+    return call.id

@@ -1,0 +1,209 @@
+"""Pieces of a model's output → AG-UI events, with ids, each START with its END.
+
+One `Translator` reads one output. Text and calls share one assistant message, which is closed before a call and
+reopened when text follows (AG-UI appends to a message that is reopened); each block of reasoning is a message of its
+own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
+
+from events.delivery import Delivery
+from events.formats.output_format import OutputFormat
+from events.parsing.machine import Parser
+from events.parsing.pieces import ArgumentText, CallEnd, CallStart, ContentText, ParseWarning, Piece, ReasoningText
+from events.parsing.policy import Policy, declared_tools
+from events.vocabulary import (
+    Event,
+    ReasoningEnd,
+    ReasoningMessageContent,
+    ReasoningMessageEnd,
+    ReasoningMessageStart,
+    ReasoningStart,
+    RunError,
+    TextMessageContent,
+    TextMessageEnd,
+    TextMessageStart,
+    ToolCallArgs,
+    ToolCallEnd,
+    ToolCallStart,
+)
+
+PARSE_ERROR = "tool_call_parse_error"
+
+
+class Translator:
+    """Text in, events out.
+
+    tools: the declared tools (AG-UI's or OpenAI's form); None: unknown, any name is a tool's; empty: there are none.
+    opened: the end of the prompt, which decides where the output starts (None: unknown).
+    new_id: makes ids: "message", "reasoning" or "tool_call" → a fresh id.
+    message_id: the assistant message's id, where the caller has one.
+    marker_ids: text → id of the vocabulary's added tokens.
+    policy: the request's settings; `tools` given there wins.
+    delivery: when deltas are sent on.
+    show_opened: say the prompt's part of a message as well.
+    """
+
+    def __init__(
+        self,
+        output_format: OutputFormat,
+        *,
+        tools: Iterable[Any] | None,
+        opened: str | None,
+        new_id: Callable[[str], str],
+        message_id: str | None = None,
+        marker_ids: Mapping[str, int] | None = None,
+        policy: Policy | None = None,
+        delivery: Literal["immediate", "adaptive"] = "immediate",
+        show_opened: bool = False,
+        subagent_run_id: str | None = None,
+    ) -> None:
+        settings = policy or Policy(tools=declared_tools(tools))
+        self._parser = Parser(
+            output_format, settings, opened=opened, show_opened=show_opened, marker_ids=marker_ids or {}
+        )
+        self._new_id = new_id
+        self._delivery = Delivery(delivery)
+        self._common: dict[str, Any] = {"subagent_run_id": subagent_run_id} if subagent_run_id else {}
+        self._message_id = message_id
+        self._reasoning_id: str | None = None
+        self._call_id: str | None = None
+        self._in_text = False
+        self._rows: list[Any] = []
+        self._events: list[Event] = []
+        self.warnings: list[str] = []
+        self.calls = 0
+        self.failed = False
+        self._tell = {
+            ContentText: self._content,
+            ReasoningText: self._reasoning,
+            ArgumentText: self._arguments,
+            CallStart: self._call,
+            CallEnd: self._call_end,
+            ParseWarning: self._warning,
+        }
+
+    @property
+    def message_id(self) -> str:
+        """The id of the assistant message that holds the text and the calls."""
+        if self._message_id is None:
+            self._message_id = self._new_id("message")
+        return self._message_id
+
+    @property
+    def reasoning(self) -> bool:
+        """Whether what comes next is read as reasoning, as far as is known."""
+        return self._parser.mode == "reasoning"
+
+    def feed(self, text: str, token_id: int | None = None, detail: Any = None) -> list[Event]:
+        """Events that `text` completes. token_id: it is the text of this one token. detail: the token's row
+        `[id, text, logprob, alternatives]`, which goes with the delta that carries its text."""
+        if detail is not None:
+            self._rows.append(detail)
+        return self._translate(self._parser.feed(text, token_id))
+
+    def finish(self, reason: str = "stop") -> list[Event]:
+        """The last events; everything that is open is closed."""
+        events = self._translate(self._parser.finish())
+        self._close()
+        return events + self._delivery.deliver(self._taken()) + self._delivery.flush()
+
+    def abort(self) -> list[Event]:
+        """Close what is open after a failure, without reading further."""
+        self._close()
+        return self._delivery.deliver(self._taken()) + self._delivery.flush()
+
+    def finish_reason(self, reason: str) -> str:
+        """How the run ended, given how the generation ended: a stop after calls is "tool_calls"; length stays."""
+        return "tool_calls" if reason == "stop" and self.calls else reason
+
+    def _translate(self, pieces: list[Piece]) -> list[Event]:
+        if not pieces or self.failed:
+            return []
+        for piece in pieces:
+            self._tell[type(piece)](piece)  # type: ignore[operator]
+            if self.failed:
+                break
+        return self._delivery.deliver(self._taken())
+
+    def _taken(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
+
+    def _metadata(self) -> dict[str, Any] | None:
+        """The rows of the tokens whose text is sent now."""
+        if not self._rows:
+            return None
+        rows, self._rows = self._rows, []
+        return {"tokens": rows}
+
+    def _reasoning(self, piece: ReasoningText) -> None:
+        if self._reasoning_id is None:
+            self._close()
+            self._reasoning_id = self._new_id("reasoning")
+            self._events += (
+                ReasoningStart(message_id=self._reasoning_id, **self._common),
+                ReasoningMessageStart(message_id=self._reasoning_id, role="reasoning", **self._common),
+            )
+        self._events.append(
+            ReasoningMessageContent(
+                message_id=self._reasoning_id, delta=piece.text, metadata=self._metadata(), **self._common
+            )
+        )
+
+    def _content(self, piece: ContentText) -> None:
+        message_id = self.message_id
+        if not self._in_text:
+            self._close()
+            self._in_text = True
+            self._events.append(TextMessageStart(message_id=message_id, role="assistant", **self._common))
+        self._events.append(
+            TextMessageContent(message_id=message_id, delta=piece.text, metadata=self._metadata(), **self._common)
+        )
+
+    def _call(self, piece: CallStart) -> None:
+        self._close()
+        self.calls += 1
+        self._call_id = piece.id or self._new_id("tool_call")
+        self._events.append(
+            ToolCallStart(
+                tool_call_id=self._call_id,
+                tool_call_name=piece.name,
+                parent_message_id=self.message_id,
+                **self._common,
+            )
+        )
+
+    def _arguments(self, piece: ArgumentText) -> None:
+        if self._call_id is not None:
+            self._events.append(
+                ToolCallArgs(tool_call_id=self._call_id, delta=piece.text, metadata=self._metadata(), **self._common)
+            )
+
+    def _call_end(self, piece: CallEnd) -> None:
+        self._close()
+
+    def _warning(self, piece: ParseWarning) -> None:
+        self.warnings.append(piece.message)
+        if piece.kind == "error":
+            self._close()
+            self.failed = True
+            self._events.append(RunError(message=f"Tool call parsing failed: {piece.message}", code=PARSE_ERROR))
+
+    def _close(self) -> None:
+        """End whatever is open."""
+        if self._in_text:
+            self._in_text = False
+            self._events.append(TextMessageEnd(message_id=self.message_id, **self._common))
+        if self._reasoning_id is not None:
+            self._events += (
+                ReasoningMessageEnd(message_id=self._reasoning_id, **self._common),
+                ReasoningEnd(message_id=self._reasoning_id, **self._common),
+            )
+            self._reasoning_id = None
+        if self._call_id is not None:
+            self._events.append(ToolCallEnd(tool_call_id=self._call_id, **self._common))
+            self._call_id = None

@@ -1,0 +1,422 @@
+"""The Messages API: requests, whole frame sequences, and the body that says the same."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+from anthropic.types import Message, RawMessageStreamEvent
+from inline_snapshot import snapshot
+from pydantic import TypeAdapter
+
+from adapters.anthropic_messages import MessageFlags, MessageIdentity, MessageStream, message_body, parse, parse_count
+from adapters.anthropic_messages.signature import digest
+from adapters.errors import RequestError
+from adapters.inbound import Inbound
+from events.vocabulary import (
+    Event,
+    ReasoningEncryptedValue,
+    ReasoningEnd,
+    ReasoningMessageEnd,
+    ReasoningMessageStart,
+    ReasoningStart,
+    TextMessageContent,
+    TextMessageEnd,
+    TextMessageStart,
+    ToolCallArgs,
+    ToolCallEnd,
+    ToolCallStart,
+)
+from tests.adapters import recorded
+
+IDENTITY = MessageIdentity(id="msg_1", model="m")
+NO_FLAGS = MessageFlags()
+STREAMED: TypeAdapter[RawMessageStreamEvent] = TypeAdapter(RawMessageStreamEvent)
+USER = {"role": "user", "content": "Hi"}
+WEATHER = {"name": "get_weather", "description": "d", "input_schema": {"type": "object"}}
+
+
+def frames(events: list[Event], flags: MessageFlags = NO_FLAGS, identity: MessageIdentity = IDENTITY) -> list[Any]:
+    stream = MessageStream(identity, flags)
+    data = b"".join(stream.encode(event) for event in events) + stream.finish()
+    found = []
+    for part in data.decode().split("\n\n")[:-1]:
+        name, body = part.split("\n")
+        said = json.loads(body.removeprefix("data: "))
+        assert name == f"event: {said['type']}"
+        if said["type"] not in ("ping", "error"):
+            STREAMED.validate_python(said)
+        if said["type"] not in ("message_start", "ping"):
+            found.append(said)
+    return found
+
+
+def body(events: list[Event], flags: MessageFlags = NO_FLAGS) -> dict[str, Any]:
+    made: dict[str, Any] = json.loads(message_body(events, IDENTITY, flags))
+    Message.model_validate(made)
+    return made
+
+
+def test_message_start_comes_at_once() -> None:
+    first = MessageStream(IDENTITY).encode(recorded.STARTED).decode()
+    assert first == snapshot("""\
+event: message_start
+data: {"type":"message_start","message":{"id":"msg_1","type":"message","role":"assistant","model":"m","content":[],"stop_reason":null,"stop_sequence":null,"usage":{"input_tokens":0,"cache_creation_input_tokens":0,"cache_read_input_tokens":0,"output_tokens":0}}}
+
+event: ping
+data: {"type":"ping"}
+
+""")
+
+
+def test_plain_text() -> None:
+    assert frames(recorded.PLAIN) == snapshot(
+        [
+            {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+            {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "Hel"}},
+            {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "lo é\n"}},
+            {"type": "content_block_stop", "index": 0},
+            {
+                "type": "message_delta",
+                "delta": {"stop_reason": "end_turn", "stop_sequence": None},
+                "usage": {
+                    "input_tokens": 4,
+                    "cache_creation_input_tokens": 0,
+                    "cache_read_input_tokens": 16,
+                    "output_tokens": 9,
+                },
+            },
+            {"type": "message_stop"},
+        ]
+    )
+
+
+def test_thinking_text_and_calls() -> None:
+    assert frames(recorded.FULL) == snapshot(
+        [
+            {
+                "type": "content_block_start",
+                "index": 0,
+                "content_block": {"type": "thinking", "thinking": "", "signature": ""},
+            },
+            {"type": "content_block_delta", "index": 0, "delta": {"type": "thinking_delta", "thinking": "I "}},
+            {"type": "content_block_delta", "index": 0, "delta": {"type": "thinking_delta", "thinking": "think"}},
+            {
+                "type": "content_block_delta",
+                "index": 0,
+                "delta": {
+                    "type": "signature_delta",
+                    "signature": "digest-1.MKJvdSM9794qiNgWOkCv9zjLgrxU2w6jjKix4SOoI9A=",
+                },
+            },
+            {"type": "content_block_stop", "index": 0},
+            {"type": "content_block_start", "index": 1, "content_block": {"type": "text", "text": ""}},
+            {"type": "content_block_delta", "index": 1, "delta": {"type": "text_delta", "text": "Let me "}},
+            {"type": "content_block_delta", "index": 1, "delta": {"type": "text_delta", "text": "look."}},
+            {"type": "content_block_stop", "index": 1},
+            {
+                "type": "content_block_start",
+                "index": 2,
+                "content_block": {"type": "tool_use", "id": "call_1", "name": "get_weather", "input": {}},
+            },
+            {
+                "type": "content_block_delta",
+                "index": 2,
+                "delta": {"type": "input_json_delta", "partial_json": '{"city":'},
+            },
+            {
+                "type": "content_block_delta",
+                "index": 2,
+                "delta": {"type": "input_json_delta", "partial_json": ' "Oslo"}'},
+            },
+            {"type": "content_block_stop", "index": 2},
+            {
+                "type": "content_block_start",
+                "index": 3,
+                "content_block": {"type": "tool_use", "id": "call_2", "name": "now", "input": {}},
+            },
+            {"type": "content_block_delta", "index": 3, "delta": {"type": "input_json_delta", "partial_json": "{}"}},
+            {"type": "content_block_stop", "index": 3},
+            {
+                "type": "message_delta",
+                "delta": {"stop_reason": "tool_use", "stop_sequence": None},
+                "usage": {
+                    "input_tokens": 4,
+                    "cache_creation_input_tokens": 0,
+                    "cache_read_input_tokens": 16,
+                    "output_tokens": 9,
+                },
+            },
+            {"type": "message_stop"},
+        ]
+    )
+
+
+def test_body() -> None:
+    assert body(recorded.FULL) == snapshot(
+        {
+            "id": "msg_1",
+            "type": "message",
+            "role": "assistant",
+            "model": "m",
+            "content": [
+                {
+                    "type": "thinking",
+                    "thinking": "I think",
+                    "signature": "digest-1.MKJvdSM9794qiNgWOkCv9zjLgrxU2w6jjKix4SOoI9A=",
+                },
+                {"type": "text", "text": "Let me look."},
+                {"type": "tool_use", "id": "call_1", "name": "get_weather", "input": {"city": "Oslo"}},
+                {"type": "tool_use", "id": "call_2", "name": "now", "input": {}},
+            ],
+            "stop_reason": "tool_use",
+            "stop_sequence": None,
+            "usage": {
+                "input_tokens": 4,
+                "cache_creation_input_tokens": 0,
+                "cache_read_input_tokens": 16,
+                "output_tokens": 9,
+            },
+        }
+    )
+
+
+def test_a_failure_is_an_error_event() -> None:
+    assert frames(recorded.BROKEN)[-1] == snapshot(
+        {"type": "error", "error": {"type": "api_error", "message": "The engine was lost."}, "request_id": None}
+    )
+    with pytest.raises(RequestError):
+        body(recorded.BROKEN)
+
+
+@pytest.mark.parametrize(
+    ("events", "reason", "sequence"),
+    [
+        (recorded.PLAIN, "end_turn", None),
+        (recorded.CUT, "max_tokens", None),
+        (recorded.FULL, "tool_use", None),
+        (recorded.started() + recorded.finished("stop", stop="END"), "stop_sequence", "END"),
+        (recorded.started() + recorded.finished("stop", stop=5), "end_turn", None),
+    ],
+)
+def test_stop_reasons(events: list[Event], reason: str, sequence: str | None) -> None:
+    assert (body(events)["stop_reason"], body(events)["stop_sequence"]) == (reason, sequence)
+    delta = frames(events)[-2]["delta"]
+    assert (delta["stop_reason"], delta["stop_sequence"]) == (reason, sequence)
+
+
+SEALED: list[Event] = [
+    *recorded.started(),
+    ReasoningStart(message_id="r"),
+    ReasoningMessageStart(message_id="r", role="reasoning"),
+    ReasoningMessageEnd(message_id="r"),
+    ReasoningEncryptedValue(subtype="message", entity_id="r", encrypted_value="sealed!"),
+    ReasoningEnd(message_id="r"),
+    *recorded.text("Hi"),
+    *recorded.finished(),
+]
+
+
+def test_sealed_reasoning_is_redacted_thinking() -> None:
+    assert body(SEALED)["content"][0] == {"type": "redacted_thinking", "data": "sealed!"}
+    assert [frame["type"] for frame in frames(SEALED)][:2] == ["content_block_start", "content_block_stop"]
+
+
+def test_hidden_thinking_is_an_empty_block() -> None:
+    hidden = MessageFlags(hide_thinking=True)
+    thinking = body(recorded.FULL, hidden)["content"][0]
+    assert thinking == {"type": "thinking", "thinking": "", "signature": digest("")}
+    assert "think" not in json.dumps([frame.get("delta") for frame in frames(recorded.FULL, hidden)]).replace(
+        "thinking", ""
+    )
+
+
+def test_overlapping_items_become_blocks_one_after_the_other() -> None:
+    events: list[Event] = [
+        *recorded.started(),
+        TextMessageStart(message_id="m", role="assistant"),
+        TextMessageContent(message_id="m", delta="a"),
+        ToolCallStart(tool_call_id="x", tool_call_name="f"),
+        ToolCallStart(tool_call_id="y", tool_call_name="g"),
+        ToolCallArgs(tool_call_id="y", delta='{"b"'),
+        ToolCallArgs(tool_call_id="x", delta="{"),
+        TextMessageContent(message_id="m", delta="b"),
+        TextMessageEnd(message_id="m"),
+        ToolCallArgs(tool_call_id="y", delta=":1}"),
+        ToolCallEnd(tool_call_id="y"),
+        ToolCallArgs(tool_call_id="x", delta="}"),
+        ToolCallEnd(tool_call_id="x"),
+        *recorded.finished("tool_calls"),
+    ]
+    assert body(events)["content"] == [
+        {"type": "text", "text": "ab"},
+        {"type": "tool_use", "id": "x", "name": "f", "input": {}},
+        {"type": "tool_use", "id": "y", "name": "g", "input": {"b": 1}},
+    ]
+    opened = [frame["index"] for frame in frames(events) if frame["type"] == "content_block_start"]
+    closed = [frame["index"] for frame in frames(events) if frame["type"] == "content_block_stop"]
+    assert opened == closed == [0, 1, 2]
+
+
+def test_the_servers_own_calls_are_not_the_clients() -> None:
+    own = MessageIdentity(id="msg_1", model="m", hidden_tools=("now",))
+    assert "call_2" not in json.dumps(frames(recorded.FULL, identity=own))
+
+
+def test_arguments_that_are_no_object() -> None:
+    events = recorded.started() + recorded.call("f", "[1,") + recorded.finished("tool_calls")
+    assert body(events)["content"][0]["input"] == {"_raw": "[1,"}
+
+
+# ---- requests -------------------------------------------------------------------------------------------------------
+
+
+def read(messages: Any = (USER,), *, media: tuple[str, ...] = (), count: bool = False, **fields: Any) -> Inbound:
+    counter = itertools.count(1)
+    whole = {"messages": list(messages), "model": "m", **({} if count else {"max_tokens": 9}), **fields}
+    read_one = parse_count if count else parse
+    return read_one(json.dumps(whole).encode(), new_id=lambda prefix: f"{prefix}_{next(counter)}", media=media)
+
+
+def refusal(messages: Any = (USER,), **fields: Any) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        read(messages, **fields)
+    assert caught.value.kind == "invalid_request"
+    return caught.value
+
+
+def plain(inbound: Inbound) -> list[dict[str, Any]]:
+    return [message.model_dump(exclude={"id"}) for message in inbound.input.messages]
+
+
+def test_options_are_read() -> None:
+    inbound = read(
+        temperature=0.5, top_p=0.9, top_k=5, stop_sequences=["END"], stream=True, system="Be brief.",
+        metadata={"user_id": "u"}, tools=[WEATHER], tool_choice={"type": "any", "disable_parallel_tool_use": True},
+        thinking={"type": "enabled", "budget_tokens": 1024}, cache_control={"type": "ephemeral"},
+        output_config={"effort": "high", "format": {"type": "json_schema", "schema": {"type": "object"}}},
+    )  # fmt: skip
+    options = inbound.options
+    sampling = options.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_tokens) == (0.5, 0.9, 5, 9)
+    assert (sampling.stop, options.user, options.thinking) == (("END",), "u", True)
+    assert (options.tool_choice.mode, options.parallel_tool_calls) == ("required", False)
+    assert options.response_format is not None
+    assert (options.reasoning_effort, options.response_format.kind) == ("high", "json_schema")
+    assert plain(inbound)[0] == {"role": "system", "content": "Be brief."}
+    assert inbound.stream
+    assert not options.store
+
+
+@pytest.mark.parametrize(
+    ("thinking", "wanted"),
+    [(None, False), ({"type": "disabled"}, False), ({"type": "adaptive"}, None)],
+)
+def test_thinking_is_off_unless_asked_for(thinking: Any, wanted: bool | None) -> None:
+    assert read(thinking=thinking).options.thinking is wanted
+
+
+def test_a_whole_conversation() -> None:
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "weather?", "cache_control": {"type": "ephemeral"}}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "hm", "signature": digest("hm")},
+                {"type": "redacted_thinking", "data": "sealed"},
+                {"type": "text", "text": "Let me look."},
+                {"type": "tool_use", "id": "a", "name": "get_weather", "input": {"city": "Oslo"}},
+                {"type": "tool_use", "id": "b", "name": "get_weather", "input": {}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "b", "content": "no such place", "is_error": True},
+                {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "sunny"}]},
+                {"type": "text", "text": "and?"},
+            ],
+        },
+        {"role": "assistant", "content": "It is"},
+    ]
+    inbound = read(messages)
+    assert plain(inbound) == snapshot(
+        [
+            {"role": "user", "content": "weather?"},
+            {"role": "reasoning", "content": "hm"},
+            {"role": "reasoning", "content": "", "encrypted_value": "sealed"},
+            {
+                "role": "assistant",
+                "content": "Let me look.",
+                "tool_calls": [
+                    {
+                        "id": "a",
+                        "type": "function",
+                        "function": {"name": "get_weather", "arguments": '{"city":"Oslo"}'},
+                    },
+                    {"id": "b", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}},
+                ],
+            },
+            {"role": "tool", "content": "sunny", "tool_call_id": "a"},
+            {"role": "tool", "content": "no such place", "tool_call_id": "b", "error": "no such place"},
+            {"role": "user", "content": "and?"},
+            {"role": "assistant", "content": "It is"},
+        ]
+    )
+    assert inbound.options.continue_final_message
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([], "messages"),
+        ([{"role": "user"}], "messages.0.content"),
+        ([{"role": "robot", "content": "x"}], "messages.0.role"),
+        ([{"role": "user", "content": [{"type": "image", "source": {}}]}], "messages.0.content.0"),
+        ([{"role": "user", "content": [{"type": "hologram"}]}], "messages.0.content.0.type"),
+        ([{"role": "user", "content": [{"type": "text", "text": 5}]}], "messages.0.content.0"),
+        ([{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}], "messages.0.content.tool_use_id"),
+        ([{"role": "assistant", "content": [{"type": "server_tool_use"}]}], "messages.0.content.0.type"),
+        ([{"role": "assistant", "content": [{"type": "tool_use", "id": "x", "name": ""}]}],
+         "messages.0.content.0.name"),
+        ([{"role": "assistant", "content": [{"type": "thinking", "thinking": "a", "signature": digest("b")}]}],
+         "messages.0.content.0.signature"),
+    ],
+)  # fmt: skip
+def test_a_bad_block_is_named(messages: Any, param: str) -> None:
+    assert refusal(messages).param == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_tokens": None}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"frobnicate": 1}, "frobnicate"),
+        ({"container": {}}, "container"),
+        ({"service_tier": "batch"}, "service_tier"),
+        ({"stop_sequences": "x"}, "stop_sequences"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"thinking": {"type": "very"}}, "thinking.type"),
+        ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type"),
+        ({"system": 5}, "system"),
+    ],
+)
+def test_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    assert refusal(**fields).param == param
+
+
+def test_images_depend_on_the_model() -> None:
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "QUJD"}}
+    content = plain(read([{"role": "user", "content": [image]}], media=("image",)))[0]["content"]
+    assert content == [{"type": "image", "source": {"type": "data", "value": "QUJD", "mime_type": "image/png"}}]
+
+
+def test_counting_takes_what_matters_to_a_prompt() -> None:
+    assert read(count=True, tools=[WEATHER], system="x").input.tools
+    assert refusal(count=True, max_tokens=5).param == "max_tokens"
+    assert refusal(count=True, temperature=1).param == "temperature"

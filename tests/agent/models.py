@@ -1,0 +1,75 @@
+"""A model for tests: a scripted engine behind a prompt builder that writes the conversation down as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from ag_ui.core import RunAgentInput
+
+from agent_server.engine.protocol import GenerationRequest
+from agent_server.engine.scripted import Script, ScriptedEngine
+from events.formats.output_format import OutputFormat
+from events.formats.registry import named
+from events.options import GenerationOptions
+
+HERMES = named("hermes")
+
+
+class Prompt(NamedTuple):
+    token_ids: tuple[int, ...]
+    text: str
+    opened: str
+    output_format: Any
+    marker_ids: dict[str, int]
+    warnings: tuple[str, ...]
+    stop_token_ids: tuple[int, ...] = ()
+
+
+class JsonPrompts:
+    """The prompt is the request as JSON, so that a script can look at what the model was told."""
+
+    def __init__(self, output_format: OutputFormat) -> None:
+        self.output_format = output_format
+
+    async def build_async(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None) -> Prompt:
+        told = {
+            "instructions": instructions,
+            "messages": [message.model_dump(mode="json", by_alias=True) for message in input.messages],
+            "tools": [tool.name for tool in input.tools or ()],
+            "choice": options.tool_choice.mode,
+            "thinking": options.thinking,
+        }
+        text = json.dumps(told)
+        return Prompt(tuple(text.encode()), text, "", self.output_format, {}, ())
+
+
+def told(request: GenerationRequest) -> dict[str, Any]:
+    """What a request tells the model."""
+    return json.loads(bytes(request.prompt_token_ids))
+
+
+class Model:
+    """A LanguageModel. `scripts`: texts or Scripts in turn, or a function of what the model is told."""
+
+    name = "test-model"
+
+    def __init__(self, scripts: Iterable[str | Script] | Callable[[dict[str, Any]], str | Script]) -> None:
+        if callable(scripts):
+            self.engine = ScriptedEngine(lambda request: _script(scripts(told(request))))
+        else:
+            self.engine = ScriptedEngine([_script(each) for each in scripts])
+        self.prompts = JsonPrompts(HERMES)
+
+    @property
+    def told(self) -> list[dict[str, Any]]:
+        return [told(request) for request in self.engine.requests]
+
+
+def _script(given: str | Script) -> Script:
+    return given if isinstance(given, Script) else Script(text=given)
+
+
+def call(name: str, /, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"

@@ -1,0 +1,251 @@
+"""Threads, kept: the same on every database."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from ag_ui.core import RunAgentInput
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import create_engine
+
+from adapters.errors import RequestError
+from agent_server.runs import Execution, LogLimits, Run
+from agent_server.store import Store
+from agent_server.store.schema import metadata
+from events.options import GenerationOptions
+from events.vocabulary import (
+    CancelledOutcome,
+    Interrupt,
+    InterruptOutcome,
+    RunError,
+    RunFinished,
+    TokenUsage,
+)
+
+
+def user(id: str, text: str) -> dict:
+    return {"id": id, "role": "user", "content": text}
+
+
+def assistant(id: str, text: str) -> dict:
+    return {"id": id, "role": "assistant", "content": text}
+
+
+def execution(thread: str = "t", run: str = "r", tenant: str = "", messages=(), state=None, interrupts=()) -> Execution:
+    input = RunAgentInput(thread_id=thread, run_id=run, messages=[], state=state)
+    made = Run(input=input, options=GenerationOptions(), agent="default", tenant=tenant, grace=None, limits=LogLimits())
+    found = Execution(made, None, lambda prefix: prefix)
+    found.messages = list(messages)
+    found.interrupts = list(interrupts)
+    return found
+
+
+def finished(thread: str = "t", run: str = "r", **more) -> RunFinished:
+    return RunFinished(thread_id=thread, run_id=run, **more)
+
+
+async def test_a_run_leaves_its_messages_state_and_record(store: Store):
+    before = await store.begin_run("", "t", "r", agent="cook", messages=[user("u1", "Hello  there")])
+    assert before.state is None and before.interrupts == () and before.last_run is None
+    assert (await store.runs("", "t"))[0].status == "running"
+    assert await store.messages("", "t") == [user("u1", "Hello  there")]
+    said = [user("u1", "Hello  there"), assistant("a1", "Hi \u0000 \U0001f600")]
+    usage = [TokenUsage(model="m", input_tokens=3, output_tokens=2)]
+    await store.end_run(execution(messages=said, state={"step": 1}), finished(usage=usage))
+    assert await store.messages("", "t") == said
+    assert await store.state("", "t") == {"step": 1}
+    (run,) = await store.runs("", "t")
+    assert (run.status, run.agent, run.usage) == (
+        "finished",
+        "cook",
+        [{"model": "m", "inputTokens": 3, "outputTokens": 2}],
+    )
+    assert run.ended_at is not None and run.ended_at >= run.created_at > 1_600_000_000_000
+    thread = await store.thread("", "t")
+    assert (thread.name, thread.agent_id, thread.archived) == ("Hello there", "cook", False)
+    again = await store.begin_run("", "t", "r2")
+    assert again.state == {"step": 1} and again.last_run is not None and again.last_run.id == "r"
+
+
+@pytest.mark.parametrize(
+    ("terminal", "status", "error"),
+    [
+        (finished(outcome=CancelledOutcome()), "cancelled", None),
+        (RunError(message="no", code="timeout"), "failed", "timeout"),
+        (finished(outcome=InterruptOutcome(interrupts=[Interrupt(id="i", reason="tool_call")])), "interrupted", None),
+    ],
+)
+async def test_a_run_s_status_is_its_terminal_event(store: Store, terminal, status, error):
+    await store.begin_run("", "t", "r")
+    await store.end_run(execution(), terminal)
+    (run,) = await store.runs("", "t")
+    assert (run.status, run.error) == (status, error)
+
+
+async def test_the_client_s_history_is_the_authority(store: Store):
+    await store.begin_run("", "t", "r", messages=[user("u1", "a"), assistant("a1", "b"), user("u2", "c")])
+    edited = [user("u1", "a"), user("u3", "something else")]
+    await store.begin_run("", "t", "r2", messages=edited)
+    assert await store.messages("", "t") == edited
+    swapped = [user("u3", "something else"), user("u1", "now edited")]
+    await store.begin_run("", "t", "r3", messages=swapped)
+    assert await store.messages("", "t") == swapped
+
+
+async def test_a_client_without_the_history_adds_to_it_and_a_retelling_replaces_it(store: Store):
+    first = [user("u1", "a"), assistant("a1", "b")]
+    await store.begin_run("", "t", "r", messages=first)
+    await store.begin_run("", "t", "r2", messages=[user("u2", "c")])
+    assert await store.messages("", "t") == [*first, user("u2", "c")]
+    retold = [user("x1", "a"), assistant("x2", "b"), user("x3", "c"), user("x4", "d")]
+    await store.begin_run("", "t", "r3", messages=retold)
+    assert await store.messages("", "t") == retold
+
+
+async def test_tenants_do_not_see_each_other(store: Store):
+    await store.begin_run("a", "t", "r", messages=[user("u1", "mine")])
+    await store.begin_run("b", "t", "r", messages=[user("u1", "theirs")])
+    assert await store.messages("a", "t") == [user("u1", "mine")]
+    assert [each.id for each in (await store.threads("c"))[0]] == []
+    with pytest.raises(RequestError) as foreign:
+        await store.thread("c", "t")
+    assert foreign.value.kind == "not_found"
+    await store.delete_thread("a", "t")
+    assert await store.messages("b", "t") == [user("u1", "theirs")]
+
+
+async def test_threads_are_listed_renamed_archived_and_deleted(store: Store):
+    for index in range(7):
+        await store.begin_run("", f"t{index}", "r", agent="x" if index % 2 else "y", messages=[user("u", f"n{index}")])
+        await asyncio.sleep(0.002)
+    page, cursor = await store.threads("", limit=3)
+    assert [each.id for each in page] == ["t6", "t5", "t4"] and cursor
+    rest, end = await store.threads("", limit=10, cursor=cursor)
+    assert [each.id for each in rest] == ["t3", "t2", "t1", "t0"] and end is None
+    assert {each.id for each in (await store.threads("", agent_id="x"))[0]} == {"t1", "t3", "t5"}
+    renamed = await store.change_thread("", "t3", name="A name")
+    assert renamed.name == "A name"
+    assert (await store.change_thread("", "t3", archived=True)).archived
+    assert "t3" not in {each.id for each in (await store.threads(""))[0]}
+    assert "t3" in {each.id for each in (await store.threads("", archived=True))[0]}
+    await store.delete_thread("", "t3")
+    assert await store.messages("", "t3") == [] and await store.runs("", "t3") == []
+    for call in (store.delete_thread("", "t3"), store.change_thread("", "t3", name="x"), store.thread("", "t3")):
+        with pytest.raises(RequestError, match="no such thread"):
+            await call
+    with pytest.raises(RequestError, match="cursor"):
+        await store.threads("", cursor="nonsense")
+
+
+async def test_feedback_is_kept_for_messages_that_exist(store: Store):
+    await store.begin_run("", "t", "r", messages=[assistant("a1", "x")])
+    await store.give_feedback("", "t", "a1", 1)
+    await store.give_feedback("", "t", "a1", -1, "not\u0000 true")
+    (given,) = await store.feedback("", "t")
+    assert (given.message_id, given.score, given.comment) == ("a1", -1, "not true")
+    with pytest.raises(RequestError) as unknown:
+        await store.give_feedback("", "t", "nothing", 1)
+    assert unknown.value.kind == "not_found"
+
+
+async def test_an_interrupt_is_claimed_once_and_keeps_its_result(store: Store):
+    asked = [
+        {
+            "interrupt": Interrupt(id=f"i{n}", reason="tool_call", tool_call_id=f"c{n}"),
+            "call": {"id": f"c{n}", "name": "f", "arguments": {}},
+        }
+        for n in (1, 2)
+    ]
+    await store.begin_run("", "t", "r")
+    outcome = InterruptOutcome(interrupts=[each["interrupt"] for each in asked])
+    await store.end_run(execution(interrupts=asked), finished(outcome=outcome))
+    waiting = (await store.begin_run("", "t", "r2", messages=[user("u9", "not yet")])).interrupts
+    assert [(each.id, each.status, each.call["id"]) for each in waiting] == [("i1", "open", "c1"), ("i2", "open", "c2")]
+    assert waiting[0].interrupt == {"id": "i1", "reason": "tool_call", "toolCallId": "c1"}
+    assert await store.messages("", "t") == []
+    answers = {
+        "i1": {"status": "resolved", "payload": {"approved": True}},
+        "i2": {"status": "cancelled", "payload": None},
+    }
+    results = await asyncio.gather(*(store.claim("", "t", answers, f"r{n}") for n in range(3)))
+    assert sorted(results) == [False, False, True]
+    await store.record_result("", "t", "i1", "42", "m1")
+    first, second = await store.interrupts("", "t")
+    assert (first.status, first.result, first.result_message_id, first.answer) == (
+        "answered",
+        "42",
+        "m1",
+        answers["i1"],
+    )
+    assert second.status == "claimed"
+
+
+async def test_an_id_with_nul_is_refused(store: Store):
+    with pytest.raises(RequestError, match="NUL"):
+        await store.begin_run("", "t\x00", "r")
+
+
+async def test_one_bad_write_does_not_spoil_the_others_of_its_batch(store: Store):
+    good = [store.begin_run("", f"t{n}", "r", messages=[user("u", "x")]) for n in range(5)]
+    bad = store.begin_run("", "bad", "r", agent=None)  # type: ignore[arg-type]
+    results = await asyncio.gather(*good, bad, return_exceptions=True)
+    assert isinstance(results[-1], Exception)
+    assert not any(isinstance(each, Exception) for each in results[:-1])
+    assert len((await store.threads(""))[0]) == 5
+
+
+async def test_hundreds_of_runs_at_once_are_all_recorded(store: Store):
+    async def one(n: int) -> None:
+        await store.begin_run("", f"t{n}", "r", messages=[user("u", str(n))])
+        await store.end_run(execution(f"t{n}", messages=[user("u", str(n)), assistant("a", "ok")]), finished(f"t{n}"))
+
+    start = time.monotonic()
+    await asyncio.gather(*(one(n) for n in range(200)))
+    assert time.monotonic() - start < 30
+    counted = [len(await store.messages("", f"t{n}")) for n in range(200)]
+    assert counted == [2] * 200
+
+
+async def test_what_is_written_is_there_after_reopening(url: str):
+    first = Store(url)
+    await first.open()
+    await first.begin_run("", "t", "r", messages=[user("u", "x")])
+    await first.end_run(execution(messages=[user("u", "x")], state={"a": 1}), finished())
+    await first.close()
+    await first.close()
+    second = Store(url)
+    await second.open()
+    assert await second.messages("", "t") == [user("u", "x")]
+    assert await second.state("", "t") == {"a": 1}
+    await second.close()
+
+
+async def test_a_neighbour_s_running_run_is_not_taken_for_broken(url: str):
+    first, second = Store(url), Store(url)
+    await first.open()
+    await first.begin_run("", "t", "r")
+    await second.open()
+    assert (await second.runs("", "t"))[0].status == "running"
+    await first.close()
+    third = Store(url)
+    await third.open()
+    assert (await third.runs("", "t"))[0].status == "broken"
+    await second.close()
+    await third.close()
+
+
+def test_the_migrations_make_the_schema(tmp_path):
+    async def migrated() -> None:
+        from agent_server.store.migrate import migrate
+
+        await migrate(f"sqlite+aiosqlite:///{tmp_path}/a.db")
+
+    asyncio.run(migrated())
+    engine = create_engine(f"sqlite:///{tmp_path}/a.db")
+    with engine.connect() as connection:
+        differences = compare_metadata(MigrationContext.configure(connection), metadata)
+    engine.dispose()
+    assert [each for each in differences if "alembic_version" not in str(each)] == []

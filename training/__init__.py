@@ -1,0 +1,1 @@
+"""Training code that is not part of the installed package."""

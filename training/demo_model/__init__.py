@@ -1,0 +1,1 @@
+"""Scripts that train, export and measure the bundled demo model."""

@@ -1,0 +1,389 @@
+"""What users ask of the demo's tools, with the call that answers it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from training.demo_model.data_values import Values
+
+WEATHER_QUESTIONS = (
+    "what is the weather in {}",
+    "what's the weather like in {}",
+    "weather in {}",
+    "how is the weather in {}",
+    "is it raining in {}",
+    "will it rain in {} today",
+    "is it cold in {}",
+    "tell me the weather in {}",
+    "weather {}",
+    "weather for {}",
+    "what is the temperature in {}",
+    "how warm is it in {}",
+    "show me the forecast for {}",
+    "do i need an umbrella in {}",
+    "check the weather in {}",
+    "i would like to know the weather in {}",
+    "what is the weather in {} today",
+    "can you check the weather in {}",
+    "get the weather for {}",
+    "is it sunny in {}",
+    "how hot is it in {} right now",
+    "could you tell me what the weather is like in {}",
+)
+TIME_QUESTIONS = (
+    "what time is it in {}",
+    "what is the time in {}",
+    "time in {}",
+    "what's the time in {} now",
+    "current time in {}",
+    "tell me the time in {}",
+    "how late is it in {}",
+    "what is the current time in {}",
+    "can you tell me the time in {}",
+    "get the time for {}",
+    "what time is it now in {}",
+    "i need the time in {}",
+)
+ARITHMETIC_QUESTIONS = (
+    "what is {}",
+    "calculate {}",
+    "how much is {}",
+    "compute {}",
+    "{}",
+    "what's {}",
+    "can you compute {}",
+    "evaluate {}",
+    "solve {}",
+    "tell me what {} is",
+    "work out {}",
+    "what is the result of {}",
+)
+BACKGROUND_REQUESTS = (
+    "change the background to {}",
+    "set the background to {}",
+    "make the background {}",
+    "background {}",
+    "change the background color to {}",
+    "i want the background to be {}",
+    "can you make the background {}",
+    "turn the background {}",
+    "set the background color to {}",
+    "give the page a {} background",
+    "paint the background {}",
+)
+GRADIENTS = ("a gradient from {} to {}", "a gradient of {} and {}", "a {} to {} gradient")
+SEARCH_REQUESTS = (
+    "search for {}",
+    "search the web for {}",
+    "look up {}",
+    "find {}",
+    "google {}",
+    "search {}",
+    "can you search for {}",
+    "find information about {}",
+    "look for {}",
+    "search: {}",
+    "find out about {}",
+    "do a search for {}",
+)
+PLAN_REQUESTS = (
+    "plan {}",
+    "make a plan for {}",
+    "create a plan for {}",
+    "help me plan {}",
+    "can you plan {}",
+    "what are the steps for {}",
+    "i need a plan for {}",
+    "generate the steps for {}",
+    "give me the steps for {}",
+    "plan {} for me",
+    "give me a plan for {}",
+)
+PLAN_STEPS = {
+    "trip": (
+        "Choose the dates for {}",
+        "Set a budget",
+        "Book the tickets",
+        "Reserve a room",
+        "Pack the bags",
+        "Check the documents",
+        "Download a map",
+        "Tell a friend",
+        "Travel there",
+        "Enjoy {}",
+    ),
+    "event": (
+        "Pick a date for {}",
+        "Write the guest list",
+        "Send the invitations",
+        "Order the food",
+        "Prepare the room",
+        "Choose the music",
+        "Buy the drinks",
+        "Welcome everyone",
+        "Take some photos",
+        "Clean up after {}",
+    ),
+    "task": (
+        "Define the goal of {}",
+        "Collect the material",
+        "Split the work",
+        "Start with the first part",
+        "Review the result",
+        "Ask for feedback",
+        "Fix the mistakes",
+        "Test everything",
+        "Share the outcome",
+        "Finish {}",
+    ),
+}
+DOCUMENTS = {
+    "story": (
+        "Once there was a story about {0}. Nobody in the town believed it at first. "
+        "Then one morning {0} changed everything. In the end everyone was glad."
+    ),
+    "letter": (
+        "Dear reader, I am writing to you about {0}. It has been on my mind for a while. "
+        "I hope that we can talk about {0} soon. With kind regards."
+    ),
+    "report": (
+        "This report covers {0}. First it describes the present state. "
+        "Then it lists what could be better. Last it recommends more work on {0}."
+    ),
+    "article": (
+        "This text is about {0}. Many people find {0} interesting, and for good reasons. "
+        "There is a lot to learn, from the basics to the details. "
+        "A closer look at {0} is worth the time."
+    ),
+}
+DOCUMENT_NAMES = {
+    "story": ("a story", "a short story", "a tale"),
+    "letter": ("a letter", "a short letter"),
+    "report": ("a report", "a short report"),
+    "article": ("an article", "a document", "a text", "an essay", "a paragraph", "a blog post"),
+}
+HAIKU_JAPANESE = ("静かな日", "言葉ひとつに", "風が吹く")
+HAIKU_ENGLISH = ("I think of {}", "one small word upon the page", "and the wind goes by")
+HAIKU_CLASSIC_JAPANESE = ("朝の庭", "露に光れる", "草の声")
+HAIKU_CLASSIC_ENGLISH = (
+    "In the morning yard",
+    "the grass is bright with dewdrops",
+    "and seems to whisper",
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A question, the call that it asks for, and the thought that leads to the call.
+
+    `short` is the value alone, for a second question that leaves the rest out.
+    """
+
+    tool: str
+    question: str
+    arguments: dict[str, Any]
+    thought: str
+    short: str = ""
+
+
+def ask_weather(values: Values) -> Request:
+    """Ask for the weather in a city."""
+    city = values.city()
+    return Request(
+        "get_weather",
+        values.pick(WEATHER_QUESTIONS).format(city),
+        {"location": city},
+        f"The user wants the weather in {city}.",
+        city,
+    )
+
+
+def ask_time(values: Values) -> Request:
+    """Ask for the time in a city or a zone."""
+    zone = values.timezone()
+    return Request(
+        "get_time",
+        values.pick(TIME_QUESTIONS).format(zone),
+        {"timezone": zone},
+        f"The user wants the time in {zone}.",
+        zone,
+    )
+
+
+def ask_arithmetic(values: Values) -> Request:
+    """Ask for the result of an arithmetic expression."""
+    spoken, expression = values.arithmetic()
+    return Request(
+        "calculate",
+        values.pick(ARITHMETIC_QUESTIONS).format(spoken),
+        {"expression": expression},
+        f"The user wants the result of {expression}.",
+        spoken,
+    )
+
+
+def ask_background(values: Values) -> Request:
+    """Ask for a background colour or gradient."""
+    if values.chance(0.65):
+        spoken = background = values.color()
+    else:
+        first, second = values.color(), values.color()
+        spoken = values.pick(GRADIENTS).format(first, second)
+        background = f"linear-gradient({first}, {second})"
+    return Request(
+        "change_background",
+        values.pick(BACKGROUND_REQUESTS).format(spoken),
+        {"background": background},
+        f"The user wants the background {background}.",
+        spoken,
+    )
+
+
+def _search_query(values: Values) -> str:
+    queries: tuple[Callable[[], str], ...] = (
+        values.topic,
+        values.topic,
+        lambda: values.words(1, 4),
+        lambda: f"hotels in {values.city()}",
+        lambda: f"best {values.word()} in {values.city()}",
+        lambda: f"how to {values.word()} a {values.word()}",
+    )
+    return values.pick(queries)()
+
+
+def ask_search(values: Values) -> Request:
+    """Ask for a search."""
+    query = _search_query(values)
+    return Request(
+        "search",
+        values.pick(SEARCH_REQUESTS).format(query),
+        {"query": query},
+        f"The user wants a search for {query}.",
+    )
+
+
+def _plan_subject(values: Values) -> tuple[str, str]:
+    subjects: tuple[Callable[[], tuple[str, str]], ...] = (
+        lambda: ("trip", f"a trip to {values.city()}"),
+        lambda: ("trip", f"a weekend in {values.city()}"),
+        lambda: ("event", f"a birthday party for {values.person()}"),
+        lambda: ("event", f"a dinner with {values.person()}"),
+        lambda: ("task", values.topic()),
+        lambda: ("task", f"a {values.words(1, 2)} project"),
+    )
+    return values.pick(subjects)()
+
+
+def ask_plan(values: Values) -> Request:
+    """Ask for a plan of five steps, or of a stated number of steps."""
+    kind, subject = _plan_subject(values)
+    question = values.pick(PLAN_REQUESTS).format(subject)
+    count = 5
+    if values.chance(0.25):
+        count = values.between(3, 10)
+        question = f"{question} in {count} steps"
+    steps = [{"description": step.format(subject), "status": "enabled"} for step in PLAN_STEPS[kind][:count]]
+    thought = f"The user wants a plan for {subject} with {count} steps."
+    return Request("generate_task_steps", question, {"steps": steps}, thought, subject)
+
+
+def ask_document(values: Values) -> Request:
+    """Ask for a short text about a topic."""
+    kind = values.pick(("story", "letter", "report", "article", "article"))
+    name = values.pick(DOCUMENT_NAMES[kind])
+    topic = values.city() if values.chance(0.15) else values.topic()
+    verb = values.pick(("write {}", "write {}", "write me {}", "can you write {}", "draft {}"))
+    question = f"{verb.format(name)} {values.pick(('about', 'about', 'on'))} {topic}"
+    return Request(
+        "write_document",
+        question,
+        {"document": DOCUMENTS[kind].format(topic)},
+        f"The user wants {name} about {topic}.",
+        topic,
+    )
+
+
+def ask_haiku(values: Values) -> Request:
+    """Ask for a haiku, with or without a topic."""
+    verb = values.pick(("write", "write me", "make", "give me", "compose", "can you write", "generate"))
+    if values.chance(0.25):
+        arguments = {
+            "japanese": list(HAIKU_CLASSIC_JAPANESE),
+            "english": list(HAIKU_CLASSIC_ENGLISH),
+        }
+        return Request("generate_haiku", f"{verb} a haiku", arguments, "The user wants a haiku.")
+    topic = values.topic()
+    english = [line.format(topic) for line in HAIKU_ENGLISH]
+    return Request(
+        "generate_haiku",
+        f"{verb} a haiku about {topic}",
+        {"japanese": list(HAIKU_JAPANESE), "english": english},
+        f"The user wants a haiku about {topic}.",
+        topic,
+    )
+
+
+def _recipient(values: Values) -> str:
+    name = values.person()
+    if values.chance(0.35):
+        return name
+    domain = values.pick(("example", "mail", values.word()))
+    return f"{name.lower()}@{domain}{values.pick(('.com', '.org', '.net'))}"
+
+
+def _email_body(values: Values) -> str:
+    bodies: tuple[Callable[[], str], ...] = (
+        lambda: values.words(2, 6),
+        lambda: f"see you in {values.city()}",
+        lambda: f"hello {values.person()}",
+        lambda: f"see you at {values.between(1, 12)}",
+    )
+    return values.pick(bodies)()
+
+
+FULL_EMAILS = (
+    "send an email to {to} with the subject {subject} and the body {body}",
+    "send an email to {to} with subject {subject} and body {body}",
+    "email {to}, subject: {subject}, body: {body}",
+    "write an email to {to} about {subject} saying {body}",
+    "send {to} an email about {subject} that says {body}",
+)
+BODY_EMAILS = (
+    "send an email to {to} saying {body}",
+    "email {to}: {body}",
+    "tell {to} by email: {body}",
+    "send a mail to {to} that says {body}",
+)
+SUBJECT_EMAILS = (
+    "send an email to {to} about {subject}",
+    "email {to} about {subject}",
+    "write an email to {to} about {subject}",
+)
+
+
+def ask_email(values: Values) -> Request:
+    """Ask for an email with a subject, a body or both."""
+    to, form = _recipient(values), values.rng.random()
+    subject = values.topic() if values.chance(0.5) else values.words(1, 3)
+    body = _email_body(values)
+    patterns: tuple[str, ...] = FULL_EMAILS
+    if form > 0.72:
+        patterns, body = SUBJECT_EMAILS, f"This is a message about {subject}."
+    elif form > 0.45:
+        patterns, subject = BODY_EMAILS, "Hello"
+    question = values.pick(patterns).format(to=to, subject=subject, body=body)
+    arguments = {"to": to, "subject": subject, "body": body}
+    return Request("send_email", question, arguments, f"The user wants an email to {to}.", to)
+
+
+ASK: dict[str, Callable[[Values], Request]] = {
+    "get_weather": ask_weather,
+    "calculate": ask_arithmetic,
+    "get_time": ask_time,
+    "change_background": ask_background,
+    "generate_task_steps": ask_plan,
+    "search": ask_search,
+    "send_email": ask_email,
+    "write_document": ask_document,
+    "generate_haiku": ask_haiku,
+}
