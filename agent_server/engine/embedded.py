@@ -9,7 +9,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from agent_server.engine.checks import changed_sampling
 from agent_server.engine.protocol import (
@@ -41,6 +41,9 @@ from agent_server.generation.messages import (
 from agent_server.generation.process import ProcessLink
 from agent_server.generation.thread import ThreadLink
 from events.options import SamplingParams
+
+if TYPE_CHECKING:
+    from agent_server.settings import Settings
 
 logger = logging.getLogger("agent_server.engine")
 MAX_RESTARTS = 5
@@ -315,4 +318,21 @@ class EmbeddedEngine:
         return {**self._measured, "engine_restarts_total": float(self.restarts)}
 
 
-__all__ = ["EmbeddedEngine", "EngineConfig"]
+def embedded_engine(source: str, name: str, settings: Settings) -> EmbeddedEngine:
+    """The engine that the server's settings ask for; `source` is a folder or a hub name."""
+    config = EngineConfig(
+        model=source,
+        name=name,
+        device=settings.device,
+        dtype=settings.dtype,
+        adapter=settings.adapter,
+        max_batch=settings.max_batch,
+        max_queued=settings.max_queued,
+        step_tokens=settings.step_tokens,
+        kv_cache_bytes=settings.kv_cache_bytes,
+        max_context=settings.max_context,
+    )
+    return EmbeddedEngine(config, process=settings.engine_process)
+
+
+__all__ = ["EmbeddedEngine", "EngineConfig", "embedded_engine"]
