@@ -82,7 +82,7 @@ def test_the_distribution_is_transformers_own(name, candidates, monkeypatch):
 
 def test_many_positions_make_fair_numbers():
     numbers = uniform(torch.full((20000,), 7), torch.arange(20000))
-    assert 0 < float(numbers.min()) and float(numbers.max()) <= 1
+    assert float(numbers.min()) > 0 and float(numbers.max()) <= 1
     histogram = torch.histc(numbers, 20, 0, 1)
     assert float((histogram - 1000).abs().max()) < 5 * math.sqrt(1000)
     lagged = (numbers[1:] - 0.5) * (numbers[:-1] - 0.5)
