@@ -494,7 +494,8 @@ class CallReader:
         was announced before ends here."""
         text = self.source.remembered
         self.source.forget()
-        self._emit(ParseWarning("tool_call", str(failure)))
+        strict = (self._policy.failed or "") == "error" and not self._bare
+        self._emit(ParseWarning("tool_call_error" if strict else "tool_call", str(failure)))
         setting = "content" if self._bare else "drop" if failure.incomplete else self._setting("failed")
         if self._unmarked:
             self._shown(text)
