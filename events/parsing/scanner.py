@@ -58,6 +58,8 @@ class Scanner:
 
     def match(self, text: str, position: int, final: bool = False) -> str | bool:
         """The longest marker that stands exactly at `position`; True: not decided yet; False: none."""
+        if not self.markers:
+            return False
         if not final and (position >= len(text) or text[position:] in self._prefixes):
             return True
         found = self._pattern.match(text, position)
