@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from agent_server.agent import Agent, Limits, LoadError, Sealer, load_agents, serve_agents
 from agent_server.auth import Keys
 from agent_server.engine.model import ChatModel
+from agent_server.engine.output import OutputSettings
 from agent_server.ids import new_id
 from agent_server.runs import LogLimits, Run, RunLimits, RunManager
 from agent_server.server import BUNDLED, BUNDLED_NAME, Server, StartupError
@@ -52,7 +53,17 @@ def chat_model(settings: Settings, engine: Engine | None = None) -> ChatModel:
             f"There is no folder {source}. Give a folder with a model, or a hub name like Qwen/Qwen3-0.6B."
         )
     chosen = engine or choose_engine(settings, source, name)
-    return ChatModel(name, chosen, lambda: load_prompts(settings, source))
+    return ChatModel(name, chosen, lambda: load_prompts(settings, source), output_settings(settings))
+
+
+def output_settings(settings: Settings) -> OutputSettings:
+    return OutputSettings(
+        delivery=settings.delivery,
+        boundaries=settings.boundaries,
+        undeclared=settings.undeclared_tools,
+        failed=settings.failed_calls,
+        constrain_tools=settings.constrain_tools,
+    )
 
 
 def choose_engine(settings: Settings, source: str, name: str) -> Engine:

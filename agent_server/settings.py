@@ -44,8 +44,11 @@ class Settings(BaseSettings):
     reasoning_parser: str = ""
     tool_call_parser: str = ""
     delivery: Literal["immediate", "adaptive"] = "immediate"
-    boundaries: Literal["lenient", "strict"] = "lenient"
-    undeclared_tools: Literal["keep", "text", "drop"] = "keep"
+    boundaries: Literal["lenient", "strict"] | None = None
+    undeclared_tools: Literal["keep", "drop", "content"] | None = None
+    """A call of a tool that nobody declared; none is as the model's format says."""
+    failed_calls: Literal["content", "text", "drop", "error"] | None = None
+    """Text that is no call after a call's marker; "error" ends the run with tool_call_parse_error."""
     constrain_tools: bool = True
     reasoning_content: bool = True
     """Also send reasoning under `reasoning_content` on the OpenAI wire."""

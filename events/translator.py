@@ -93,6 +93,11 @@ class Translator:
             self._message_id = self._new_id("message")
         return self._message_id
 
+    @property
+    def reasoning(self) -> bool:
+        """Whether what comes next is read as reasoning, as far as is known."""
+        return self._parser.mode == "reasoning"
+
     def feed(self, text: str, token_id: int | None = None, detail: Any = None) -> list[Event]:
         """Events that `text` completes. token_id: it is the text of this one token. detail: the token's row
         `[id, text, logprob, alternatives]`, which goes with the delta that carries its text."""

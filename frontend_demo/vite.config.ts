@@ -15,7 +15,7 @@ export default defineConfig({
     license: false,
   },
   server: {
-    proxy: Object.fromEntries(["/copilotkit", "/agui", "/v1", "/ready", "/health"].map((path) => [path, server])),
+    proxy: Object.fromEntries(["/copilotkit", "/agui", "/demo", "/v1", "/ready", "/health"].map((path) => [path, server])),
   },
   test: { environment: "jsdom", include: ["src/**/*.test.{ts,tsx}"], restoreMocks: true },
 });

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
-from ag_ui.core import AssistantMessage, Context, Message, ToolMessage
+from ag_ui.core import AssistantMessage, Message, ToolMessage
 from pydantic import TypeAdapter
 
 MESSAGES: TypeAdapter[list[Message]] = TypeAdapter(list[Message])
@@ -69,11 +69,9 @@ def _after_call(messages: Sequence[Message], call_id: str, missing: int | None =
     return len(messages) if missing is None else missing
 
 
-def instructions_of(instructions: str, context: Sequence[Context] | None, state: dict[str, Any] | None) -> str | None:
-    """What the model is told beside the conversation: the agent's instructions, the client's context, the state."""
+def instructions_of(instructions: str, state: dict[str, Any] | None) -> str | None:
+    """What the agent tells the model beside the conversation. The client's context is the prompt builder's to add."""
     parts = [instructions] if instructions else []
-    if context:
-        parts.append("Context:\n" + "\n".join(f"- {each.description}: {each.value}" for each in context))
     if state is not None:
         parts.append("Shared state:\n" + msgspec.json.encode(state).decode())
     return "\n\n".join(parts) or None

@@ -123,7 +123,7 @@ def _decision(record: InterruptRecord, entry: ResumeEntry, now: datetime) -> Dec
     _check_payload(entry.payload, record.interrupt.get("responseSchema"))
     if record.interrupt.get("reason") != "tool_call":
         return Decision(record=record, entry=entry, arguments=arguments, answers=(*answers, entry.payload))
-    approved, edited = _approval(entry.payload)
+    approved, edited = approval_of(entry.payload)
     if not approved:
         return Decision(record=record, entry=entry, arguments=arguments, refusal=_reasoned_denial(entry.payload))
     return Decision(record=record, entry=entry, arguments=edited or arguments, answers=answers)
@@ -141,7 +141,7 @@ def _check_payload(payload: Any, schema: Any) -> None:
         raise _refused(f"The resume's payload does not fit the interrupt's responseSchema at {where}.") from None
 
 
-def _approval(payload: Any) -> tuple[bool, dict[str, Any] | None]:
+def approval_of(payload: Any) -> tuple[bool, dict[str, Any] | None]:
     """Only a literal true approves."""
     if not isinstance(payload, dict) or payload.get("approved") is not True:
         return False, None

@@ -143,7 +143,7 @@ class Loop:
         given = self._agent.instructions
         text = given(self._state.value) if callable(given) else given
         state = self._state.value if self._agent.state_in_prompt else None
-        return instructions_of(text, self._execution.input.context, state)
+        return instructions_of(text, state)
 
     def _turn_options(self, number: int) -> GenerationOptions:
         """A forced choice of tools holds for the first turn: kept up, the model could never answer with text."""
@@ -315,4 +315,3 @@ def ending_of(outcome: Outcome) -> Ending:
     if outcome.pending:
         return Ending(outcome=SuccessOutcome(pending_tool_call_ids=list(outcome.pending)), reason="tool_calls")
     return Ending(reason=outcome.reason)
-

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,6 +26,7 @@ from agent_server.agent.running import Answer, Limits, failure
 from agent_server.agent.tools import Tool, capped, result_content
 
 logger = logging.getLogger("agent_server.mcp")
+Offered = tuple[ToolDeclaration, "McpCallee", Tool | None]
 CONNECT_SECONDS = 20.0
 TOOL_PAGES = 100
 
@@ -82,10 +82,10 @@ class McpConnection:
         return self._tools
 
     async def call(self, name: str, arguments: dict[str, Any], context: ToolContext) -> CallToolResult:
-        """Call a tool; its progress becomes the call's. Raises MCPError, OSError and the like when the server is gone."""
+        """Call a tool; its progress becomes the call's. Raises MCPError, OSError and the like when the server dies."""
 
-        async def progress(done: float, total: float | None, message: str | None) -> None:
-            told = {"progress": done, "total": total, "message": message}
+        async def progress(progress: float, total: float | None, message: str | None) -> None:
+            told = {"progress": progress, "total": total, "message": message}
             context.progress({key: value for key, value in told.items() if value is not None})
 
         client = await self._connected()
@@ -131,9 +131,10 @@ class McpConnection:
     async def _live(self, ready: asyncio.Future[Client], leave: asyncio.Event) -> None:
         try:
             if self.server.command:
-                await self._stay(Client(self._stdio(), client_info=None), ready, leave)
+                await self._stay(Client(self._stdio()), ready, leave)
             else:
-                async with httpx2.AsyncClient(headers=self.server.headers, timeout=httpx2.Timeout(30, read=300)) as http:
+                patience = httpx2.Timeout(30, read=300)
+                async with httpx2.AsyncClient(headers=self.server.headers, timeout=patience) as http:
                     transport = streamable_http_client(self.server.url, http_client=http)
                     await self._stay(Client(transport), ready, leave)
         except asyncio.CancelledError:
@@ -248,9 +249,9 @@ class McpTools:
     def __init__(self, servers: tuple[McpServer, ...]) -> None:
         self.connections = tuple(McpConnection(server) for server in servers)
 
-    async def offer(self, limits: Limits) -> tuple[list[tuple[ToolDeclaration, McpCallee, Tool | None]], list[str]]:
+    async def offer(self, limits: Limits) -> tuple[list[Offered], list[str]]:
         """(declaration, callee, what needs approval) of every tool, and a sentence for each server that is away."""
-        found: list[tuple[ToolDeclaration, McpCallee, Tool | None]] = []
+        found: list[Offered] = []
         away: list[str] = []
         listings = await asyncio.gather(*(each.tools() for each in self.connections), return_exceptions=True)
         for connection, listing in zip(self.connections, listings, strict=True):
@@ -265,7 +266,7 @@ class McpTools:
         await asyncio.gather(*(connection.close() for connection in self.connections))
 
 
-def _offered(connection: McpConnection, tool: McpTool, limits: Limits) -> tuple[ToolDeclaration, McpCallee, Tool | None]:
+def _offered(connection: McpConnection, tool: McpTool, limits: Limits) -> Offered:
     server = connection.server
     name = server.prefix + tool.name
     declaration = ToolDeclaration(name=name, description=tool.description or tool.name, parameters=tool.input_schema)
@@ -278,7 +279,7 @@ def _offered(connection: McpConnection, tool: McpTool, limits: Limits) -> tuple[
             name=name,
             description=declaration.description,
             parameters=tool.input_schema,
-            call=os.devnull.join,  # never called: the callee is
+            call=McpCallee,  # never called: the callee is
             kind="sync",
             check=lambda arguments: arguments,
             requires_approval=True,

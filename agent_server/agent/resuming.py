@@ -46,7 +46,7 @@ async def open_run(execution: Execution) -> Opening:
     thread, resume = execution.thread, execution.input.resume or []
     if thread is None or execution.store is None:
         if resume:
-            raise RequestError("invalid_request", "Nothing was kept of this thread, so nothing can be resumed.", "resume")
+            raise RequestError("invalid_request", "Nothing was kept of this thread to be resumed.", "resume")
         return Opening(messages=execution.input.messages)
     now = datetime.now(UTC)
     if interrupts.is_replay(resume, thread.interrupts):

@@ -10,7 +10,7 @@ import msgspec
 from ag_ui.core import Message, RunAgentInput, SystemMessage, ToolMessage, UserMessage
 from pydantic import BaseModel
 
-from agent_server.agent import subagents
+from agent_server.agent import interrupts, subagents
 from agent_server.agent.agent import Agent
 from agent_server.agent.conversation import Conversation, wire
 from agent_server.agent.loop import Loop, Outcome, Toolset, ending_of
@@ -143,9 +143,9 @@ class ServedAgent:
         )
         conversation = Conversation(opened, opening.messages)
         for record in execution.thread.interrupts if execution.thread is not None else ():
-            edited = ((record.answer or {}).get("payload") or {}) if record.status != "open" else {}
-            if isinstance(edited, dict) and edited.get("approved") is True and isinstance(edited.get("editedArgs"), dict):
-                conversation.use_arguments(record.call["id"], edited["editedArgs"])
+            approved, edited = interrupts.approval_of((record.answer or {}).get("payload"))
+            if approved and edited is not None:
+                conversation.use_arguments(record.call["id"], edited)
         return conversation
 
     async def _toolset(

@@ -103,7 +103,7 @@ def _make(
     context = next((key for key, hint in hints.items() if key != "return" and hint is ToolContext), None)
     model = _arguments_model(function, hints, documented, skip=context)
     return Tool(
-        name=name or getattr(function, "__name__", "tool"),
+        name=name or str(getattr(function, "__name__", "tool")),
         description=description or summary,
         parameters=_schema(model),
         call=function,

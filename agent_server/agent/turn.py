@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -13,11 +12,13 @@ from ag_ui.core import AssistantMessage, Message, RunAgentInput, ToolCall
 
 from agent_server.agent.conversation import parsed
 from agent_server.agent.reasoning import ReasoningPolicy
+from agent_server.engine.output import OutputSettings, open_translator, sampling_for
 from agent_server.engine.protocol import Control, Delta, Engine, EngineError, Finished, GenerationRequest, Token
 from agent_server.runs import Execution
 from events.message import Folder
 from events.options import GenerationOptions
-from events.vocabulary import Custom, Event
+from events.translator import Translator
+from events.vocabulary import Custom, Event, RunError
 
 CONTROL_EVENT = "agent_server.control"
 
@@ -25,7 +26,9 @@ CONTROL_EVENT = "agent_server.control"
 class Prompts(Protocol):
     """What turns a conversation into token ids; `agent_server.engine.prompt.PromptBuilder` is one."""
 
-    def build(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None) -> Any: ...
+    async def build_async(
+        self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None
+    ) -> Any: ...
 
 
 class LanguageModel(Protocol):
@@ -37,6 +40,14 @@ class LanguageModel(Protocol):
     def engine(self) -> Engine: ...
     @property
     def prompts(self) -> Prompts: ...
+
+
+class Unreadable(EngineError):
+    """The model's output could not be read and the request wants that to end the run."""
+
+    def __init__(self, message: str, code: str | None) -> None:
+        super().__init__("internal", message)
+        self.kind = code or "internal"  # type: ignore[assignment]
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,25 +97,30 @@ class TurnTaker:
         self._reasoning = reasoning
         self._follow = follow
         self._written = self._shown = Folder()
+        self._reasoning_tokens = 0
 
     async def take(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None) -> Turn:
         """Generate one turn. Raises EngineError; on that and on cancellation what is open has been closed."""
         execution = self._execution
         self._written = Folder()
         self._shown = self._written if self._reasoning is None else Folder()
+        self._reasoning_tokens = 0
         await execution.controls.gate()
-        prompt = await self._render(input, options, instructions)
+        prompt = await self._model.prompts.build_async(input, options, instructions)
         for warning in prompt.warnings:
             execution.warn(warning)
         request = GenerationRequest(
             request_id=execution.new_id("gen"),
             prompt_token_ids=tuple(prompt.token_ids),
-            sampling=execution.controls.sampling(options),
+            sampling=sampling_for(prompt, execution.controls.sampling(options)),
             tenant=execution.tenant,
         )
-        translator = open_translator(prompt, input, execution.new_id)
+        settings = getattr(self._model, "output", OutputSettings())
+        translator = open_translator(prompt, input, options, settings, execution.new_id)
         finished = await self._generate(request, translator, options.token_details)
-        execution.count(self._model.name, finished)
+        for warning in translator.warnings:
+            execution.warn(warning)
+        execution.count(self._model.name, finished, self._reasoning_tokens)
         return Turn(said=self.said(), finished=finished)
 
     def said(self) -> Said:
@@ -115,13 +131,7 @@ class TurnTaker:
         written = parsed(_kept(message) for message in self._written.messages)
         return Said(messages=tuple(written), shown=tuple(shown))
 
-    async def _render(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None) -> Any:
-        build = self._model.prompts.build
-        if inspect.iscoroutinefunction(build):
-            return await build(input, options, instructions)
-        return await asyncio.to_thread(build, input, options, instructions)
-
-    async def _generate(self, request: GenerationRequest, translator: Any, details: bool) -> Finished:
+    async def _generate(self, request: GenerationRequest, translator: Translator, details: bool) -> Finished:
         engine, controls = self._model.engine, self._execution.controls
         finished: Finished | None = None
         reason = "error"
@@ -147,14 +157,17 @@ class TurnTaker:
             raise EngineError("connection", "The engine ended a generation without saying how.", retryable=True)
         return finished
 
-    async def _feed(self, delta: Delta, translator: Any, details: bool) -> None:
+    async def _feed(self, delta: Delta, translator: Translator, details: bool) -> None:
         self._execution.first_token()
         for token in delta.tokens:
             detail = _detail(token) if details else None
+            self._reasoning_tokens += translator.reasoning
             await self._deliver(translator.feed(token.text, token.id, detail))
 
     async def _deliver(self, events: list[Event]) -> None:
         for event in events:
+            if isinstance(event, RunError):
+                raise Unreadable(event.message, event.code)
             self._written.add(event)
             if self._follow is not None:
                 self._follow(event)
@@ -164,19 +177,6 @@ class TurnTaker:
             for shown in await self._reasoning.shown(event):
                 self._shown.add(shown)
                 self._emit(shown)
-
-
-def open_translator(prompt: Any, input: RunAgentInput, new_id: Callable[[str], str]) -> Any:
-    """The translator for one turn's output."""
-    from events.translator import Translator
-
-    return Translator(
-        prompt.output_format,
-        tools=input.tools or [],
-        opened=prompt.opened,
-        new_id=new_id,
-        marker_ids=prompt.marker_ids,
-    )
 
 
 def _kept(message: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING
 
+from agent_server.engine.output import OutputSettings
 from agent_server.engine.protocol import Engine, EngineError, EngineStatus
 
 if TYPE_CHECKING:
@@ -19,9 +20,16 @@ POLL_SECONDS = 0.1
 class ChatModel:
     """One loaded model. Until it is ready, whoever asks for a prompt gets EngineError("unavailable")."""
 
-    def __init__(self, name: str, engine: Engine, load_prompts: Callable[[], PromptBuilder]) -> None:
+    def __init__(
+        self,
+        name: str,
+        engine: Engine,
+        load_prompts: Callable[[], PromptBuilder],
+        output: OutputSettings | None = None,
+    ) -> None:
         self.name = name
         self.engine = engine
+        self.output = output or OutputSettings()
         self._load_prompts = load_prompts
         self._prompts: PromptBuilder | None = None
         self._failure: str | None = None

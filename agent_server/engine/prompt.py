@@ -22,7 +22,8 @@ from agent_server.engine.model_files import ModelFiles, load_model_files
 from agent_server.engine.prefill import stage_of
 from agent_server.engine.protocol import EngineError
 from agent_server.engine.rendering import Chat, Rendering
-from agent_server.engine.thinking import template_variables
+from agent_server.engine.thinking import switch_words, template_variables
+from events.formats import registry
 from events.formats.output_format import OutputFormat, markers
 from events.options import GenerationOptions
 from events.template.analyser import TemplateAnalysis, analyse
@@ -173,13 +174,14 @@ class PromptBuilder:
         chat = self._chosen(bool(tools))
         if chat is None:
             raise EngineError("invalid_request", NO_TEMPLATE)
+        words = switch_words(chat.analysis, options)
         conversation = build_conversation(
             input.messages,
             capabilities=chat.analysis.capabilities,
             output_format=chat.output_format,
             tools=tools,
             context=input.context or (),
-            instructions=instructions,
+            instructions="\n".join(part for part in (instructions, words) if part) or None,
         )
         variables, warnings = template_variables(
             chat.analysis, chat.template.source, options, self.settings.allowed_kwargs
@@ -259,22 +261,14 @@ def chosen_tools(tools: Sequence[Tool], options: GenerationOptions) -> list[Tool
 
 def override(derived: OutputFormat, settings: PromptSettings) -> OutputFormat:
     """The format with the parts that were chosen by name."""
-    if settings.format:
-        derived = msgspec.structs.replace(_find(settings.format), message_start=derived.message_start)
-    if settings.reasoning_parser:
-        derived = msgspec.structs.replace(derived, reasoning=_find(settings.reasoning_parser).reasoning)
-    if settings.tool_call_parser:
-        derived = msgspec.structs.replace(derived, tools=_find(settings.tool_call_parser).tools)
-    return derived
-
-
-def _find(name: str) -> OutputFormat:
-    from events.formats import registry
-
-    found = registry.find(name)
-    if found is None:
-        raise EngineError("invalid_request", f"there is no output format named {name!r}", param="format")
-    return found
+    try:
+        if settings.format:
+            derived = msgspec.structs.replace(registry.named(settings.format), message_start=derived.message_start)
+        return registry.select(
+            derived, reasoning_parser=settings.reasoning_parser, tool_call_parser=settings.tool_call_parser
+        )
+    except KeyError as error:
+        raise EngineError("invalid_request", str(error.args[0]), param="format") from error
 
 
 def _stop_markers(analysis: TemplateAnalysis, output_format: OutputFormat) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 from events.options import GenerationOptions
 from events.template.analyser import TemplateAnalysis
 from events.template.environment import variables
-from events.template.reasoning import Switch
+from events.template.reasoning import Switch, switch_value
 
 # Variables of published templates that only choose among the template's own words, or add plain data.
 HARMLESS = frozenset(
@@ -49,16 +49,23 @@ def template_variables(
         warnings.append("the chat template has no switch for thinking; the setting has no effect")
     for switch in analysis.switches:
         value = _value(switch, thinking, effort)
-        if value is not None:
+        if value is not None and switch.kind != "text":
             chosen[switch.name] = value
     return chosen, warnings
 
 
-def _value(switch: Switch, thinking: bool | None, effort: str | None) -> bool | str | None:
+def switch_words(analysis: TemplateAnalysis, options: GenerationOptions) -> str:
+    """What is written into the system message to turn thinking off, for templates that look for it there."""
+    off = options.thinking is False or (options.thinking is None and options.reasoning_effort == "none")
+    words = [switch.name for switch in analysis.switches if switch.kind == "text"]
+    return "\n".join(words) if off else ""
+
+
+def _value(switch: Switch, thinking: bool | None, effort: str | None) -> bool | str | int | None:
     """What a switch is set to, None to leave it alone. Where both are given, `thinking` turns on and off."""
     wanted = thinking if thinking is not None else effort != "none"
-    if switch.kind == "boolean":
-        return wanted
+    if switch.kind != "effort":
+        return switch_value(switch, wanted)
     if not wanted:
         return "none" if "none" in switch.levels else next((e for e in ("minimal", "low") if e in switch.levels), None)
     if effort and effort != "none":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from events.formats.output_format import Arguments, Channels, Content, OutputFormat, Route, Tools
+from events.formats.output_format import Arguments, Channels, Content, JsonKeys, OutputFormat, Route, Tools
 from events.formats.reasoning import REASONING
 
 _PYTHON = Arguments(style="python", end=")")
@@ -71,24 +71,30 @@ OTHER_CALLS: dict[str, OutputFormat] = {
             recipient="to=",
             namespace="functions.",
         ),
-        tools=Tools(style="tag", bare="never"),
+        tools=Tools(style="tag", call_end="<|call|>", bare="never"),
     ),
     "inkling": OutputFormat(
         name="inkling",
-        tools=Tools(bare="never"),
+        tools=Tools(call_end="<|end_message|>", json=JsonKeys(arguments="args"), bare="never", failed="text"),
         channels=Channels(
             start=("<|message_model|>",),
             header_end=(
                 "<|content_text|>",
                 "<|content_thinking|>",
                 "<|content_invoke_tool_json|>",
+                "<|content_invoke_tool_text|>",
             ),
             end=("<|end_message|>", "<|content_model_end_sampling|>"),
             routes=(
                 Route(header="<|content_text|>", to="content"),
                 Route(header="<|content_thinking|>", to="reasoning"),
                 Route(header="<|content_invoke_tool_json|>", to="call"),
+                Route(header="<|content_invoke_tool_text|>", to="text"),
             ),
+            markup=False,
+            start_ends_body=False,
+            starts_in_header=True,
         ),
+        drop=("<|message_user|>", "<|content_audio_input|>", "<|audio_end|>"),
     ),
 }

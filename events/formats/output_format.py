@@ -53,6 +53,8 @@ class Reasoning(Description, frozen=True, kw_only=True):
         a marker or the end decides; only for callers who cannot know the prompt.
     ended_by: markers that end reasoning without its end marker and are then read as what they are (a tool marker).
     after_call: where text goes after a call that was written inside reasoning.
+    unclosed: what reasoning is that the output itself opened and never closed; "content" holds it back until it is
+        closed (reasoning that the prompt opened always streams).
     """
 
     start: tuple[str, ...] = ()
@@ -60,6 +62,7 @@ class Reasoning(Description, frozen=True, kw_only=True):
     initial: Initial = "content"
     ended_by: tuple[str, ...] = ()
     after_call: Literal["content", "reasoning"] = "content"
+    unclosed: Literal["reasoning", "content"] = "reasoning"
 
 
 class Content(Description, frozen=True, kw_only=True):
@@ -181,13 +184,15 @@ class Tools(Description, frozen=True, kw_only=True):
 
 
 class Route(Description, frozen=True, kw_only=True):
-    """Where the body of a message goes whose header contains `header`; the first route that matches wins.
+    """Where the body of a message goes whose header (with its last marker) contains `header`. Of several that do, the
+    one that stands last in the header decides; a recipient decides before all of them.
 
-    header: text looked for in the header ("" matches every header). to: reasoning, content, call or dropped.
+    to: "call": the body is a call's arguments, or the call itself (by Tools.style); "text": the body is the one
+        argument `text` of the function that the header names.
     """
 
     header: str
-    to: Literal["reasoning", "content", "call", "drop"]
+    to: Literal["reasoning", "content", "call", "text", "drop"]
 
 
 class Channels(Description, frozen=True, kw_only=True):
@@ -196,8 +201,11 @@ class Channels(Description, frozen=True, kw_only=True):
     start: markers that begin a header. Text before the first header is routed by `routes` too, as an empty header.
     header_end: markers that end it and begin the body.
     end: markers that end the body.
-    recipient: what precedes a function's name in a header (`to=`), "" where the header is the name.
-    namespace: text before the name that is not part of it (`functions.`).
+    recipient: what precedes a function's name in a header (`to=`), "" where no header names one.
+    namespace: text before the name that is not part of it (`functions.`); another recipient is no tool of the request.
+    start_ends_body: whether `start` within a body ends it.
+    starts_in_header: whether the prompt ends within a header.
+    markup: whether reasoning that is left in the content is shown with its markers.
     """
 
     start: tuple[str, ...]
@@ -206,6 +214,9 @@ class Channels(Description, frozen=True, kw_only=True):
     routes: tuple[Route, ...] = ()
     recipient: str = ""
     namespace: str = ""
+    start_ends_body: bool = True
+    starts_in_header: bool = False
+    markup: bool = True
 
 
 class OutputFormat(Description, frozen=True, kw_only=True):

@@ -162,7 +162,7 @@ TAGGED_CALLS: dict[str, OutputFormat] = {
     ),
     "glm45": _glm_style("glm45", "\n"),
     "glm47": _glm_style("glm47"),
-    "ling3": _glm_style("ling3", "\n"),
+    "ling3": _glm_style("ling3", "\n", "ling3"),
     "poolside_v1": _glm_style("poolside_v1", "\n", truncated="drop"),
     "hy_v3": _hunyuan_style("hy_v3"),
     "hy_v4": _hunyuan_style("hy_v4"),
@@ -198,8 +198,9 @@ TAGGED_CALLS: dict[str, OutputFormat] = {
         name="kimi_k3",
         reasoning=REASONING["kimi_k3"],
         content=Content(
-            start=("<|open|>response<|sep|>", "<|open|>response", "<|open|>"),
-            end=("<|close|>response<|sep|>", "<|close|>response"),
+            start=("<|open|>response<|sep|>",),
+            end=("<|close|>response<|sep|>",),
+            after_calls="drop",
         ),
         tools=Tools(
             style="tag",
@@ -220,7 +221,7 @@ TAGGED_CALLS: dict[str, OutputFormat] = {
                 value_suffix="<|close|>argument<|sep|>",
             ),
         ),
-        drop=("<|close|>message<|sep|>", "<|close|>message", "<|end_of_msg|>"),
+        drop=("<|close|>message<|sep|>", "<|end_of_msg|>"),
     ),
     "mistral": OutputFormat(
         name="mistral",
@@ -270,6 +271,9 @@ TAGGED_CALLS: dict[str, OutputFormat] = {
             ),
             commit="call",
             undeclared="content",
+        ),
+        spellings=tuple(
+            (f'<{tag}{space}name="', f'<{tag} name="') for tag in ("function", "param") for space in ("", "Ġ")
         ),
     ),
     "muse": OutputFormat(

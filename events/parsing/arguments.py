@@ -6,11 +6,12 @@ arguments. An object whose first key does not appear, or a text that is somethin
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from events.formats.output_format import Arguments
 from events.parsing.json_text import JsonText, quoted
-from events.parsing.scanner import Scanner
+from events.parsing.scanner import Scanner, scanner_for
 from events.parsing.schema import ANY, Schema, item_schema, property_schema, types
 from events.parsing.source import Reading, Source
 from events.parsing.syntax import CallSyntax, Syntax
@@ -20,6 +21,8 @@ NAME_LIMIT = 1024
 """Characters of an argument's name, at most."""
 _LOOK_AHEAD = 64
 _DEPTH = 32
+_WRAPPERS = frozenset({"arguments", "parameters", "input", "args"})
+_CDATA = scanner_for(("<![CDATA[",))
 
 
 class NoCall(Exception):
@@ -119,27 +122,48 @@ def object_arguments(call: Call) -> Reading[None]:
 
 
 def tagged_arguments(call: Call) -> Reading[None]:
-    """One block for each argument, in any order; text between blocks is left out."""
+    """One block for each argument, in any order; text between blocks is left out. A format that announces calls only
+    whole also refuses what does not fit the tool."""
     source, calls = call.source, call.calls
     ends = _ends(calls)
     blocks = call.syntax.scanner(calls.argument_name, *ends)
-    opening = "{"
+    strict = calls.tools.commit == "call"
+    seen: set[str] = set()
     while True:
-        _, marker = yield from source.until(blocks, NAME_LIMIT)
-        if marker != calls.argument_name:
+        between, marker = yield from source.until(blocks, NAME_LIMIT)
+        if strict and between.strip():
+            raise NoCall("text between arguments")
+        if call.syntax.canonical(marker) != calls.argument_name:
             source.position -= len(marker)
             break
         header = yield from _argument_header(call, ends)
         if header is None:
             break
         key, declared = header
-        call.write(f"{opening}{quoted(key)}: ")
+        if not seen and _is_wrapper(call, key) and (yield from source.space()) == "{":
+            yield from _wrapped_arguments(call)
+            return
+        if strict and (key in seen or (call.schema is not None and property_schema(call.schema, key) is None)):
+            raise NoCall(f"{key[:40]!r} is no argument of the tool, or is given twice")
+        call.write(f"{', ' if seen else '{'}{quoted(key)}: ")
+        seen.add(key)
         kinds = value_types(property_schema(call.schema, key), call.schema, declared, calls.tools.arguments.untyped)
         yield from _tagged_value(call, kinds, ends)
-        opening = ", "
-    if opening == "{" and source.final and source.position >= len(source.text):
-        return
-    call.write("{}" if opening == "{" else "}")
+    if seen or not source.final or source.position < len(source.text):
+        call.write("}" if seen else "{}")
+
+
+def _is_wrapper(call: Call, key: str) -> bool:
+    """Whether a model put all its arguments into one that the tool does not have."""
+    properties = call.schema.get("properties") if isinstance(call.schema, Mapping) else None
+    return key in _WRAPPERS and isinstance(properties, Mapping) and bool(properties) and key not in properties
+
+
+def _wrapped_arguments(call: Call) -> Reading[None]:
+    """All arguments as one JSON object in a tag."""
+    yield from stream(call, JsonText(stops=(call.calls.argument_end, *call.calls.ends)), verbatim=True)
+    yield from call.source.space()
+    yield from call.source.match(call.syntax.scanner(call.calls.argument_end))
 
 
 def _ends(calls: CallSyntax) -> tuple[str, ...]:
@@ -155,9 +179,10 @@ def _argument_header(call: Call, ends: tuple[str, ...]) -> Reading[tuple[str, st
     scanner = call.syntax.scanner(calls.argument_value, calls.argument_name, *ends)
     while True:
         header, marker = yield from source.until(scanner, NAME_LIMIT)
-        if marker == calls.argument_name:
+        found = call.syntax.canonical(marker)
+        if found == calls.argument_name:
             continue
-        if marker != calls.argument_value:
+        if found != calls.argument_value:
             source.position -= len(marker)
             return None
         return _name_and_type(calls.tools.arguments, header)
@@ -183,7 +208,10 @@ def _tagged_value(call: Call, kinds: frozenset[str], ends: tuple[str, ...]) -> R
     tail = a.value_suffix[: len(a.value_suffix) - len(a.value_suffix.lstrip())]
     if lead:
         yield from source.match(call.syntax.scanner(lead))
-    scanner = call.syntax.scanner(calls.argument_end, tail + calls.argument_end)
+    end = calls.argument_end
+    if (yield from source.match(_CDATA)):
+        end, tail = "]]>" + end, ""
+    scanner = call.syntax.scanner(end, tail + end)
     following = call.syntax.scanner(calls.argument_name, *ends)
     value = TypedValue(kinds)
     while True:
@@ -264,7 +292,10 @@ def _element(call: Call, name: str, schema: Schema, depth: int = 0) -> Reading[N
         if (yield from call.source.ahead(call.syntax.scanner(prefix + "<", prefix + "</"))) == prefix + "<":
             yield from _children(call, name, schema, depth)
             return
-    yield from _text_value(call, kinds, call.syntax.scanner(f"{prefix}</{name}>"))
+    end = call.syntax.scanner(prefix + "</" if prefix else f"</{name}>")
+    yield from _text_value(call, kinds, end)
+    if prefix:
+        yield from call.source.until(call.syntax.scanner(">"), NAME_LIMIT)
 
 
 def _text_value(call: Call, kinds: frozenset[str], ends: Scanner) -> Reading[None]:

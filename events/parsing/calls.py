@@ -17,7 +17,7 @@ from events.parsing.pieces import ArgumentText, CallEnd, CallStart, ParseWarning
 from events.parsing.policy import Policy
 from events.parsing.schema import Schema
 from events.parsing.source import Reading, Source
-from events.parsing.syntax import Syntax
+from events.parsing.syntax import Syntax, distinctive
 
 _NAME_LIMIT = 256
 _ROLES = {
@@ -58,7 +58,7 @@ class CallReader:
         self._id = ""
         self._announced = False
         self._muted = False
-        self._bare = self._array = self._closed = False
+        self._bare = self._unmarked = self._array = self._closed = False
         self._pieces: list[Piece] = []
 
     # One section.
@@ -66,14 +66,17 @@ class CallReader:
     def read(self, action: str, marker: str) -> Reading[None]:
         """The calls behind a marker that was just consumed (`action`: section, call, name), or that begin without one
         (`bare`, where marker is ""). Returns behind the last call."""
-        self._bare = action in ("bare", "name")
+        self._bare, self._unmarked = action in ("bare", "name"), action == "bare"
         array = self.calls.opens_array and action == "section"
         while True:
             self.source.remember(marker)
             try:
                 array = yield from self._call(action, array)
             except NoCall as failure:
-                yield from self._failed(failure)
+                if self._is_cut_off():
+                    self._cut_off()
+                else:
+                    yield from self._failed(failure)
                 return
             except CutOff:
                 self._cut_off()
@@ -81,6 +84,26 @@ class CallReader:
             if not (yield from self._another(array)):
                 return
             action, marker = "section", ""
+
+    def read_message(self, name: str, header: str) -> Reading[None]:
+        """A call that is the body of a message: its arguments where the header has the name, else a JSON object."""
+        self._bare = self._unmarked = self._array = False
+        self.source.remember(header)
+        self._begin()
+        try:
+            char = yield from self.source.space()
+            if self.tools.style == "json":
+                if char != "{":
+                    raise NoCall("no JSON object where a call should be")
+                yield from self._json_call()
+            else:
+                self._declare(name)
+                yield from read_arguments(self)
+            yield from self._close_call()
+        except NoCall as failure:
+            yield from self._failed(failure)
+        except CutOff:
+            self._cut_off()
 
     def _call(self, action: str, array: bool) -> Reading[bool]:
         """One call; returns whether the following ones stand in the same JSON array."""
@@ -104,16 +127,24 @@ class CallReader:
         if array and char == "]":
             source.forget()
             return array
+        opened = inside or not calls.call_start or array
+        if char != "{" and (array or action == "bare") and self.tools.arguments.style != "python":
+            raise NoCall("no JSON object where a call should be")
         if char == "{" and action != "name":
             if self.tools.json.array_only and not array:
                 raise NoCall("a call outside of a list")
             yield from self._json_call()
-        elif self.tools.style == "tag":
+        elif self.tools.style == "tag" and (opened or (yield from self._at_name())):
             yield from self._tag_call(action == "name")
         else:
             raise NoCall("no JSON object where a call should be")
         yield from self._close_call()
         return array
+
+    def _at_name(self) -> Reading[bool]:
+        """Whether what precedes a name stands here, where the call's own opener is missing."""
+        prefix = self.calls.name_prefix
+        return distinctive(prefix) and bool((yield from self.source.ahead(self.syntax.scanner(prefix))))
 
     def _another(self, array: bool) -> Reading[bool]:
         """Whether a further call of the same section follows; consumes what separates or ends."""
@@ -153,7 +184,10 @@ class CallReader:
     def _header(self, prefix_read: bool) -> Reading[None]:
         """The name, and an id before or behind it."""
         source, calls, call_id = self.source, self.calls, self.tools.id
-        if call_id.position == "before_name" and (yield from source.match(self.syntax.scanner(call_id.prefix.strip()))):
+        id_opens = call_id.position == "before_name"
+        if id_opens and call_id.prefix.strip():  # without a prefix the id follows the call's opening at once
+            id_opens = bool((yield from source.match(self.syntax.scanner(call_id.prefix.strip()))))
+        if id_opens:
             self._id, _ = yield from source.until(self.syntax.scanner(call_id.suffix.strip()), _NAME_LIMIT)
             yield from source.space()
         prefix_read = prefix_read or bool((yield from source.match(self.syntax.scanner(calls.name_prefix))))
@@ -205,10 +239,14 @@ class CallReader:
             name = name.partition(calls.name_prefix[-1])[0]
         if len(calls.name_parts) > 1 and calls.name_parts[0] in name:
             name = name.rpartition(calls.name_parts[0])[0]
+        name = name.removesuffix("\\n")
         name = (unescape(name) if self.tools.name_entities else name).strip()
-        if not name or any(c.isspace() or c in "<>{}[]()\"'" for c in name):
+        if self.tools.id.position == "in_name" and name.isdigit() and self._policy.tools:
+            self._nameless = True
+        elif not name or any(c.isspace() or c in "<>{}[]()\"'" for c in name):
             raise NoCall(f"{name[:40]!r} is no function's name")
-        self._declare(name)
+        else:
+            self._declare(name)
 
     def _json_call(self) -> Reading[None]:
         """A call that is one JSON object, its keys in any order."""
@@ -237,7 +275,10 @@ class CallReader:
                 source.position += 1
                 depth += 1
             elif role == "name":
-                self._declare(str(json.loads((yield from self._whole()))))
+                name = str(json.loads((yield from self._whole())))
+                if not name:
+                    raise NoCall("the name is empty")
+                self._declare(name)
             elif role == "id":
                 self._id = str(json.loads((yield from self._whole())))
             elif role == "arguments":
@@ -257,7 +298,7 @@ class CallReader:
         if (yield from source.peek()) in ("'", '"'):
             key = str(json.loads((yield from self._whole())))
         else:
-            key, marker = yield from source.until(self.syntax.scanner(":"), _NAME_LIMIT)
+            key, marker = yield from source.until(self.syntax.scanner(":", *self.calls.ends), _NAME_LIMIT)
             source.position -= len(marker)
         if not (yield from source.space()):
             raise CutOff
@@ -323,27 +364,35 @@ class CallReader:
     def _close_call(self) -> Reading[None]:
         """What is left of a call behind its arguments: surplus brackets, its end markers, an id."""
         source, calls, call_id = self.source, self.calls, self.tools.id
-        yield from self._end_marker(calls.arguments_end)
+        self._closed = yield from self._end_marker(calls.arguments_end)
         if call_id.position == "after_arguments" and (
             yield from source.match(self.syntax.scanner(call_id.prefix.strip()))
         ):
             yield from source.until(self.syntax.scanner(call_id.suffix.strip() or calls.call_end), _NAME_LIMIT)
-        self._closed = yield from self._end_marker(calls.call_end)
+        if calls.call_end:
+            self._closed = yield from self._end_marker(calls.call_end)
         self._finish_call()
 
     def _end_marker(self, marker: str) -> Reading[bool]:
         """Consume `marker` if it stands here, behind white space and stray closing brackets."""
         if len(marker) < 3:
             return False
-        yield from self.source.space("" if self._array else "})]")
-        return bool((yield from self.source.match(self.syntax.scanner(marker))))
+        scanner = self.syntax.scanner(marker)
+        char = yield from self.source.space()
+        while not (found := (yield from self.source.match(scanner))):
+            if not char or char not in "})]" or self._array:
+                break
+            self.source.position += 1
+            char = yield from self.source.space()
+        return bool(found)
 
     # What becomes of a call.
 
     def _begin(self) -> None:
         self._name = self._id = ""
         self.schema = None
-        self._announced = self._muted = self._closed = False
+        self._announced = self._muted = self._closed = self._nameless = False
+        self._unsaid: list[str] = []
         self._pieces = []
 
     def _declare(self, name: str) -> None:
@@ -364,10 +413,27 @@ class CallReader:
 
     def write(self, text: str) -> None:
         """Argument text. The first announces the call."""
+        if self._nameless:
+            self._unsaid.append(text)
+            return
         if not self._announced:
             self._announce()
         if text:
             self._say(ArgumentText(text))
+
+    def _infer_name(self) -> None:
+        """A call that gives its number in place of its name means the one tool that its arguments fit."""
+        self._nameless = False
+        text = "".join(self._unsaid)
+        try:
+            given = set(json.loads(text))
+        except (ValueError, TypeError):
+            given = {""}
+        fitting = [name for name, schema in (self._policy.tools or {}).items() if _fits(given, schema)]
+        if len(fitting) != 1:
+            raise NoCall("a call without a name", incomplete=True)
+        self._declare(fitting[0])
+        self.write(text)
 
     def _announce(self) -> None:
         self._announced = True
@@ -387,7 +453,10 @@ class CallReader:
     def _finish_call(self) -> None:
         """The call is over; one that was read without any argument text has no arguments."""
         ended = self.source.final and self.source.position >= len(self.source.text)
-        complete = not (ended and self.calls.call_end and not self._closed)
+        if self._nameless:
+            self._infer_name()
+        closes = bool(self.calls.call_end) or len(self.calls.arguments_end) > 2
+        complete = self._closed or not (ended and closes)
         if not self._announced:
             if not complete and self._setting("truncated") == "drop":
                 raise CutOff
@@ -405,6 +474,14 @@ class CallReader:
         self._pieces = []
         self.count += not self._muted
 
+    def _is_cut_off(self) -> bool:
+        """Whether nothing is left but the beginning of a marker of calls."""
+        source, calls, a = self.source, self.calls, self.tools.arguments
+        if not source.final:
+            return False
+        markers = (*calls.starts, *calls.ends, calls.name_prefix, calls.argument_name, a.element_prefix + "<")
+        return self.syntax.scanner(*markers).cut_off(source.text, source.position) == source.position < len(source.text)
+
     def _cut_off(self) -> None:
         """The output ended within a call: an announced one is over, of another the name may be enough."""
         self._emit(ParseWarning("tool_call", "the output ended within a call"))
@@ -421,8 +498,8 @@ class CallReader:
         text = self.source.remembered
         self.source.forget()
         self._emit(ParseWarning("tool_call", str(failure)))
-        setting = "drop" if failure.incomplete else self._setting("failed")
-        if self._bare:
+        setting = "content" if self._bare else "drop" if failure.incomplete else self._setting("failed")
+        if self._unmarked:
             self._shown(text)
         elif self._announced and self.tools.commit == "arguments":
             yield from self._pass_over(lambda _: None)
@@ -441,7 +518,7 @@ class CallReader:
         """Hand over what follows, through the end marker of the failed call or up to a further start. A format
         without end markers: nothing, or everything (`to_the_end`)."""
         source, calls = self.source, self.calls
-        ends = tuple(marker for marker in (calls.call_end, calls.section_end) if marker)
+        ends = tuple(marker for marker in (calls.call_end, calls.section_end) if marker) or calls.ends
         if not ends and not to_the_end:
             return
         scanner = self.syntax.scanner(*ends, *calls.starts)
@@ -467,3 +544,11 @@ class CallReader:
 
     def _setting(self, name: str) -> str:
         return getattr(self._policy, name) or str(getattr(self.tools, name))
+
+
+def _fits(given: set[str], schema: Schema) -> bool:
+    """Whether these are arguments that a tool with this schema can have."""
+    if not isinstance(schema, dict) or not isinstance(schema.get("properties"), dict):
+        return False
+    required = schema.get("required")
+    return set(required if isinstance(required, list) else ()) <= given <= set(schema["properties"])

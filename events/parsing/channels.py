@@ -1,14 +1,165 @@
-"""Outputs made of messages with headers, which say where each body goes (see OutputFormat.channels)."""
+"""Outputs made of messages whose headers say where their bodies go: `start` HEADER `header_end` BODY `end`.
+
+See `events.formats.output_format.Channels`. A body is read like any other text, or as the call that its header names.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from events.formats.output_format import Channels
+from events.parsing.json_text import quoted
+from events.parsing.pieces import ArgumentText, CallEnd, CallStart
+from events.parsing.scanner import Scanner
 from events.parsing.source import Reading
 
 if TYPE_CHECKING:
     from events.parsing.machine import Parser
 
+_HEADER_LIMIT = 256
+_NOBODY = frozenset({"assistant", "user", "all"})
+_BLANKS = (" ", "\n", "\t", "\r")
+
+
+class Destination(NamedTuple):
+    """Where a body goes: "content", "reasoning", "call" (of `name`), "drop"; "" where the header is none."""
+
+    to: str
+    name: str = ""
+
 
 def read_channels(parser: Parser) -> Reading[None]:
-    yield
+    """Messages, and text outside of them, which is content."""
+    channels = parser.format.channels
+    assert channels is not None
+    outside = parser.syntax.scanner(*channels.start, *channels.header_end, *channels.end, *parser.format.drop)
+    if channels.starts_in_header:
+        yield from _first_header(parser, channels)
+    while True:
+        marker = yield from parser.text(outside)
+        if not marker:
+            return
+        parser.mark("drop", marker)
+        if marker in channels.start:
+            yield from _header(parser, channels, marker)
+        elif marker in channels.header_end:
+            yield from _body(parser, channels, marker, marker)
+
+
+def _first_header(parser: Parser, channels: Channels) -> Reading[None]:
+    """The output may begin within a header that the prompt opened: a word in front of a marker."""
+    source = parser.source
+    text, marker = yield from source.until(
+        parser.syntax.scanner(*channels.header_end, *channels.start, *channels.end, *_BLANKS), _HEADER_LIMIT
+    )
+    if marker in channels.header_end:
+        yield from _body(parser, channels, text + marker, marker)
+    else:
+        source.unread(text + marker)
+
+
+def _header(parser: Parser, channels: Channels, start: str) -> Reading[None]:
+    """The header behind `start`, and its message. What cannot be a header is text."""
+    source = parser.source
+    marks = parser.syntax.scanner(*channels.start, *channels.header_end, *channels.end)
+    header, last = start, start
+    while True:
+        text, marker = yield from source.until(marks, _HEADER_LIMIT)
+        header, last = header + text, last + text
+        if marker in channels.header_end:
+            yield from _body(parser, channels, header + marker, (last if text else "") + marker)
+            return
+        if marker in channels.end or (not marker and source.final):
+            return
+        if not marker:
+            parser.write(header)
+            return
+        header, last = header + marker, marker
+
+
+def _destination(parser: Parser, channels: Channels, header: str) -> Destination:
+    """The function that the header names, else the route that stands last in it."""
+    name = _recipient(channels, header)
+    declared = parser.policy.tools
+    if name and name not in _NOBODY:
+        short = name.removeprefix(channels.namespace) if channels.namespace else name
+        if short != name or not channels.namespace or (declared and name in declared):
+            return Destination("call", short)
+        return Destination("drop")
+    found = [(header.rfind(route.header), route.to) for route in channels.routes if route.header in header]
+    if not found:
+        return Destination("" if not channels.recipient else "content")
+    return Destination(max(found, key=lambda place: place[0])[1])
+
+
+def _recipient(channels: Channels, header: str) -> str:
+    if not channels.recipient or channels.recipient not in header:
+        return ""
+    name = header.rpartition(channels.recipient)[2].partition("<")[0]
+    return (name.split() or [""])[0]
+
+
+def _body(parser: Parser, channels: Channels, header: str, last: str) -> Reading[None]:
+    """The body behind a header. `last`: the header from its last marker on, which is shown where the body is shown
+    with its markup."""
+    to, name = _destination(parser, channels, header)
+    if to in ("call", "text") and parser.calls is None:
+        parser.enter("content")
+        parser.show(last if to == "call" else header)
+        end = yield from parser.text(parser.syntax.scanner(*channels.end))
+        parser.show(end)
+        return
+    if to == "text":
+        yield from _text_call(parser, channels, header)
+        return
+    ends = (*channels.end, *(channels.start if channels.start_ends_body else ()))
+    if to == "call":
+        yield from _call_body(parser, channels, name, header)
+        return
+    raw = to == "reasoning" and not parser.policy.extract_reasoning
+    parser.enter("reasoning" if to == "reasoning" and not raw else "content")
+    parser.mark("drop", header)
+    raw = raw and channels.markup
+    if raw:
+        parser.show(last)
+    elif to == "":
+        parser.write(header)
+    end = yield from _text(parser, parser.syntax.scanner(*ends, *parser.format.drop), shown=to != "drop")
+    if end in channels.start:
+        parser.source.position -= len(end)
+    elif raw:
+        parser.show(end)
+    parser.enter("content")
+
+
+def _text(parser: Parser, ends: Scanner, shown: bool) -> Reading[str]:
+    if shown:
+        return (yield from parser.text(ends))
+    while True:
+        _, marker = yield from parser.source.until(ends, _HEADER_LIMIT)
+        if marker or parser.source.final:
+            return marker
+
+
+def _call_body(parser: Parser, channels: Channels, name: str, header: str) -> Reading[None]:
+    """A body that is a call. One that is none is shown, unless what it should have been follows in the same message."""
+    parser.enter("content")
+    assert parser.calls is not None
+    again = parser.syntax.scanner(*channels.header_end)
+    before = parser.calls.count
+    yield from parser.read_message(name, header)
+    while parser.withheld and (marker := (yield from parser.source.match(again))):
+        yield from parser.read_message("", marker)
+        if parser.calls.count > before:
+            parser.withheld.clear()
+    parser.release()
+
+
+def _text_call(parser: Parser, channels: Channels, header: str) -> Reading[None]:
+    """A call whose one argument is the body's text."""
+    parser.enter("content")
+    for marker in (*channels.start, *channels.header_end):
+        header = header.replace(marker, "")
+    text, _ = yield from parser.source.until(parser.syntax.scanner(*channels.end), 1 << 62)
+    for piece in (CallStart(header.strip(), ""), ArgumentText(f'{{"text": {quoted(text)}}}'), CallEnd(True)):
+        parser.say(piece)

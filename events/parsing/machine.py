@@ -53,7 +53,7 @@ class Parser:
         self._bare_calls = self.calls is not None and (bare == "always" or (bare == "declared" and bool(policy.tools)))
         self._strict = (policy.boundaries or self.format.boundaries) == "strict"
         self._pieces: list[Piece] = []
-        self._silent = False
+        self._silent = self._opening = False
         self.mode: Mode = "content"
         self._began = False  # whether the current mode has said anything but white space since it was entered
         self._answered = False  # whether content has
@@ -66,7 +66,8 @@ class Parser:
         self._prompted = False
         self._plain = False
         self._back: Mode = "content"
-        self._after_call = False
+        self._after_call = self._after_section = self._withholds = False
+        self.withheld: list[str] = []
         self._reading: Reading[None] | None = read_channels(self) if self.format.channels else self._read()
         self._begin(opened, show_opened)
 
@@ -108,6 +109,7 @@ class Parser:
             start = self.format.message_start
             found = bool(start) and start in opened
             self._silent = not (show and found)
+            self._opening = True
             self.source.add(self._tokens.encode_prompt(opened.rpartition(start)[2] if found else opened))
             self._resume()
             self._settle(found)
@@ -120,7 +122,7 @@ class Parser:
             self._answered = False
             self._began = self._began and found
             self._at_start = not self._began
-        self._silent = False
+        self._silent = self._opening = False
 
     # Reading.
 
@@ -155,6 +157,8 @@ class Parser:
         source = self.source
         while True:
             stop, marker = scanner.find(source.text, source.position, source.final)
+            if marker is None and source.final:
+                stop = self._cut(scanner).cut_off(source.text, source.position)
             if stop > source.position:
                 self.write(source.text[source.position : stop])
                 source.position = stop
@@ -162,15 +166,20 @@ class Parser:
                 source.position += len(marker)
                 return marker
             if source.final:
+                source.position = len(source.text)
                 return ""
             yield
+
+    def _cut(self, scanner: Scanner) -> Scanner:
+        """What finds the marker that the end of the output cut off."""
+        return scanner if scanner is not self.syntax.content_scanner or self._after_section else self.syntax.content_cut
 
     def _bare_call(self) -> Reading[None]:
         """A call without its opening marker, where content begins: JSON, or a list of Python calls."""
         blank = yield from self.source.blank()
         char = yield from self.source.peek()
         self._at_start = False
-        if char in ("{", "["):
+        if char in ("{", "[") and not (yield from self.source.ahead(self._scanner())):
             self._content_blank.append(blank)
             yield from self._read_calls("bare", "")
         else:
@@ -180,13 +189,25 @@ class Parser:
         assert self.calls is not None
         self._decide("content")
         before = self.calls.count
-        self._after_call = True
+        self._after_call = self._after_section = True
         yield from self.calls.read(action, marker)
         if self.calls.count > before:
             self._at_start = True
         if self._back == "reasoning":
             self.enter("reasoning")
         self._back = "content"
+
+    def read_message(self, name: str, header: str) -> Reading[None]:
+        """A call that is the body of a message with this header."""
+        assert self.calls is not None
+        self._after_call = self._after_section = self._withholds = True
+        yield from self.calls.read_message(name, header)
+        self._withholds = False
+
+    def release(self) -> None:
+        """Show what was taken for a call, was none, and was not followed by the call it should have been."""
+        text, self.withheld = "".join(self.withheld), []
+        self.show(text)
 
     # What markers do.
 
@@ -200,19 +221,26 @@ class Parser:
             self._interrupt(marker)
         elif action == "content":
             self.enter("content")
+        elif action == "stray" and not self._after_section:
+            self.write(marker)
+            return
         self._marked = True
 
     def _open_reasoning(self, marker: str) -> None:
         """An opener. A second one in front of the reasoning is left out, unless the prompt wrote the first."""
         if self.mode != "reasoning":
             self._decide("content")
-            self.enter("reasoning")
+            reasoning = self.format.reasoning
+            waits = reasoning is not None and reasoning.unclosed == "content" and not self._opening
+            self.enter("undecided" if waits else "reasoning")
         elif self._began or self._prompted:
             self.write(marker)
 
     def _close_reasoning(self, marker: str) -> None:
-        """A closer; without an opener it is left out, but under strict boundaries only the first is a marker."""
-        if self.mode == "content" and self._strict and (self._closed or self._answered):
+        """A closer. Without an opener it is left out, except where the output cannot open reasoning or, under strict
+        boundaries, behind the first."""
+        opens = self.format.reasoning is not None and bool(self.format.reasoning.start)
+        if self.mode == "content" and (not opens or (self._strict and (self._closed or self._answered))):
             self.write(marker)
             return
         self._decide("reasoning")
@@ -283,7 +311,9 @@ class Parser:
 
     def show(self, text: str) -> None:
         """Give back text that was taken for something else, exactly as it was."""
-        if text:
+        if self._withholds:
+            self.withheld.append(text)
+        elif text:
             if self._back == "reasoning":
                 self.enter("reasoning")
             self._began, self._at_start = True, False

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
+_FEWEST = 5
+
 
 class Scanner:
     """A fixed set of markers. Build once per format (`scanner_for`), use for every text."""
@@ -45,9 +47,18 @@ class Scanner:
                 return candidate.start()
         return len(text)
 
+    def cut_off(self, text: str, position: int) -> int:
+        """Where the marker begins that the end of `text` cut off, else its end. Only what can hardly be text counts: a
+        few characters that no word begins with."""
+        start = self._safe(text, position)
+        partial = text[start:]
+        if len(partial) < _FEWEST or partial[0].isalnum():
+            return len(text)
+        return start
+
     def match(self, text: str, position: int, final: bool = False) -> str | bool:
         """The longest marker that stands exactly at `position`; True: not decided yet; False: none."""
-        if not final and text[position:] in self._prefixes:
+        if not final and (position >= len(text) or text[position:] in self._prefixes):
             return True
         found = self._pattern.match(text, position)
         return found.group() if found else False

@@ -116,6 +116,8 @@ class Source:
         room = limit
         while True:
             stop, marker = scanner.find(self.text, self.position, self.final)
+            if marker is None and self.final:
+                stop = scanner.cut_off(self.text, self.position)
             if stop - self.position > room:
                 stop, marker = self.position + room, ""
             parts.append(self.text[self.position : stop])
@@ -125,5 +127,6 @@ class Source:
                 self.position += len(marker)
                 return "".join(parts), marker
             if self.final:
+                self.position = len(self.text)
                 return "".join(parts), ""
             yield

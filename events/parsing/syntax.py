@@ -48,7 +48,8 @@ def distinctive(marker: str) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def call_syntax(tools: Tools) -> CallSyntax:
+def call_syntax(tools: Tools, messages: tuple[str, ...] = ()) -> CallSyntax:
+    """`messages`: markers that begin something else, where calls are messages among others."""
     a = tools.arguments
     bracketed = tools.style == "json" or a.style == "python"
     section_start, section_end = tools.section_start.strip(), tools.section_end.strip()
@@ -60,7 +61,7 @@ def call_syntax(tools: Tools) -> CallSyntax:
     call_start, call_end = tools.call_start.strip(), tools.call_end.strip()
     parts = tuple(part.strip() for part in _INDEX.split(tools.name_suffix) if part.strip())
     arguments_end = a.end.strip()
-    starts = tuple(marker for marker in (section_start, call_start) if marker)
+    starts = tuple(marker for marker in (section_start, call_start, *messages) if marker)
     ends = tuple(m for m in (arguments_end, call_end, section_end) if len(m) > 2)
     return CallSyntax(
         tools=tools,
@@ -84,7 +85,8 @@ def call_syntax(tools: Tools) -> CallSyntax:
 
 @dataclass(frozen=True)
 class Syntax:
-    """A format's markers by situation: `content` and `reasoning` map each marker to what it does there."""
+    """A format's markers by situation: `content` and `reasoning` map each marker to what it does there. `content_cut`
+    finds those that may be cut off at the end of content: not closers of what was never opened."""
 
     output_format: OutputFormat
     calls: CallSyntax | None
@@ -93,6 +95,7 @@ class Syntax:
     content_scanner: Scanner
     reasoning_scanner: Scanner
     plain_scanner: Scanner
+    content_cut: Scanner
     spellings: dict[str, str]
 
     def canonical(self, marker: str) -> str:
@@ -113,7 +116,9 @@ def spelled(markers: tuple[str, ...], spellings: tuple[tuple[str, str], ...]) ->
 def syntax_of(output_format: OutputFormat, with_tools: bool, with_reasoning: bool, bare: bool) -> Syntax:
     """`with_tools`, `with_reasoning`: whether the request has tools and wants reasoning taken out. `bare`: whether
     calls without their opening marker are looked for."""
-    calls = call_syntax(output_format.tools) if output_format.tools and with_tools else None
+    channels = output_format.channels
+    messages = (*channels.start, *channels.header_end) if channels else ()
+    calls = call_syntax(output_format.tools, messages) if output_format.tools and with_tools else None
     reasoning = output_format.reasoning if with_reasoning else None
     spellings = tuple((variant.strip(), canonical.strip()) for variant, canonical in output_format.spellings)
     content: dict[str, str] = {}
@@ -141,6 +146,9 @@ def syntax_of(output_format: OutputFormat, with_tools: bool, with_reasoning: boo
         content_scanner=spelled(tuple(content), spellings),
         reasoning_scanner=spelled(tuple(inside), spellings),
         plain_scanner=spelled(tuple(m.strip() for m in output_format.drop), spellings),
+        content_cut=spelled(
+            tuple(m for m, action in content.items() if action not in ("stray", "unreason")), spellings
+        ),
         spellings=dict(spellings),
     )
 

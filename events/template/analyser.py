@@ -6,12 +6,11 @@ says so; a template that does not even render gives plain text.
 
 from __future__ import annotations
 
-import hashlib
-from collections import OrderedDict
-from threading import Lock
+import functools
 
 import msgspec
 
+from events.formats import registry
 from events.formats.output_format import Content, OutputFormat, Reasoning, Tools
 from events.template import probe as words
 from events.template.content import analyse_content
@@ -52,23 +51,10 @@ class TemplateAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     renderings: int = 0
 
 
-_cache: OrderedDict[bytes, TemplateAnalysis] = OrderedDict()
-_lock = Lock()
-
-
+@functools.lru_cache(CACHE_SIZE)
 def analyse(template: str) -> TemplateAnalysis:
-    """The analysis of a template's text, from the cache where it was asked for before."""
-    key = hashlib.sha256(template.encode("utf-8", "surrogatepass")).digest()
-    with _lock:
-        if key in _cache:
-            _cache.move_to_end(key)
-            return _cache[key]
-    result = _analyse(template)
-    with _lock:
-        _cache[key] = result
-        while len(_cache) > CACHE_SIZE:
-            _cache.popitem(last=False)
-    return result
+    """The analysis of a template's text; made once for each text, since it costs some tens of milliseconds."""
+    return _analyse(template)
 
 
 def _analyse(template: str) -> TemplateAnalysis:
@@ -131,24 +117,32 @@ def _output_format(
         reasoning=thought,
         content=content,
         tools=calls,
-        drop=tuple(mark for mark in (*turn.stops, *markers_of(tools.leftover)) if mark != END_OF_SEQUENCE),
+        drop=_never_shown(turn, reasoning, content, tools),
     )
     return _named(family, derived) if family else derived
+
+
+def _never_shown(turn: Turn, reasoning: ReasoningAnalysis, content: Content, tools: ToolAnalysis) -> tuple[str, ...]:
+    """What ends a turn; and the assistant's header, where it is repeated between reasoning and text (Solar)."""
+    marks = [*turn.stops, *markers_of(tools.leftover)]
+    if reasoning.repeats_header and turn.message_start.strip():
+        marks.append(turn.message_start.strip())
+    return tuple(dict.fromkeys(mark for mark in marks if mark != END_OF_SEQUENCE))
 
 
 def _named(family: Family, derived: OutputFormat) -> OutputFormat:
     """The registry's description of a family, in the frame of this template; the derived one if there is none."""
     try:
-        from events.formats import registry  # written by the neighbouring room; until then the derived one serves
-    except ImportError:
-        return derived
-    named = registry.find(family.name)
-    if named is None:
+        named = registry.named(family.name)
+    except KeyError:
         return derived
     if family.parts == "tools":
         return msgspec.structs.replace(derived, tools=named.tools)
     drop = tuple(dict.fromkeys((*named.drop, *derived.drop)))
-    return msgspec.structs.replace(named, message_start=derived.message_start, drop=drop)
+    start = derived.message_start
+    for mark in named.channels.start if named.channels else ():
+        start = start.removesuffix(mark)  # `>>>` begins a message's header, the role's header comes before it
+    return msgspec.structs.replace(named, message_start=start, drop=drop)
 
 
 def _ended_by(reasoning: Reasoning, tools: Tools) -> tuple[str, ...]:

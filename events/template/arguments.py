@@ -87,9 +87,9 @@ def _python(s: Stretches, value_end: int) -> TaggedAnalysis:
     """`NAME(key="value", key=1)`: Python literals up to the closing parenthesis."""
     quote = s.key.strip()[1:].strip()
     behind = common_prefix(s.end, quote) if quote else ""
-    arguments = Arguments(style="python", start=s.name, separator=s.middle[len(quote) :])
+    arguments = Arguments(style="python", separator=s.middle[len(quote) :])
     return TaggedAnalysis(
-        arguments=arguments, name_suffix="", behind=behind, end_of_arguments=value_end + len(behind), lead=s.name
+        arguments=arguments, name_suffix=s.name, behind=behind, end_of_arguments=value_end + len(behind)
     )
 
 
@@ -97,9 +97,9 @@ def _object(s: Stretches, value_end: int) -> TaggedAnalysis:
     """`NAME{key:"value",key:1}` with bare keys and strings between a quote of the model's own."""
     quote = s.key.strip()[1:].strip()
     behind = quote if quote and s.end.startswith(quote) else ""
-    arguments = Arguments(style="object", start=s.name, quote=quote, separator=s.middle[len(quote) :])
+    arguments = Arguments(style="object", quote=quote, separator=s.middle[len(quote) :])
     return TaggedAnalysis(
-        arguments=arguments, name_suffix="", behind=behind, end_of_arguments=value_end + len(behind), lead=s.name
+        arguments=arguments, name_suffix=s.name, behind=behind, end_of_arguments=value_end + len(behind)
     )
 
 
@@ -172,7 +172,8 @@ def _around_value(string: str, number: str) -> tuple[str, str, str, str]:
         name_suffix, value_prefix = _split_value_prefix(string)
         return name_suffix, "", "", value_prefix
     closing = before.find('"') + 1 if before.startswith('"') else 0
-    return before[:closing], before[closing:], behind, ""
+    bracket = len(behind) - 1 if behind.endswith(">") and len(behind) > 1 else len(behind)
+    return before[:closing], before[closing:], behind[:bracket], behind[bracket:]
 
 
 def _common(one: str, other: str) -> int:

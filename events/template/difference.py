@@ -11,8 +11,11 @@ import re
 
 import msgspec
 
-# Bounded, and run over renderings of our own probes only, never over what a user or a model wrote.
-_MARKER = re.compile(r"<[^<>\n]{1,60}>|\[/?[A-Z][A-Z_ ]{1,40}\]")
+# Bounded, and run over renderings of our own probes only, never over what a user or a model wrote. In order: elements
+# that are spelled with three tokens (`<|open|>think<|sep|>`), angle brackets, `[|name|]`, `[NAME]`.
+_MARKER = re.compile(
+    r"<\|(?:open|close)\|>[^<>\n]{0,60}<\|sep\|>|<[^<>\n]{1,60}>|\[\|[^\[\]\n]{1,40}\|\]|\[/?[A-Z][A-Z_ ]{1,40}\]"
+)
 
 THOUGHT_WORD = re.compile(r"think|thought|reason|inner_prefix|inner_suffix|reflect|scratch", re.IGNORECASE)
 

@@ -59,11 +59,19 @@ _SIGNS: tuple[tuple[Family, Test], ...] = (
     ),
     (
         Family(name="muse", sign="messages are addressed with to=...<|message|>"),
-        lambda seen: seen.everything("<|message|>", "<|eom|>"),
+        lambda seen: " to=user<|message|>" in seen.answer,
     ),
     (
         Family(name="inkling", sign="messages begin with <|content_...|>"),
         lambda seen: seen.everything("<|content_", "<|end_message|>"),
+    ),
+    (
+        Family(name="gemma4", sign='strings of a call stand between <|"|>, reasoning is a channel of its own'),
+        lambda seen: '<|"|>' in seen.call and "<|tool_call>call:" in seen.call,
+    ),
+    (
+        Family(name="minimax_m3", sign="every tag of a call is announced by ]<]minimax[>[", parts="tools"),
+        lambda seen: "]<]minimax[>[" in seen.call,
     ),
     (
         Family(name="lfm2", sign="a list of tools is declared, no call is ever rendered", parts="tools"),

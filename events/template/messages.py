@@ -74,9 +74,12 @@ def build_conversation(
     turns = _calls_as_text(turns, capabilities, output_format)
     turns = _merged(turns, capabilities)
     turns = _alternating(turns) if capabilities.alternation else turns
+    shaped, declared = _shaped(turns, capabilities), [tool_declaration(tool) for tool in tools]
+    if capabilities.tools_in_system and declared:
+        shaped, declared = _with_tools(shaped, declared), []
     return Conversation(
-        messages=_shaped(turns, capabilities),
-        tools=[tool_declaration(tool) for tool in tools] or None,
+        messages=shaped,
+        tools=declared or None,
         warnings=tuple(dict.fromkeys(warnings)),
     )
 
@@ -350,6 +353,14 @@ def _shaped(turns: list[Turn], capabilities: Capabilities) -> list[Message]:
         else:
             shaped.append(_with_thought(_plain(turn.role, turn.text, capabilities), turn, capabilities))
     return shaped
+
+
+def _with_tools(messages: list[Message], tools: list[Message]) -> list[Message]:
+    """The declarations as a key of the first system message, which is made if there is none."""
+    text = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
+    if messages and messages[0]["role"] == "system":
+        return [{**messages[0], "tools": text}, *messages[1:]]
+    return [{"role": "system", "content": "", "tools": text}, *messages]
 
 
 def _plain(role: str, text: str, capabilities: Capabilities) -> Message:

@@ -50,7 +50,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     text_with_calls: a message may have both. short_ids: call ids must be
     nine letters and digits. id_is_name: the name is written as part of the id alone (`functions.NAME:0`).
     reasoning_field: the message key whose text is rendered as reasoning, None if no key is. tool_role: the role of
-    results, None if no role renders them. tools_variable: the variable that takes the declared tools.
+    results, None if no role renders them. tools_variable: the variable that takes the declared tools;
+    tools_in_system: it is instead a key "tools" of the system message, as JSON text (Phi-4-mini).
     """
 
     system_role: bool = False
@@ -70,6 +71,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_field: ReasoningField | None = None
     needs_system: bool = False
     tools_variable: str = "tools"
+    tools_in_system: bool = False
 
 
 def user(text: str = USER) -> Message:
@@ -186,7 +188,8 @@ def capabilities(probe: Probe) -> Capabilities:
         string_content=strings or not parts,
         typed_content=parts,
         alternation=alternation,
-        tools=tools is not None,
+        tools=tools is not None or _tools_in_system(probe),
+        tools_in_system=tools is None and _tools_in_system(probe),
         tools_variable=probe.tools_variable,
         tool_role=calls.tool_role or _tool_role(probe, assistant()),
         reasoning_field=_reasoning_field(probe, calls),
@@ -212,6 +215,10 @@ def _tools_variable(probe: Probe) -> str | None:
         if name in read and probe.shows([user()], FUNCTION, **passed):
             return name
     return None
+
+
+def _tools_in_system(probe: Probe) -> bool:
+    return probe.shows([{**system(), "tools": json.dumps(TOOLS)}, user()], FUNCTION)
 
 
 def _system_in_place(probe: Probe) -> bool:

@@ -25,34 +25,40 @@ _SWITCH_NAME = re.compile(r"think|thought|reason|effort", re.IGNORECASE)
 _HISTORY_NAME = re.compile(
     r"keep|preserve|clear|truncate|history|past|interleav|strip|drop|content|message|prompt|text"
 )
-_EFFORT_NAME = re.compile(r"effort|level|budget|mode", re.IGNORECASE)
+_WORD_NAME = re.compile(r"effort|level|strength|mode", re.IGNORECASE)
+_BUDGET_NAME = re.compile(r"budget|tokens", re.IGNORECASE)
+_OFF_WORDS = ("/no_think", "/nothink")
 _STRING = re.compile(r"'((?:[^'\\\n]|\\.){1,80})'|\"((?:[^\"\\\n]|\\.){1,80})\"")
 _OPPOSITES = (("START", "END"), ("start", "end"), ("BEGIN", "END"), ("begin", "end"), ("prefix", "suffix"))
+MODES_ON, MODES_OFF = ("enabled", "on", "think", "thinking", "auto"), ("disabled", "off", "no_think", "chat")
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 class Switch(msgspec.Struct, frozen=True, kw_only=True):
     """A template variable that changes how much the model thinks.
 
-    kind: "boolean" (on and off are True and False) or "effort" (a word out of `levels`). default: whether the model
-    thinks when the variable is not given, None where that cannot be seen. effect: "prompt" where it changes the
-    generation prompt, "system" where it only changes the text before the conversation.
+    kind: "boolean" (on and off are True and False), "effort" or "mode" (a word out of `levels`), "budget" (a number
+    of tokens, 0 is off) or "text" (no variable: `name` is written into the system message to turn thinking off).
+    default: the value or state when nothing is given, None where that cannot be seen. effect: "prompt" where it
+    changes the generation prompt, "system" where it only changes the text before the conversation.
     """
 
     name: str
-    kind: Literal["boolean", "effort"]
+    kind: Literal["boolean", "effort", "mode", "budget", "text"]
     default: bool | str | None = None
     levels: tuple[str, ...] = ()
     effect: Literal["prompt", "system"] = "prompt"
 
 
 class ReasoningAnalysis(msgspec.Struct, frozen=True, kw_only=True):
-    """mode as in the specification's table; start and end as written, with their line breaks."""
+    """mode as in the specification's table; start and end as written, with their line breaks. repeats_header: the
+    text behind the reasoning is a message of its own."""
 
     mode: Mode = "none"
     start: str = ""
     end: str = ""
     source: str = ""
+    repeats_header: bool = False
 
     def description(self) -> Reasoning | None:
         """The output format's part, None without reasoning."""
@@ -65,26 +71,62 @@ class ReasoningAnalysis(msgspec.Struct, frozen=True, kw_only=True):
 def find_switches(probe: Probe) -> tuple[Switch, ...]:
     """Variables by name and effect: those that sound like thinking and change what is rendered (R2)."""
     found = [_switch(probe, name) for name in sorted(variables(probe.template.source)) if _SWITCH_NAME.search(name)]
-    return tuple(switch for switch in found if switch is not None)
+    switches = [switch for switch in found if switch is not None]
+    if not any(switch.kind in ("boolean", "mode") for switch in switches):
+        switches += _text_switches(probe)
+    return tuple(switches)
+
+
+def _text_switches(probe: Probe) -> list[Switch]:
+    """Words that turn thinking off when they stand in the system message (Nemotron Nano 2: `/no_think`)."""
+    plain = probe.render([words.system(), words.user()], prompt=True)
+    for word in _OFF_WORDS:
+        if plain is None or word not in probe.template.source:
+            continue
+        text = probe.render([words.system(f"{words.SYSTEM}\n{word}"), words.user()], prompt=True)
+        if text is not None and after(text, words.USER) != after(plain, words.USER):
+            return [Switch(name=word, kind="text", default=True)]
+    return []
 
 
 def _switch(probe: Probe, name: str) -> Switch | None:
     if _HISTORY_NAME.search(name):
         return None
     default = probe.render([words.user()], prompt=True)
-    if not _EFFORT_NAME.search(name):
-        on, off = (probe.render([words.user()], prompt=True, **{name: value}) for value in (True, False))
-        if on is not None and off is not None and on != off:
-            state = True if default == on else False if default == off else None
-            return Switch(name=name, kind="boolean", default=state, effect=_effect(on, off))
-    values: dict[str, dict[str, Any]] = {level: {name: level} for level in EFFORTS}
-    levels = {level: probe.render([words.user()], prompt=True, **value) for level, value in values.items()}
-    usable = {level: text for level, text in levels.items() if text is not None}
+    if _BUDGET_NAME.search(name):
+        return _two_states(probe, name, "budget", default, on=4096, off=0)
+    if not _WORD_NAME.search(name) and (found := _two_states(probe, name, "boolean", default, on=True, off=False)):
+        return found
+    return _words(probe, name, default)
+
+
+def _two_states(
+    probe: Probe, name: str, kind: Literal["boolean", "budget"], default: str | None, *, on: Any, off: Any
+) -> Switch | None:
+    turned_on, turned_off = (probe.render([words.user()], prompt=True, **{name: value}) for value in (on, off))
+    if turned_on is None or turned_off is None or turned_on == turned_off:
+        return None
+    state = True if default == turned_on else False if default == turned_off else None
+    return Switch(name=name, kind=kind, default=state, effect=_effect(turned_on, turned_off))
+
+
+def _words(probe: Probe, name: str, default: str | None) -> Switch | None:
+    """A variable that takes words: levels of effort, or modes of which one means off."""
+    choices = (*EFFORTS, *MODES_ON, *MODES_OFF) if "mode" in name else EFFORTS
+    values: dict[str, dict[str, Any]] = {word: {name: word} for word in choices}
+    rendered = {word: probe.render([words.user()], prompt=True, **value) for word, value in values.items()}
+    usable = {word: text for word, text in rendered.items() if text is not None}
     if len(set(usable.values())) < 2:
         return None
-    first, *_, last = usable.values()
-    state_name = next((level for level, text in usable.items() if text == default), None)
-    return Switch(name=name, kind="effort", default=state_name, levels=tuple(usable), effect=_effect(first, last))
+    stranger: dict[str, Any] = {name: "no such word"}
+    unknown = probe.render([words.user()], prompt=True, **stranger)
+    echoed = unknown is not None and "no such word" in unknown  # the template prints whatever it is given
+    if not echoed and len(telling := {word: text for word, text in usable.items() if text != unknown}) > 1:
+        usable = telling
+    kind: Literal["mode", "effort"] = "mode" if any(word in MODES_ON + MODES_OFF for word in usable) else "effort"
+    texts = list(usable.values())
+    state = next((word for word, text in usable.items() if text == default), None)
+    return Switch(name=name, kind=kind, default=state, levels=tuple(usable), effect=_effect(texts[0], texts[-1]))
 
 
 def _effect(one: str, other: str) -> Literal["prompt", "system"]:
@@ -95,11 +137,23 @@ def settings(switches: tuple[Switch, ...], on: bool) -> dict[str, Any]:
     """Values for all switches that mean thinking on, or off."""
     chosen: dict[str, Any] = {}
     for switch in switches:
-        if switch.kind == "boolean":
-            chosen[switch.name] = on
-        elif not on and "none" in switch.levels:
-            chosen[switch.name] = "none"
+        value = switch_value(switch, on)
+        if value is not None and switch.kind != "text":
+            chosen[switch.name] = value
     return chosen
+
+
+def switch_value(switch: Switch, on: bool) -> bool | str | int | None:
+    """What a switch is set to for thinking on or off; None to leave it alone."""
+    if switch.kind == "boolean":
+        return on
+    if switch.kind == "budget":
+        return None if on else 0
+    if switch.kind == "mode":
+        return next((word for word in (MODES_ON if on else MODES_OFF) if word in switch.levels), None)
+    if switch.kind == "text":
+        return None if on else switch.name
+    return "none" if not on and "none" in switch.levels else None
 
 
 def analyse_reasoning(probe: Probe, turn: Turn, switches: tuple[Switch, ...]) -> ReasoningAnalysis:
@@ -120,7 +174,8 @@ def prompts_of(probe: Probe, turn: Turn, on: dict[str, Any], off: dict[str, Any]
         text = probe.render([words.user()], prompt=True, **extra)
         tail = after(text or "", words.USER)
         if text is not None and turn.message_start in tail:
-            found[key] = tail[tail.rfind(turn.message_start) + len(turn.message_start) :] if turn.message_start else ""
+            place = tail.rfind(turn.message_start) if turn.message_start else tail.find(turn.opening)
+            found[key] = tail[place + len(turn.message_start or turn.opening) :] if place >= 0 else ""
     return found
 
 
@@ -138,18 +193,24 @@ def _in_messages(probe: Probe, turn: Turn, on: dict[str, Any]) -> ReasoningAnaly
         for extra in ({}, on):
             text = probe.render([words.user(), message], **extra)
             if text is not None and words.REASONING in text:
-                return _around(turn.written(text), needle, mode, shape.reasoning_field)
+                return _around(turn, turn.written(text), needle, mode, shape.reasoning_field)
     return None
 
 
-def _around(written: str, needle: str, mode: Mode, field: str) -> ReasoningAnalysis | None:
+def _around(turn: Turn, written: str, needle: str, mode: Mode, field: str) -> ReasoningAnalysis | None:
     position = written.find(words.REASONING)
     start, rest = written[:position], written[position + len(words.REASONING) :]
     rest = rest[: rest.find(needle)] if needle in rest else rest
     end = first_marker(rest)
     if not end.strip():
         return None
-    return ReasoningAnalysis(mode=mode, start=start, end=end, source=f"the message key {field!r} is rendered")
+    return ReasoningAnalysis(
+        mode=mode,
+        start=start,
+        end=end,
+        source=f"the message key {field!r} is rendered",
+        repeats_header=bool(turn.message_start.strip()) and turn.message_start.strip() in rest,
+    )
 
 
 def first_marker(text: str) -> str:
@@ -219,10 +280,15 @@ def literals(source: str) -> list[str]:
 
 
 def _in_source(probe: Probe) -> ReasoningAnalysis | None:
-    for text in literals(probe.template.source):
-        if is_marker(text) and THOUGHT_WORD.search(text) and (start := opening_of(text)):
+    source = probe.template.source
+    marks = [part for text in literals(source) for part in segments(text) if is_marker(part)]
+    for mark in marks:
+        if not THOUGHT_WORD.search(mark):
+            continue
+        start, end = (opening_of(mark), mark) if opening_of(mark) else (mark, closing_of(mark, source))
+        if end in marks:
             return ReasoningAnalysis(
-                mode="tag_based", start=start, end=text, source=f"the template looks for {text!r} in old messages"
+                mode="tag_based", start=start, end=end, source=f"the template itself speaks of {end!r}"
             )
     return None
 

@@ -55,7 +55,9 @@ def write_calls(tools: Tools, calls: Sequence[WrittenCall]) -> str:
     """All calls with what surrounds them."""
     written = [_write_call(tools, call, index) for index, call in enumerate(calls)]
     if tools.style == "json" and tools.json.array:
-        return tools.section_start + "[" + (tools.call_separator or ", ").join(written) + "]" + tools.section_end
+        start = tools.section_start if tools.section_start.rstrip().endswith("[") else tools.section_start + "["
+        end = tools.section_end if tools.section_end.lstrip().startswith("]") else "]" + tools.section_end
+        return start + (tools.call_separator or ", ").join(written) + end
     wrapped = [tools.call_start + text + tools.call_end for text in written]
     if tools.repeats_section:
         return tools.call_separator.join(tools.section_start + text + tools.section_end for text in wrapped)

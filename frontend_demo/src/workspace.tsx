@@ -1,8 +1,8 @@
 /** One conversation and everything around it. */
 
 import { useCopilotKit, useInterrupt } from "@copilotkit/react-core/v2/headless";
-import { randomUUID } from "@ag-ui/client";
-import { useCallback, useEffect, useMemo, useState } from "react";
+import { randomUUID, type AbstractAgent, type Interrupt } from "@ag-ui/client";
+import { useCallback, useEffect, useMemo, useRef, useState, type ReactNode } from "react";
 import { Conversation } from "./chat/Conversation";
 import { useConversation } from "./kit/conversation";
 import { ask } from "./kit/core";
@@ -14,7 +14,7 @@ import { StatePanel } from "./panel/StatePanel";
 import { StreamPanel } from "./panel/StreamPanel";
 import { usePredicted } from "./panel/usePredicted";
 import { StreamStore, useStream } from "./stream/store";
-import { readPlace, writePlace, type Place } from "./threads/place";
+import { chooseAgent, readPlace, writePlace, type Place } from "./threads/place";
 import { Threads } from "./threads/Threads";
 import { useThreadList } from "./threads/useThreadList";
 import { Approval, callOf } from "./tools/Approval";
@@ -45,7 +45,7 @@ export function Workspace({ server, failure, setFailure, notify }: Props) {
   const [store] = useState(() => new StreamStore());
   const [temperature, setTemperature] = useState(DEFAULT_TEMPERATURE);
 
-  const agentId = copilotkit.runtimeConnectionStatus !== "connected" || copilotkit.agents[place.agentId] ? place.agentId : "default";
+  const agentId = chooseAgent(place.agentId, Object.keys(copilotkit.agents));
   const thread = useConversation(agentId, place.threadId, server.returns);
   const { agent } = thread;
   const view = useStream(store);
@@ -69,19 +69,14 @@ export function Workspace({ server, failure, setFailure, notify }: Props) {
     const subscription = agent.subscribe({
       onRunInitialized: () => setFailure(null),
       onRunStartedEvent: ({ event }) => store.follow(event.runId, () => agent.isRunning),
-      onStateChanged: () => setFresh((now) => new Set(now).add("state")),
+      onStateChanged: ({ state }) => {
+        if (Object.keys((state as object | null) ?? {}).length) setFresh((now) => new Set(now).add("state"));
+      },
     });
     return () => subscription.unsubscribe();
   }, [agent, store, setFailure]);
 
-  const interrupt = useInterrupt({
-    agentId,
-    renderInChat: false,
-    render: ({ interrupt: asked, interrupts, resolve, cancel }) =>
-      (interrupts.length ? interrupts : asked ? [asked] : []).map((one) => (
-        <Approval key={one.id} interrupt={one} call={callOf(one, agent.messages)} resolve={(payload) => { store.asked(); return resolve(payload, one.id); }} cancel={() => cancel(one.id)} />
-      )) as unknown as React.ReactElement,
-  });
+  const [interrupt, asked] = useApproval(agentId, agent, store);
 
   const go = (next: Place) => {
     setFailure(null);
@@ -128,8 +123,8 @@ export function Workspace({ server, failure, setFailure, notify }: Props) {
         {threadsOpen && <button className="scrim for-threads" aria-label="Close the conversations" onClick={() => setThreadsOpen(false)} />}
         <Threads threads={threads.list} current={place.threadId} onNew={() => go({ agentId, threadId: randomUUID() })} onOpen={(threadId) => go({ agentId, threadId })}
           onRename={threads.rename} onDelete={(id) => { threads.remove(id); if (id === place.threadId) go({ agentId, threadId: randomUUID() }); }} />
-        <Conversation thread={thread} modelName={model?.model ?? null} bundled={model?.bundled ?? false} blocked={blockedBy(server, thread.ready)}
-          failure={failure} interrupt={interrupt} onSend={send} onRetry={retry} />
+        <Conversation thread={thread} modelName={model?.model ?? null} bundled={model?.bundled ?? false} blocked={blockedBy(server, thread.ready) ?? (interrupt ? "The model waits for your answer above" : null)}
+          failure={failure} interrupt={interrupt} asked={asked} onSend={send} onRetry={retry} />
         {inspectorOpen && <button className="scrim for-inspector" aria-label="Close the inspector" onClick={() => setInspectorOpen(false)} />}
         {inspectorOpen && (
           <Inspector tab={tab} fresh={fresh} onTab={open} onClose={() => setInspectorOpen(false)}>
@@ -142,6 +137,25 @@ export function Workspace({ server, failure, setFailure, notify }: Props) {
       </div>
     </div>
   );
+}
+
+/** The forms for what the run waits for, and the tool calls that they are about. */
+function useApproval(agentId: string, agent: AbstractAgent, store: StreamStore): [ReactNode, ReadonlySet<string>] {
+  const open = useRef<readonly Interrupt[]>([]);
+  const element = useInterrupt({
+    agentId,
+    renderInChat: false,
+    render: ({ interrupt, interrupts, resolve, cancel }) => {
+      open.current = interrupts.length ? interrupts : interrupt ? [interrupt] : [];
+      const answer = (payload: unknown, id: string) => {
+        store.asked();
+        return resolve(payload, id);
+      };
+      return <>{open.current.map((one) => <Approval key={one.id} interrupt={one} call={callOf(one, agent.messages)} resolve={(payload) => answer(payload, one.id)} cancel={() => cancel(one.id)} />)}</>;
+    },
+  });
+  const asked = useMemo(() => new Set(element ? open.current.flatMap((one) => one.toolCallId ?? []) : []), [element]);
+  return [element ?? null, asked];
 }
 
 async function act(runId: string, action: string, body?: unknown): Promise<void> {

@@ -11,7 +11,10 @@ from ag_ui.core import RunAgentInput
 from agent_server.engine.protocol import GenerationRequest
 from agent_server.engine.scripted import Script, ScriptedEngine
 from events.formats.output_format import OutputFormat
+from events.formats.registry import named
 from events.options import GenerationOptions
+
+HERMES = named("hermes")
 
 
 class Prompt(NamedTuple):
@@ -21,6 +24,7 @@ class Prompt(NamedTuple):
     output_format: Any
     marker_ids: dict[str, int]
     warnings: tuple[str, ...]
+    stop_token_ids: tuple[int, ...] = ()
 
 
 class JsonPrompts:
@@ -29,7 +33,7 @@ class JsonPrompts:
     def __init__(self, output_format: OutputFormat) -> None:
         self.output_format = output_format
 
-    def build(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None) -> Prompt:
+    async def build_async(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None) -> Prompt:
         told = {
             "instructions": instructions,
             "messages": [message.model_dump(mode="json", by_alias=True) for message in input.messages],
@@ -67,5 +71,5 @@ def _script(given: str | Script) -> Script:
     return given if isinstance(given, Script) else Script(text=given)
 
 
-def call(name: str, **arguments: Any) -> str:
+def call(name: str, /, **arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"

@@ -48,12 +48,19 @@ def server() -> Iterator[str]:
     options = {"user": user} if user else {}
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": home}
     data = home / "data"
-    subprocess.run([bin / "initdb", "-D", data, "-U", "tester", "-A", "trust", "-E", "UTF8", "--locale=C", "-N"], check=True, **options, **quiet)
+    subprocess.run(
+        [bin / "initdb", "-D", data, "-U", "tester", "-A", "trust", "-E", "UTF8", "--locale=C", "-N"],
+        check=True,
+        **options,
+        **quiet,
+    )
     command = [bin / "postgres", "-D", data, "-k", home, "-c", "listen_addresses=", "-c", "fsync=on"]
     process = subprocess.Popen(command, **options, **quiet)
     try:
         deadline = time.monotonic() + 30
-        while not (home / ".s.PGSQL.5432").exists() or subprocess.run([bin / "pg_isready", "-h", home, "-q"]).returncode:
+        while (
+            not (home / ".s.PGSQL.5432").exists() or subprocess.run([bin / "pg_isready", "-h", home, "-q"]).returncode
+        ):
             assert process.poll() is None and time.monotonic() < deadline, "PostgreSQL did not start"
             time.sleep(0.05)
         yield f"postgresql://tester@/postgres?host={home}"

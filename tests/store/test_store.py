@@ -58,7 +58,11 @@ async def test_a_run_leaves_its_messages_state_and_record(store: Store):
     assert await store.messages("", "t") == said
     assert await store.state("", "t") == {"step": 1}
     (run,) = await store.runs("", "t")
-    assert (run.status, run.agent, run.usage) == ("finished", "cook", [{"model": "m", "inputTokens": 3, "outputTokens": 2}])
+    assert (run.status, run.agent, run.usage) == (
+        "finished",
+        "cook",
+        [{"model": "m", "inputTokens": 3, "outputTokens": 2}],
+    )
     assert run.ended_at is not None and run.ended_at >= run.created_at > 1_600_000_000_000
     thread = await store.thread("", "t")
     assert (thread.name, thread.agent_id, thread.archived) == ("Hello there", "cook", False)
@@ -149,7 +153,10 @@ async def test_feedback_is_kept_for_messages_that_exist(store: Store):
 
 async def test_an_interrupt_is_claimed_once_and_keeps_its_result(store: Store):
     asked = [
-        {"interrupt": Interrupt(id=f"i{n}", reason="tool_call", tool_call_id=f"c{n}"), "call": {"id": f"c{n}", "name": "f", "arguments": {}}}
+        {
+            "interrupt": Interrupt(id=f"i{n}", reason="tool_call", tool_call_id=f"c{n}"),
+            "call": {"id": f"c{n}", "name": "f", "arguments": {}},
+        }
         for n in (1, 2)
     ]
     await store.begin_run("", "t", "r")
@@ -159,12 +166,20 @@ async def test_an_interrupt_is_claimed_once_and_keeps_its_result(store: Store):
     assert [(each.id, each.status, each.call["id"]) for each in waiting] == [("i1", "open", "c1"), ("i2", "open", "c2")]
     assert waiting[0].interrupt == {"id": "i1", "reason": "tool_call", "toolCallId": "c1"}
     assert await store.messages("", "t") == []
-    answers = {"i1": {"status": "resolved", "payload": {"approved": True}}, "i2": {"status": "cancelled", "payload": None}}
+    answers = {
+        "i1": {"status": "resolved", "payload": {"approved": True}},
+        "i2": {"status": "cancelled", "payload": None},
+    }
     results = await asyncio.gather(*(store.claim("", "t", answers, f"r{n}") for n in range(3)))
     assert sorted(results) == [False, False, True]
     await store.record_result("", "t", "i1", "42", "m1")
     first, second = await store.interrupts("", "t")
-    assert (first.status, first.result, first.result_message_id, first.answer) == ("answered", "42", "m1", answers["i1"])
+    assert (first.status, first.result, first.result_message_id, first.answer) == (
+        "answered",
+        "42",
+        "m1",
+        answers["i1"],
+    )
     assert second.status == "claimed"
 
 

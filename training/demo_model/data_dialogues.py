@@ -27,17 +27,17 @@ from training.demo_model.data_values import Values
 from training.demo_model.render import Dialogue, Message
 
 CATEGORY_WEIGHTS = {
-    "chat": 10,
+    "chat": 14,
     "knowledge": 6,
     "unclear": 2,
-    "repeat": 5,
+    "repeat": 4,
     "name": 2,
     "call": 25,
     "two_calls": 9,
     "invented_call": 3,
     "absent": 14,
-    "answer": 12,
-    "two_answers": 5,
+    "answer": 13,
+    "two_answers": 7,
     "invented_answer": 2,
     "follow_up": 6,
 }
@@ -59,6 +59,17 @@ QUESTION_STARTS = (
 )
 OPENINGS = ("hey, ", "hi, ", "ok, ", "please ", "now ", "hi! ", "and now ", "thanks! ")
 ENDINGS = ("", "", "", ".", "!", " please", ", please")
+CALL_WEIGHTS = {
+    "get_weather": 2,
+    "calculate": 3,
+    "get_time": 2,
+    "change_background": 2,
+    "generate_task_steps": 3,
+    "search": 2,
+    "send_email": 4,
+    "write_document": 3,
+    "generate_haiku": 2,
+}
 PAIRABLE = ("get_weather", "get_time", "calculate")
 JOINABLE = (*PAIRABLE, "change_background", "search")
 FOLLOW_UPS = (
@@ -236,7 +247,8 @@ class DialogueFactory:
         return Dialogue("name", messages, tools, self._thinking(), told.carried)
 
     def _single_request(self) -> list[Request]:
-        return [ASK[self.values.pick(tuple(ASK))](self.values)]
+        tool = self.values.rng.choices(list(CALL_WEIGHTS), list(CALL_WEIGHTS.values()))[0]
+        return [ASK[tool](self.values)]
 
     def _request_pair(self) -> list[Request]:
         form = self.values.rng.random()

@@ -97,6 +97,7 @@ PLAN_REQUESTS = (
     "generate the steps for {}",
     "give me the steps for {}",
     "plan {} for me",
+    "give me a plan for {}",
 )
 PLAN_STEPS = {
     "trip": (
@@ -291,7 +292,7 @@ def ask_document(values: Values) -> Request:
     kind = values.pick(("story", "letter", "report", "article", "article"))
     name = values.pick(DOCUMENT_NAMES[kind])
     topic = values.city() if values.chance(0.15) else values.topic()
-    verb = values.pick(("write {}", "can you write {}", "please write {}", "draft {}"))
+    verb = values.pick(("write {}", "write {}", "write me {}", "can you write {}", "draft {}"))
     question = f"{verb.format(name)} {values.pick(('about', 'about', 'on'))} {topic}"
     return Request(
         "write_document",
@@ -304,7 +305,7 @@ def ask_document(values: Values) -> Request:
 
 def ask_haiku(values: Values) -> Request:
     """Ask for a haiku, with or without a topic."""
-    verb = values.pick(("write", "make", "give me", "compose", "can you write", "generate"))
+    verb = values.pick(("write", "write me", "make", "give me", "compose", "can you write", "generate"))
     if values.chance(0.25):
         arguments = {
             "japanese": list(HAIKU_CLASSIC_JAPANESE),

@@ -3,6 +3,7 @@
 import { useEffect, useLayoutEffect, useRef, useState, type ReactNode } from "react";
 import type { Conversation as Thread } from "../kit/conversation";
 import { Icon } from "../ui/icons";
+import { RunningContext } from "../tools/status";
 import { Composer } from "./Composer";
 import { Messages } from "./Messages";
 import { SUGGESTIONS, type Suggestion } from "./suggestions";
@@ -14,14 +15,17 @@ interface Props {
   blocked: string | null;
   failure: string | null;
   interrupt: ReactNode;
+  /** Tool calls that the interrupt asks about: its form shows them, so the conversation does not. */
+  asked?: ReadonlySet<string>;
   readOnly?: boolean;
   onSend: (text: string) => void;
   onRetry: () => void;
 }
 
 const NEAR_BOTTOM = 80;
+const NOTHING_ASKED: ReadonlySet<string> = new Set();
 
-export function Conversation({ thread, modelName, bundled, blocked, failure, interrupt, readOnly = false, onSend, onRetry }: Props) {
+export function Conversation({ thread, modelName, bundled, blocked, failure, interrupt, asked = NOTHING_ASKED, readOnly = false, onSend, onRetry }: Props) {
   const { messages } = thread.agent;
   const scroller = useRef<HTMLDivElement>(null);
   const pinned = useRef(true);
@@ -63,7 +67,9 @@ export function Conversation({ thread, modelName, bundled, blocked, failure, int
       <div className="scroller" ref={scroller} onScroll={scrolled} tabIndex={0} role="region" aria-label="Conversation history">
         <div className="messages" role="log" aria-label="Messages" aria-busy={thread.running}>
           {fresh && !readOnly && thread.restored && <Empty modelName={modelName} bundled={bundled} disabled={blocked !== null} onPick={send} />}
-          <Messages messages={visible} running={thread.running} onRetry={onRetry} />
+          <RunningContext value={thread.running}>
+            <Messages messages={visible} running={thread.running} asked={asked} onRetry={onRetry} />
+          </RunningContext>
           {interrupt}
           {failure && (
             <div className="notice" role="status">

@@ -11,16 +11,18 @@ import { Reasoning } from "./Reasoning";
 interface Props {
   messages: readonly Message[];
   running: boolean;
+  /** Tool calls that wait for a person elsewhere on the page. */
+  asked: ReadonlySet<string>;
   onRetry: () => void;
 }
 
-export function Messages({ messages, running, onRetry }: Props) {
+export function Messages({ messages, running, asked, onRetry }: Props) {
   const last = messages.at(-1);
   const answered = messages.findLast((message) => message.role === "assistant" && plainText(message.content));
   return (
     <>
       {messages.map((message) => (
-        <One key={message.id} message={message} messages={messages} streaming={running && message === last}
+        <One key={message.id} message={message} messages={messages} asked={asked} streaming={running && message === last}
           onRetry={!running && message === answered ? onRetry : undefined} />
       ))}
       {running && isWaiting(last) && <Waiting />}
@@ -28,14 +30,22 @@ export function Messages({ messages, running, onRetry }: Props) {
   );
 }
 
-function One({ message, messages, streaming, onRetry }: { message: Message; messages: readonly Message[]; streaming: boolean; onRetry?: (() => void) | undefined }) {
+interface OneProps<Kind = Message> {
+  message: Kind;
+  messages: readonly Message[];
+  asked: ReadonlySet<string>;
+  streaming: boolean;
+  onRetry?: (() => void) | undefined;
+}
+
+function One({ message, messages, asked, streaming, onRetry }: OneProps) {
   switch (message.role) {
     case "user":
       return <div className="message user" data-role="user">{plainText(message.content)}</div>;
     case "reasoning":
       return <Reasoning text={message.content} thinking={streaming} />;
     case "assistant":
-      return <Assistant message={message} messages={messages} streaming={streaming} onRetry={onRetry} />;
+      return <Assistant message={message} messages={messages} asked={asked} streaming={streaming} onRetry={onRetry} />;
     case "activity":
       return <Activity message={message} />;
     default:
@@ -43,7 +53,7 @@ function One({ message, messages, streaming, onRetry }: { message: Message; mess
   }
 }
 
-function Assistant({ message, messages, streaming, onRetry }: { message: AssistantMessage; messages: readonly Message[]; streaming: boolean; onRetry?: (() => void) | undefined }) {
+function Assistant({ message, messages, asked, streaming, onRetry }: OneProps<AssistantMessage>) {
   const renderToolCall = useRenderToolCall();
   const text = plainText(message.content);
   return (
@@ -61,7 +71,7 @@ function Assistant({ message, messages, streaming, onRetry }: { message: Assista
           )}
         </div>
       )}
-      {message.toolCalls?.map((toolCall) => {
+      {message.toolCalls?.filter((call) => !asked.has(call.id)).map((toolCall) => {
         const toolMessage = messages.find((other): other is ToolMessage => other.role === "tool" && other.toolCallId === toolCall.id);
         return <div key={toolCall.id} className="message" data-tool={toolCall.function.name}>{renderToolCall({ toolCall, ...(toolMessage ? { toolMessage } : {}) } as Parameters<typeof renderToolCall>[0])}</div>;
       })}

@@ -29,7 +29,7 @@ export async function loadText(name: string, text: string): Promise<Loaded> {
 /** Asks the server what these events are on the OpenAI wire: one list of frames for each event. */
 async function reencode(log: readonly Logged[]): Promise<string[][]> {
   const body = log.map(({ event }) => JSON.stringify(event)).join("\n");
-  const response = await ask("agui/wires?wire=openai", { method: "POST", body, headers: { "content-type": "application/jsonl" } });
+  const response = await ask("demo/wires?wire=openai", { method: "POST", body, headers: { "content-type": "application/jsonl" } });
   const chunks: string[][] = log.map(() => []);
   if (!response.body) return chunks;
   for await (const frame of frames(response.body)) chunks[Math.min(Number(frame.id), log.length) - 1]?.push(frame.data);

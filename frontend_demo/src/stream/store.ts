@@ -66,7 +66,7 @@ export class StreamStore {
     const recording = empty(runId, began);
     this.#change({ recording, trouble: null });
     try {
-      const response = await ask(`agui/runs/${encodeURIComponent(runId)}/wires?wire=agui&wire=openai`, { signal });
+      const response = await ask(`demo/runs/${encodeURIComponent(runId)}/wires?wire=agui&wire=openai`, { signal });
       if (!response.body) return;
       for await (const frame of frames(response.body)) this.#add(recording, frame);
     } catch (error) {

@@ -1,14 +1,16 @@
 /** Any tool call: its arguments as they stream in, then what came back. */
 
+import { useContext } from "react";
 import { Icon, type IconName } from "../ui/icons";
-import { asText, failureOf, readResult, titleOf, type ToolProps } from "./status";
+import { asText, failureOf, readResult, RunningContext, titleOf, type ToolProps } from "./status";
 
 const BRIEF = 90;
 
 export function ToolCard({ name, args, status, result, icon = iconOf(name) }: ToolProps & { icon?: IconName }) {
   const failed = status === "complete" ? failureOf(result) : null;
+  const running = useContext(RunningContext);
   return (
-    <details className="tool" open={status !== "complete" || undefined}>
+    <details className="tool" open={(running && status !== "complete") || undefined}>
       <summary>
         <Icon name={icon} className="kind" />
         <span className="name">{titleOf(name)}</span>
@@ -17,7 +19,7 @@ export function ToolCard({ name, args, status, result, icon = iconOf(name) }: To
         <Icon name="chevron" className="chevron" />
       </summary>
       <div className="body">
-        <Arguments args={args} streaming={status === "inProgress"} />
+        <Arguments args={args} streaming={running && status === "inProgress"} />
         {status === "complete" && (
           <div className="result">
             <h4>{failed ? "Failed" : "Result"}</h4>
@@ -30,8 +32,10 @@ export function ToolCard({ name, args, status, result, icon = iconOf(name) }: To
 }
 
 export function Status({ status, failed = false }: { status: ToolProps["status"]; failed?: boolean }) {
+  const running = useContext(RunningContext);
   if (failed) return <span className="pill danger">Failed</span>;
   if (status === "complete") return <span className="pill ok"><Icon name="check" className="tick" />Done</span>;
+  if (!running && status === "inProgress") return <span className="pill">No result</span>;
   return <><span className="spinner" aria-hidden="true" /><span className="visually-hidden">Running</span></>;
 }
 

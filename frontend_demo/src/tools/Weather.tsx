@@ -25,7 +25,7 @@ export function Weather(props: ToolProps) {
   return (
     <section className="weather" aria-label={`Weather in ${place}`}>
       <span className="place">{place}</span>
-      <span className="temperature">{degrees(report.temperature)}</span>
+      <span className="degrees">{degrees(report.temperature)}</span>
       <span className="conditions">{report.conditions ?? report.condition ?? ""}</span>
       <div className="more">
         {report.humidity !== undefined && <span>Humidity {unit(report.humidity, "%")}</span>}

@@ -1,3 +1,5 @@
+import { createContext } from "react";
+
 /** What every tool card is given by CopilotKit's renderer, in one plain shape. */
 
 export interface ToolProps {
@@ -7,6 +9,9 @@ export interface ToolProps {
   status: "inProgress" | "executing" | "complete";
   result?: string | undefined;
 }
+
+/** Whether a run is going on: a call that still has no result then waits, and otherwise never got one. */
+export const RunningContext = createContext(false);
 
 /** A tool's result as JSON where it is JSON, else the text itself. */
 export function readResult(result: unknown): unknown {

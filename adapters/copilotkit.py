@@ -1,0 +1,242 @@
+"""CopilotKit's runtime protocol: its React hooks pointed straight at this server, with no Node in between.
+
+Runs are AG-UI in the dialect that CopilotKit's client speaks (adapters.agui chooses it by the missing
+`protocolVersion`); what is CopilotKit's own is here: runtime info, the two endpoint forms (one path for each call, or
+one path that takes `{"method", "params", "body"}`), the replay of a thread on connect, stop, and its error bodies.
+
+Shapes were read from `@copilotkit/react-core` 1.74 and seen on the wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from adapters import agui
+from adapters.errors import RequestError
+from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits, read_json
+from events.vocabulary import (
+    PROTOCOL_VERSION,
+    Event,
+    Interrupt,
+    InterruptOutcome,
+    MessagesSnapshot,
+    RunFinished,
+    RunStarted,
+    StateSnapshot,
+)
+
+RUNTIME_VERSION = "1.74.0"
+Method = Literal["info", "agent/run", "agent/connect", "agent/stop"]
+Encoder = agui.Encoder
+
+AGENT_CLASS = "PythonAgent"
+"""What `className` says about every agent: CopilotKit shows it and reads nothing into it."""
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """A request to the single endpoint. `body` is the inner body, decoded."""
+
+    method: Method
+    agent: str = "default"
+    thread_id: str = ""
+    body: Any = None
+
+
+class Card(msgspec.Struct, frozen=True, kw_only=True):
+    """An agent as runtime info lists it. `capabilities` is AgentCapabilities in wire form."""
+
+    name: str
+    description: str = ""
+    capabilities: dict[str, Any] = {}
+
+
+class History(msgspec.Struct, frozen=True, kw_only=True):
+    """A thread as connect replays it. messages: in wire form. run_id: its last run, empty if there was none.
+    interrupts: still open, in wire form."""
+
+    thread_id: str
+    run_id: str = ""
+    messages: Sequence[dict[str, Any]] = ()
+    state: Any = None
+    interrupts: Sequence[dict[str, Any]] = ()
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A thread in a list. Times are ISO 8601."""
+
+    id: str
+    name: str | None
+    agent_id: str
+    archived: bool
+    created_at: str
+    updated_at: str
+    organization_id: str = ""
+    created_by_id: str = ""
+
+
+# ---- inbound --------------------------------------------------------------------------------------------------------
+
+
+def parse(body: bytes, *, new_id: Callable[[str], str], limits: Limits = DEFAULT_LIMITS) -> Inbound:
+    """The body of a run. Raises RequestError. `new_id` is not called: the client names everything itself."""
+    return from_wire(read_json(body, limits), limits=limits)
+
+
+def from_wire(wire: Any, *, limits: Limits = DEFAULT_LIMITS) -> Inbound:
+    """The same from decoded JSON, as the single endpoint has it."""
+    if not isinstance(wire, dict):
+        raise RequestError("invalid_request", "The body must be a RunAgentInput, which is an object.")
+    return agui.from_wire(_without_own_answers(wire), limits=limits)
+
+
+def parse_call(body: bytes, limits: Limits = DEFAULT_LIMITS) -> Call:
+    """A request to the single endpoint; RequestError for a method that is not CopilotKit's."""
+    wire = read_json(body, limits)
+    method = wire.get("method") if isinstance(wire, dict) else None
+    if method not in ("info", "agent/run", "agent/connect", "agent/stop"):
+        message = "method must be one of: info, agent/run, agent/connect, agent/stop."
+        raise RequestError("invalid_request", message, param="method")
+    params = wire.get("params")
+    named = params if isinstance(params, dict) else {}
+    if method != "info" and not isinstance(named.get("agentId"), str):
+        raise RequestError("invalid_request", "params.agentId is required.", param="params.agentId")
+    thread = named.get("threadId")
+    return Call(
+        method=method,
+        agent=named.get("agentId") or "default",
+        thread_id=thread if isinstance(thread, str) else "",
+        body=wire.get("body"),
+    )
+
+
+def thread_of(wire: Any) -> tuple[str, bool]:
+    """The thread that a connect names, and whether its client speaks the dialect before AG-UI 1.0."""
+    thread_id = wire.get("threadId") if isinstance(wire, dict) else None
+    if not isinstance(thread_id, str) or not 0 < len(thread_id) <= DEFAULT_LIMITS.name:
+        raise RequestError("invalid_request", "threadId is required.", param="threadId")
+    return thread_id, wire.get("protocolVersion") is None
+
+
+def run_to_stop(wire: Any) -> str | None:
+    """The run that a stop names; None stops whatever its thread is doing."""
+    run_id = wire.get("runId") if isinstance(wire, dict) else None
+    return run_id if isinstance(run_id, str) and run_id else None
+
+
+def _without_own_answers(wire: dict[str, Any]) -> dict[str, Any]:
+    """`wire` without the tool results that the client made up for what it resumes.
+
+    CopilotKit answers an interrupt about a tool call twice: in `resume`, and as a tool message whose content is the
+    same answer. Only the first is AG-UI's; the second would stand in the history as what the tool returned.
+    """
+    resume, messages = wire.get("resume"), wire.get("messages")
+    if not isinstance(resume, list) or not resume or not isinstance(messages, list):
+        return wire
+    answers = [_made_up(entry) for entry in resume if isinstance(entry, dict)]
+    end = len(messages)
+    while end and _is_tool_message(messages[end - 1]):
+        end -= 1
+    kept = [message for message in messages[end:] if not _take(answers, _decoded(message.get("content")))]
+    return {**wire, "messages": messages[:end] + kept}
+
+
+def _take(answers: list[Any], answer: Any) -> bool:
+    """Whether `answer` was among `answers`, from which it is removed: each stands for one message."""
+    if answer not in answers:
+        return False
+    answers.remove(answer)
+    return True
+
+
+def _made_up(entry: dict[str, Any]) -> Any:
+    """What CopilotKit writes into the tool message for one resume entry, decoded."""
+    if entry.get("status") == "cancelled":
+        return {"status": "cancelled"}
+    payload = entry.get("payload")
+    return {"status": "resolved"} if payload is None else payload
+
+
+def _is_tool_message(message: Any) -> bool:
+    return isinstance(message, dict) and message.get("role") == "tool"
+
+
+def _decoded(content: Any) -> Any:
+    try:
+        return msgspec.json.decode(content) if isinstance(content, str) else content
+    except msgspec.DecodeError:
+        return content
+
+
+# ---- outbound -------------------------------------------------------------------------------------------------------
+
+
+def runtime_info(agents: Iterable[tuple[str, Card]], server: Mapping[str, Any]) -> dict[str, Any]:
+    """What GET /info answers. `server` says what is loaded; it is ours, and CopilotKit ignores it.
+
+    The hooks fall back to an agent called `default`, so one must have that name.
+    """
+    listed = {
+        name: {
+            "name": card.name,
+            "description": card.description,
+            "className": AGENT_CLASS,
+            "capabilities": card.capabilities,
+        }
+        for name, card in agents
+    }
+    return {
+        "version": RUNTIME_VERSION,
+        "agents": listed,
+        "audioFileTranscriptionEnabled": False,
+        "mode": "sse",
+        "threadEndpoints": {"list": True, "inspect": True, "mutations": True, "realtimeMetadata": False},
+        "suggestions": False,
+        "a2uiEnabled": False,
+        "openGenerativeUIEnabled": False,
+        "telemetryDisabled": True,
+        "server": dict(server),
+    }
+
+
+def stopped(found: bool) -> dict[str, Any]:
+    """What a stop answers; not finding a run to stop is no error."""
+    if not found:
+        return {"stopped": False, "message": "Nothing is running on this thread."}
+    ending = {"type": "RUN_ERROR", "message": "Run stopped by user", "code": "STOPPED"}
+    return {"stopped": True, "interrupt": ending}
+
+
+def unknown_agent(name: str) -> tuple[int, dict[str, str]]:
+    """Status and body: CopilotKit shows the message as it is."""
+    return 404, {"error": "Agent not found", "message": f"Agent '{name[:200]}' does not exist"}
+
+
+def invalid_call(message: str) -> tuple[int, dict[str, str]]:
+    """Status and body for the single endpoint's own refusals."""
+    return 400, {"error": "invalid_request", "message": message}
+
+
+def threads_page(entries: Sequence[Entry], cursor: str | None = None) -> dict[str, Any]:
+    return {"threads": list(entries), "nextCursor": cursor}
+
+
+def replay_head(history: History) -> list[Event]:
+    """What a connect begins with: the run that the thread stands at, its messages, and its state if there is one."""
+    events: list[Event] = [
+        RunStarted(thread_id=history.thread_id, run_id=history.run_id, protocol_version=PROTOCOL_VERSION),
+        MessagesSnapshot(messages=list(history.messages)),
+    ]
+    if history.state:
+        events.append(StateSnapshot(snapshot=history.state))
+    return events
+
+
+def replay_end(history: History) -> Event:
+    """The end of a replay whose run is over. Interrupts that are still open are asked again, so that a person who
+    reloads the page can still answer them."""
+    asked = [msgspec.convert(interrupt, Interrupt) for interrupt in history.interrupts]
+    outcome = InterruptOutcome(interrupts=asked) if asked else None
+    return RunFinished(thread_id=history.thread_id, run_id=history.run_id, outcome=outcome)

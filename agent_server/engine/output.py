@@ -1,0 +1,69 @@
+"""How one turn's output is asked for and read: the request's options over the server's settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
+from ag_ui.core import RunAgentInput
+
+from events.formats.output_format import OutputFormat
+from events.options import GenerationOptions, SamplingParams
+from events.parsing.policy import Policy, declared_tools
+from events.translator import Translator
+
+PLAIN = OutputFormat()
+
+
+class OutputSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """A server's settings where a request gives none.
+
+    undeclared: what becomes of a call of a tool that nobody declared (None: as the model's format says). failed: what
+    becomes of text that is no call after an opening marker. Both as in events.formats.output_format.Tools.
+    """
+
+    delivery: Literal["immediate", "adaptive"] = "immediate"
+    boundaries: Literal["lenient", "strict"] | None = None
+    undeclared: Literal["keep", "drop", "content"] | None = None
+    failed: Literal["content", "text", "drop", "error"] | None = None
+    constrain_tools: bool = True
+
+
+def sampling_for(prompt: Any, sampling: SamplingParams) -> SamplingParams:
+    """The sampling with the ids that end an answer of this template, unless the end is to be ignored."""
+    stops = getattr(prompt, "stop_token_ids", ())
+    if sampling.ignore_eos or not stops:
+        return sampling
+    return msgspec.structs.replace(sampling, stop_token_ids=tuple(dict.fromkeys([*sampling.stop_token_ids, *stops])))
+
+
+def open_translator(
+    prompt: Any,
+    input: RunAgentInput,
+    options: GenerationOptions,
+    settings: OutputSettings,
+    new_id: Callable[[str], str],
+) -> Translator:
+    """The translator for one turn's output. A raw prompt's output is text and nothing else."""
+    raw = options.raw_prompt is not None
+    return Translator(
+        PLAIN if raw else prompt.output_format,
+        tools=input.tools or [],
+        opened=prompt.opened,
+        new_id=new_id,
+        marker_ids=prompt.marker_ids,
+        policy=policy_for(input, options, settings),
+        delivery=options.delivery or settings.delivery,
+    )
+
+
+def policy_for(input: RunAgentInput, options: GenerationOptions, settings: OutputSettings) -> Policy:
+    declared = {} if options.raw_prompt is not None else declared_tools(input.tools or []) or {}
+    return Policy(
+        tools={} if options.tool_choice.mode == "none" else declared,
+        parallel=options.parallel_tool_calls,
+        boundaries=options.boundaries or settings.boundaries,
+        undeclared=settings.undeclared,
+        failed=settings.failed,
+    )

@@ -1,0 +1,311 @@
+"""CopilotKit's runtime protocol at `/copilotkit`: `runtimeUrl` may point straight here."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+from collections.abc import AsyncGenerator, Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from adapters import copilotkit
+from adapters.copilotkit import Card, Entry, History
+from adapters.errors import RequestError
+from adapters.inbound import read_json
+from agent_server.agent.capabilities import capabilities_of
+from agent_server.engine.protocol import EngineError
+from agent_server.routes.http import EventStream, frames_of, guarded, read_body, stream_run
+from agent_server.routes.operations import json_response
+from agent_server.store.records import ThreadRecord
+
+if TYPE_CHECKING:
+    from agent_server.runs import Run
+    from agent_server.server import Server
+
+BASE = "/copilotkit"
+LARGE = 64 * 1024
+LIST_LIMIT = 50
+TITLE = 80
+
+
+def routes(server: Server) -> list[BaseRoute]:
+    runtime = Runtime(server)
+    path = BASE + "/agent/{agent}"
+    thread = BASE + "/threads/{thread_id}"
+    return [
+        Route(BASE, guarded(runtime.single), methods=["POST"]),
+        Route(BASE + "/", guarded(runtime.single), methods=["POST"]),
+        Route(BASE + "/info", guarded(runtime.info)),
+        Route(path + "/run", guarded(runtime.run), methods=["POST"]),
+        Route(path + "/connect", guarded(runtime.connect), methods=["POST"]),
+        Route(path + "/stop/{thread_id}", guarded(runtime.stop), methods=["POST"]),
+        Route(BASE + "/threads", guarded(runtime.threads)),
+        Route(thread + "/messages", guarded(runtime.messages)),
+        Route(thread + "/events", guarded(runtime.events)),
+        Route(thread + "/state", guarded(runtime.state)),
+        Route(thread + "/archive", guarded(runtime.archive), methods=["POST"]),
+        Route(thread, guarded(runtime.change), methods=["PATCH"]),
+        Route(thread, guarded(runtime.delete), methods=["DELETE"]),
+    ]
+
+
+class Runtime:
+    """The calls, each in both endpoint forms. Holds nothing but the server."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._settings = server.settings
+
+    # ---- agents -----------------------------------------------------------------------------------------------------
+
+    async def info(self, request: Request) -> Response:
+        return json_response(self._info())
+
+    async def run(self, request: Request) -> Response:
+        agent = request.path_params["agent"]
+        if refusal := self._unknown(agent):
+            return refusal
+        return await self._run(agent, await self._json(request), request.state.tenant)
+
+    async def connect(self, request: Request) -> Response:
+        agent = request.path_params["agent"]
+        if refusal := self._unknown(agent):
+            return refusal
+        return self._connect(await self._json(request), request.state.tenant)
+
+    async def stop(self, request: Request) -> Response:
+        body = await read_body(request, self._settings.max_body)
+        wire = read_json(body) if body.strip() else {}
+        return await self._stop(request.path_params["thread_id"], wire, request.state.tenant)
+
+    async def single(self, request: Request) -> Response:
+        """All of the above on one path."""
+        try:
+            call = copilotkit.parse_call(await read_body(request, self._settings.max_body))
+        except RequestError as error:
+            if error.kind != "invalid_request":
+                raise
+            status, body = copilotkit.invalid_call(error.message)
+            return json_response(body, status)
+        if call.method == "info":
+            return json_response(self._info())
+        if refusal := self._unknown(call.agent):
+            return refusal
+        tenant = request.state.tenant
+        match call.method:
+            case "agent/run":
+                return await self._run(call.agent, call.body, tenant)
+            case "agent/connect":
+                return self._connect(call.body, tenant)
+            case _:
+                return await self._stop(call.thread_id, call.body, tenant)
+
+    def _info(self) -> dict[str, Any]:
+        server = self._server
+        cards = [(name, self._card(name)) for name in server.agents]
+        return copilotkit.runtime_info(cards, loaded(server))
+
+    def _card(self, name: str) -> Card:
+        served = self._server.agents[name]
+        found = capabilities_of(served.agent, self._server.model)
+        capabilities = found.model_dump(mode="json", by_alias=True, exclude_none=True)
+        return Card(name=name, description=served.agent.description, capabilities=capabilities)
+
+    def _unknown(self, agent: str) -> Response | None:
+        if agent in self._server.agents:
+            return None
+        status, body = copilotkit.unknown_agent(agent)
+        return json_response(body, status)
+
+    async def _json(self, request: Request) -> Any:
+        body = await read_body(request, self._settings.max_body)
+        return await _off_loop(len(body), read_json, body)
+
+    async def _run(self, agent: str, wire: Any, tenant: str) -> Response:
+        size = len(wire.get("messages") or ()) * 1024 if isinstance(wire, dict) else 0
+        inbound = await _off_loop(size, copilotkit.from_wire, wire)
+        run = await self._server.runs.start(
+            inbound.input, inbound.options, agent=agent, tenant=tenant, grace=self._settings.grace
+        )
+        encoder = copilotkit.Encoder(legacy=inbound.extra.legacy)
+        return stream_run(run, encoder, interval=self._settings.keep_alive)
+
+    def _connect(self, wire: Any, tenant: str) -> Response:
+        thread_id, legacy = copilotkit.thread_of(wire)
+        encoder = copilotkit.Encoder(legacy=legacy)
+        return EventStream(
+            self._replay(thread_id, tenant, encoder),
+            content_type=encoder.content_type,
+            keep_alive=encoder.keep_alive,
+            interval=self._settings.keep_alive,
+        )
+
+    async def _stop(self, thread_id: str, wire: Any, tenant: str) -> Response:
+        wanted = copilotkit.run_to_stop(wire)
+        found = [run for run in self._server.runs.on_thread(thread_id, tenant) if wanted in (None, run.id)]
+        stopped = [await run.cancel() for run in found]
+        return json_response(copilotkit.stopped(any(stopped)))
+
+    # ---- replay -----------------------------------------------------------------------------------------------------
+
+    async def _replay(self, thread_id: str, tenant: str, encoder: copilotkit.Encoder) -> AsyncGenerator[bytes, None]:
+        """The thread as it stands, then the run that is going on, if one is. Nothing for an unknown thread."""
+        running = self._server.runs.on_thread(thread_id, tenant)
+        if running and running[0].log.oldest <= 1:
+            async with contextlib.aclosing(self._join(running[0], encoder)) as frames:
+                async for frame in frames:
+                    yield frame
+            return
+        history = await self._history(thread_id, tenant)
+        if not history.run_id:
+            return
+        for event in [*copilotkit.replay_head(history), copilotkit.replay_end(history)]:
+            yield encoder.encode(event)
+
+    async def _join(self, run: Run, encoder: copilotkit.Encoder) -> AsyncGenerator[bytes, None]:
+        """The messages that the run began from, then everything that it has said and will say."""
+        before = [message.model_dump(mode="json", by_alias=True, exclude_none=True) for message in run.input.messages]
+        history = History(thread_id=run.thread_id, run_id=run.id, messages=before, state=run.input.state)
+        for event in copilotkit.replay_head(history):
+            yield encoder.encode(event)
+        async with contextlib.aclosing(frames_of(run, _WithoutStart(encoder))) as frames:
+            async for frame in frames:
+                yield frame
+
+    async def _history(self, thread_id: str, tenant: str) -> History:
+        store = self._server.store
+        runs = await store.runs(tenant, thread_id)
+        if not runs:
+            return History(thread_id=thread_id)
+        asked = [each.interrupt for each in await store.interrupts(tenant, thread_id) if each.status == "open"]
+        return History(
+            thread_id=thread_id,
+            run_id=runs[-1].id,
+            messages=await store.messages(tenant, thread_id),
+            state=await store.state(tenant, thread_id),
+            interrupts=asked,
+        )
+
+    # ---- threads ----------------------------------------------------------------------------------------------------
+
+    async def threads(self, request: Request) -> Response:
+        query = request.query_params
+        limit = query.get("limit", "")
+        found, cursor = await self._server.store.threads(
+            request.state.tenant,
+            agent_id=query.get("agentId"),
+            archived=query.get("includeArchived") == "true",
+            limit=int(limit) if limit.isdecimal() and len(limit) < 5 else LIST_LIMIT,
+            cursor=query.get("cursor"),
+        )
+        return json_response(copilotkit.threads_page([_entry(record) for record in found], cursor))
+
+    async def messages(self, request: Request) -> Response:
+        found = await self._server.store.messages(request.state.tenant, request.path_params["thread_id"])
+        return json_response({"messages": found})
+
+    async def events(self, request: Request) -> Response:
+        """What a connect would replay."""
+        history = await self._history(request.path_params["thread_id"], request.state.tenant)
+        if not history.run_id:
+            return json_response({"events": []})
+        return json_response({"events": [*copilotkit.replay_head(history), copilotkit.replay_end(history)]})
+
+    async def state(self, request: Request) -> Response:
+        found = await self._server.store.state(request.state.tenant, request.path_params["thread_id"])
+        return json_response({"state": {} if found is None else found})
+
+    async def change(self, request: Request) -> Response:
+        wire = await self._json(request)
+        name = wire.get("name") if isinstance(wire, dict) else None
+        archived = wire.get("archived") if isinstance(wire, dict) else None
+        changed = await self._server.store.change_thread(
+            request.state.tenant,
+            request.path_params["thread_id"],
+            name=name[:TITLE] if isinstance(name, str) else None,
+            archived=archived if isinstance(archived, bool) else None,
+        )
+        return json_response(_entry(changed))
+
+    async def archive(self, request: Request) -> Response:
+        changed = await self._server.store.change_thread(
+            request.state.tenant, request.path_params["thread_id"], archived=True
+        )
+        return json_response(_entry(changed))
+
+    async def delete(self, request: Request) -> Response:
+        """Deletes the thread; what runs on it is stopped first."""
+        tenant, thread_id = request.state.tenant, request.path_params["thread_id"]
+        for run in self._server.runs.on_thread(thread_id, tenant):
+            await run.cancel()
+            await run.wait()
+        await self._server.store.delete_thread(tenant, thread_id)
+        return json_response({"deleted": True})
+
+
+class _WithoutStart:
+    """An encoder for a run that the replay has already announced."""
+
+    def __init__(self, inner: copilotkit.Encoder) -> None:
+        self._inner = inner
+        self.content_type = inner.content_type
+
+    def encode(self, event: Any, *, sequence: int | None = None, choice: int = 0) -> bytes:
+        return b"" if sequence == 1 else self._inner.encode(event, sequence=sequence, choice=choice)
+
+    def finish(self) -> bytes:
+        return self._inner.finish()
+
+    def keep_alive(self) -> bytes:
+        return self._inner.keep_alive()
+
+
+def loaded(server: Server) -> dict[str, Any]:
+    """The model that this server holds, in words for a page: name, state and what the engine tells of itself."""
+    status = server.model.status
+    answer: dict[str, Any] = {
+        "model": server.model.name,
+        "bundled": not server.settings.model,
+        "state": status.state,
+        "message": status.message,
+        "version": _version(),
+        "details": {},
+    }
+    if status.progress is not None:
+        answer["progress"] = status.progress
+    with contextlib.suppress(EngineError):
+        info = server.model.engine.info
+        answer |= {"contextLength": info.context_length, "vocabSize": info.vocab_size, "details": info.details}
+    return answer
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("agent-server")
+    except importlib.metadata.PackageNotFoundError:  # run from a checkout that is not installed
+        return "development"
+
+
+def _entry(record: ThreadRecord) -> Entry:
+    return Entry(
+        id=record.id,
+        name=record.name or None,
+        agent_id=record.agent_id,
+        archived=record.archived,
+        created_at=_iso(record.created_at),
+        updated_at=_iso(record.updated_at),
+    )
+
+
+def _iso(milliseconds: int) -> str:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+async def _off_loop(size: int, work: Callable[..., Any], *args: Any) -> Any:
+    """Large bodies are parsed in a thread, so that no other request waits for them."""
+    return await run_in_threadpool(work, *args) if size > LARGE else work(*args)

@@ -1,0 +1,110 @@
+"""The page at `/`, and the two streams that it alone reads: a run on several wires at once, live or from a log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
+
+from adapters import agui, side_by_side
+from adapters.errors import RequestError
+from adapters.openai_chat import ChatIdentity, ChatStream
+from agent_server.routes.http import guarded, read_body, stream_run
+from events.vocabulary import Event
+
+if TYPE_CHECKING:
+    from agent_server.server import Server
+
+BUILT = Path(__file__).parents[1] / "static" / "demo"
+WIRES = ("agui", "openai")
+MOST_EVENTS = 100_000
+PAGE_HEADERS = {
+    "content-security-policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+    "connect-src 'self' http: https:; base-uri 'none'; form-action 'none'; frame-ancestors 'self'; object-src 'none'",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+"""connect-src is open because `?replay=` may name a log anywhere; nothing that a model writes is ever fetched."""
+
+HINT = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>agent-server</title><style>:root{color-scheme:light dark}body{font:16px/1.6 system-ui,sans-serif;max-width:38rem;
+margin:18vh auto 0;padding:0 1.5rem}code{font-size:.9em}</style>
+<h1>The server runs.</h1><p>This page has not been built in this checkout: install Node 20,
+then <code>make demo</code>.
+The wires do not need it: <code>/agui</code>, <code>/copilotkit</code>, <code>/v1/chat/completions</code>.</p></html>"""
+
+
+class Page(StaticFiles):
+    """Files with content hashes in their names are kept for a year; the page itself is asked for every time."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        lasting = path.startswith("assets/") and response.status_code < 400 and not path.endswith("/theme.js")
+        response.headers["cache-control"] = "public, max-age=31536000, immutable" if lasting else "no-cache"
+        response.headers.update(PAGE_HEADERS)
+        return response
+
+
+def routes(server: Server) -> list[BaseRoute]:
+    settings = server.settings
+
+    def encoder_for(request: Request, run_id: str) -> side_by_side.Encoder:
+        names = request.query_params.getlist("wire") or list(WIRES)
+        return side_by_side.Encoder({name: _wire(name, server.model.name, run_id) for name in dict.fromkeys(names)})
+
+    async def live(request: Request) -> Response:
+        run = server.runs.get(request.path_params["run_id"], request.state.tenant)
+        return stream_run(run, encoder_for(request, run.id), interval=settings.keep_alive)
+
+    async def recorded(request: Request) -> Response:
+        """An event log, one event a line, on the wires asked for."""
+        events = _read_log(await read_body(request, settings.max_body))
+        encoder = encoder_for(request, "recorded")
+        frames = [encoder.encode(event, sequence=number) for number, event in enumerate(events, 1)]
+        return Response(b"".join([*frames, encoder.finish()]), headers={"content-type": encoder.content_type})
+
+    async def hint(request: Request) -> Response:
+        return HTMLResponse(HINT, headers=PAGE_HEADERS | {"cache-control": "no-cache"})
+
+    if not settings.demo:
+        return []
+    page: BaseRoute = Route("/", hint)
+    if (BUILT / "index.html").is_file():
+        page = Mount("/", Page(directory=BUILT, html=True))
+    return [
+        Route("/demo/runs/{run_id}/wires", guarded(live)),
+        Route("/demo/wires", guarded(recorded), methods=["POST"]),
+        page,
+    ]
+
+
+def _wire(name: str, model: str, run_id: str) -> side_by_side.Outbound:
+    if name == "agui":
+        return agui.Encoder()
+    if name == "openai":
+        short = run_id.removeprefix("run_")
+        return ChatStream(ChatIdentity(id=f"chatcmpl-{short}", model=model, created=int(time.time())))
+    raise RequestError("invalid_request", f"wire must be one of: {', '.join(WIRES)}.", param="wire")
+
+
+def _read_log(body: bytes) -> Iterable[Event]:
+    lines = [line for line in body.split(b"\n") if line.strip()]
+    if len(lines) > MOST_EVENTS:
+        raise RequestError("payload_too_large", f"A log may hold at most {MOST_EVENTS} events.")
+    decoder = msgspec.json.Decoder(Event)
+    return [_read_line(decoder, number, line) for number, line in enumerate(lines, 1)]
+
+
+def _read_line(decoder: msgspec.json.Decoder[Event], number: int, line: bytes) -> Event:
+    try:
+        return decoder.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RequestError("invalid_request", f"Line {number} is not an AG-UI event.") from error

@@ -1,0 +1,161 @@
+"""The server that the browser tests talk to: everything real but the model, whose words are scripted here.
+
+    python -m tests.browser.serve --port 0
+
+Prints the address once it listens. What is scripted depends on the last thing that a person said, so that a test
+reads like a conversation; every answer is in the bundled model's own format and tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+from typing import Any
+
+import uvicorn
+from pydantic import BaseModel
+
+from agent_server.agent import Agent, ToolContext, tool
+from agent_server.app import create_app
+from agent_server.demonstration import demonstration_agents
+from agent_server.engine.detokenizer import TokenizerVocabulary
+from agent_server.engine.model_files import load_model_files
+from agent_server.engine.protocol import GenerationRequest
+from agent_server.engine.scripted import Fault, Script, ScriptedEngine
+from agent_server.server import BUNDLED
+from agent_server.settings import Settings
+
+LONG = " ".join(f"Sentence {number} of a long answer." for number in range(1, 400))
+LIST = "I can do a few things:\n\n1. Look up the **weather**\n2. Calculate\n\n```python\nprint(3)\n```\n\nAsk me."
+OWLS = (
+    "# Owls\n\nOwls hunt at **night**. Their feathers are soft, so they fly in silence.\n\n- Large eyes\n- Sharp ears"
+)
+STEPS = [{"description": each, "status": "enabled"} for each in ("Book a train", "Find a hotel", "Visit the museum")]
+EMAIL = {"to": "anna@example.com", "subject": "Lunch", "body": "Shall we have lunch at noon?"}
+
+
+def call(name: str, /, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def thought(text: str, then: str) -> str:
+    return f"<think>\n{text}\n</think>\n\n{then}"
+
+
+RULES: tuple[tuple[str, str], ...] = (
+    (r"weather", thought("The user asks for the weather.", call("get_weather", location="Oslo"))),
+    (r"12\*7", call("calculate", expression="12*7")),
+    (r"trip", call("generate_task_steps", steps=STEPS)),
+    (r"background", call("change_background", background="teal")),
+    (r"email", call("send_email", **EMAIL)),
+    (r"document", call("write_document", document=OWLS)),
+    (r"search", call("search", query="interrupts")),
+    (r"choose a colour", call("choose_colour")),
+    (r"add salt", call("add_ingredient", name="salt")),
+    (r"progress", call("count_slowly")),
+    (r"remember", "I keep it in mind."),
+    (r"long|slow", LONG),
+    (r"break", "This will not end well, because the engine"),
+    (r"can you do", thought("A question about me.", LIST)),
+    (r"hello|hi\b", thought("A greeting.", "Hello! How can I help?")),
+)
+
+
+def answer(prompt: str) -> Script:
+    """What the model says after this prompt."""
+    turns = prompt.split("<|im_start|>")
+    last = next((turn for turn in reversed(turns) if turn.startswith(("user", "tool"))), "")
+    responses = re.findall(r"<tool_response>\n(.*?)\n</tool_response>", last, re.DOTALL)
+    if responses:
+        return Script(text=f"The tool said {responses[-1]}", first_delay=0.03, delay=0.01)
+    asked = last.lower()
+    text = next((text for pattern, text in RULES if re.search(pattern, asked)), "I have no script for that.")
+    if "break" in asked:
+        return Script(
+            text=text,
+            delay=0.01,
+            fault=Fault(action="error", after=8, kind="connection", message="The engine was lost in mid-answer."),
+        )
+    return Script(text=text, first_delay=0.05, delay=0.03 if "long" in asked else 0.012)
+
+
+class Recipe(BaseModel):
+    title: str = "Soup"
+    ingredients: list[str] = ["water"]
+
+
+@tool
+def add_ingredient(name: str, context: ToolContext) -> str:
+    """Add an ingredient to the recipe."""
+    context.state["ingredients"] = [*context.state.get("ingredients", []), name]
+    return f"{name} added"
+
+
+@tool
+async def choose_colour(context: ToolContext) -> str:
+    """Ask the person for a colour."""
+    chosen = context.ask(
+        "Which colour?",
+        {
+            "type": "object",
+            "properties": {"colour": {"type": "string", "enum": ["red", "green"]}},
+            "required": ["colour"],
+        },
+    )
+    return f"The person chose {chosen['colour']}"
+
+
+@tool
+async def count_slowly() -> Any:
+    """Count, and say how far."""
+    for number in (1, 2, 3):
+        yield {"counted": number}
+        await asyncio.sleep(0.1)
+
+
+def agents() -> tuple[Agent, ...]:
+    cook = Agent(
+        name="cook",
+        description="Shares a recipe with the page.",
+        state=Recipe,
+        tools=[add_ingredient, choose_colour, count_slowly],
+    )
+    return (*demonstration_agents(), cook)
+
+
+def engine() -> ScriptedEngine:
+    tokenizer = load_model_files(str(BUNDLED)).tokenizer
+
+    def script(request: GenerationRequest) -> Script:
+        return answer(tokenizer.decode(list(request.prompt_token_ids), skip_special_tokens=False))
+
+    return ScriptedEngine(script, vocabulary=TokenizerVocabulary(tokenizer), model="agent-server-demo")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--key", action="append", default=[])
+    parser.add_argument("--origin", action="append", default=[])
+    parser.add_argument("--store", default="memory")
+    parser.add_argument("--max-runs", type=int, default=256)
+    given = parser.parse_args()
+    settings = Settings(
+        store_url=given.store,
+        api_keys=tuple(given.key),
+        cors_origins=tuple(given.origin),
+        max_runs=given.max_runs,
+        drain=0.2,
+    )
+    app = create_app(settings, agents=agents(), engine=engine())
+    config = uvicorn.Config(app, host="127.0.0.1", port=given.port, log_level="warning", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    socket = config.bind_socket()
+    print(f"http://127.0.0.1:{socket.getsockname()[1]}", flush=True)
+    asyncio.run(server.serve(sockets=[socket]))
+
+
+if __name__ == "__main__":
+    main()
