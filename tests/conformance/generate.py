@@ -244,7 +244,9 @@ _SCALARS: list[Any] = [None, 5, 1.5, "x", True, [], {}, [5], ["x"], [None], {"ty
 
 def mutated(rng: random.Random, wire: Wire) -> list[Wire]:
     """A stream that is legal up to `wire`, of which one member was removed, added or given another value."""
-    stream: list[Wire] = [] if wire["type"] == "RUN_STARTED" else [{"type": "RUN_STARTED", "threadId": "t", "runId": "r"}]
+    stream: list[Wire] = (
+        [] if wire["type"] == "RUN_STARTED" else [{"type": "RUN_STARTED", "threadId": "t", "runId": "r"}]
+    )
     opener = next((opener for prefix, opener in _OPENERS.items() if wire["type"].startswith(prefix)), None)
     if opener and wire["type"].endswith(_CONTINUES):
         names = {"messageId", "toolCallId", "stepName", "subagentRunId"}
