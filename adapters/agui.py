@@ -195,7 +195,7 @@ def _validate(wire: dict[str, Any]) -> RunAgentInput:
         checked = _FailFastInput.model_validate(wire)
     except ValidationError as error:
         raise _complaint(error, wire) from None
-    return RunAgentInput.model_construct(**dict(checked))
+    return RunAgentInput.model_construct(_fields_set=checked.model_fields_set, **dict(checked))
 
 
 def _complaint(error: ValidationError, wire: Any) -> RequestError:

@@ -53,6 +53,8 @@ class Reasoning(Description, frozen=True, kw_only=True):
         a marker or the end decides; only for callers who cannot know the prompt.
     ended_by: markers that end reasoning without its end marker and are then read as what they are (a tool marker).
     after_call: where text goes after a call that was written inside reasoning.
+    unclosed: what reasoning is that the output itself opened and never closed; "content" holds it back until it is
+        closed (reasoning that the prompt opened always streams).
     """
 
     start: tuple[str, ...] = ()
@@ -60,6 +62,7 @@ class Reasoning(Description, frozen=True, kw_only=True):
     initial: Initial = "content"
     ended_by: tuple[str, ...] = ()
     after_call: Literal["content", "reasoning"] = "content"
+    unclosed: Literal["reasoning", "content"] = "reasoning"
 
 
 class Content(Description, frozen=True, kw_only=True):
@@ -183,10 +186,13 @@ class Tools(Description, frozen=True, kw_only=True):
 class Route(Description, frozen=True, kw_only=True):
     """Where the body of a message goes whose header (with its last marker) contains `header`. Of several that do, the
     one that stands last in the header decides; a recipient decides before all of them.
+
+    to: "call": the body is a call's arguments, or the call itself (by Tools.style); "text": the body is the one
+        argument `text` of the function that the header names.
     """
 
     header: str
-    to: Literal["reasoning", "content", "call", "drop"]
+    to: Literal["reasoning", "content", "call", "text", "drop"]
 
 
 class Channels(Description, frozen=True, kw_only=True):
@@ -199,6 +205,7 @@ class Channels(Description, frozen=True, kw_only=True):
     namespace: text before the name that is not part of it (`functions.`); another recipient is no tool of the request.
     start_ends_body: whether `start` within a body ends it.
     starts_in_header: whether the prompt ends within a header.
+    markup: whether reasoning that is left in the content is shown with its markers.
     """
 
     start: tuple[str, ...]
@@ -209,6 +216,7 @@ class Channels(Description, frozen=True, kw_only=True):
     namespace: str = ""
     start_ends_body: bool = True
     starts_in_header: bool = False
+    markup: bool = True
 
 
 class OutputFormat(Description, frozen=True, kw_only=True):

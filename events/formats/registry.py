@@ -59,13 +59,11 @@ REASONING_ALIASES = {
     "interns1": "qwen3",
     "iquest_q1": "deepseek-r1",
     "kimi": "kimi_k2",
-    "ling3": "glm45",
     "mimo": "qwen3",
     "minimax": "qwen3",
     "minimax_m2": "qwen3",
     "nanbeige": "qwen3",
-    "nemotron_3": "qwen3",
-    "nemotron_v3": "qwen3",
+    "nemotron_v3": "nemotron_3",
     "openai": "gpt-oss",
     "poolside_v1": "qwen3",
     "qwen3_thinking": "qwen3",
@@ -86,10 +84,14 @@ _REASONING_BY_NAME = {_normal(name): reasoning for name, reasoning in REASONING.
     _normal(alias): REASONING[target] for alias, target in REASONING_ALIASES.items()
 }
 
+_OWN_REASONING = frozenset({"nemotron_v3", "nemotron_3"})
+
 
 def named(name: str) -> OutputFormat:
     """The format of this name. KeyError with the known names if there is none."""
     normal = _normal(name)
+    if normal in _OWN_REASONING:
+        return msgspec.structs.replace(_BY_NAME[normal], reasoning=_REASONING_BY_NAME[normal])
     if normal in _BY_NAME:
         return _BY_NAME[normal]
     if normal == "minimax_append_think":

@@ -162,7 +162,7 @@ TAGGED_CALLS: dict[str, OutputFormat] = {
     ),
     "glm45": _glm_style("glm45", "\n"),
     "glm47": _glm_style("glm47"),
-    "ling3": _glm_style("ling3", "\n"),
+    "ling3": _glm_style("ling3", "\n", "ling3"),
     "poolside_v1": _glm_style("poolside_v1", "\n", truncated="drop"),
     "hy_v3": _hunyuan_style("hy_v3"),
     "hy_v4": _hunyuan_style("hy_v4"),

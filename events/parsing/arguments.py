@@ -6,6 +6,7 @@ arguments. An object whose first key does not appear, or a text that is somethin
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from events.formats.output_format import Arguments
@@ -20,6 +21,7 @@ NAME_LIMIT = 1024
 """Characters of an argument's name, at most."""
 _LOOK_AHEAD = 64
 _DEPTH = 32
+_WRAPPERS = frozenset({"arguments", "parameters", "input", "args"})
 _CDATA = scanner_for(("<![CDATA[",))
 
 
@@ -138,6 +140,9 @@ def tagged_arguments(call: Call) -> Reading[None]:
         if header is None:
             break
         key, declared = header
+        if not seen and _is_wrapper(call, key) and (yield from source.space()) == "{":
+            yield from _wrapped_arguments(call)
+            return
         if strict and (key in seen or (call.schema is not None and property_schema(call.schema, key) is None)):
             raise NoCall(f"{key[:40]!r} is no argument of the tool, or is given twice")
         call.write(f"{', ' if seen else '{'}{quoted(key)}: ")
@@ -146,6 +151,19 @@ def tagged_arguments(call: Call) -> Reading[None]:
         yield from _tagged_value(call, kinds, ends)
     if seen or not source.final or source.position < len(source.text):
         call.write("}" if seen else "{}")
+
+
+def _is_wrapper(call: Call, key: str) -> bool:
+    """Whether a model put all its arguments into one that the tool does not have."""
+    properties = call.schema.get("properties") if isinstance(call.schema, Mapping) else None
+    return key in _WRAPPERS and isinstance(properties, Mapping) and bool(properties) and key not in properties
+
+
+def _wrapped_arguments(call: Call) -> Reading[None]:
+    """All arguments as one JSON object in a tag."""
+    yield from stream(call, JsonText(stops=(call.calls.argument_end, *call.calls.ends)), verbatim=True)
+    yield from call.source.space()
+    yield from call.source.match(call.syntax.scanner(call.calls.argument_end))
 
 
 def _ends(calls: CallSyntax) -> tuple[str, ...]:

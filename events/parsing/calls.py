@@ -184,7 +184,10 @@ class CallReader:
     def _header(self, prefix_read: bool) -> Reading[None]:
         """The name, and an id before or behind it."""
         source, calls, call_id = self.source, self.calls, self.tools.id
-        if call_id.position == "before_name" and (yield from source.match(self.syntax.scanner(call_id.prefix.strip()))):
+        id_opens = call_id.position == "before_name"
+        if id_opens and call_id.prefix.strip():  # without a prefix the id follows the call's opening at once
+            id_opens = bool((yield from source.match(self.syntax.scanner(call_id.prefix.strip()))))
+        if id_opens:
             self._id, _ = yield from source.until(self.syntax.scanner(call_id.suffix.strip()), _NAME_LIMIT)
             yield from source.space()
         prefix_read = prefix_read or bool((yield from source.match(self.syntax.scanner(calls.name_prefix))))
@@ -238,9 +241,12 @@ class CallReader:
             name = name.rpartition(calls.name_parts[0])[0]
         name = name.removesuffix("\\n")
         name = (unescape(name) if self.tools.name_entities else name).strip()
-        if not name or any(c.isspace() or c in "<>{}[]()\"'" for c in name):
+        if self.tools.id.position == "in_name" and name.isdigit() and self._policy.tools:
+            self._nameless = True
+        elif not name or any(c.isspace() or c in "<>{}[]()\"'" for c in name):
             raise NoCall(f"{name[:40]!r} is no function's name")
-        self._declare(name)
+        else:
+            self._declare(name)
 
     def _json_call(self) -> Reading[None]:
         """A call that is one JSON object, its keys in any order."""
@@ -269,7 +275,10 @@ class CallReader:
                 source.position += 1
                 depth += 1
             elif role == "name":
-                self._declare(str(json.loads((yield from self._whole()))))
+                name = str(json.loads((yield from self._whole())))
+                if not name:
+                    raise NoCall("the name is empty")
+                self._declare(name)
             elif role == "id":
                 self._id = str(json.loads((yield from self._whole())))
             elif role == "arguments":
@@ -289,7 +298,7 @@ class CallReader:
         if (yield from source.peek()) in ("'", '"'):
             key = str(json.loads((yield from self._whole())))
         else:
-            key, marker = yield from source.until(self.syntax.scanner(":"), _NAME_LIMIT)
+            key, marker = yield from source.until(self.syntax.scanner(":", *self.calls.ends), _NAME_LIMIT)
             source.position -= len(marker)
         if not (yield from source.space()):
             raise CutOff
@@ -382,7 +391,8 @@ class CallReader:
     def _begin(self) -> None:
         self._name = self._id = ""
         self.schema = None
-        self._announced = self._muted = self._closed = False
+        self._announced = self._muted = self._closed = self._nameless = False
+        self._unsaid: list[str] = []
         self._pieces = []
 
     def _declare(self, name: str) -> None:
@@ -403,10 +413,27 @@ class CallReader:
 
     def write(self, text: str) -> None:
         """Argument text. The first announces the call."""
+        if self._nameless:
+            self._unsaid.append(text)
+            return
         if not self._announced:
             self._announce()
         if text:
             self._say(ArgumentText(text))
+
+    def _infer_name(self) -> None:
+        """A call that gives its number in place of its name means the one tool that its arguments fit."""
+        self._nameless = False
+        text = "".join(self._unsaid)
+        try:
+            given = set(json.loads(text))
+        except (ValueError, TypeError):
+            given = {""}
+        fitting = [name for name, schema in (self._policy.tools or {}).items() if _fits(given, schema)]
+        if len(fitting) != 1:
+            raise NoCall("a call without a name", incomplete=True)
+        self._declare(fitting[0])
+        self.write(text)
 
     def _announce(self) -> None:
         self._announced = True
@@ -426,6 +453,8 @@ class CallReader:
     def _finish_call(self) -> None:
         """The call is over; one that was read without any argument text has no arguments."""
         ended = self.source.final and self.source.position >= len(self.source.text)
+        if self._nameless:
+            self._infer_name()
         closes = bool(self.calls.call_end) or len(self.calls.arguments_end) > 2
         complete = self._closed or not (ended and closes)
         if not self._announced:
@@ -515,3 +544,11 @@ class CallReader:
 
     def _setting(self, name: str) -> str:
         return getattr(self._policy, name) or str(getattr(self.tools, name))
+
+
+def _fits(given: set[str], schema: Schema) -> bool:
+    """Whether these are arguments that a tool with this schema can have."""
+    if not isinstance(schema, dict) or not isinstance(schema.get("properties"), dict):
+        return False
+    required = schema.get("required")
+    return set(required if isinstance(required, list) else ()) <= given <= set(schema["properties"])

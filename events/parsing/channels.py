@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from events.formats.output_format import Channels
+from events.parsing.json_text import quoted
+from events.parsing.pieces import ArgumentText, CallEnd, CallStart
 from events.parsing.scanner import Scanner
 from events.parsing.source import Reading
 
@@ -65,7 +67,7 @@ def _header(parser: Parser, channels: Channels, start: str) -> Reading[None]:
         text, marker = yield from source.until(marks, _HEADER_LIMIT)
         header, last = header + text, last + text
         if marker in channels.header_end:
-            yield from _body(parser, channels, header + marker, last + marker)
+            yield from _body(parser, channels, header + marker, (last if text else "") + marker)
             return
         if marker in channels.end or (not marker and source.final):
             return
@@ -101,13 +103,23 @@ def _body(parser: Parser, channels: Channels, header: str, last: str) -> Reading
     """The body behind a header. `last`: the header from its last marker on, which is shown where the body is shown
     with its markup."""
     to, name = _destination(parser, channels, header)
+    if to in ("call", "text") and parser.calls is None:
+        parser.enter("content")
+        parser.show(last if to == "call" else header)
+        end = yield from parser.text(parser.syntax.scanner(*channels.end))
+        parser.show(end)
+        return
+    if to == "text":
+        yield from _text_call(parser, channels, header)
+        return
     ends = (*channels.end, *(channels.start if channels.start_ends_body else ()))
     if to == "call":
-        yield from _call_body(parser, channels, name, header, last, ends)
+        yield from _call_body(parser, channels, name, header)
         return
     raw = to == "reasoning" and not parser.policy.extract_reasoning
     parser.enter("reasoning" if to == "reasoning" and not raw else "content")
     parser.mark("drop", header)
+    raw = raw and channels.markup
     if raw:
         parser.show(last)
     elif to == "":
@@ -129,16 +141,10 @@ def _text(parser: Parser, ends: Scanner, shown: bool) -> Reading[str]:
             return marker
 
 
-def _call_body(
-    parser: Parser, channels: Channels, name: str, header: str, last: str, ends: tuple[str, ...]
-) -> Reading[None]:
-    """A body that is a call. Without tools it is shown with its markup."""
+def _call_body(parser: Parser, channels: Channels, name: str, header: str) -> Reading[None]:
+    """A body that is a call. One that is none is shown, unless what it should have been follows in the same message."""
     parser.enter("content")
-    if parser.calls is None:
-        parser.show(last)
-        end = yield from parser.text(parser.syntax.scanner(*ends))
-        parser.show(end) if end in channels.end else None
-        return
+    assert parser.calls is not None
     again = parser.syntax.scanner(*channels.header_end)
     before = parser.calls.count
     yield from parser.read_message(name, header)
@@ -147,3 +153,13 @@ def _call_body(
         if parser.calls.count > before:
             parser.withheld.clear()
     parser.release()
+
+
+def _text_call(parser: Parser, channels: Channels, header: str) -> Reading[None]:
+    """A call whose one argument is the body's text."""
+    parser.enter("content")
+    for marker in (*channels.start, *channels.header_end):
+        header = header.replace(marker, "")
+    text, _ = yield from parser.source.until(parser.syntax.scanner(*channels.end), 1 << 62)
+    for piece in (CallStart(header.strip(), ""), ArgumentText(f'{{"text": {quoted(text)}}}'), CallEnd(True)):
+        parser.say(piece)

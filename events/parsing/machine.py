@@ -53,7 +53,7 @@ class Parser:
         self._bare_calls = self.calls is not None and (bare == "always" or (bare == "declared" and bool(policy.tools)))
         self._strict = (policy.boundaries or self.format.boundaries) == "strict"
         self._pieces: list[Piece] = []
-        self._silent = False
+        self._silent = self._opening = False
         self.mode: Mode = "content"
         self._began = False  # whether the current mode has said anything but white space since it was entered
         self._answered = False  # whether content has
@@ -109,6 +109,7 @@ class Parser:
             start = self.format.message_start
             found = bool(start) and start in opened
             self._silent = not (show and found)
+            self._opening = True
             self.source.add(self._tokens.encode_prompt(opened.rpartition(start)[2] if found else opened))
             self._resume()
             self._settle(found)
@@ -121,7 +122,7 @@ class Parser:
             self._answered = False
             self._began = self._began and found
             self._at_start = not self._began
-        self._silent = False
+        self._silent = self._opening = False
 
     # Reading.
 
@@ -157,7 +158,7 @@ class Parser:
         while True:
             stop, marker = scanner.find(source.text, source.position, source.final)
             if marker is None and source.final:
-                stop = scanner.cut_off(source.text, source.position)
+                stop = self._cut(scanner).cut_off(source.text, source.position)
             if stop > source.position:
                 self.write(source.text[source.position : stop])
                 source.position = stop
@@ -168,6 +169,10 @@ class Parser:
                 source.position = len(source.text)
                 return ""
             yield
+
+    def _cut(self, scanner: Scanner) -> Scanner:
+        """What finds the marker that the end of the output cut off."""
+        return scanner if scanner is not self.syntax.content_scanner or self._after_section else self.syntax.content_cut
 
     def _bare_call(self) -> Reading[None]:
         """A call without its opening marker, where content begins: JSON, or a list of Python calls."""
@@ -225,13 +230,17 @@ class Parser:
         """An opener. A second one in front of the reasoning is left out, unless the prompt wrote the first."""
         if self.mode != "reasoning":
             self._decide("content")
-            self.enter("reasoning")
+            reasoning = self.format.reasoning
+            waits = reasoning is not None and reasoning.unclosed == "content" and not self._opening
+            self.enter("undecided" if waits else "reasoning")
         elif self._began or self._prompted:
             self.write(marker)
 
     def _close_reasoning(self, marker: str) -> None:
-        """A closer; without an opener it is left out, but under strict boundaries only the first is a marker."""
-        if self.mode == "content" and self._strict and (self._closed or self._answered):
+        """A closer. Without an opener it is left out, except where the output cannot open reasoning or, under strict
+        boundaries, behind the first."""
+        opens = self.format.reasoning is not None and bool(self.format.reasoning.start)
+        if self.mode == "content" and (not opens or (self._strict and (self._closed or self._answered))):
             self.write(marker)
             return
         self._decide("reasoning")

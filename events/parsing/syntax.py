@@ -85,7 +85,8 @@ def call_syntax(tools: Tools, messages: tuple[str, ...] = ()) -> CallSyntax:
 
 @dataclass(frozen=True)
 class Syntax:
-    """A format's markers by situation: `content` and `reasoning` map each marker to what it does there."""
+    """A format's markers by situation: `content` and `reasoning` map each marker to what it does there. `content_cut`
+    finds those that may be cut off at the end of content: not closers of what was never opened."""
 
     output_format: OutputFormat
     calls: CallSyntax | None
@@ -94,6 +95,7 @@ class Syntax:
     content_scanner: Scanner
     reasoning_scanner: Scanner
     plain_scanner: Scanner
+    content_cut: Scanner
     spellings: dict[str, str]
 
     def canonical(self, marker: str) -> str:
@@ -144,6 +146,9 @@ def syntax_of(output_format: OutputFormat, with_tools: bool, with_reasoning: boo
         content_scanner=spelled(tuple(content), spellings),
         reasoning_scanner=spelled(tuple(inside), spellings),
         plain_scanner=spelled(tuple(m.strip() for m in output_format.drop), spellings),
+        content_cut=spelled(
+            tuple(m for m, action in content.items() if action not in ("stray", "unreason")), spellings
+        ),
         spellings=dict(spellings),
     )
 

@@ -8,6 +8,7 @@ of the declared type becomes a string, so the result is always valid JSON.
 from __future__ import annotations
 
 import json
+import re
 
 from events.parsing.json_text import JsonText, escaped, literal, number, quoted
 from events.parsing.schema import ANY, Schema, types
@@ -18,6 +19,8 @@ _LITERALS = {
     "null": "null", "None": "null",
 }  # fmt: skip
 _NUMERIC = frozenset("0123456789+-.eE_")
+_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 _LONGEST_QUOTED = 4096
 _LONGEST_WORD = 64
 
@@ -40,14 +43,15 @@ def value_types(schema: Schema, root: Schema, declared: str, untyped: str) -> fr
 class TypedValue:
     """One value: `write` what arrives, `end` when its end marker was seen; JSON text is in `parts`."""
 
-    __slots__ = ("_held", "_json", "_kinds", "_rest", "_write", "parts")
+    __slots__ = ("_backslash", "_escaped", "_held", "_json", "_kinds", "_rest", "_write", "parts")
 
     def __init__(self, kinds: frozenset[str]) -> None:
         self.parts: list[str] = []
         self._kinds = kinds
         self._held: list[str] = []
         self._json = JsonText()
-        self._rest = ""
+        self._rest = self._backslash = ""
+        self._escaped: bool | None = None
         self._write = self._space
         if kinds == {"string"}:
             self._be_string()
@@ -107,11 +111,18 @@ class TypedValue:
             self._be_string()
 
     def _container(self, text: str) -> None:
+        """An object or a list, which some models escape once more than they should: `[{\\"a\\": 1}]`."""
         if not self._json.committed:
             self._held.append(text)
         if self._json.done:
             return
-        rest = self._rest + text
+        if self._escaped is None:
+            self._rest += text
+            self._escaped, text = _over_escaped(self._rest), self._rest
+            if self._escaped is None:
+                return
+            self._rest = ""
+        rest = self._rest + (self._unescaped(text) if self._escaped else text)
         self._rest = rest[self._json.consume(rest, 0) :]
         if self._json.failed:
             self._be_string()
@@ -119,6 +130,12 @@ class TypedValue:
             self._held.clear()
             self.parts += self._json.parts
             self._json.parts.clear()
+
+    def _unescaped(self, text: str) -> str:
+        """`text` without one level of escapes; a backslash at its end waits for what follows."""
+        text = self._backslash + text
+        self._backslash = "\\" if (len(text) - len(text.rstrip("\\"))) % 2 else ""
+        return _ESCAPE.sub(lambda found: _ESCAPES.get(found[1], found[1]), text.removesuffix(self._backslash))
 
     # What comes of it.
 
@@ -130,7 +147,7 @@ class TypedValue:
 
     def _end_container(self) -> None:
         if not self._json.done:
-            self._json.consume(self._rest, 0, True)
+            self._json.consume(self._rest + self._backslash, 0, True)
         if self._json.committed:
             self._json.close()
             self.parts += self._json.parts
@@ -155,6 +172,12 @@ class TypedValue:
         if word in _LITERALS:
             return _LITERALS[word] in self._kinds
         return bool(self._kinds & {"number", "integer"}) and number(word) == word
+
+
+def _over_escaped(text: str) -> bool | None:
+    """Whether a backslash stands where the first string of an object or list should open; None: not seen yet."""
+    first = text.lstrip("[{ \t\r\n")[:2]
+    return None if first in ("", "\\") else first == '\\"'
 
 
 def _unquoted(text: str) -> str:

@@ -139,7 +139,10 @@ def _named(family: Family, derived: OutputFormat) -> OutputFormat:
     if family.parts == "tools":
         return msgspec.structs.replace(derived, tools=named.tools)
     drop = tuple(dict.fromkeys((*named.drop, *derived.drop)))
-    return msgspec.structs.replace(named, message_start=derived.message_start, drop=drop)
+    start = derived.message_start
+    for mark in named.channels.start if named.channels else ():
+        start = start.removesuffix(mark)  # `>>>` begins a message's header, the role's header comes before it
+    return msgspec.structs.replace(named, message_start=start, drop=drop)
 
 
 def _ended_by(reasoning: Reasoning, tools: Tools) -> tuple[str, ...]:

@@ -155,12 +155,21 @@ def _without_leftover(frame: Frame, turn: Turn) -> tuple[Frame, str]:
     """A marker behind the calls, where nothing was opened before them, ends the turn and is no part of the calls."""
     if (end := turn.end.strip()) and end in frame.section_end:
         frame = msgspec.structs.replace(frame, section_end=frame.section_end[: frame.section_end.find(end)])
+    opening, closing = _marks(frame.section_start), _marks(frame.section_end)
+    if opening and len(closing) > len(opening):  # `<|python_end|><|eom|>` behind one `<|python_start|>`
+        cut = frame.section_end.rfind(closing[len(opening)])
+        kept, rest = frame.section_end[:cut], frame.section_end[cut:]
+        return msgspec.structs.replace(frame, section_end=kept), rest
     opened = frame.section_start.strip() or (frame.opening.strip() and frame.closing.strip())
     if frame.section_end.strip() and not frame.section_start.strip():
         return msgspec.structs.replace(frame, section_end=""), frame.section_end
     if frame.closing.strip() and not frame.opening.strip() and not opened:
         return msgspec.structs.replace(frame, closing=""), frame.closing
     return frame, ""
+
+
+def _marks(text: str) -> list[str]:
+    return [part for part in segments(text) if is_marker(part)]
 
 
 # --- T1, tags: the name stands outside of JSON
@@ -288,7 +297,7 @@ def _identify(prefix: str, suffix: str, closing: str) -> tuple[str, str, CallId]
         return prefix, behind, CallId(position="between", prefix=before)
     if words.CALL_ID in prefix:
         before, behind = prefix.split(words.CALL_ID, 1)
-        return behind, suffix, CallId(position="before_name", prefix=before, suffix="")
+        return "", suffix, CallId(position="before_name", prefix=before, suffix=behind)
     if words.CALL_ID in closing:
         before, behind = closing.split(words.CALL_ID, 1)
         return prefix, suffix, CallId(position="after_arguments", prefix=before, suffix=behind)
