@@ -184,7 +184,10 @@ class CallReader:
     def _header(self, prefix_read: bool) -> Reading[None]:
         """The name, and an id before or behind it."""
         source, calls, call_id = self.source, self.calls, self.tools.id
-        if call_id.position == "before_name" and (yield from source.match(self.syntax.scanner(call_id.prefix.strip()))):
+        id_opens = call_id.position == "before_name"
+        if id_opens and call_id.prefix.strip():  # without a prefix the id follows the call's opening at once
+            id_opens = bool((yield from source.match(self.syntax.scanner(call_id.prefix.strip()))))
+        if id_opens:
             self._id, _ = yield from source.until(self.syntax.scanner(call_id.suffix.strip()), _NAME_LIMIT)
             yield from source.space()
         prefix_read = prefix_read or bool((yield from source.match(self.syntax.scanner(calls.name_prefix))))

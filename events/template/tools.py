@@ -297,7 +297,7 @@ def _identify(prefix: str, suffix: str, closing: str) -> tuple[str, str, CallId]
         return prefix, behind, CallId(position="between", prefix=before)
     if words.CALL_ID in prefix:
         before, behind = prefix.split(words.CALL_ID, 1)
-        return behind, suffix, CallId(position="before_name", prefix=before, suffix="")
+        return "", suffix, CallId(position="before_name", prefix=before, suffix=behind)
     if words.CALL_ID in closing:
         before, behind = closing.split(words.CALL_ID, 1)
         return prefix, suffix, CallId(position="after_arguments", prefix=before, suffix=behind)

@@ -36,7 +36,7 @@ STEPS = [{"description": each, "status": "enabled"} for each in ("Book a train",
 EMAIL = {"to": "anna@example.com", "subject": "Lunch", "body": "Shall we have lunch at noon?"}
 
 
-def call(name: str, **arguments: Any) -> str:
+def call(name: str, /, **arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
