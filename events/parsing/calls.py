@@ -16,7 +16,7 @@ from events.parsing.pieces import Piece
 from events.parsing.policy import Policy
 from events.parsing.scanner import Scanner
 from events.parsing.source import Reading, Source
-from events.parsing.syntax import Syntax, distinctive
+from events.parsing.syntax import Syntax, distinctive, is_tag, substantial
 
 _NAME_LIMIT = 256
 _NOT_IN_NAMES = frozenset("<>{}[]()\"'")
@@ -137,7 +137,7 @@ class CallReader:
         if self.tools.id.position == "before_name":
             yield from self._id_before_name()
         prefix_read = prefix_read or bool((yield from self._match(self.calls.name_prefix)))
-        if not prefix_read and distinctive(self.calls.name_prefix) and "<" in self.calls.name_prefix[:1]:
+        if not prefix_read and is_tag(self.calls.name_prefix):
             raise NoCall("no function's name where a call should be")
         self._take_name((yield from self._header()))
         if self.calls.arguments_start:
@@ -222,7 +222,7 @@ class CallReader:
 
     def _end_marker(self, marker: str) -> Reading[bool]:
         """Consume `marker` if it stands here, behind white space and stray closing brackets."""
-        if len(marker) < 3:
+        if not substantial(marker):
             return False
         char = yield from self.source.space()
         while not (found := (yield from self._match(marker))):

@@ -11,7 +11,7 @@ from events.parsing.pieces import ArgumentText, CallEnd, CallStart, ParseWarning
 from events.parsing.policy import Policy
 from events.parsing.schema import Schema
 from events.parsing.source import Source
-from events.parsing.syntax import Syntax
+from events.parsing.syntax import Syntax, substantial
 
 
 class CutOff(Exception):
@@ -73,7 +73,7 @@ class OpenCall:
     def finish(self) -> None:
         """The call is over; one that was read without any argument text has no arguments."""
         ended = self.source.final and self.source.position >= len(self.source.text)
-        closes = bool(self.calls.call_end) or len(self.calls.arguments_end) > 2
+        closes = bool(self.calls.call_end) or substantial(self.calls.arguments_end)
         complete = self.closed or not (ended and closes)
         held = "".join(self._held)
         if self.nameless:
