@@ -96,7 +96,9 @@ def dsml_cases(wrapper: str, space: str = "") -> list[Case]:
     def parameter(key: str, value: str, string: str) -> str:
         return f'<{d}parameter name="{key}" string="{string}">{value}</{d}parameter>\n'
 
-    call = f'<{d}invoke name="tide">\n{parameter("port", "Brest", "true")}{parameter("hours", "6", "false")}</{d}invoke>\n'
+    call = (
+        f'<{d}invoke name="tide">\n{parameter("port", "Brest", "true")}{parameter("hours", "6", "false")}</{d}invoke>\n'
+    )
     return [
         Case(f"<｜DSML｜{wrapper}>\n{call}</｜DSML｜{wrapper}>", [("tide", {"port": "Brest", "hours": 6})]),
         Case(f"Hm.</think>\n\n<｜DSML｜{wrapper}>\n{call}{call}</｜DSML｜{wrapper}>", [("tide", {"port": "Brest", "hours": 6})] * 2, reasoning="Hm.", prefix="<think>"),
@@ -115,7 +117,9 @@ def python_cases(start: str, end: str, brackets: str = "[]") -> list[Case]:
 
 def deepseek_cases(fenced: bool) -> list[Case]:
     def call(name: str, arguments: str) -> str:
-        inner = f"function<｜tool▁sep｜>{name}\n```json\n{arguments}\n```" if fenced else f"{name}<｜tool▁sep｜>{arguments}"
+        inner = (
+            f"function<｜tool▁sep｜>{name}\n```json\n{arguments}\n```" if fenced else f"{name}<｜tool▁sep｜>{arguments}"
+        )
         return f"<｜tool▁call▁begin｜>{inner}<｜tool▁call▁end｜>"
 
     calls = call("tide", '{"port": "Brest", "hours": 6}') + call("now", "{}")

@@ -7,7 +7,11 @@ from events.parsing.policy import Policy
 from tests.formats.cases import CASES, Case
 from tests.formats.reading import parsed, read, splits
 
-ALL = [pytest.param(name, case, id=f"{name}-{number}") for name, cases in CASES.items() for number, case in enumerate(cases)]
+ALL = [
+    pytest.param(name, case, id=f"{name}-{number}")
+    for name, cases in CASES.items()
+    for number, case in enumerate(cases)
+]
 
 
 def test_every_format_has_cases():
