@@ -43,7 +43,8 @@ class Stand(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        made = type(name, (Record,), {}) if name[:1].isupper() else MagicMock(name=name, return_value=False)
+        said = {"return_value": False} if name.startswith("is_") else {}
+        made = type(name, (Record,), {}) if name[:1].isupper() else MagicMock(name=name, **said)
         setattr(self, name, made)
         return made
 
