@@ -180,7 +180,7 @@ TOOLS: dict[str, tuple[str, dict[str, Any]]] = {
             "arguments.end": ")",
         },
     ),
-    "llama_single": ("json_native", {"json.arguments": "parameters"}),
+    "llama_single": ("json_native", {"json.arguments": "parameters", "call_separator": ";"}),
     "mistral_args": (
         "tag_with_json",
         {
@@ -301,7 +301,7 @@ TURNS = {
     "plain_words": ("Assistant:", ()),
     "mistral_args": ("", ()),
     "announced_tags": ("]~b]ai\n", ("[e~[",)),
-    "llama_pythonic": ("<|header_start|>assistant<|header_end|>\n\n", ("<|eot|>",)),
+    "llama_pythonic": ("<|header_start|>assistant<|header_end|>\n\n", ("<|eot|>", "<|eom|>")),
     "name_as_key": ("<|assistant_start|>", ("<|assistant_end|>",)),
 }
 
@@ -492,11 +492,10 @@ def test_an_analysis_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert analyse(source) is first
 
 
-def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(analyser, "_cache", type(analyser._cache)())
+def test_the_cache_is_bounded() -> None:
     for number in range(analyser.CACHE_SIZE + 5):
         analyse(f"{{{{ messages[0].content }}}} {number}")
-    assert len(analyser._cache) == analyser.CACHE_SIZE
+    assert analyse.cache_info().currsize == analyser.CACHE_SIZE
 
 
 @pytest.mark.parametrize("name", own_names())
