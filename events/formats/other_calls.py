@@ -73,6 +73,17 @@ OTHER_CALLS: dict[str, OutputFormat] = {
         ),
         tools=Tools(style="tag", call_end="<|call|>", bare="never"),
     ),
+    "functionary_v3_2": OutputFormat(
+        name="functionary_v3_2",
+        channels=Channels(
+            start=(">>>",),
+            header_end=("\n",),
+            end=("<|eot_id|>", "<|eom_id|>"),
+            routes=(Route(header="all", to="content"),),
+            recipient=">>>",
+        ),
+        tools=Tools(style="tag", bare="never"),
+    ),
     "inkling": OutputFormat(
         name="inkling",
         tools=Tools(call_end="<|end_message|>", json=JsonKeys(arguments="args"), bare="never", failed="text"),

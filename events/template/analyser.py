@@ -138,7 +138,7 @@ def _named(family: Family, derived: OutputFormat) -> OutputFormat:
         return derived
     if family.parts == "tools":
         return msgspec.structs.replace(derived, tools=named.tools)
-    drop = tuple(dict.fromkeys((*named.drop, *derived.drop)))
+    drop = named.drop if named.channels else tuple(dict.fromkeys((*named.drop, *derived.drop)))
     start = derived.message_start
     for mark in named.channels.start if named.channels else ():
         start = start.removesuffix(mark)  # `>>>` begins a message's header, the role's header comes before it

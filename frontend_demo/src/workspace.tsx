@@ -123,7 +123,7 @@ export function Workspace({ server, failure, setFailure, notify }: Props) {
         {threadsOpen && <button className="scrim for-threads" aria-label="Close the conversations" onClick={() => setThreadsOpen(false)} />}
         <Threads threads={threads.list} current={place.threadId} onNew={() => go({ agentId, threadId: randomUUID() })} onOpen={(threadId) => go({ agentId, threadId })}
           onRename={threads.rename} onDelete={(id) => { threads.remove(id); if (id === place.threadId) go({ agentId, threadId: randomUUID() }); }} />
-        <Conversation thread={thread} modelName={model?.model ?? null} bundled={model?.bundled ?? false} blocked={blockedBy(server, thread.ready) ?? (interrupt ? "The model waits for your answer above" : null)}
+        <Conversation thread={thread} modelName={model?.model ?? null} bundled={model?.bundled ?? false} blocked={blockedBy(server, thread.ready && thread.restored) ?? (interrupt ? "The model waits for your answer above" : null)}
           failure={failure} interrupt={interrupt} asked={asked} onSend={send} onRetry={retry} />
         {inspectorOpen && <button className="scrim for-inspector" aria-label="Close the inspector" onClick={() => setInspectorOpen(false)} />}
         {inspectorOpen && (

@@ -7,7 +7,8 @@ import { converse, openDemo, picture, say, sendButton, settled, startBrowser, st
 let server;
 let browser;
 before(async () => {
-  [server, browser] = await Promise.all([startServer(), startBrowser()]);
+  server = await startServer();
+  browser = await startBrowser();
 });
 after(async () => {
   await browser?.close();
@@ -51,7 +52,7 @@ feature("text arrives as markdown, reasoning folds once it has been thought", as
 });
 
 feature("a server tool's call fills in while it streams and ends as a card with its result", async (page) => {
-  await say(page, "What is 12*7?");
+  await say(page, "Slowly: what is 12*7?");
   await page.locator('[data-tool="calculate"] dt', { hasText: "expression" }).waitFor();
   await settled(page);
   const card = page.locator('[data-tool="calculate"] details');
@@ -152,7 +153,7 @@ feature("shared state: the agent's changes show, and a person's edits reach the 
 });
 
 feature("a document appears word by word in its pane and can be edited", async (page) => {
-  await say(page, "Write a document about owls");
+  await say(page, "Slowly write a document about owls");
   await page.getByText("The model is writing").waitFor();
   await page.locator(".document h1", { hasText: "Owls" }).waitFor();
   await settled(page);

@@ -58,6 +58,7 @@ export async function startBrowser() {
 /** A page in a fresh profile. `faults` collects console errors, page errors and requests that leave this machine. */
 export async function openPage(browser, url, { viewport = WIDE, colorScheme = "light", expected = [], storage } = {}) {
   const context = await browser.newContext({ viewport, colorScheme, acceptDownloads: true, storageState: storage });
+  context.setDefaultTimeout(8_000);
   const page = await context.newPage();
   const faults = [];
   page.on("console", (message) => {

@@ -180,7 +180,7 @@ TOOLS: dict[str, tuple[str, dict[str, Any]]] = {
             "arguments.end": ")",
         },
     ),
-    "llama_single": ("json_native", {"json.arguments": "parameters"}),
+    "llama_single": ("json_native", {"json.arguments": "parameters", "call_separator": ";"}),
     "mistral_args": (
         "tag_with_json",
         {
@@ -301,7 +301,7 @@ TURNS = {
     "plain_words": ("Assistant:", ()),
     "mistral_args": ("", ()),
     "announced_tags": ("]~b]ai\n", ("[e~[",)),
-    "llama_pythonic": ("<|header_start|>assistant<|header_end|>\n\n", ("<|eot|>",)),
+    "llama_pythonic": ("<|header_start|>assistant<|header_end|>\n\n", ("<|eot|>", "<|eom|>")),
     "name_as_key": ("<|assistant_start|>", ("<|assistant_end|>",)),
 }
 

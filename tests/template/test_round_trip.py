@@ -59,7 +59,8 @@ def test_what_is_written_is_read(name: str, source: str, size: int) -> None:
     content = "" if name in BARE else "Here you are."
     calls = CALLS if described.tools else []
     text = write(described, reasoning="I think so.", content=content, calls=calls)
-    reasons = bool(described.reasoning or described.channels)
+    routes = described.channels.routes if described.channels else ()
+    reasons = bool(described.reasoning) or any(route.to == "reasoning" for route in routes)
     expected = ("I think so." if reasons else "", content, [(call.name, dict(call.arguments)) for call in calls])
     assert read(described, text, found.message_start, size) == expected
 
