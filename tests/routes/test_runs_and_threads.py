@@ -79,7 +79,13 @@ async def test_another_tenant_finds_neither_run_nor_thread():
     async with serving(scripted("ok"), api_keys=keys) as running, httpx.AsyncClient(base_url=running.url) as client:
         mine, theirs = ({"authorization": f"Bearer {key}"} for key in ("k1", "k2"))
         assert (await client.post("/agui", json=body(), headers=mine)).status_code == 200
-        for path in ("/agui/runs/r1", "/agui/runs/r1/events", "/agui/threads/t1", "/agui/threads/t1/messages", "/agui/threads/t1/runs"):
+        for path in (
+            "/agui/runs/r1",
+            "/agui/runs/r1/events",
+            "/agui/threads/t1",
+            "/agui/threads/t1/messages",
+            "/agui/threads/t1/runs",
+        ):
             assert (await client.get(path, headers=mine)).status_code == 200
             assert (await client.get(path, headers=theirs)).status_code == 404
             assert (await client.get(path)).status_code == 401
@@ -90,7 +96,9 @@ async def test_another_tenant_finds_neither_run_nor_thread():
 async def test_threads_are_listed_read_renamed_archived_judged_and_deleted():
     async with serving(scripted("Fine.")) as running, httpx.AsyncClient(base_url=running.url) as client:
         for number in range(3):
-            await client.post("/agui", json=body(f"Question {number}", threadId=f"t{number}", runId=f"r{number}", state={"n": number}))
+            await client.post(
+                "/agui", json=body(f"Question {number}", threadId=f"t{number}", runId=f"r{number}", state={"n": number})
+            )
         first = (await client.get("/agui/threads?limit=2")).json()
         assert [each["id"] for each in first["threads"]] == ["t2", "t1"]
         rest = (await client.get("/agui/threads", params={"cursor": first["nextCursor"]})).json()

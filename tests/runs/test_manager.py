@@ -28,6 +28,8 @@ from events.vocabulary import (
     ToolCallStart,
 )
 
+pytestmark = pytest.mark.usefixtures("nothing_blocks")
+
 Body = Callable[[Execution], Awaitable[Ending]]
 
 

@@ -237,13 +237,10 @@ async def test_a_neighbour_s_running_run_is_not_taken_for_broken(url: str):
     await third.close()
 
 
-def test_the_migrations_make_the_schema(tmp_path):
-    async def migrated() -> None:
-        from agent_server.store.migrate import migrate
-
-        await migrate(f"sqlite+aiosqlite:///{tmp_path}/a.db")
-
-    asyncio.run(migrated())
+async def test_the_migrations_make_the_schema(tmp_path):
+    made = Store(f"sqlite:///{tmp_path}/a.db")
+    await made.open()
+    await made.close()
     engine = create_engine(f"sqlite:///{tmp_path}/a.db")
     with engine.connect() as connection:
         differences = compare_metadata(MigrationContext.configure(connection), metadata)
