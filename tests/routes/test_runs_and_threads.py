@@ -33,35 +33,35 @@ def events_of(response: httpx.Response) -> list[dict[str, Any]]:
 
 
 async def test_a_run_is_cancelled_and_its_stream_says_so():
-    async with serving(scripted([Script(text="word " * 1000, delay=0.01)])) as running:
-        async with httpx.AsyncClient(base_url=running.url) as client:
-            reading = await begun(client)
-            assert (await client.post("/agui/runs/r1/cancel")).status_code == 202
-            events = events_of(await reading)
-            assert [event["type"] for event in events[-2:]] == ["TEXT_MESSAGE_END", "RUN_FINISHED"]
-            assert events[-1]["outcome"] == {"type": "cancelled"}
-            again = await client.post("/agui/runs/r1/cancel")
-            assert again.status_code == 409
-            runs = (await client.get("/agui/threads/t1/runs")).json()["runs"]
-            assert [(run["id"], run["status"]) for run in runs] == [("r1", "cancelled")]
+    slow = scripted([Script(text="word " * 1000, delay=0.01)])
+    async with serving(slow) as running, httpx.AsyncClient(base_url=running.url) as client:
+        reading = await begun(client)
+        assert (await client.post("/agui/runs/r1/cancel")).status_code == 202
+        events = events_of(await reading)
+        assert [event["type"] for event in events[-2:]] == ["TEXT_MESSAGE_END", "RUN_FINISHED"]
+        assert events[-1]["outcome"] == {"type": "cancelled"}
+        again = await client.post("/agui/runs/r1/cancel")
+        assert again.status_code == 409
+        runs = (await client.get("/agui/threads/t1/runs")).json()["runs"]
+        assert [(run["id"], run["status"]) for run in runs] == [("r1", "cancelled")]
 
 
 async def test_a_run_is_paused_modified_and_resumed():
-    async with serving(scripted([Script(text="word " * 400, delay=0.005)])) as running:
-        async with httpx.AsyncClient(base_url=running.url) as client:
-            reading = await begun(client)
-            paused = await client.post("/agui/runs/r1/pause")
-            assert paused.status_code == 202 and paused.json()["paused"] is True
-            await asyncio.sleep(0.05)
-            held = (await client.get("/agui/runs/r1")).json()["lastEvent"]
-            await asyncio.sleep(0.1)
-            assert (await client.get("/agui/runs/r1")).json()["lastEvent"] == held
-            bad = await client.post("/agui/runs/r1/modify", json={"no_such": 1})
-            assert bad.status_code == 400 and "sampling parameter" in bad.text
-            assert (await client.post("/agui/runs/r1/modify", content=b"[]")).status_code == 400
-            assert (await client.post("/agui/runs/r1/modify", json={"max_tokens": 30})).status_code == 202
-            assert (await client.post("/agui/runs/r1/resume")).status_code == 202
-            events = events_of(await reading)
+    slow = scripted([Script(text="word " * 400, delay=0.005)])
+    async with serving(slow) as running, httpx.AsyncClient(base_url=running.url) as client:
+        reading = await begun(client)
+        paused = await client.post("/agui/runs/r1/pause")
+        assert paused.status_code == 202 and paused.json()["paused"] is True
+        await asyncio.sleep(0.05)
+        held = (await client.get("/agui/runs/r1")).json()["lastEvent"]
+        await asyncio.sleep(0.1)
+        assert (await client.get("/agui/runs/r1")).json()["lastEvent"] == held
+        bad = await client.post("/agui/runs/r1/modify", json={"no_such": 1})
+        assert bad.status_code == 400 and "sampling parameter" in bad.text
+        assert (await client.post("/agui/runs/r1/modify", content=b"[]")).status_code == 400
+        assert (await client.post("/agui/runs/r1/modify", json={"max_tokens": 30})).status_code == 202
+        assert (await client.post("/agui/runs/r1/resume")).status_code == 202
+        events = events_of(await reading)
     assert events[-1]["metadata"]["finishReason"] == "length"
     assert events[-1]["usage"][0]["outputTokens"] <= max(30, held)
 
@@ -139,11 +139,11 @@ async def test_what_makes_no_sense_is_refused_with_four_hundred(method, path, co
 
 
 async def test_a_thread_with_a_run_going_on_is_not_deleted():
-    async with serving(scripted([Script(text="word " * 1000, delay=0.01)])) as running:
-        async with httpx.AsyncClient(base_url=running.url) as client:
-            reading = await begun(client)
-            assert (await client.get("/agui/threads/t1")).json()["running"] == ["r1"]
-            assert (await client.delete("/agui/threads/t1")).status_code == 409
-            await client.post("/agui/runs/r1/cancel")
-            await reading
-            assert (await client.delete("/agui/threads/t1")).status_code == 204
+    slow = scripted([Script(text="word " * 1000, delay=0.01)])
+    async with serving(slow) as running, httpx.AsyncClient(base_url=running.url) as client:
+        reading = await begun(client)
+        assert (await client.get("/agui/threads/t1")).json()["running"] == ["r1"]
+        assert (await client.delete("/agui/threads/t1")).status_code == 409
+        await client.post("/agui/runs/r1/cancel")
+        await reading
+        assert (await client.delete("/agui/threads/t1")).status_code == 204
