@@ -52,7 +52,7 @@ feature("text arrives as markdown, reasoning folds once it has been thought", as
 });
 
 feature("a server tool's call fills in while it streams and ends as a card with its result", async (page) => {
-  await say(page, "Slowly: what is 12*7?");
+  await say(page, "Slowly, please: what is 12*7?");
   await page.locator('[data-tool="calculate"] dt', { hasText: "expression" }).waitFor();
   await settled(page);
   const card = page.locator('[data-tool="calculate"] details');
@@ -305,10 +305,11 @@ feature("a saved event log is watched again with ?replay=", async (page) => {
   assert.equal(JSON.parse(readFileSync(log, "utf8").split("\n")[0]).event.type, "RUN_STARTED");
   await page.goto(`${server.url}/?replay=`);
   await page.locator('input[type="file"]').setInputFiles(log);
+  await page.getByText("What is the weather in Oslo?").waitFor();
   await page.getByText(text).waitFor();
-  await page.getByRole("button", { name: "Again" }).waitFor();
+  await page.getByRole("button", { name: "Again", exact: true }).waitFor();
   assert.match(await rows(page, "RUN_FINISHED").innerText(), /finish_reason/, "the other wire is there, too");
   await picture(page, "replay");
-  await page.getByRole("button", { name: "Again" }).click();
+  await page.getByRole("button", { name: "Again", exact: true }).click();
   await page.getByRole("button", { name: "Pause" }).waitFor();
 });
