@@ -66,8 +66,7 @@ feature("a server tool's call fills in while it streams and ends as a card with 
 
 feature("a tool of the page changes the page, and the model hears of it", async (page) => {
   await converse(page, "Make the background teal");
-  const painted = await page.locator(".app").evaluate((app) => getComputedStyle(app).backgroundColor);
-  assert.equal(painted, "rgb(0, 128, 128)");
+  await page.waitForFunction(() => getComputedStyle(document.querySelector(".app")).backgroundColor === "rgb(0, 128, 128)");
   assert.match(await assistant(page).last().innerText(), /success/);
   await picture(page, "background");
 });
@@ -223,7 +222,7 @@ feature("stop ends the run on the server within 250 ms, and the answer so far st
   }
   assert.ok(freed !== null && freed < 250, `the slot was free after ${freed} ms`);
   await settled(page);
-  assert.match(await assistant(page).innerText(), /Sentence 1 of a long answer/);
+  assert.match(await assistant(page).innerText(), /Sentence 1 of/);
   await converse(page, "hello");
   assert.match(await assistant(page).last().innerText(), /Hello!/);
 });
