@@ -129,6 +129,8 @@ class Rendering:
         does not render all of it (QwQ drops reasoning), written behind the generation prompt as the model would."""
         *before, last = messages
         reasoning, content = parts_of(last, self.chat.analysis.capabilities.reasoning_field)
+        if self.chat.output_format.reasoning:
+            reasoning = reasoning or self.conversation.final_reasoning
         mark = self.disguise.stand_in("")
         text = self.attempt([*before, mark_end(last, reasoning, content, mark)], tools, variables)
         if text is not None and mark in text:

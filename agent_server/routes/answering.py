@@ -76,7 +76,8 @@ def context_length(server: Server) -> int | None:
 
 
 def model_name(server: Server, options: GenerationOptions) -> str:
-    return str(options.model) if options.model in server.agents else server.model.name
+    agent = agent_for(server, options.model)
+    return server.model.name if agent == "default" else agent
 
 
 async def start_runs(

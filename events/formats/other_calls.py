@@ -73,6 +73,14 @@ OTHER_CALLS: dict[str, OutputFormat] = {
         ),
         tools=Tools(style="tag", call_end="<|call|>", bare="never"),
     ),
+    "functionary_v3_2": OutputFormat(
+        name="functionary_v3_2",
+        channels=Channels(
+            start=(">>>",), header_end=("\n",), routes=(Route(header=">>>all\n", to="content"),), named=True
+        ),
+        tools=Tools(style="tag", bare="never"),
+        drop=("<|eot_id|>", "<|eom_id|>"),
+    ),
     "inkling": OutputFormat(
         name="inkling",
         tools=Tools(call_end="<|end_message|>", json=JsonKeys(arguments="args"), bare="never", failed="text"),

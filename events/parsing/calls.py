@@ -17,7 +17,7 @@ from events.parsing.pieces import ArgumentText, CallEnd, CallStart, ParseWarning
 from events.parsing.policy import Policy
 from events.parsing.schema import Schema
 from events.parsing.source import Reading, Source
-from events.parsing.syntax import Syntax, distinctive
+from events.parsing.syntax import Syntax, distinctive, substantial
 
 _NAME_LIMIT = 256
 _ROLES = {
@@ -184,11 +184,14 @@ class CallReader:
     def _header(self, prefix_read: bool) -> Reading[None]:
         """The name, and an id before or behind it."""
         source, calls, call_id = self.source, self.calls, self.tools.id
-        if call_id.position == "before_name" and (yield from source.match(self.syntax.scanner(call_id.prefix.strip()))):
+        id_opens = call_id.position == "before_name"
+        if id_opens and call_id.prefix.strip():  # without a prefix the id follows the call's opening at once
+            id_opens = bool((yield from source.match(self.syntax.scanner(call_id.prefix.strip()))))
+        if id_opens:
             self._id, _ = yield from source.until(self.syntax.scanner(call_id.suffix.strip()), _NAME_LIMIT)
             yield from source.space()
         prefix_read = prefix_read or bool((yield from source.match(self.syntax.scanner(calls.name_prefix))))
-        if not prefix_read and len(calls.name_prefix) > 2 and "<" in calls.name_prefix:
+        if not prefix_read and substantial(calls.name_prefix) and "<" in calls.name_prefix:
             raise NoCall("no function's name where a call should be")
         id_prefix = call_id.prefix.strip() if call_id.position == "between" else ""
         opener = self._argument_opener()
@@ -310,7 +313,8 @@ class CallReader:
             return "arguments"
         if char == "{" and (key in _WRAPPERS or (keys.wrapper and key == keys.wrapper)):
             return "wrapper"
-        role = {keys.name: "name", keys.arguments: "arguments", keys.id: "id"}.get(key) or _ROLES.get(key, "")
+        own = {keys.name: "name", keys.arguments: "arguments", keys.id or "id": "id"}
+        role = own.get(key) or _ROLES.get(key, "")
         if role == "name" and char not in ('"', "'"):
             raise NoCall("the name is not a string", incomplete=True)
         if self._bare and not role and key not in _IGNORED:
@@ -372,7 +376,7 @@ class CallReader:
 
     def _end_marker(self, marker: str) -> Reading[bool]:
         """Consume `marker` if it stands here, behind white space and stray closing brackets."""
-        if len(marker) < 3:
+        if not substantial(marker):
             return False
         scanner = self.syntax.scanner(marker)
         char = yield from self.source.space()
@@ -452,7 +456,7 @@ class CallReader:
         ended = self.source.final and self.source.position >= len(self.source.text)
         if self._nameless:
             self._infer_name()
-        closes = bool(self.calls.call_end) or len(self.calls.arguments_end) > 2
+        closes = bool(self.calls.call_end) or substantial(self.calls.arguments_end)
         complete = self._closed or not (ended and closes)
         if not self._announced:
             if not complete and self._setting("truncated") == "drop":
@@ -494,7 +498,8 @@ class CallReader:
         was announced before ends here."""
         text = self.source.remembered
         self.source.forget()
-        self._emit(ParseWarning("tool_call", str(failure)))
+        strict = (self._policy.failed or "") == "error" and not self._bare
+        self._emit(ParseWarning("tool_call_error" if strict else "tool_call", str(failure)))
         setting = "content" if self._bare else "drop" if failure.incomplete else self._setting("failed")
         if self._unmarked:
             self._shown(text)
@@ -507,13 +512,14 @@ class CallReader:
             self.write(self._without_markers("".join(parts)))
             self._end(True)
         else:
-            show = self._shown if setting == "content" else self._show_text if setting == "text" else lambda _: None
-            show(text)
-            yield from self._pass_over(show, to_the_end=setting != "content" and setting != "text")
+            show = self._shown if setting in ("content", "text") else lambda _: None
+            show(self._without_markers(text) if setting == "text" else text)
+            markers = setting == "content"
+            yield from self._pass_over(show, markers, to_the_end=setting not in ("content", "text"))
 
-    def _pass_over(self, take: Callable[[str], None], to_the_end: bool = False) -> Reading[None]:
-        """Hand over what follows, through the end marker of the failed call or up to a further start. A format
-        without end markers: nothing, or everything (`to_the_end`)."""
+    def _pass_over(self, take: Callable[[str], None], markers: bool = True, to_the_end: bool = False) -> Reading[None]:
+        """Hand over what follows, through the end marker of the failed call (which is handed over too if `markers`)
+        or up to a further start. A format without end markers: nothing, or everything (`to_the_end`)."""
         source, calls = self.source, self.calls
         ends = tuple(marker for marker in (calls.call_end, calls.section_end) if marker) or calls.ends
         if not ends and not to_the_end:
@@ -525,13 +531,10 @@ class CallReader:
             source.position = stop
             if marker in ends:
                 source.position += len(marker or "")
-                take(marker or "")
+                take(marker if marker and markers else "")
             if marker is not None or source.final:
                 return
             yield
-
-    def _show_text(self, text: str) -> None:
-        self._shown(self._without_markers(text))
 
     def _without_markers(self, text: str) -> str:
         calls = self.calls

@@ -172,7 +172,8 @@ def _around_value(string: str, number: str) -> tuple[str, str, str, str]:
         name_suffix, value_prefix = _split_value_prefix(string)
         return name_suffix, "", "", value_prefix
     closing = before.find('"') + 1 if before.startswith('"') else 0
-    return before[:closing], before[closing:], behind, ""
+    bracket = len(behind) - 1 if behind.endswith(">") and len(behind) > 1 else len(behind)
+    return before[:closing], before[closing:], behind[:bracket], behind[bracket:]
 
 
 def _common(one: str, other: str) -> int:

@@ -117,7 +117,7 @@ def explained_calls(probe: Probe) -> Tools | None:
         for part in segments(text):
             if is_marker(part) and part not in known and _names_a_call(part):
                 return Tools(style="json", call_start=part, call_end=closing_of(part, text), json=JsonKeys())
-    return Tools(style="json", json=JsonKeys())
+    return Tools(style="json", call_separator="; ", json=JsonKeys())
 
 
 def _names_a_call(marker: str) -> bool:

@@ -48,11 +48,12 @@ class Turn(msgspec.Struct, kw_only=True):
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
-    """What goes into the template. final_reasoning, final_text: the last assistant message's, where it is a prefill.
-    warnings: what had to be left out or mended, for a person."""
+    """What goes into the template. final_reasoning: the last message's, if it is an assistant's; a template without a
+    place for reasoning leaves it out of `messages`. warnings: what had to be left out or mended, for a person."""
 
     messages: list[Message]
     tools: list[Message] | None = None
+    final_reasoning: str = ""
     warnings: tuple[str, ...] = ()
 
 
@@ -80,6 +81,7 @@ def build_conversation(
     return Conversation(
         messages=shaped,
         tools=declared or None,
+        final_reasoning=turns[-1].reasoning if turns and turns[-1].role == "assistant" else "",
         warnings=tuple(dict.fromkeys(warnings)),
     )
 

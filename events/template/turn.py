@@ -89,7 +89,7 @@ def find_turn(probe: Probe, switches: list[dict[str, Any]]) -> Turn:
         end=end,
         prompt=(prompts[0] if prompts else "")[len(start) + (len(user_end) if unconditional else 0) :],
         unconditional=unconditional,
-        stops=markers_of(end) or _next_headers(probe),
+        stops=(markers_of(end) or _next_headers(probe)) + _other_ends(probe, end),
     )
 
 
@@ -170,6 +170,12 @@ def markers_of(*texts: str) -> tuple[str, ...]:
     """The markers in the texts, each once and on its own; plain words are none, for they may also be said."""
     parts = [part.strip() for text in texts for part in segments(text) if has_marker(part)]
     return tuple(dict.fromkeys(parts))
+
+
+def _other_ends(probe: Probe, end: str) -> tuple[str, ...]:
+    """The end of a message that is not the turn's, where the template knows one: models end calls with it."""
+    found = (part for part in segments(probe.template.source) if part in ("<|eom_id|>", "<|eom|>"))
+    return tuple(dict.fromkeys(part for part in found if part not in end))
 
 
 def _next_headers(probe: Probe) -> tuple[str, ...]:
