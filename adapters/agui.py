@@ -136,8 +136,9 @@ def _check_unique(path: str, names: list[str]) -> None:
 
 # ---- content parts --------------------------------------------------------------------------------------------------
 
-_PART_TYPES = frozenset({"text", "image", "audio", "video", "document"})
-_SOURCE_TYPES = frozenset({"data", "url", "file"})
+# Tuples, not sets: what a client puts in a tag's place may not be hashable.
+_PART_TYPES = ("text", "image", "audio", "video", "document")
+_SOURCE_TYPES = ("data", "url", "file")
 
 
 def _mend_parts(messages: list[Any]) -> list[str]:
@@ -195,7 +196,7 @@ def _validate(wire: dict[str, Any]) -> RunAgentInput:
         checked = _FailFastInput.model_validate(wire)
     except ValidationError as error:
         raise _complaint(error, wire) from None
-    return RunAgentInput.model_construct(**dict(checked))
+    return RunAgentInput.model_construct(_fields_set=checked.model_fields_set, **dict(checked))
 
 
 def _complaint(error: ValidationError, wire: Any) -> RequestError:

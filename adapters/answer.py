@@ -8,14 +8,14 @@ collected here.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from typing import Any, cast
 
 import msgspec
 
 from adapters.errors import KINDS, ErrorKind, RequestError
 from adapters.openai_tokens import TokenDetail, tokens_of
-from events.message import Call
+from events.answer import Call
 from events.message import fold as fold_messages
 from events.vocabulary import (
     CancelledOutcome,
@@ -85,7 +85,7 @@ def finish_reason(event: RunFinished) -> str:
     return "tool_calls" if pending else "stop"
 
 
-def own_events(events: Iterable[Event], hidden_tools: Collection[str] = ()) -> list[Event]:
+def own_events(events: Iterable[Event], hidden_tools: Container[str] = ()) -> list[Event]:
     """The events that these wires show: the parent agent's, without calls of `hidden_tools`, which the server runs."""
     hidden: set[str] = set()
     shown: list[Event] = []
@@ -99,7 +99,7 @@ def own_events(events: Iterable[Event], hidden_tools: Collection[str] = ()) -> l
     return shown
 
 
-def fold(events: Iterable[Event], *, hidden_tools: Collection[str] = ()) -> Answer:
+def fold(events: Iterable[Event], *, hidden_tools: Container[str] = ()) -> Answer:
     """`hidden_tools` are the names of tools that the server runs itself."""
     shown = own_events(events, hidden_tools)
     said = fold_messages(shown).answer()

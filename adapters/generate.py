@@ -8,7 +8,7 @@ stream's size quadratic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -69,7 +69,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     model: str
     model_info: dict[str, Any] = {}
-    hidden_tools: Collection[str] = ()
+    hidden_tools: Container[str] = ()
 
 
 def parse(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS) -> Inbound:
@@ -138,7 +138,7 @@ def _generation(config: dict[str, Any], options: Options, at: str) -> Generation
     given["model"] = config.get("model")
     found, rest = read_options(given, at=at)
     del rest
-    return msgspec.structs.replace(found, token_details=options.stream or found.token_details, store=False)
+    return msgspec.structs.replace(found, token_details=options.stream or found.token_details)
 
 
 def _object(value: Any, at: str) -> dict[str, Any]:

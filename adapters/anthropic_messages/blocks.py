@@ -6,7 +6,7 @@ an item that begins while another is open waits with what it gets until its turn
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Container
 from typing import Any, Literal, NamedTuple
 
 from adapters.anthropic_messages.signature import digest
@@ -70,8 +70,8 @@ class _Item:
 class Blocks:
     """Feed it events; it says what happens to blocks. The first item of the row is the one being written."""
 
-    def __init__(self, *, hidden_tools: Collection[str] = (), hide_thinking: bool = False) -> None:
-        self._hidden = frozenset(hidden_tools)
+    def __init__(self, *, hidden_tools: Container[str] = (), hide_thinking: bool = False) -> None:
+        self._hidden = hidden_tools
         self._hide_thinking = hide_thinking
         self._row: list[_Item] = []
         self._index = 0

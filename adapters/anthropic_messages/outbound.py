@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -29,7 +29,7 @@ class MessageIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     model: str
-    hidden_tools: Collection[str] = ()
+    hidden_tools: Container[str] = ()
 
 
 def stop_reason(answer: Answer) -> tuple[str | None, str | None]:

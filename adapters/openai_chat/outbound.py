@@ -5,7 +5,7 @@ Everything about a frame that does not change is encoded once, so that a delta c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -39,7 +39,7 @@ class ChatIdentity(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     created: int
     reasoning_content: bool = True
-    hidden_tools: Collection[str] = ()
+    hidden_tools: Container[str] = ()
 
 
 def wire_finish(finish: str, named_tool: bool) -> str:
@@ -82,7 +82,7 @@ class ChatStream:
 
     def __init__(self, identity: ChatIdentity, flags: ChatFlags = NO_FLAGS, *, n: int = 1) -> None:
         self._flags = flags
-        self._hidden = frozenset(identity.hidden_tools)
+        self._hidden = identity.hidden_tools
         self._both_names = identity.reasoning_content
         self._details = flags.logprobs is not None or flags.token_ids
         self._head = b'data: {"id":%b,"object":"chat.completion.chunk","created":%d,"model":%b,' % (

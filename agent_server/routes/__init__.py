@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
 from typing import TYPE_CHECKING
 
 from starlette.routing import BaseRoute
@@ -10,12 +11,15 @@ from starlette.routing import BaseRoute
 if TYPE_CHECKING:
     from agent_server.server import Server
 
-MODULES = ("operations", "agui", "openai")
+LAST = "demo"
 
 
 def all_routes(server: Server) -> list[BaseRoute]:
-    """Every route of every module in order; the demo's static files come last because they answer everything."""
+    """Every route of every module here that has some; the demo's static files come last, since they answer all."""
+    names = [module.name for module in pkgutil.iter_modules(__path__)]
     found: list[BaseRoute] = []
-    for name in MODULES:
-        found += importlib.import_module(f"agent_server.routes.{name}").routes(server)
+    for name in sorted(names, key=lambda name: (name == LAST, name)):
+        module = importlib.import_module(f"{__name__}.{name}")
+        if hasattr(module, "routes"):
+            found += module.routes(server)
     return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Container, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -24,6 +24,7 @@ from events.options import GenerationOptions
 from events.vocabulary import Event, RunError, RunStarted
 
 if TYPE_CHECKING:
+    from agent_server.agent import Agent
     from agent_server.runs import Run
     from agent_server.server import Server
 
@@ -31,6 +32,7 @@ LARGE = 64 * 1024
 HOLD_SECONDS = 2.0
 """How long the status line waits for the run's first sign of life; failures after it are told in the stream."""
 CLIENT_GONE = 499
+Prompt = str | tuple[int, ...] | None
 
 
 async def read_request(request: Request, limit: int, parse: Callable[[bytes], Inbound]) -> Inbound:
@@ -48,25 +50,48 @@ def agent_for(server: Server, model: str | None) -> str:
     raise RequestError("not_found", "There is no such model here; GET /v1/models lists those there are.", param="model")
 
 
-def server_tools(server: Server, agent: str) -> frozenset[str]:
-    """Names of the tools that the agent runs itself; wires with one assistant message do not show their calls."""
-    return frozenset(tool.name for tool in getattr(server.agents.get(agent), "tools", ()))
+class ServersOwn(Container[str]):
+    """The names of calls that the server answers itself; wires with one assistant message do not show them.
+
+    An agent with tools of its own also answers calls of tools that nobody declared.
+    """
+
+    def __init__(self, agent: Agent, clients: Iterable[str]) -> None:
+        self._own = frozenset([tool.name for tool in agent.server_tools] + [other.name for other in agent.subagents])
+        self._clients = frozenset(clients)
+        self._has_tools = bool(agent.tools or agent.mcp_servers)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._own or (self._has_tools and name not in self._clients)
+
+
+def servers_own(server: Server, inbound: Inbound) -> ServersOwn:
+    agent = server.agents[agent_for(server, inbound.options.model)].agent
+    return ServersOwn(agent, (tool.name for tool in inbound.input.tools or ()))
+
+
+def context_length(server: Server) -> int | None:
+    """Tokens of prompt and answer together, as far as is known yet."""
+    return server.model.engine.info.context_length or None
 
 
 def model_name(server: Server, options: GenerationOptions) -> str:
-    return options.model if options.model in server.agents else server.model.name
+    agent = agent_for(server, options.model)
+    return server.model.name if agent == "default" else agent
 
 
-async def start_runs(server: Server, request: Request, inbound: Inbound, *, grace: float = 0.0) -> list[Run]:
-    """One run for each of the `n` answers; seeds count up from the given one."""
-    agent = agent_for(server, inbound.options.model)
+async def start_runs(
+    server: Server, request: Request, inbound: Inbound, *, prompts: Sequence[Prompt] = (), grace: float = 0.0
+) -> list[Run]:
+    """One run for each of the `n` answers to each prompt; seeds count up from the given one."""
+    agent, tenant = agent_for(server, inbound.options.model), request.state.tenant
     runs: list[Run] = []
     try:
-        for index in range(inbound.options.n):
-            options = _options(inbound.options, index)
-            tenant = request.state.tenant
-            run = await server.runs.start(_input(inbound, index), options, agent=agent, tenant=tenant, grace=grace)
-            runs.append(run)
+        for prompt in prompts or (inbound.options.raw_prompt,):
+            for answer in range(inbound.options.n):
+                options = msgspec.structs.replace(_options(inbound.options, answer), raw_prompt=prompt)
+                input = _input(inbound, first=not runs)
+                runs.append(await server.runs.start(input, options, agent=agent, tenant=tenant, grace=grace))
     except RequestError:
         for run in runs:
             await run.cancel()
@@ -74,8 +99,8 @@ async def start_runs(server: Server, request: Request, inbound: Inbound, *, grac
     return runs
 
 
-def _input(inbound: Inbound, index: int) -> Any:
-    if index == 0:
+def _input(inbound: Inbound, *, first: bool) -> Any:
+    if first:
         return inbound.input
     return inbound.input.model_copy(update={"thread_id": new_id("thread"), "run_id": new_id("run")})
 
@@ -100,6 +125,14 @@ async def collect(request: Request, runs: Sequence[Run]) -> list[list[Event]] | 
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+
+
+async def answer_json(request: Request, runs: Sequence[Run], body: Callable[[list[list[Event]]], bytes]) -> Response:
+    """The runs read to their ends, as one JSON body."""
+    answers = await collect(request, runs)
+    if answers is None:
+        return Response(status_code=CLIENT_GONE)
+    return Response(body(answers), media_type="application/json")
 
 
 async def _read(run: Run) -> list[Event]:

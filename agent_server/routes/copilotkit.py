@@ -273,7 +273,7 @@ def loaded(server: Server) -> dict[str, Any]:
         "bundled": not server.settings.model,
         "state": status.state,
         "message": status.message,
-        "version": importlib.metadata.version("agent-server"),
+        "version": _version(),
         "details": {},
     }
     if status.progress is not None:
@@ -282,6 +282,13 @@ def loaded(server: Server) -> dict[str, Any]:
         info = server.model.engine.info
         answer |= {"contextLength": info.context_length, "vocabSize": info.vocab_size, "details": info.details}
     return answer
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("agent-server")
+    except importlib.metadata.PackageNotFoundError:  # run from a checkout that is not installed
+        return "development"
 
 
 def _entry(record: ThreadRecord) -> Entry:

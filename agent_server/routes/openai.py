@@ -1,4 +1,4 @@
-"""OpenAI's wires that answer with one assistant message: Chat Completions, and the list of models."""
+"""OpenAI's wires that answer with one message: Chat Completions, Completions, and the list of models."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from adapters import openai_chat
+from adapters import openai_chat, openai_completions
 from adapters.inbound import Inbound
 from adapters.openai_chat import ChatIdentity, ChatStream, chat_body
+from adapters.openai_completions import CompletionIdentity, CompletionStream, completion_body
+from adapters.openai_models import ModelCard, model_list, one_model
 from agent_server.ids import new_id
 from agent_server.routes.answering import (
-    CLIENT_GONE,
-    agent_for,
-    collect,
+    answer_json,
+    context_length,
     model_name,
     read_request,
-    server_tools,
+    servers_own,
     start_runs,
     stream_answer,
 )
@@ -31,21 +32,38 @@ if TYPE_CHECKING:
 
 
 def routes(server: Server) -> list[BaseRoute]:
-    settings = server.settings
+    limit = server.settings.max_body
+    born = int(time.time())
 
     async def chat(request: Request) -> Response:
-        inbound = await read_request(request, settings.max_body, partial(openai_chat.parse, new_id=new_id))
+        inbound = await read_request(request, limit, partial(openai_chat.parse, new_id=new_id))
         identity = chat_identity(server, inbound)
         runs = await start_runs(server, request, inbound)
         if inbound.stream:
-            encoder = ChatStream(identity, inbound.extra, n=len(runs))
-            return await stream_answer(server, request, runs, encoder)
-        answers = await collect(request, runs)
-        if answers is None:
-            return Response(status_code=CLIENT_GONE)
-        return Response(chat_body(answers, identity, inbound.extra), media_type="application/json")
+            return await stream_answer(server, request, runs, ChatStream(identity, inbound.extra, n=len(runs)))
+        return await answer_json(request, runs, lambda answers: chat_body(answers, identity, inbound.extra))
 
-    return [Route("/v1/chat/completions", guarded(chat), methods=["POST"])]
+    async def completions(request: Request) -> Response:
+        inbound = await read_request(request, limit, partial(openai_completions.parse, new_id=new_id))
+        identity = completion_identity(server, inbound)
+        runs = await start_runs(server, request, inbound, prompts=inbound.extra.prompts)
+        if inbound.stream:
+            return await stream_answer(server, request, runs, CompletionStream(identity, inbound.extra))
+        return await answer_json(request, runs, lambda answers: completion_body(answers, identity, inbound.extra))
+
+    async def models(request: Request) -> Response:
+        return Response(model_list(model_cards(server, born)), media_type="application/json")
+
+    async def model(request: Request) -> Response:
+        body = one_model(model_cards(server, born), request.path_params["name"])
+        return Response(body, media_type="application/json")
+
+    return [
+        Route("/v1/chat/completions", guarded(chat), methods=["POST"]),
+        Route("/v1/completions", guarded(completions), methods=["POST"]),
+        Route("/v1/models", guarded(models)),
+        Route("/v1/models/{name:path}", guarded(model)),
+    ]
 
 
 def chat_identity(server: Server, inbound: Inbound) -> ChatIdentity:
@@ -54,5 +72,53 @@ def chat_identity(server: Server, inbound: Inbound) -> ChatIdentity:
         model=model_name(server, inbound.options),
         created=int(time.time()),
         reasoning_content=server.settings.reasoning_content,
-        hidden_tools=server_tools(server, agent_for(server, inbound.options.model)),
+        hidden_tools=servers_own(server, inbound),
     )
+
+
+def completion_identity(server: Server, inbound: Inbound) -> CompletionIdentity:
+    prompts: tuple[str | tuple[int, ...], ...] = inbound.extra.prompts if inbound.extra.echo else ()
+    return CompletionIdentity(
+        id=f"cmpl-{inbound.input.run_id.removeprefix('run_')}",
+        model=model_name(server, inbound.options),
+        created=int(time.time()),
+        prompt_texts=tuple(
+            prompt if isinstance(prompt, str) else server.model.prompts.detokenize(prompt) for prompt in prompts
+        ),
+    )
+
+
+def model_cards(server: Server, created: int) -> list[ModelCard]:
+    """The served model, and each agent under its own name."""
+    info, status = server.model.engine.info, server.model.status.state
+    names = [server.model.name, *(name for name in server.agents if name != "default")]
+    capabilities = {
+        **template_capabilities(server),
+        "structured_outputs": info.supports_constraints,
+        "logprobs": info.supports_logprobs,
+        "pause": info.supports_pause,
+    }
+    return [
+        ModelCard(
+            id=name,
+            created=created,
+            context_length=context_length(server),
+            vocabulary=info.vocab_size or None,
+            capabilities=capabilities,
+            root=server.model.name,
+            description=server.agents[name].agent.description or None if name in server.agents else None,
+            status=status,
+        )
+        for name in names
+    ]
+
+
+def template_capabilities(server: Server) -> dict[str, bool]:
+    """What the chat template can say; nothing while the model loads or where it has none."""
+    analysis = server.model.prompts.analysis(tools=True) if server.model.ready else None
+    if analysis is None:
+        return {}
+    return {
+        "tools": analysis.output_format.tools is not None,
+        "reasoning": analysis.output_format.reasoning is not None,
+    }

@@ -65,7 +65,9 @@ class Driver:
     async def _open(self) -> None:
         run, execution = self.run, self.execution
         if execution.store is not None:
-            messages = [message.model_dump(mode="json", by_alias=True) for message in run.input.messages]
+            # A resume may be a repetition from a client whose history is older than the thread's.
+            given = [] if run.input.resume else run.input.messages
+            messages = [message.model_dump(mode="json", by_alias=True) for message in given]
             execution.thread = await execution.store.begin_run(
                 run.tenant,
                 run.thread_id,

@@ -70,13 +70,17 @@ class Run:
 
         Raises RequestError("invalid_request") for a number not given yet and "conflict" for one no longer kept.
         """
+        self.check_position(after)
+        self._readers += 1
+        self._disarm()
+        return Reader(self.log, after, lost=_lost, left=self._reader_left)
+
+    def check_position(self, after: int) -> None:
+        """Raise what `events(after)` would."""
         if after < 0 or after > self.log.last:
             raise RequestError("invalid_request", "This run has not sent that event yet.", "after")
         if after + 1 < self.log.oldest:
             raise RequestError("conflict", "The events asked for are no longer kept; read the thread instead.", "after")
-        self._readers += 1
-        self._disarm()
-        return Reader(self.log, after, lost=_lost, left=self._reader_left)
 
     async def wait(self) -> Event:
         """The terminal event, once there is one. Does not count as a reader."""

@@ -66,9 +66,11 @@ class ThreadState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FeedbackRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A person's word on a message. score: -1, 0 or 1."""
+    """A person's word on a message, or on a place in it. score: -1 to 1. position: tokens of the message before that
+    place."""
 
     message_id: str
-    score: int
+    score: float
     comment: str = ""
+    position: int | None = None
     created_at: int = 0

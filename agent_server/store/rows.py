@@ -166,4 +166,10 @@ def interrupt_of(row: Row[Any]) -> InterruptRecord:
 
 
 def feedback_of(row: Row[Any]) -> FeedbackRecord:
-    return FeedbackRecord(message_id=row.message_id, score=row.score, comment=row.comment, created_at=row.created_at)
+    return FeedbackRecord(
+        message_id=row.message_id,
+        score=row.score,
+        comment=row.comment,
+        position=None if row.position == schema.WHOLE_MESSAGE else row.position,
+        created_at=row.created_at,
+    )

@@ -6,7 +6,7 @@ milliseconds since the epoch. A change here needs a migration; a test compares t
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, MetaData, SmallInteger, Table, Text
+from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, MetaData, Table, Text
 
 metadata = MetaData()
 
@@ -76,9 +76,13 @@ feedback = Table(
     Column("tenant", Text, primary_key=True),
     Column("thread_id", Text, primary_key=True),
     Column("message_id", Text, primary_key=True),
-    Column("score", SmallInteger, nullable=False),
+    Column("position", Integer, primary_key=True, autoincrement=False),
+    Column("score", Float, nullable=False),
     Column("comment", Text, nullable=False),
     Column("created_at", BigInteger, nullable=False),
 )
+
+WHOLE_MESSAGE = -1
+"""A feedback's `position` where it is on no place in particular."""
 
 OF_A_THREAD = (messages, runs, interrupts, feedback)

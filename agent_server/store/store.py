@@ -185,14 +185,23 @@ class Store:
             raise _no_thread()
 
     async def give_feedback(
-        self, tenant: str, thread_id: str, message_id: str, score: int, comment: str = ""
+        self,
+        tenant: str,
+        thread_id: str,
+        message_id: str,
+        score: float,
+        comment: str = "",
+        position: int | None = None,
     ) -> FeedbackRecord:
-        """Keep a person's word on a message; a later one replaces it. RequestError("not_found") for no such message."""
+        """Keep a person's word on a message, or on a place in it; a later one on the same replaces it.
+        RequestError("not_found") for no such message."""
+        comment = recording.clean(comment, 10_000)
         record = FeedbackRecord(
-            message_id=message_id, score=score, comment=recording.clean(comment, 10_000), created_at=now_ms()
+            message_id=message_id, score=score, comment=comment, position=position, created_at=now_ms()
         )
         row = {
             "tenant": tenant, "thread_id": thread_id, "message_id": message_id, "score": score,
+            "position": schema.WHOLE_MESSAGE if position is None else position,
             "comment": record.comment, "created_at": record.created_at,
         }  # fmt: skip
         table = schema.messages

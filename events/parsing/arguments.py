@@ -14,7 +14,7 @@ from events.parsing.json_text import JsonText, quoted
 from events.parsing.scanner import Scanner, scanner_for
 from events.parsing.schema import ANY, Schema, item_schema, property_schema, types
 from events.parsing.source import Reading, Source
-from events.parsing.syntax import CallSyntax, Syntax
+from events.parsing.syntax import CallSyntax, Syntax, substantial
 from events.parsing.values import TypedValue, value_types
 
 NAME_LIMIT = 1024
@@ -168,7 +168,7 @@ def _wrapped_arguments(call: Call) -> Reading[None]:
 
 def _ends(calls: CallSyntax) -> tuple[str, ...]:
     """What ends a list of tagged arguments."""
-    following = (calls.name_prefix,) if len(calls.name_prefix) > 2 else ()
+    following = (calls.name_prefix,) if substantial(calls.name_prefix) else ()
     return tuple(dict.fromkeys((*calls.ends, *calls.starts, *following)))
 
 

@@ -17,7 +17,7 @@ from events.parsing.pieces import ArgumentText, CallEnd, CallStart, ParseWarning
 from events.parsing.policy import Policy
 from events.parsing.schema import Schema
 from events.parsing.source import Reading, Source
-from events.parsing.syntax import Syntax, distinctive
+from events.parsing.syntax import Syntax, distinctive, substantial
 
 _NAME_LIMIT = 256
 _ROLES = {
@@ -191,7 +191,7 @@ class CallReader:
             self._id, _ = yield from source.until(self.syntax.scanner(call_id.suffix.strip()), _NAME_LIMIT)
             yield from source.space()
         prefix_read = prefix_read or bool((yield from source.match(self.syntax.scanner(calls.name_prefix))))
-        if not prefix_read and len(calls.name_prefix) > 2 and "<" in calls.name_prefix:
+        if not prefix_read and substantial(calls.name_prefix) and "<" in calls.name_prefix:
             raise NoCall("no function's name where a call should be")
         id_prefix = call_id.prefix.strip() if call_id.position == "between" else ""
         opener = self._argument_opener()
@@ -375,7 +375,7 @@ class CallReader:
 
     def _end_marker(self, marker: str) -> Reading[bool]:
         """Consume `marker` if it stands here, behind white space and stray closing brackets."""
-        if len(marker) < 3:
+        if not substantial(marker):
             return False
         scanner = self.syntax.scanner(marker)
         char = yield from self.source.space()
@@ -455,7 +455,7 @@ class CallReader:
         ended = self.source.final and self.source.position >= len(self.source.text)
         if self._nameless:
             self._infer_name()
-        closes = bool(self.calls.call_end) or len(self.calls.arguments_end) > 2
+        closes = bool(self.calls.call_end) or substantial(self.calls.arguments_end)
         complete = self._closed or not (ended and closes)
         if not self._announced:
             if not complete and self._setting("truncated") == "drop":

@@ -42,9 +42,14 @@ class CallSyntax:
         return self.name_parts[-1] if self.name_parts else ""
 
 
+def substantial(marker: str) -> bool:
+    """Whether a marker is more than punctuation; a token of the vocabulary, one character in here, always is."""
+    return len(marker) > 2 or any("\ud800" <= character <= "\udfff" for character in marker)
+
+
 def distinctive(marker: str) -> bool:
     """Whether a marker is unlikely to stand in prose: a tag or a special token, not punctuation or a word."""
-    return len(marker) > 2 and not marker.isalnum() and any(not c.isalnum() and c not in "_-.:`" for c in marker)
+    return substantial(marker) and not marker.isalnum() and any(not c.isalnum() and c not in "_-.:`" for c in marker)
 
 
 @lru_cache(maxsize=1024)
@@ -62,7 +67,7 @@ def call_syntax(tools: Tools, messages: tuple[str, ...] = ()) -> CallSyntax:
     parts = tuple(part.strip() for part in _INDEX.split(tools.name_suffix) if part.strip())
     arguments_end = a.end.strip()
     starts = tuple(marker for marker in (section_start, call_start, *messages) if marker)
-    ends = tuple(m for m in (arguments_end, call_end, section_end) if len(m) > 2)
+    ends = tuple(m for m in (arguments_end, call_end, section_end) if substantial(m))
     return CallSyntax(
         tools=tools,
         section_start=section_start,

@@ -6,9 +6,7 @@ says so; a template that does not even render gives plain text.
 
 from __future__ import annotations
 
-import hashlib
-from collections import OrderedDict
-from threading import Lock
+import functools
 
 import msgspec
 
@@ -53,23 +51,10 @@ class TemplateAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     renderings: int = 0
 
 
-_cache: OrderedDict[bytes, TemplateAnalysis] = OrderedDict()
-_lock = Lock()
-
-
+@functools.lru_cache(CACHE_SIZE)
 def analyse(template: str) -> TemplateAnalysis:
-    """The analysis of a template's text, from the cache where it was asked for before."""
-    key = hashlib.sha256(template.encode("utf-8", "surrogatepass")).digest()
-    with _lock:
-        if key in _cache:
-            _cache.move_to_end(key)
-            return _cache[key]
-    result = _analyse(template)
-    with _lock:
-        _cache[key] = result
-        while len(_cache) > CACHE_SIZE:
-            _cache.popitem(last=False)
-    return result
+    """The analysis of a template's text; made once for each text, since it costs some tens of milliseconds."""
+    return _analyse(template)
 
 
 def _analyse(template: str) -> TemplateAnalysis:

@@ -1,3 +1,4 @@
+import "./strict";
 import { createRoot } from "react-dom/client";
 import { App } from "./app";
 import "./styles/base.css";

@@ -14,7 +14,7 @@ import { StatePanel } from "./panel/StatePanel";
 import { StreamPanel } from "./panel/StreamPanel";
 import { usePredicted } from "./panel/usePredicted";
 import { StreamStore, useStream } from "./stream/store";
-import { readPlace, writePlace, type Place } from "./threads/place";
+import { chooseAgent, readPlace, writePlace, type Place } from "./threads/place";
 import { Threads } from "./threads/Threads";
 import { useThreadList } from "./threads/useThreadList";
 import { Approval, callOf } from "./tools/Approval";
@@ -45,7 +45,7 @@ export function Workspace({ server, failure, setFailure, notify }: Props) {
   const [store] = useState(() => new StreamStore());
   const [temperature, setTemperature] = useState(DEFAULT_TEMPERATURE);
 
-  const agentId = copilotkit.runtimeConnectionStatus !== "connected" || copilotkit.agents[place.agentId] ? place.agentId : "default";
+  const agentId = chooseAgent(place.agentId, Object.keys(copilotkit.agents));
   const thread = useConversation(agentId, place.threadId, server.returns);
   const { agent } = thread;
   const view = useStream(store);
@@ -123,7 +123,7 @@ export function Workspace({ server, failure, setFailure, notify }: Props) {
         {threadsOpen && <button className="scrim for-threads" aria-label="Close the conversations" onClick={() => setThreadsOpen(false)} />}
         <Threads threads={threads.list} current={place.threadId} onNew={() => go({ agentId, threadId: randomUUID() })} onOpen={(threadId) => go({ agentId, threadId })}
           onRename={threads.rename} onDelete={(id) => { threads.remove(id); if (id === place.threadId) go({ agentId, threadId: randomUUID() }); }} />
-        <Conversation thread={thread} modelName={model?.model ?? null} bundled={model?.bundled ?? false} blocked={blockedBy(server, thread.ready)}
+        <Conversation thread={thread} modelName={model?.model ?? null} bundled={model?.bundled ?? false} blocked={blockedBy(server, thread.ready && thread.restored) ?? (interrupt ? "The model waits for your answer above" : null)}
           failure={failure} interrupt={interrupt} asked={asked} onSend={send} onRetry={retry} />
         {inspectorOpen && <button className="scrim for-inspector" aria-label="Close the inspector" onClick={() => setInspectorOpen(false)} />}
         {inspectorOpen && (

@@ -11,7 +11,10 @@ from ag_ui.core import RunAgentInput
 from agent_server.engine.protocol import GenerationRequest
 from agent_server.engine.scripted import Script, ScriptedEngine
 from events.formats.output_format import OutputFormat
+from events.formats.registry import named
 from events.options import GenerationOptions
+
+HERMES = named("hermes")
 
 
 class Prompt(NamedTuple):
@@ -68,5 +71,5 @@ def _script(given: str | Script) -> Script:
     return given if isinstance(given, Script) else Script(text=given)
 
 
-def call(name: str, **arguments: Any) -> str:
+def call(name: str, /, **arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"

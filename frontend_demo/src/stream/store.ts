@@ -45,7 +45,7 @@ export class StreamStore {
     const wait = recent ? 0 : GRACE_MS;
     this.#asked = 0;
     setTimeout(() => {
-      if (!stop.signal.aborted && isStillRunning()) void this.#read(runId, began, stop.signal);
+      if (!stop.signal.aborted && (recent || isStillRunning())) void this.#read(runId, began, stop.signal);
     }, wait);
   }
 

@@ -3,16 +3,22 @@
 import { randomUUID } from "@ag-ui/client";
 
 export interface Place {
+  /** Empty: whichever agent shows most. */
   agentId: string;
   threadId: string;
 }
 
 export function readPlace(hash: string): Place {
   const fields = new URLSearchParams(hash.replace(/^#/, ""));
-  return { agentId: fields.get("agent") || "default", threadId: fields.get("thread") || randomUUID() };
+  return { agentId: fields.get("agent") ?? "", threadId: fields.get("thread") || randomUUID() };
 }
 
 export function writePlace({ agentId, threadId }: Place): string {
-  const fields = new URLSearchParams({ ...(agentId === "default" ? {} : { agent: agentId }), thread: threadId });
+  const fields = new URLSearchParams({ ...(agentId ? { agent: agentId } : {}), thread: threadId });
   return `#${fields.toString()}`;
+}
+
+/** The agent to talk to: the one asked for if it exists, else the demonstration's, else the one that always exists. */
+export function chooseAgent(wanted: string, known: readonly string[]): string {
+  return [wanted, "demo"].find((id) => known.includes(id)) ?? "default";
 }

@@ -21,7 +21,7 @@ export function usePageTools({ paint, openDocument }: { paint: (background: stri
     handler: async ({ background }) => {
       if (!isBackground(background)) return { error: "That is not a CSS background." };
       paint(background);
-      return { status: "done", background };
+      return { status: "success" };
     },
     render: (props) => <Background {...(props as ToolProps)} />,
   }, [paint]);

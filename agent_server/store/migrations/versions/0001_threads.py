@@ -67,7 +67,8 @@ def upgrade() -> None:
         sa.Column("tenant", sa.Text, primary_key=True),
         sa.Column("thread_id", sa.Text, primary_key=True),
         sa.Column("message_id", sa.Text, primary_key=True),
-        sa.Column("score", sa.SmallInteger, nullable=False),
+        sa.Column("position", sa.Integer, primary_key=True),
+        sa.Column("score", sa.Float, nullable=False),
         sa.Column("comment", sa.Text, nullable=False),
         sa.Column("created_at", sa.BigInteger, nullable=False),
     )

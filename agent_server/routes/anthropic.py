@@ -1,0 +1,43 @@
+"""Anthropic's Messages. Any `anthropic-version` is served alike."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from adapters import anthropic_messages
+from adapters.anthropic_messages import MessageIdentity, MessageStream, message_body
+from agent_server.ids import new_id
+from agent_server.routes.answering import (
+    answer_json,
+    model_name,
+    read_request,
+    servers_own,
+    start_runs,
+    stream_answer,
+)
+from agent_server.routes.http import guarded
+
+if TYPE_CHECKING:
+    from agent_server.server import Server
+
+
+def routes(server: Server) -> list[BaseRoute]:
+    async def messages(request: Request) -> Response:
+        parse = partial(anthropic_messages.parse, new_id=new_id)
+        inbound = await read_request(request, server.settings.max_body, parse)
+        identity = MessageIdentity(
+            id=f"msg_{inbound.input.run_id.removeprefix('run_')}",
+            model=model_name(server, inbound.options),
+            hidden_tools=servers_own(server, inbound),
+        )
+        runs = await start_runs(server, request, inbound)
+        if inbound.stream:
+            return await stream_answer(server, request, runs, MessageStream(identity, inbound.extra))
+        return await answer_json(request, runs, lambda answers: message_body(answers[0], identity, inbound.extra))
+
+    return [Route("/v1/messages", guarded(messages), methods=["POST"])]

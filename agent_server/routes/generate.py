@@ -1,0 +1,62 @@
+"""`POST /v1/generate`: the generation protocol's messages over HTTP, in one body or as server-sent events."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from adapters import generate
+from adapters.generate import GenerateStream, Identity, generate_body
+from adapters.inbound import Inbound
+from agent_server.ids import new_id
+from agent_server.routes.answering import (
+    answer_json,
+    context_length,
+    model_name,
+    read_request,
+    servers_own,
+    start_runs,
+    stream_answer,
+)
+from agent_server.routes.http import guarded
+
+if TYPE_CHECKING:
+    from agent_server.server import Server
+
+
+def routes(server: Server) -> list[BaseRoute]:
+    async def answer(request: Request) -> Response:
+        inbound = await read_request(request, server.settings.max_body, partial(generate.parse, new_id=new_id))
+        identity = generate_identity(server, inbound)
+        runs = await start_runs(server, request, inbound)
+        if inbound.stream:
+            encoder = GenerateStream(identity, inbound.extra, time.monotonic)
+            return await stream_answer(server, request, runs, encoder)
+        return await answer_json(request, runs, lambda answers: generate_body(answers[0], identity, inbound.extra))
+
+    return [Route("/v1/generate", guarded(answer), methods=["POST"])]
+
+
+def generate_identity(server: Server, inbound: Inbound) -> Identity:
+    return Identity(
+        request_id=f"gen_{inbound.input.run_id.removeprefix('run_')}",
+        model=model_name(server, inbound.options),
+        model_info=model_info(server),
+        hidden_tools=servers_own(server, inbound),
+    )
+
+
+def model_info(server: Server) -> dict[str, Any]:
+    """What is known of the model; the protocol's `max_tokens` is its context length."""
+    details = server.model.engine.info.details
+    known = {
+        "version": details.get("version"),
+        "max_tokens": context_length(server),
+        "quantization": details.get("quantization"),
+    }
+    return {name: value for name, value in known.items() if value is not None}

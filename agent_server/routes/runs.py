@@ -1,0 +1,101 @@
+"""Runs by their id: read them again from any event on, and steer them.
+
+`GET /agui/runs/{id}/events` replays and goes on live, from the event after `Last-Event-ID` (or `?after=`); the
+numbers are the SSE ids of the stream that began the run. `POST /agui/runs/{id}/cancel|pause|resume|modify`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from adapters import agui, agui_protobuf
+from adapters.errors import RequestError
+from adapters.inbound import read_json
+from agent_server.routes.http import Encoder, guarded, read_body, stream_run
+from agent_server.routes.operations import json_response
+from events.vocabulary import PROTOCOL_VERSION
+
+if TYPE_CHECKING:
+    from agent_server.runs import Run
+    from agent_server.server import Server
+
+DIGITS = 15
+CONTROL_BODY = 64 * 1024
+
+
+def routes(server: Server) -> list[BaseRoute]:
+    def found(request: Request) -> Run:
+        return server.runs.get(request.path_params["run_id"], request.state.tenant)
+
+    async def events(request: Request) -> Response:
+        run = found(request)
+        run.check_position(after := position(request))
+        return stream_run(run, encoder_for(request, run), interval=server.settings.keep_alive, after=after)
+
+    async def show(request: Request) -> Response:
+        return json_response(described(found(request)))
+
+    async def modify(request: Request) -> Response:
+        run = found(request)
+        changes = read_json(await read_body(request, CONTROL_BODY))
+        if not isinstance(changes, dict):
+            raise RequestError("invalid_request", "The body must be an object of sampling parameters.")
+        return answered(run, await run.modify(changes))
+
+    def control(act: Callable[[Run], Awaitable[bool]]) -> Callable[[Request], Awaitable[Response]]:
+        async def steer(request: Request) -> Response:
+            run = found(request)
+            return answered(run, await act(run))
+
+        return guarded(steer)
+
+    base = "/agui/runs/{run_id}"
+    return [
+        Route(base, guarded(show)),
+        Route(base + "/events", guarded(events)),
+        Route(base + "/cancel", control(lambda run: run.cancel()), methods=["POST"]),
+        Route(base + "/pause", control(lambda run: run.pause()), methods=["POST"]),
+        Route(base + "/resume", control(lambda run: run.resume()), methods=["POST"]),
+        Route(base + "/modify", guarded(modify), methods=["POST"]),
+    ]
+
+
+def position(request: Request) -> int:
+    """The number of the last event that the client has: `?after=`, else the header by which SSE clients reconnect."""
+    given = request.query_params.get("after") or request.headers.get("last-event-id") or "0"
+    if not (given.isascii() and given.isdigit()) or len(given) > DIGITS:
+        raise RequestError("invalid_request", "The position must be the number of an event.", "after")
+    return int(given)
+
+
+def encoder_for(request: Request, run: Run) -> Encoder:
+    """In the dialect that began the run, unless the reader says `?protocolVersion=`."""
+    version = request.query_params.get("protocolVersion", run.input.protocol_version)
+    legacy = version is None or version.partition(".")[0] != PROTOCOL_VERSION.partition(".")[0]
+    if agui.negotiate(request.headers.get("accept")) == agui.PROTOBUF:
+        return agui_protobuf.Encoder(legacy=legacy)
+    return agui.Encoder(legacy=legacy)
+
+
+def described(run: Run) -> dict[str, Any]:
+    return {
+        "runId": run.id,
+        "threadId": run.thread_id,
+        "agent": run.agent,
+        "status": run.state,
+        "paused": run.controls.paused,
+        "oldestEvent": run.log.oldest,
+        "lastEvent": run.log.last,
+    }
+
+
+def answered(run: Run, done: bool) -> Response:
+    """What a control did; 409 for a run that ended, or an engine that cannot."""
+    if not done:
+        raise RequestError("conflict", "The run has ended, or its engine cannot do this.")
+    return json_response(described(run), 202)

@@ -1,0 +1,86 @@
+"""`/tokenize`, `/detokenize` and Anthropic's count_tokens: what a prompt costs, without generating."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from adapters import anthropic_messages
+from adapters.errors import RequestError
+from adapters.inbound import Inbound
+from adapters.tokenize import detokenize_body, parse_detokenize, parse_tokenize, tokenize_body
+from agent_server.engine.protocol import EngineError
+from agent_server.ids import new_id
+from agent_server.routes.answering import agent_for, context_length, read_request
+from agent_server.routes.http import guarded, read_body
+
+if TYPE_CHECKING:
+    from agent_server.engine.prompt import PromptBuilder
+    from agent_server.server import Server
+
+
+def loaded(server: Server) -> PromptBuilder:
+    """The prompt builder, or RequestError("unavailable") while the model loads."""
+    try:
+        return server.model.prompts
+    except EngineError as error:
+        raise RequestError(error.kind, error.message) from None
+
+
+def token_ids(server: Server, inbound: Inbound) -> list[int]:
+    prompts, flags = loaded(server), inbound.extra
+    try:
+        if flags.prompt is not None:
+            return prompts.tokenize(flags.prompt, add_special_tokens=flags.add_special_tokens)
+        return list(prompts.build(inbound.input, inbound.options).token_ids)
+    except EngineError as error:
+        raise RequestError(error.kind, error.message, error.param) from None
+
+
+def prompt_tokens(server: Server, inbound: Inbound) -> int:
+    prompts = loaded(server)
+    try:
+        return prompts.count_tokens(inbound.input, inbound.options)
+    except EngineError as error:
+        raise RequestError(error.kind, error.message, error.param) from None
+
+
+def routes(server: Server) -> list[BaseRoute]:
+    limit = server.settings.max_body
+
+    async def tokenize(request: Request) -> Response:
+        inbound = await read_request(request, limit, partial(parse_tokenize, new_id=new_id))
+        agent_for(server, inbound.options.model)
+        tokens = await run_in_threadpool(token_ids, server, inbound)
+        strings = None
+        if inbound.extra.strings:
+            prompts = server.model.prompts
+            strings = [prompts.detokenize([token]) for token in tokens]
+        return Response(tokenize_body(tokens, context_length(server), strings), media_type="application/json")
+
+    async def detokenize(request: Request) -> Response:
+        tokens, model = parse_detokenize(await read_body(request, limit))
+        agent_for(server, model)
+        prompts = loaded(server)
+        size = prompts.tokenizer.get_vocab_size(with_added_tokens=True)
+        if any(token >= size for token in tokens):
+            raise RequestError("invalid_request", f"tokens must be below {size}.", param="tokens")
+        text = await run_in_threadpool(prompts.detokenize, tokens)
+        return Response(detokenize_body(text), media_type="application/json")
+
+    async def count(request: Request) -> Response:
+        inbound = await read_request(request, limit, partial(anthropic_messages.parse_count, new_id=new_id))
+        agent_for(server, inbound.options.model)
+        tokens = await run_in_threadpool(prompt_tokens, server, inbound)
+        return Response(anthropic_messages.count_body(tokens), media_type="application/json")
+
+    return [
+        Route("/tokenize", guarded(tokenize), methods=["POST"]),
+        Route("/detokenize", guarded(detokenize), methods=["POST"]),
+        Route("/v1/messages/count_tokens", guarded(count), methods=["POST"]),
+    ]

@@ -1,0 +1,320 @@
+"""The two WebSockets: the generation protocol at `/generate`, AG-UI at `/agui/ws`.
+
+What is said and when is the adapters' business; here bytes are moved, runs started, read and controlled. Two tasks
+serve a connection: one takes what the client sends, one reads the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Coroutine, Sequence
+from typing import TYPE_CHECKING, Any
+
+from starlette.routing import BaseRoute, WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from adapters import agui_websocket as agui
+from adapters import websocket as generation
+from adapters.errors import RequestError
+from adapters.inbound import Inbound, Limits
+from agent_server.engine.protocol import EngineError
+from agent_server.ids import new_id
+from agent_server.routes.answering import agent_for
+from agent_server.routes.generate import generate_identity
+from events.vocabulary import RunError, RunFinished, TextMessageStart
+
+if TYPE_CHECKING:
+    from agent_server.runs import Run
+    from agent_server.server import Server
+
+logger = logging.getLogger("agent_server.websocket")
+IDLE_SECONDS = 600.0
+"""A connection on which nothing runs and nothing is said is closed after this time."""
+LOOK_SECONDS = 1.0
+CLOSE_DONE, CLOSE_INTERNAL = 1000, 1011
+
+
+class Connection:
+    """What both protocols share: receiving, sending, one run at a time."""
+
+    def __init__(self, server: Server, websocket: WebSocket) -> None:
+        self.server = server
+        self.tenant: str = websocket.state.tenant
+        self.run: Run | None = None
+        self._websocket = websocket
+        self._reading: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def serve(self) -> None:
+        """Until either side closes. Whatever fails in here is told to the client before the line is cut."""
+        await self._websocket.accept()
+        try:
+            await self._receive_all()
+        except WebSocketDisconnect:
+            pass
+        except Exception:
+            logger.exception("a WebSocket failed inside the server")
+            with contextlib.suppress(RuntimeError, OSError, WebSocketDisconnect):
+                await self.perform(self.broken())
+                await self.close(CLOSE_INTERNAL, "internal error")
+        finally:
+            await self.stop_reading()
+
+    async def _receive_all(self) -> None:
+        quiet = time.monotonic()
+        receiving = asyncio.ensure_future(self._websocket.receive())
+        try:
+            while not self._closed:
+                done, _ = await asyncio.wait({receiving}, timeout=LOOK_SECONDS)
+                if done:
+                    quiet = time.monotonic()
+                    message, receiving = receiving.result(), asyncio.ensure_future(self._websocket.receive())
+                    await self._take(message)
+                elif not self.busy and self.server.closing:
+                    await self.perform(self.going_away())
+                elif not self.busy and time.monotonic() - quiet > IDLE_SECONDS:
+                    await self.close(CLOSE_DONE, "idle")
+        finally:
+            receiving.cancel()
+            with contextlib.suppress(asyncio.CancelledError, WebSocketDisconnect, RuntimeError):
+                await receiving
+
+    async def _take(self, message: Any) -> None:
+        if message["type"] == "websocket.disconnect":
+            raise WebSocketDisconnect(message.get("code", 1000))
+        data = message.get("text")
+        await self.perform(self.said(message["bytes"] if data is None else data))
+
+    @property
+    def busy(self) -> bool:
+        return self._reading is not None and not self._reading.done()
+
+    async def send(self, data: bytes) -> None:
+        if not self._closed:
+            await self._websocket.send({"type": "websocket.send", "text": data.decode()})
+
+    async def close(self, code: int, reason: str) -> None:
+        if not self._closed:
+            self._closed = True
+            await self._websocket.close(code, reason)
+
+    def read(self, work: Coroutine[Any, Any, None]) -> None:
+        self._reading = asyncio.create_task(self._guarded(work))
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except (WebSocketDisconnect, OSError, RuntimeError):
+            logger.debug("a WebSocket's client left while it was sent to")
+        except Exception:
+            logger.exception("reading a run for a WebSocket failed")
+            with contextlib.suppress(WebSocketDisconnect, OSError, RuntimeError):
+                await self.perform(self.broken())
+                await self.close(CLOSE_INTERNAL, "internal error")
+
+    async def stop_reading(self) -> None:
+        if self._reading is not None and self._reading is not asyncio.current_task():
+            self._reading.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._reading
+
+    async def control(self, action: str, changes: dict[str, Any]) -> bool:
+        """False if the run cannot. Raises RequestError for changes that nobody could make."""
+        if self.run is None:
+            return False
+        match action:
+            case "pause":
+                return await self.run.pause()
+            case "resume":
+                return await self.run.resume()
+            case "modify":
+                return await self.run.modify(changes)
+        return await self.run.cancel()
+
+    # what each protocol says
+
+    def said(self, data: str | bytes) -> Sequence[Any]:
+        raise NotImplementedError
+
+    def going_away(self) -> Sequence[Any]:
+        raise NotImplementedError
+
+    def broken(self) -> Sequence[Any]:
+        raise NotImplementedError
+
+    async def perform(self, actions: Sequence[Any]) -> None:
+        raise NotImplementedError
+
+
+FAULT = RequestError("internal", "The server made a mistake; it is logged.")
+
+
+class GenerateConnection(Connection):
+    """The generation protocol."""
+
+    def __init__(self, server: Server, websocket: WebSocket) -> None:
+        super().__init__(server, websocket)
+        limits = Limits(body=server.settings.max_body)
+        self._session = generation.Session(new_id=new_id, clock=time.monotonic, limits=limits)
+        self._message_id: str | None = None
+        self._feedback: list[generation.Feedback] = []
+
+    def said(self, data: str | bytes) -> Sequence[Any]:
+        return self._session.receive(data)
+
+    def going_away(self) -> Sequence[Any]:
+        return self._session.going_away()
+
+    def broken(self) -> Sequence[Any]:
+        return self._session.refused(FAULT)
+
+    async def perform(self, actions: Sequence[Any]) -> None:
+        for action in actions:
+            match action:
+                case generation.Send(data):
+                    await self.send(data)
+                case generation.Start(inbound):
+                    self.run = None
+                    self.read(self._generate(inbound))
+                case generation.Stop():
+                    await self._stop()
+                case generation.ControlRun(name, changes):
+                    await self._control(name, changes)
+                case generation.Feedback():
+                    self._feedback.append(action)
+                    if self.run is not None and self.run.finished:
+                        await self._keep_feedback(self.run)
+                case generation.Close(code, reason):
+                    await self.close(code, reason)
+
+    async def _generate(self, inbound: Inbound) -> None:
+        try:
+            run = self.run = await self._start(inbound)
+        except RequestError as error:
+            await self.perform(self._session.refused(error))
+            return
+        await self.perform(self._session.started(generate_identity(self.server, inbound)))
+        async with contextlib.aclosing(run.events()) as events:
+            async for _, event in events:
+                if isinstance(event, TextMessageStart):
+                    self._message_id = event.message_id
+                if isinstance(event, RunFinished | RunError):
+                    await self._keep_feedback(run)
+                if actions := self._session.event(event):
+                    await self.perform(actions)
+
+    async def _start(self, inbound: Inbound) -> Run:
+        """Wait for the model, telling how far it is, and start the run."""
+        agent = agent_for(self.server, inbound.options.model)
+        async for status in self.server.model.states():
+            if status.state in ("starting", "loading"):
+                await self.perform(self._session.loading(status.progress, status.message or "Loading the model."))
+            elif status.state in ("failed", "stopped"):
+                raise RequestError("unavailable", status.message or "The model could not be loaded.")
+        self._message_id = None
+        return await self.server.runs.start(inbound.input, inbound.options, agent=agent, tenant=self.tenant, grace=0.0)
+
+    async def _stop(self) -> None:
+        if self.run is not None:
+            await self.run.cancel()
+            return
+        await self.stop_reading()
+        await self.perform(self._session.abandoned())
+
+    async def _control(self, action: generation.ControlAction, changes: dict[str, Any]) -> None:
+        try:
+            done = await self.control(action, changes)
+        except (RequestError, EngineError) as error:
+            kind = RequestError(error.kind, error.message, error.param)
+            await self.perform(self._session.refused(kind))
+            return
+        await self.perform(self._session.controlled(action, done))
+
+    async def _keep_feedback(self, run: Run) -> None:
+        """What was said while the message was being made is kept once it is stored."""
+        given, self._feedback = self._feedback, []
+        for each in given:
+            try:
+                if self._message_id is None:
+                    raise RequestError("not_found", "There is no text yet to give feedback on.")
+                await self.server.store.give_feedback(
+                    self.tenant, run.thread_id, self._message_id, each.rating, each.text or "", each.position
+                )
+            except RequestError as error:
+                await self.perform(self._session.refused(error))
+            else:
+                await self.perform(self._session.kept())
+
+
+class AguiConnection(Connection):
+    """AG-UI."""
+
+    def __init__(self, server: Server, websocket: WebSocket) -> None:
+        super().__init__(server, websocket)
+        self._session = agui.Session(limits=Limits(body=server.settings.max_body))
+
+    def said(self, data: str | bytes) -> Sequence[Any]:
+        return self._session.receive(data)
+
+    def going_away(self) -> Sequence[Any]:
+        return self._session.going_away()
+
+    def broken(self) -> Sequence[Any]:
+        return self._session.not_started(FAULT)
+
+    async def perform(self, actions: Sequence[Any]) -> None:
+        for action in actions:
+            match action:
+                case agui.Send(data):
+                    await self.send(data)
+                case agui.Start(inbound, agent):
+                    self.read(self._run(inbound, agent))
+                case agui.Subscribe(run_id, after):
+                    self.read(self._subscribe(run_id, after))
+                case agui.ControlRun(name, changes):
+                    await self._control(name, changes)
+                case agui.Close(code, reason):
+                    await self.close(code, reason)
+
+    async def _run(self, inbound: Inbound, agent: str) -> None:
+        try:
+            self.run = await self.server.runs.start(
+                inbound.input, inbound.options, agent=agent, tenant=self.tenant, grace=self.server.settings.grace
+            )
+        except RequestError as error:
+            await self.perform(self._session.not_started(error))
+            return
+        await self._follow(self.run, 0)
+
+    async def _subscribe(self, run_id: str, after: int) -> None:
+        try:
+            self.run = self.server.runs.get(run_id, self.tenant)
+            await self._follow(self.run, after)
+        except RequestError as error:
+            await self.perform(self._session.not_started(error))
+
+    async def _follow(self, run: Run, after: int) -> None:
+        async with contextlib.aclosing(run.events(after)) as events:
+            async for _, event in events:
+                await self.perform(self._session.event(event))
+
+    async def _control(self, action: agui.ControlAction, changes: dict[str, Any]) -> None:
+        try:
+            done = await self.control(action, changes)
+        except (RequestError, EngineError) as error:
+            await self.perform(self._session.refused(RequestError(error.kind, error.message, error.param)))
+            return
+        await self.perform(self._session.controlled(action, done))
+
+
+def routes(server: Server) -> list[BaseRoute]:
+    async def generate(websocket: WebSocket) -> None:
+        await GenerateConnection(server, websocket).serve()
+
+    async def agui_socket(websocket: WebSocket) -> None:
+        await AguiConnection(server, websocket).serve()
+
+    return [WebSocketRoute("/generate", generate), WebSocketRoute("/agui/ws", agui_socket)]

@@ -1,0 +1,54 @@
+"""An MCP server for tests: `python mcp_server.py PIDFILE [PORT]`; stdio without a port, streamable HTTP with one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp_types import ImageContent, TextContent
+
+server = MCPServer("test")
+
+
+@server.tool()
+def add(a: int, b: int) -> str:
+    """Add two numbers."""
+    return str(a + b)
+
+
+@server.tool()
+async def hang(ctx: Context) -> str:
+    """Say that the work has begun, and never end."""
+    await ctx.report_progress(1, 10, "begun")
+    await asyncio.Event().wait()
+    return ""
+
+
+@server.tool()
+def fail() -> str:
+    """Fail."""
+    raise ToolError("no good")
+
+
+@server.tool()
+def picture() -> list[TextContent | ImageContent]:
+    """A picture."""
+    return [TextContent(type="text", text="a dot"), ImageContent(type="image", data="AAAA", mime_type="image/png")]
+
+
+@server.tool()
+def environment() -> str:
+    """What the server was given."""
+    return " ".join(sorted(os.environ))
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(str(os.getpid()))
+    if len(sys.argv) > 2:
+        server.run(transport="streamable-http", host="127.0.0.1", port=int(sys.argv[2]))
+    else:
+        server.run(transport="stdio")

@@ -1,0 +1,108 @@
+// What every browser test shares: a server, a browser, a page that notices every console error and foreign request.
+import { spawn } from "node:child_process";
+import { createRequire } from "node:module";
+import { mkdirSync } from "node:fs";
+import path from "node:path";
+import { fileURLToPath } from "node:url";
+
+const here = path.dirname(fileURLToPath(import.meta.url));
+export const root = path.resolve(here, "../..");
+const require = createRequire(path.join(root, "frontend_demo/package.json"));
+const { chromium } = require("playwright-core");
+export const axeSource = require.resolve("axe-core/axe.min.js");
+
+export const WIDE = { width: 1440, height: 900 };
+export const PHONE = { width: 390, height: 844 };
+const FLAGS = [
+  "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+  "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
+];
+
+/** Starts the scripted server (or any command that prints its address first) and waits until it answers. */
+export async function startServer(...args) {
+  const python = process.env.PYTHON ?? path.join(root, ".venv/bin/python");
+  const child = spawn(python, ["-W", "error", "-m", "tests.browser.serve", ...args], { cwd: root, stdio: ["ignore", "pipe", "pipe"] });
+  let errors = "";
+  child.stderr.on("data", (data) => (errors += data));
+  const url = await new Promise((resolve, reject) => {
+    child.stdout.once("data", (data) => resolve(String(data).trim()));
+    child.once("error", reject);
+    child.once("exit", (code) => reject(new Error(`the server ended with ${code}\n${errors}`)));
+  });
+  await ready(url);
+  const ended = new Promise((resolve) => child.once("exit", resolve));
+  return {
+    url,
+    port: new URL(url).port,
+    errors: () => errors,
+    stop: async (signal = "SIGTERM") => {
+      child.kill(signal);
+      await ended;
+    },
+  };
+}
+
+async function ready(url) {
+  for (let attempt = 0; attempt < 200; attempt++) {
+    const answer = await fetch(`${url}/ready`).catch(() => null);
+    if (answer?.ok) return;
+    await new Promise((resolve) => setTimeout(resolve, 50));
+  }
+  throw new Error(`${url} did not become ready`);
+}
+
+export async function startBrowser() {
+  return chromium.launch({ executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium", args: FLAGS });
+}
+
+/** A page in a fresh profile. `faults` collects console errors, page errors and requests that leave this machine. */
+export async function openPage(browser, url, { viewport = WIDE, colorScheme = "light", expected = [], storage } = {}) {
+  const context = await browser.newContext({ viewport, colorScheme, acceptDownloads: true, storageState: storage });
+  context.setDefaultTimeout(8_000);
+  const page = await context.newPage();
+  const faults = [];
+  page.on("console", (message) => {
+    if (!["error", "warning"].includes(message.type())) return;
+    if (!expected.some((pattern) => pattern.test(message.text()))) faults.push(`console ${message.type()}: ${message.text()}`);
+  });
+  page.on("pageerror", (error) => faults.push(`page error: ${error.stack ?? error}`));
+  page.on("request", (request) => {
+    const { protocol, hostname } = new URL(request.url());
+    if (protocol.startsWith("http") && !["127.0.0.1", "localhost"].includes(hostname)) faults.push(`request to ${request.url()}`);
+  });
+  if (url) await page.goto(url);
+  return Object.assign(page, { faults, leave: () => context.close() });
+}
+
+/** The demo, ready to be written in. */
+export async function openDemo(browser, url, options) {
+  const page = await openPage(browser, url, options);
+  await page.getByPlaceholder("Ask something").waitFor();
+  return page;
+}
+
+export async function say(page, text) {
+  await page.getByRole("textbox", { name: "Message" }).fill(text);
+  await page.keyboard.press("Enter");
+}
+
+export const sendButton = (page) => page.getByRole("button", { name: "Send", exact: true });
+
+/** The run is over: the composer offers to send again. */
+export async function settled(page) {
+  await sendButton(page).waitFor({ timeout: 20_000 });
+}
+
+export async function converse(page, text) {
+  await say(page, text);
+  await page.getByRole("button", { name: "Stop", exact: true }).waitFor({ timeout: 5_000 }).catch(() => undefined);
+  await settled(page);
+}
+
+/** Screenshots are kept when a folder is named; they are looked at by people, not compared. */
+export async function picture(page, name) {
+  const folder = process.env.SCREENSHOTS;
+  if (!folder) return;
+  mkdirSync(folder, { recursive: true });
+  await page.screenshot({ path: path.join(folder, `${name}.png`) });
+}
