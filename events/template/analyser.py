@@ -176,7 +176,9 @@ def _findings(
     if content.start:
         lines.append(f"content is wrapped ({content.wrapped}) in {content.start[0]!r} and {(*content.end, '')[0]!r}")
     if tools.tools:
-        lines.append(f"tool calls are {tools.mode}" + (" with Python dicts" if tools.python_dicts else ""))
+        reason = _REASONS[tools.mode] + (", spelled as Python dicts" if tools.python_dicts else "")
+        marker = (tools.tools.section_start or tools.tools.call_start or tools.tools.name_prefix).strip()
+        lines.append(f"tool calls ({tools.mode}) {f'behind {marker!r}' if marker else 'without a marker'}: {reason}")
     elif explained := explained_calls(probe):
         lines.append(f"tools are declared, but no call is rendered; JSON is read behind {explained.call_start!r}")
     return (*lines, *tools.findings)

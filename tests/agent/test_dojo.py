@@ -26,7 +26,9 @@ def page_tool(name: str, **properties: Any) -> dict[str, Any]:
     return {"name": name, "description": name, "parameters": {"type": "object", "properties": properties}}
 
 
-async def drive(node_clients, file: str, client: str, scripts: list[str], turns: list[str], **entry: Any) -> dict[str, Any]:
+async def drive(
+    node_clients, file: str, client: str, scripts: list[str], turns: list[str], **entry: Any
+) -> dict[str, Any]:
     """One conversation with an example's agent; the client's report, once it is clean."""
     agents = load_agents([str(EXAMPLES / f"{file}.py")])
     name = entry.pop("agent", file)
@@ -65,7 +67,9 @@ async def test_agentic_chat(node_clients, client):
 
 
 async def test_backend_tool_rendering(node_clients, client):
-    report = await drive(node_clients, "backend_tool_rendering", client, [call("get_weather", location="Rome"), "Mild."], ["Rome?"])
+    report = await drive(
+        node_clients, "backend_tool_rendering", client, [call("get_weather", location="Rome"), "Mild."], ["Rome?"]
+    )
     result = next(message for message in report["messages"] if message["role"] == "tool")
     assert set(json.loads(result["content"])) == {"city", "conditions", "temperature", "humidity", "wind"}
     (run,) = report["runs"]
@@ -109,7 +113,13 @@ async def test_interrupt_with_a_question(node_clients, client):
 
 
 async def test_agentic_generative_ui(node_clients, client):
-    report = await drive(node_clients, "agentic_generative_ui", client, [call("work_through", steps=["Dig", "Plant"]), "Done."], ["A tree"])
+    report = await drive(
+        node_clients,
+        "agentic_generative_ui",
+        client,
+        [call("work_through", steps=["Dig", "Plant"]), "Done."],
+        ["A tree"],
+    )
     (run,) = report["runs"]
     assert run["counts"]["STATE_DELTA"] == 3 and run["events"][1] == "STATE_SNAPSHOT"
     assert report["state"] == {"steps": [{"description": d, "status": "completed"} for d in ("Dig", "Plant")]}
@@ -133,12 +143,20 @@ async def test_shared_state(node_clients, client):
     )  # fmt: skip
     (run,) = report["runs"]
     assert run["events"][1] == "STATE_SNAPSHOT"
-    assert report["state"]["recipe"]["title"] == "Stew" and report["state"]["recipe"]["ingredients"][0]["name"] == "Carrot"
+    assert (
+        report["state"]["recipe"]["title"] == "Stew" and report["state"]["recipe"]["ingredients"][0]["name"] == "Carrot"
+    )
 
 
 async def test_predictive_state_updates(node_clients, client):
     document = "# The sea\n\n" + "It is wide and blue. " * 20
-    report = await drive(node_clients, "predictive_state_updates", client, [call("write_document", document=document), "Written."], ["Write"])
+    report = await drive(
+        node_clients,
+        "predictive_state_updates",
+        client,
+        [call("write_document", document=document), "Written."],
+        ["Write"],
+    )
     (run,) = report["runs"]
     assert run["counts"]["CUSTOM"] == 1 and run["events"].index("CUSTOM") < run["events"].index("TOOL_CALL_START")
     end = run["events"].index("TOOL_CALL_END")

@@ -12,7 +12,15 @@ from agent_server.agent import Agent, PredictState, ToolContext, ToolFault, tool
 from agent_server.agent.state import Predictor, SharedState
 from agent_server.engine.scripted import Script
 from agent_server.store import Store
-from events.vocabulary import Custom, StateDelta, StateSnapshot, ToolCallArgs, ToolCallEnd, ToolCallResult, ToolCallStart
+from events.vocabulary import (
+    Custom,
+    StateDelta,
+    StateSnapshot,
+    ToolCallArgs,
+    ToolCallEnd,
+    ToolCallResult,
+    ToolCallStart,
+)
 from tests.agent.harness import House, names, of
 from tests.agent.models import Model, call
 
