@@ -22,6 +22,14 @@ from events.template.tools import ToolAnalysis, analyse_tools
 from events.template.turn import END_OF_SEQUENCE, Turn, find_turn, markers_of
 
 CACHE_SIZE = 64
+_REASONS = {
+    "json_native": "the function's name stands inside a JSON object",
+    "tag_with_json": "the function's name stands outside of JSON, the arguments are a JSON object",
+    "tag_with_tagged": "the names and values of arguments stand each between markers of their own",
+    "python": "arguments are written as in a Python call",
+    "object": "arguments are an object with bare keys",
+    "nested": "arguments are elements named after their keys",
+}
 
 
 class TemplateAnalysis(msgspec.Struct, frozen=True, kw_only=True):
