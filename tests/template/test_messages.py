@@ -340,7 +340,7 @@ def rendered(source: str, messages: list[dict[str, Any]]) -> str:
 
 
 @pytest.mark.parametrize("name", own_names())
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(messages=histories())
 def test_no_history_makes_an_own_template_fail(name: str, messages: list[dict[str, Any]]) -> None:
     assert rendered(own(name), messages)
@@ -348,7 +348,7 @@ def test_no_history_makes_an_own_template_fail(name: str, messages: list[dict[st
 
 @needs_shared
 @pytest.mark.parametrize("name", sorted(path.stem for path in SHARED_TEMPLATES.glob("*.jinja")))
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(messages=histories())
 def test_no_history_makes_a_shared_template_fail(name: str, messages: list[dict[str, Any]]) -> None:
     assert rendered((SHARED_TEMPLATES / f"{name}.jinja").read_text("utf-8"), messages)
