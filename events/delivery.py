@@ -16,7 +16,7 @@ from events.vocabulary import Event, ReasoningMessageContent, ToolCallArgs
 
 _JSON_BOUNDARY = re.compile(r'.*[\]{}",:\[]', re.DOTALL)
 _SENTENCE_END = re.compile(r".*(?:[.!?…]['\")\]]?\s|[。！？\n])", re.DOTALL)
-_BOUNDARIES = {ToolCallArgs: _JSON_BOUNDARY, ReasoningMessageContent: _SENTENCE_END}
+_BOUNDARIES: dict[type, re.Pattern[str]] = {ToolCallArgs: _JSON_BOUNDARY, ReasoningMessageContent: _SENTENCE_END}
 
 Gathered = ToolCallArgs | ReasoningMessageContent
 

@@ -121,12 +121,10 @@ class Translator:
         return "tool_calls" if reason == "stop" and self.calls else reason
 
     def _translate(self, pieces: list[Piece]) -> list[Event]:
-        if not pieces or self.failed:
-            return []
         for piece in pieces:
-            self._tell[type(piece)](piece)  # type: ignore[operator]
             if self.failed:
                 break
+            self._tell[type(piece)](piece)  # type: ignore[operator]
         return self._delivery.deliver(self._taken())
 
     def _taken(self) -> list[Event]:
@@ -188,7 +186,7 @@ class Translator:
 
     def _warning(self, piece: ParseWarning) -> None:
         self.warnings.append(piece.message)
-        if piece.kind == "error":
+        if piece.kind == "tool_call_error":
             self._close()
             self.failed = True
             self._events.append(RunError(message=f"Tool call parsing failed: {piece.message}", code=PARSE_ERROR))

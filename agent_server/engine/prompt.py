@@ -125,6 +125,11 @@ class PromptBuilder:
         chat = self._chosen(tools)
         return chat.analysis if chat else None
 
+    def output_format(self, tools: bool = False) -> OutputFormat:
+        """How the model writes, by the template used with or without tools; plain text without a template."""
+        chat = self._chosen(tools)
+        return chat.output_format if chat else OutputFormat()
+
     def _chosen(self, tools: bool) -> Chat | None:
         if tools and "tool_use" in self._chats:
             return self._chats["tool_use"]

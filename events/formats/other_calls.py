@@ -76,13 +76,10 @@ OTHER_CALLS: dict[str, OutputFormat] = {
     "functionary_v3_2": OutputFormat(
         name="functionary_v3_2",
         channels=Channels(
-            start=(">>>",),
-            header_end=("\n",),
-            end=("<|eot_id|>", "<|eom_id|>"),
-            routes=(Route(header="all", to="content"),),
-            recipient=">>>",
+            start=(">>>",), header_end=("\n",), routes=(Route(header=">>>all\n", to="content"),), named=True
         ),
         tools=Tools(style="tag", bare="never"),
+        drop=("<|eot_id|>", "<|eom_id|>"),
     ),
     "inkling": OutputFormat(
         name="inkling",

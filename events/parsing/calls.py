@@ -313,7 +313,8 @@ class CallReader:
             return "arguments"
         if char == "{" and (key in _WRAPPERS or (keys.wrapper and key == keys.wrapper)):
             return "wrapper"
-        role = {keys.name: "name", keys.arguments: "arguments", keys.id: "id"}.get(key) or _ROLES.get(key, "")
+        own = {keys.name: "name", keys.arguments: "arguments", keys.id or "id": "id"}
+        role = own.get(key) or _ROLES.get(key, "")
         if role == "name" and char not in ('"', "'"):
             raise NoCall("the name is not a string", incomplete=True)
         if self._bare and not role and key not in _IGNORED:
@@ -497,7 +498,8 @@ class CallReader:
         was announced before ends here."""
         text = self.source.remembered
         self.source.forget()
-        self._emit(ParseWarning("tool_call", str(failure)))
+        strict = (self._policy.failed or "") == "error" and not self._bare
+        self._emit(ParseWarning("tool_call_error" if strict else "tool_call", str(failure)))
         setting = "content" if self._bare else "drop" if failure.incomplete else self._setting("failed")
         if self._unmarked:
             self._shown(text)
@@ -510,13 +512,14 @@ class CallReader:
             self.write(self._without_markers("".join(parts)))
             self._end(True)
         else:
-            show = self._shown if setting == "content" else self._show_text if setting == "text" else lambda _: None
-            show(text)
-            yield from self._pass_over(show, to_the_end=setting != "content" and setting != "text")
+            show = self._shown if setting in ("content", "text") else lambda _: None
+            show(self._without_markers(text) if setting == "text" else text)
+            markers = setting == "content"
+            yield from self._pass_over(show, markers, to_the_end=setting not in ("content", "text"))
 
-    def _pass_over(self, take: Callable[[str], None], to_the_end: bool = False) -> Reading[None]:
-        """Hand over what follows, through the end marker of the failed call or up to a further start. A format
-        without end markers: nothing, or everything (`to_the_end`)."""
+    def _pass_over(self, take: Callable[[str], None], markers: bool = True, to_the_end: bool = False) -> Reading[None]:
+        """Hand over what follows, through the end marker of the failed call (which is handed over too if `markers`)
+        or up to a further start. A format without end markers: nothing, or everything (`to_the_end`)."""
         source, calls = self.source, self.calls
         ends = tuple(marker for marker in (calls.call_end, calls.section_end) if marker) or calls.ends
         if not ends and not to_the_end:
@@ -528,13 +531,10 @@ class CallReader:
             source.position = stop
             if marker in ends:
                 source.position += len(marker or "")
-                take(marker or "")
+                take(marker if marker and markers else "")
             if marker is not None or source.final:
                 return
             yield
-
-    def _show_text(self, text: str) -> None:
-        self._shown(self._without_markers(text))
 
     def _without_markers(self, text: str) -> str:
         calls = self.calls

@@ -87,8 +87,12 @@ def _destination(parser: Parser, channels: Channels, header: str) -> Destination
             return Destination("call", short)
         return Destination("drop")
     found = [(header.rfind(route.header), route.to) for route in channels.routes if route.header in header]
+    if not found and channels.named:
+        name = _bare_name(channels, header)
+        known = name.isidentifier() if declared is None else name in declared
+        return Destination("call", name) if known else Destination("")
     if not found:
-        return Destination("" if not channels.recipient else "content")
+        return Destination("content")
     return Destination(max(found, key=lambda place: place[0])[1])
 
 
@@ -97,6 +101,12 @@ def _recipient(channels: Channels, header: str) -> str:
         return ""
     name = header.rpartition(channels.recipient)[2].partition("<")[0]
     return (name.split() or [""])[0]
+
+
+def _bare_name(channels: Channels, header: str) -> str:
+    for marker in (*channels.start, *channels.header_end):
+        header = header.replace(marker, "")
+    return header.strip()
 
 
 def _body(parser: Parser, channels: Channels, header: str, last: str) -> Reading[None]:
@@ -158,8 +168,7 @@ def _call_body(parser: Parser, channels: Channels, name: str, header: str) -> Re
 def _text_call(parser: Parser, channels: Channels, header: str) -> Reading[None]:
     """A call whose one argument is the body's text."""
     parser.enter("content")
-    for marker in (*channels.start, *channels.header_end):
-        header = header.replace(marker, "")
+    name = _bare_name(channels, header)
     text, _ = yield from parser.source.until(parser.syntax.scanner(*channels.end), 1 << 62)
-    for piece in (CallStart(header.strip(), ""), ArgumentText(f'{{"text": {quoted(text)}}}'), CallEnd(True)):
+    for piece in (CallStart(name, ""), ArgumentText(f'{{"text": {quoted(text)}}}'), CallEnd(True)):
         parser.say(piece)

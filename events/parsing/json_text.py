@@ -308,8 +308,9 @@ class JsonText:
         self._word.clear()
         if self._is_key:
             self._write(quoted(word))
-        elif not self.committed and literal(word) is None:
+        elif self._stack and not self.committed and literal(word) is None:
             self.failed = True
+            return
         else:
             self.committed = True
             self._write(self._coerce(word, self._schema))

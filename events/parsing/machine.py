@@ -43,6 +43,7 @@ class Parser:
     ) -> None:
         self._tokens = MarkerTokens(output_format, marker_ids or {})
         self.format = self._tokens.format
+        self._message_start = output_format.message_start
         self.policy = policy
         self.source = Source()
         bare = policy.bare or (self.format.tools.bare if self.format.tools else "never")
@@ -106,13 +107,22 @@ class Parser:
         if self.format.content.prefix:
             self.say(ContentText(self.format.content.prefix))
         if opened:
-            start = self.format.message_start
-            found = bool(start) and start in opened
-            self._silent = not (show and found)
+            written = self._written_by_prompt(opened, show)
+            self._silent = not show or written is None
             self._opening = True
-            self.source.add(self._tokens.encode_prompt(opened.rpartition(start)[2] if found else opened))
+            self.source.add(self._tokens.encode_prompt(opened if written is None else written))
             self._resume()
-            self._settle(found)
+            self._settle(written is not None)
+
+    def _written_by_prompt(self, opened: str, show: bool) -> str | None:
+        """What the prompt holds of the message itself: the text behind its header; None if that cannot be told. A
+        header that is a message's own (`<|start|>assistant`) belongs to it."""
+        start, channels = self._message_start, self.format.channels
+        if not start or start not in opened:
+            return opened if show and not start else None
+        places = [start.find(self._tokens.decoded(mark)) for mark in (channels.start if channels else ())]
+        own = min((place for place in places if place >= 0), default=len(start))
+        return start[own:] + opened.partition(start)[2]
 
     def _settle(self, found: bool) -> None:
         """After the prompt's part. What it said silently is forgotten; where it left off is kept."""

@@ -146,9 +146,10 @@ def _named(family: Family, derived: OutputFormat) -> OutputFormat:
         return derived
     if family.parts == "tools":
         return msgspec.structs.replace(derived, tools=named.tools)
-    drop = named.drop if named.channels else tuple(dict.fromkeys((*named.drop, *derived.drop)))
+    heads = named.channels.start if named.channels else ()
+    drop = tuple(dict.fromkeys((*named.drop, *(mark for mark in derived.drop if not mark.startswith(heads)))))
     start = derived.message_start
-    for mark in named.channels.start if named.channels else ():
+    for mark in heads:
         start = start.removesuffix(mark)  # `>>>` begins a message's header, the role's header comes before it
     return msgspec.structs.replace(named, message_start=start, drop=drop)
 

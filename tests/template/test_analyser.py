@@ -493,7 +493,9 @@ def test_an_analysis_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_cache_is_bounded() -> None:
-    assert analyse.cache_info().maxsize == analyser.CACHE_SIZE
+    for number in range(analyser.CACHE_SIZE + 5):
+        analyse(f"{{{{ messages[0].content }}}} {number}")
+    assert analyse.cache_info().currsize == analyser.CACHE_SIZE
 
 
 @pytest.mark.parametrize("name", own_names())

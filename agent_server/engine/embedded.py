@@ -1,0 +1,338 @@
+"""The embedded engine: the generation core behind the Engine protocol, in a process of its own or in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from agent_server.engine.checks import changed_sampling
+from agent_server.engine.protocol import (
+    Delta,
+    EngineError,
+    EngineInfo,
+    EngineItem,
+    EngineStatus,
+    Finished,
+    GenerationRequest,
+)
+from agent_server.generation.config import EngineConfig
+from agent_server.generation.messages import (
+    Broken,
+    Cancel,
+    Command,
+    Failure,
+    Loading,
+    Measured,
+    Modify,
+    Pause,
+    Ready,
+    Replies,
+    Reply,
+    Report,
+    Resume,
+    Submit,
+)
+from agent_server.generation.process import ProcessLink
+from agent_server.generation.thread import ThreadLink
+from events.options import SamplingParams
+
+if TYPE_CHECKING:
+    from agent_server.settings import Settings
+
+logger = logging.getLogger("agent_server.engine")
+MAX_RESTARTS = 5
+"""Restarts in a row without a model that got ready."""
+RESTART_SECONDS = 0.5
+"""Before the first restart; doubled with every further one."""
+
+
+class Link(Protocol):
+    """The way to a worker."""
+
+    async def open(self, config: Any) -> None: ...
+
+    def send(self, command: Command) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(eq=False, slots=True)
+class _Stream:
+    """One generation as the server sees it."""
+
+    number: int
+    request: GenerationRequest
+    sampling: SamplingParams
+    items: deque[Reply] = field(default_factory=deque)
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    started: bool = False
+
+    def put(self, item: Reply) -> None:
+        self.items.append(item)
+        self.arrived.set()
+
+    async def next(self) -> Reply:
+        """The next item; tokens that piled up while nobody read come in one Delta."""
+        while not self.items:
+            self.arrived.clear()
+            await self.arrived.wait()
+        item = self.items.popleft()
+        if not isinstance(item, Delta) or not self.items:
+            return item
+        tokens = list(item.tokens)
+        while self.items and isinstance(following := self.items[0], Delta):
+            tokens += following.tokens
+            self.items.popleft()
+        return Delta(tuple(tokens))
+
+
+class EmbeddedEngine:
+    """process: False runs the core in a thread. observe: called with a metric's name and seconds for each time to
+    first token and time per output token, for whoever keeps histograms."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        process: bool = True,
+        observe: Callable[[str, float], None] | None = None,
+        restart_seconds: float = RESTART_SECONDS,
+    ) -> None:
+        self.config = config
+        self._process = process
+        self._observe = observe
+        self._restart_seconds = restart_seconds
+        self._status = EngineStatus(state="starting")
+        self._info: EngineInfo | None = None
+        self._link: Link | None = None
+        self._numbers = itertools.count(1)
+        self._streams: dict[int, _Stream] = {}
+        self._by_id: dict[str, _Stream] = {}
+        self._measured: dict[str, float] = {}
+        self._settled: asyncio.Event = asyncio.Event()
+        self._failure: EngineError | None = None
+        self._restarting: asyncio.Task[None] | None = None
+        self._closed = False
+        self.restarts = 0
+
+    @property
+    def info(self) -> EngineInfo:
+        if self._info is None:
+            raise EngineError("unavailable", self._status.message or "The model is not loaded yet.", retryable=True)
+        return self._info
+
+    @property
+    def status(self) -> EngineStatus:
+        return self._status
+
+    @property
+    def pid(self) -> int | None:
+        """The worker's process; None for a thread."""
+        return self._link.pid if isinstance(self._link, ProcessLink) else None
+
+    # starting and ending
+
+    async def start(self) -> None:
+        await self._open()
+        await self._settled.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    async def _open(self) -> None:
+        self._settled.clear()
+        self._failure = None
+        self._status = EngineStatus(state="loading", progress=0.0, message="starting")
+        link: Link
+        if self._process:
+            link = ProcessLink(lambda report: self._take(link, report), lambda reason: self._lost(link, reason))
+        else:
+            from agent_server.generation.worker import work
+
+            link = ThreadLink(lambda report: self._take(link, report), work)
+        self._link = link
+        await link.open(self.config)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._status = EngineStatus(state="stopped")
+        if self._restarting is not None:
+            self._restarting.cancel()
+            await asyncio.gather(self._restarting, return_exceptions=True)
+        self._end_all(Failure("unavailable", "The engine was closed.", True))
+        if self._link is not None:
+            await self._link.close()
+
+    def _end_all(self, failure: Failure) -> None:
+        for stream in self._streams.values():
+            stream.put(failure)
+
+    # what the worker says
+
+    def _take(self, link: Link, report: Report) -> None:
+        if link is not self._link or self._closed:
+            return
+        match report:
+            case Replies(items=items):
+                for number, reply in items:
+                    stream = self._streams.get(number)
+                    if stream is not None:
+                        stream.put(reply)
+            case Measured(values=values):
+                self._measured = values
+            case Loading(status=status):
+                self._status = status
+            case Ready(info=info):
+                self._info = info
+                self.restarts = 0
+                self._status = EngineStatus(state="ready", progress=1.0)
+                self._settled.set()
+            case Broken(failure=failure):
+                self._broken(failure)
+
+    def _broken(self, failure: Failure) -> None:
+        """It could not load, or it ended by a fault: a process is about to be lost, a thread is gone."""
+        first = self._info is None
+        self._failure = failure.error()
+        self._status = EngineStatus(state="failed", message=failure.message)
+        self._settled.set()
+        if not first and not self._process:
+            self._lost_worker(failure.message)
+
+    def _lost(self, link: Link, reason: str) -> None:
+        if link is self._link and not self._closed:
+            self._lost_worker(reason)
+
+    def _lost_worker(self, reason: str) -> None:
+        """Nobody is left waiting; then try again, unless the model could never be loaded."""
+        for stream in self._streams.values():
+            kind = "connection" if stream.started else "unavailable"
+            stream.put(Failure(kind, "The engine stopped while it generated.", True))  # type: ignore[arg-type]
+        if self._failure is not None and self._info is None:
+            return
+        logger.error("%s", reason)
+        self._status = EngineStatus(state="starting", message=f"{reason} It is being restarted.")
+        if self._info is None:
+            self._failure = EngineError("unavailable", reason)
+            self._status = EngineStatus(state="failed", message=reason)
+            self._settled.set()
+            return
+        self._restarting = asyncio.get_running_loop().create_task(self._restart(reason))
+
+    async def _restart(self, reason: str) -> None:
+        self.restarts += 1
+        if self.restarts > MAX_RESTARTS:
+            self._status = EngineStatus(state="failed", message=f"{reason} It was restarted {MAX_RESTARTS} times.")
+            return
+        await asyncio.sleep(self._restart_seconds * 2 ** (self.restarts - 1))
+        await self._open()
+
+    # generating
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineItem, None]:
+        stream = self._begin(request)
+        assert self._link is not None
+        link = self._link
+        link.send(Submit(stream.number, request))
+        ended = False
+        try:
+            while True:
+                item = await stream.next()
+                if isinstance(item, Failure):
+                    ended = True
+                    raise item.error()
+                if isinstance(item, Finished):
+                    ended = True
+                    self._note(item)
+                    yield item
+                    return
+                stream.started = stream.started or isinstance(item, Delta)
+                yield item
+        finally:
+            del self._streams[stream.number]
+            del self._by_id[request.request_id]
+            if not ended:
+                link.send(Cancel(stream.number))
+
+    def _begin(self, request: GenerationRequest) -> _Stream:
+        if self._status.state != "ready":
+            message = self._status.message or f"The engine is {self._status.state}."
+            raise EngineError("unavailable", message, retryable=self._status.state != "failed")
+        if request.request_id in self._by_id:
+            raise EngineError("invalid_request", f"A generation {request.request_id} is already running.")
+        stream = _Stream(next(self._numbers), request, request.sampling)
+        self._streams[stream.number] = self._by_id[request.request_id] = stream
+        return stream
+
+    def _note(self, finished: Finished) -> None:
+        if self._observe is None or finished.timings.first_token is None:
+            return
+        self._observe("time_to_first_token_seconds", finished.timings.first_token)
+        following = finished.usage.completion_tokens - 1
+        if following > 0:
+            seconds = (finished.timings.total - finished.timings.first_token) / following
+            self._observe("time_per_output_token_seconds", seconds)
+
+    # control
+
+    async def pause(self, request_id: str) -> bool:
+        return self._command(request_id, Pause)
+
+    async def resume(self, request_id: str) -> bool:
+        return self._command(request_id, Resume)
+
+    async def modify(self, request_id: str, changes: dict[str, Any]) -> bool:
+        stream = self._by_id.get(request_id)
+        if stream is None:
+            return False
+        stream.sampling = changed_sampling(stream.sampling, changes)
+        self._check_length(stream)
+        self._send(Modify(stream.number, changes))
+        return True
+
+    def _check_length(self, stream: _Stream) -> None:
+        wanted = len(stream.request.prompt_token_ids) + (stream.sampling.max_tokens or 0)
+        if wanted > self.info.context_length:
+            message = f"max_tokens does not fit the context of {self.info.context_length} tokens."
+            raise EngineError("context_length_exceeded", message, param="max_tokens")
+
+    def _command(self, request_id: str, command: type[Pause | Resume]) -> bool:
+        stream = self._by_id.get(request_id)
+        if stream is not None:
+            self._send(command(stream.number))
+        return stream is not None
+
+    def _send(self, command: Command) -> None:
+        if self._link is not None:
+            with contextlib.suppress(ConnectionError):
+                self._link.send(command)
+
+    def metrics(self) -> dict[str, float]:
+        return {**self._measured, "engine_restarts_total": float(self.restarts)}
+
+
+def embedded_engine(source: str, name: str, settings: Settings) -> EmbeddedEngine:
+    """The engine that the server's settings ask for; `source` is a folder or a hub name."""
+    config = EngineConfig(
+        model=source,
+        name=name,
+        device=settings.device,
+        dtype=settings.dtype,
+        adapter=settings.adapter,
+        max_batch=settings.max_batch,
+        max_queued=settings.max_queued,
+        step_tokens=settings.step_tokens,
+        kv_cache_bytes=settings.kv_cache_bytes,
+        max_context=settings.max_context,
+    )
+    return EmbeddedEngine(config, process=settings.engine_process)
+
+
+__all__ = ["EmbeddedEngine", "EngineConfig", "embedded_engine"]

@@ -1,0 +1,29 @@
+"""What to load and how: plain data that travels to the engine's process."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What to load and how. Zero, "" and "auto" leave the choice to the loader.
+
+    device: "cpu", "cuda", "cuda:1", "mps". dtype: "float32", "bfloat16", "float16". adapter: folder of a LoRA adapter.
+    max_batch: rows. max_queued: generations that may wait. step_tokens: budget of a step. kv_cache_bytes: memory for
+    keys and values. max_context: tokens of prompt and answer. threads: torch's, for one operation. memory: "slab" or
+    "paged". overlap: launch a step before the last one's tokens are seen.
+    """
+
+    model: str
+    name: str = ""
+    device: str = "auto"
+    dtype: str = "auto"
+    adapter: str = ""
+    max_batch: int = 64
+    max_queued: int = 512
+    step_tokens: int = 0
+    kv_cache_bytes: int = 0
+    max_context: int = 0
+    threads: int = 0
+    memory: str = "auto"
+    overlap: bool | None = None

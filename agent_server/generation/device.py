@@ -1,0 +1,73 @@
+"""Which device and number format to use, and how much memory there is."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agent_server.engine.protocol import EngineError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def choose_device(name: str) -> torch.device:
+    """The named device if it is there; "auto" takes CUDA before Apple's GPU before the CPU."""
+    if name == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        return torch.device(kind)
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise EngineError("unavailable", f"{name} is not a device; cpu, cuda, cuda:1 and mps are.") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise EngineError("unavailable", f"There is no device {name} here; --device cpu always works.")
+    return device
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """bfloat16 on CUDA where the chip has it, else float16; float32 elsewhere."""
+    if name != "auto":
+        try:
+            return DTYPES[name]
+        except KeyError:
+            raise EngineError("unavailable", f"{name} is not a dtype; {', '.join(DTYPES)} are.") from None
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    return torch.float16 if device.type == "mps" else torch.float32
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that can still be had; 0 where that is unknown."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        for line in Path("/proc/meminfo").read_text("ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (OSError, ValueError):
+        return 8 * 2**30
+
+
+def weight_bytes(folder: Path, dtype: torch.dtype) -> int:
+    """Memory that the weights in a folder will take in `dtype`, from the headers of its safetensors files; 0 where
+    that cannot be told."""
+    total = 0
+    for file in sorted(folder.glob("*.safetensors")) if folder.is_dir() else ():
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            header = json.loads(stream.read(length))
+        total += sum(_tensor_bytes(entry, dtype) for name, entry in header.items() if name != "__metadata__")
+    return total
+
+
+def _tensor_bytes(entry: dict[str, Any], dtype: torch.dtype) -> int:
+    """Floating weights are converted, everything else stays as it is stored."""
+    widths = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+    width = widths.get(entry["dtype"])
+    size: int = entry["data_offsets"][1] - entry["data_offsets"][0]
+    return size if width is None else size // width * dtype.itemsize

@@ -1,0 +1,115 @@
+"""One generation inside the core: a request, its sequence, its text, its parameters and its times."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import msgspec
+
+from agent_server.engine.detokenizer import OutputText, Vocabulary
+from agent_server.engine.protocol import Finished, FinishReason, GenerationRequest, Timings, Usage
+from agent_server.generation.constraint import Matcher
+from agent_server.generation.sampler import Settings
+from agent_server.generation.sequence import PENDING, Sequence
+from events.options import SamplingParams
+
+SEED_BYTES = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What the model's generation_config says, and which tokens end a generation."""
+
+    eos: frozenset[int] = frozenset()
+    temperature: float = 1.0
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+
+    def fill(self, params: SamplingParams) -> SamplingParams:
+        """The parameters with the model's in place of those not given."""
+        names = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
+        missing = {name: getattr(self, name) for name in names if getattr(params, name) is None}
+        return msgspec.structs.replace(params, **missing)
+
+
+@dataclass(eq=False, slots=True)
+class Generation:
+    """`arrived`, `started`, `first`: seconds on the core's clock; None until it happens."""
+
+    number: int
+    request: GenerationRequest
+    sequence: Sequence
+    output: OutputText
+    params: SamplingParams
+    seed: int
+    arrived: float
+    eos: frozenset[int]
+    ends: frozenset[int] = frozenset()
+    matcher: Matcher | None = None
+    started: float | None = None
+    first: float | None = None
+    stopped_on: str | int | None = None
+    compiling: bool = False
+    pausing: bool = False
+
+    def __post_init__(self) -> None:
+        self.apply(self.params)
+
+    def apply(self, params: SamplingParams) -> None:
+        """New parameters, the defaults already filled in."""
+        self.params = params
+        stop_ids = frozenset(params.stop_token_ids)
+        self.ends = stop_ids if params.ignore_eos else stop_ids | self.eos
+        if params.seed is not None:
+            self.seed = params.seed
+
+    @property
+    def generated(self) -> int:
+        """Tokens that were generated, a pending one not counted."""
+        return len(self.sequence.tokens) - self.sequence.prompt_length - (self.sequence.tokens[-1] == PENDING)
+
+    @property
+    def settings(self) -> Settings:
+        return Settings(self.params, self.seed, tuple(self.ends))
+
+    def finished(self, reason: FinishReason, now: float) -> Finished:
+        queued = (now if self.started is None else self.started) - self.arrived
+        first = None if self.first is None else self.first - self.arrived
+        return Finished(
+            reason=reason,
+            usage=Usage(
+                prompt_tokens=self.sequence.prompt_length,
+                completion_tokens=self.generated,
+                cached_tokens=self.sequence.cached or 0,
+            ),
+            stop=self.stopped_on,
+            timings=Timings(queued=queued, first_token=first, total=now - self.arrived),
+        )
+
+
+def begin(
+    number: int, request: GenerationRequest, vocabulary: Vocabulary, defaults: Defaults, longest: int, now: float
+) -> Generation:
+    """A generation for the request, which was checked; `longest`: the most tokens that it may come to have."""
+    prompt = list(request.prompt_token_ids)
+    params = defaults.fill(request.sampling)
+    sequence = Sequence(
+        number=number,
+        tokens=prompt,
+        prompt_length=len(prompt),
+        limit=limit_of(len(prompt), params, longest),
+        tenant=request.tenant,
+        priority=request.priority,
+    )
+    output = OutputText(vocabulary, request.prompt_token_ids, params.stop, params.min_tokens)
+    seed = int.from_bytes(os.urandom(SEED_BYTES), "little")
+    return Generation(number, request, sequence, output, params, seed, now, defaults.eos)
+
+
+def limit_of(prompt_length: int, params: SamplingParams, longest: int) -> int:
+    """The most tokens that the sequence may have."""
+    return longest if params.max_tokens is None else min(longest, prompt_length + params.max_tokens)

@@ -1,0 +1,71 @@
+"""The tensors behind the bookkeeping: one arena for keys and one for values per layer, token by token.
+
+`[tokens, kv_heads, head_dim]`, contiguous: a slab is a range of tokens, a page is a range of tokens, and a view turns
+the arena into `[slabs, size, kv_heads, head_dim]` or `[pages, page_size, kv_heads, head_dim]` without a copy.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from agent_server.generation.slabs import Copy
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What one attention layer keeps for a token, and how it looks back.
+
+    window: how many tokens it sees, itself included; None is all. softcap: scores are bounded by it. sinks: the
+    softmax has one more, learned, term per head.
+    """
+
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    window: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
+
+
+def bytes_per_token(layers: Iterable[LayerShape], dtype: torch.dtype) -> int:
+    """Memory that one token takes in all layers."""
+    return sum(layer.kv_heads * (layer.key_dim + layer.value_dim) for layer in layers) * dtype.itemsize
+
+
+class KVCache:
+    """Arenas of `tokens` tokens for the given layers."""
+
+    def __init__(self, layers: list[LayerShape], tokens: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.layers = layers
+        self.tokens = tokens
+        self.keys = [_zeros((tokens, layer.kv_heads, layer.key_dim), dtype, device) for layer in layers]
+        self.values = [_zeros((tokens, layer.kv_heads, layer.value_dim), dtype, device) for layer in layers]
+
+    def write(self, layer: int, at: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Keys and values `[tokens, kv_heads, head_dim]` of new tokens to the places `at`."""
+        self.keys[layer].index_copy_(0, at, keys)
+        self.values[layer].index_copy_(0, at, values)
+
+    def copy(self, copies: list[Copy]) -> None:
+        """Carry out what the memory ordered, one after the other; source and target never overlap."""
+        for copy in copies:
+            for arena in (*self.keys, *self.values):
+                target = arena[copy.target : copy.target + copy.length]
+                target.copy_(arena[copy.source : copy.source + copy.length])
+        copies.clear()
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros; on the CPU as memory that is not taken before it is written. Never uninitialised: what is masked still
+    takes part in a product, and nothing times infinity is not nothing."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    elements = 1
+    for size in shape:
+        elements *= size
+    buffer = mmap.mmap(-1, max(1, elements * dtype.itemsize))
+    return torch.frombuffer(buffer, dtype=dtype, count=elements).view(shape)

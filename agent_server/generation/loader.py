@@ -1,0 +1,305 @@
+"""A folder or a hub name → a core that is ready to generate, with progress, and one clear sentence when it fails."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from agent_server.engine.detokenizer import TokenizerVocabulary, Vocabulary
+from agent_server.engine.protocol import EngineError, EngineInfo, EngineStatus
+from agent_server.generation.config import EngineConfig
+from agent_server.generation.constraint import Compiler
+from agent_server.generation.device import choose_device, choose_dtype, free_bytes, weight_bytes
+from agent_server.generation.fallback import SeparateMemory, SeparateRunner
+from agent_server.generation.generation import Defaults
+from agent_server.generation.kv_cache import KVCache, bytes_per_token
+from agent_server.generation.pages import PagedMemory
+from agent_server.generation.probe import Unfit, fit
+from agent_server.generation.runner import PackedRunner
+from agent_server.generation.sampler import Sampler
+from agent_server.generation.scheduler import Scheduler
+from agent_server.generation.slabs import SlabMemory
+from agent_server.generation.step import Core, Limits
+
+Report = Callable[[EngineStatus], None]
+MakeCompiler = Callable[[Any, int], Compiler | None]
+PAGE_SIZE = 256
+"""Tokens in a page on CUDA: what flash attention asks for."""
+GATHERED_PAGE_SIZE = 16
+SMALLEST_SLAB = 128
+DEFAULT_CONTEXT = 4096
+SINGLE_THREAD_PARAMETERS = 20_000_000
+STEP_TOKENS = {"cpu": 512, "cuda": 4096}
+
+
+def load(config: EngineConfig, report: Report, compiler: MakeCompiler | None = None) -> tuple[Core, EngineInfo]:
+    """Load the model; raises EngineError whose message is one sentence for the person who started the server.
+    `compiler` makes the compiler of constraints from the tokenizer and the size of the vocabulary."""
+    try:
+        return _load(config, report, compiler)
+    except EngineError:
+        raise
+    except (torch.OutOfMemoryError, MemoryError):
+        raise EngineError("out_of_memory", f"Too little memory to load {config.model}.") from None
+    except ImportError as error:
+        raise EngineError(
+            "unavailable", f"{config.model} needs a package that is not installed: {_first(error)}"
+        ) from error
+    except Exception as error:
+        raise EngineError("unavailable", f"Cannot load {config.model}: {_first(error)}") from error
+
+
+def _first(error: BaseException) -> str:
+    """The first sentence of an error, without what follows it."""
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__)[:300]
+
+
+def _load(config: EngineConfig, report: Report, compiler: Any) -> tuple[Core, EngineInfo]:
+    report(EngineStatus(state="loading", progress=0.0, message="configuration"))
+    _check_folder(config.model)
+    settings = _configuration(config.model)
+    device = choose_device(config.device)
+    dtype = choose_dtype(config.dtype, device)
+    _check_memory(config.model, dtype, device)
+    model = _weights(config, settings, device, dtype, report)
+    report(EngineStatus(state="loading", progress=0.95, message="tokenizer"))
+    tokenizer = _tokenizer(config.model)
+    return _assemble(config, model, tokenizer, device, compiler)
+
+
+def _check_folder(model: str) -> None:
+    path = Path(model).expanduser()
+    looks_like_path = model.startswith((".", "/", "~")) or os.sep in model.replace("/", "", 1)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise EngineError("unavailable", f"{model} is a folder without a model: it has no config.json.")
+    elif path.is_file() or looks_like_path:
+        raise EngineError("unavailable", f"{model} is not a folder with a model.")
+
+
+def _configuration(model: str) -> Any:
+    try:
+        return AutoConfig.from_pretrained(model)
+    except (ValueError, KeyError) as error:
+        if "architecture" in str(error) or "model type" in str(error) or isinstance(error, KeyError):
+            message = f"{model} is of an architecture that transformers {transformers.__version__} does not know."
+            raise EngineError("unavailable", message) from error
+        raise
+    except OSError as error:
+        raise EngineError("unavailable", f"There is no model {model} here or on the hub: {_first(error)}") from error
+
+
+def _check_memory(model: str, dtype: torch.dtype, device: torch.device) -> None:
+    needed, free = weight_bytes(Path(model).expanduser(), dtype), free_bytes(device)
+    if needed and free and needed > free:
+        raise EngineError(
+            "out_of_memory",
+            f"{model} needs about {needed / 2**30:.1f} GiB for its weights alone; "
+            f"{free / 2**30:.1f} GiB are free on {device.type}.",
+        )
+
+
+def _weights(config: EngineConfig, settings: Any, device: torch.device, dtype: torch.dtype, report: Report) -> Any:
+    quantised = getattr(settings, "quantization_config", None) is not None
+    before = transformers.utils.logging.set_tqdm_hook(_progress_hook(report))
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            config.model,
+            dtype="auto" if quantised and config.dtype == "auto" else dtype,
+            **({"device_map": device} if quantised else {}),
+        )
+    finally:
+        transformers.utils.logging.set_tqdm_hook(before)
+    if config.adapter:
+        model = _adapted(model, config.adapter, quantised)
+    return (model if quantised else model.to(device)).eval().requires_grad_(False)
+
+
+def _adapted(model: Any, adapter: str, quantised: bool) -> Any:
+    try:
+        from peft import PeftModel
+    except ImportError:
+        message = "A LoRA adapter needs the package peft: pip install 'agent-server[lora]'."
+        raise EngineError("unavailable", message) from None
+    try:
+        adapted = PeftModel.from_pretrained(model, adapter)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise EngineError("unavailable", f"Cannot load the adapter {adapter}: {_first(error)}") from error
+    return adapted.get_base_model() if quantised else adapted.merge_and_unload()
+
+
+class _Progress:
+    """What transformers takes for a progress bar; tells the status how far the weights are."""
+
+    def __init__(self, items: Any, total: int | None, report: Report) -> None:
+        self._items = items
+        self._total = total or (len(items) if hasattr(items, "__len__") else 0)
+        self._report = report
+        self._done = 0
+
+    def __iter__(self) -> Any:
+        for item in self._items:
+            yield item
+            self.update()
+
+    def update(self, count: int = 1) -> None:
+        before, self._done = self._done, self._done + count
+        if self._total and self._done * 50 // self._total != before * 50 // self._total:
+            share = 0.05 + 0.85 * min(1.0, self._done / self._total)
+            self._report(EngineStatus(state="loading", progress=share, message="weights"))
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def __getattr__(self, _: str) -> Any:
+        return lambda *args, **kwargs: None
+
+
+def _progress_hook(report: Report) -> Any:
+    def hook(factory: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Progress:
+        items = args[0] if args else kwargs.get("iterable")
+        return _Progress(() if items is None else items, kwargs.get("total"), report)
+
+    return hook
+
+
+def _tokenizer(model: str) -> Any:
+    """A `tokenizers.Tokenizer`."""
+    file = Path(model).expanduser() / "tokenizer.json"
+    if file.is_file():
+        return Tokenizer.from_file(str(file))
+    backend = getattr(AutoTokenizer.from_pretrained(model), "backend_tokenizer", None)
+    if backend is None:
+        raise EngineError("unavailable", f"{model} has no tokenizer that the package tokenizers can read.")
+    return backend
+
+
+# putting it together
+
+
+def _assemble(
+    config: EngineConfig, model: Any, tokenizer: Any, device: torch.device, make_compiler: Any
+) -> tuple[Core, EngineInfo]:
+    text = model.config.get_text_config()
+    _choose_threads(config, model, device)
+    context = _context_length(text, config.max_context)
+    vocabulary = TokenizerVocabulary(tokenizer)
+    runner, note = _runner(config, model, context, device)
+    budget = config.step_tokens or STEP_TOKENS.get(device.type, 512)
+    scheduler = Scheduler(
+        runner.memory,
+        max_running=config.max_batch,
+        step_tokens=min(budget, 512) if device.type == "cpu" else budget,
+        chunked=runner.chunked,
+    )
+    compiler = make_compiler(tokenizer, text.vocab_size) if make_compiler is not None else None
+    core = Core(
+        runner=runner,
+        scheduler=scheduler,
+        sampler=Sampler(config.max_batch, text.vocab_size, device),
+        vocabulary=vocabulary,
+        defaults=defaults_of(model, vocabulary),
+        limits=Limits(context, text.vocab_size, config.max_queued),
+        compiler=compiler,
+        overlap=device.type == "cuda" if config.overlap is None else config.overlap,
+    )
+    info = EngineInfo(
+        model=config.name or config.model,
+        context_length=context,
+        vocab_size=text.vocab_size,
+        supports_constraints=compiler is not None,
+        details={
+            "architecture": type(model).__name__,
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "device": str(device),
+            "kv_cache_tokens": runner.memory.longest if isinstance(runner, SeparateRunner) else runner.cache.tokens,
+            "batching": "packed" if not note else f"one by one: {note}",
+        },
+    )
+    return core, info
+
+
+def _choose_threads(config: EngineConfig, model: Any, device: torch.device) -> None:
+    """Threads for one operation. A small model's operations are over before a second thread has begun, and waiting
+    for it costs more than it brings, most of all on a machine that has other work."""
+    small = device.type == "cpu" and model.num_parameters() < SINGLE_THREAD_PARAMETERS
+    if config.threads or small:
+        torch.set_num_threads(config.threads or 1)
+
+
+def _context_length(text: Any, wanted: int) -> int:
+    own = getattr(text, "max_position_embeddings", None) or DEFAULT_CONTEXT
+    return min(own, wanted) if wanted else own
+
+
+def _runner(config: EngineConfig, model: Any, context: int, device: torch.device) -> tuple[Any, str]:
+    """The fast runner if the model fits, else the plain one and why."""
+    try:
+        _check_positions(model.config.get_text_config(), context)
+        layers = fit(model)
+    except Unfit as reason:
+        return SeparateRunner(model, SeparateMemory(context * config.max_batch), device), str(reason)
+    per_token = bytes_per_token(layers, model.dtype)
+    tokens = _cache_tokens(config, per_token, context, device)
+    paged = config.memory == "paged" or (config.memory == "auto" and device.type == "cuda")
+    if paged:
+        from agent_server.generation.paged_batch import kernel_fits
+
+        kernel = kernel_fits(device, model.dtype, layers)
+        size = PAGE_SIZE if kernel else GATHERED_PAGE_SIZE
+        pages = PagedMemory(max(2, tokens // size), size)
+        cache = KVCache(layers, (pages.total + 1) * size, model.dtype, device)
+        return PackedRunner(model, pages, cache, device, kernel=kernel), ""
+    slabs = SlabMemory(max(tokens, SMALLEST_SLAB), SMALLEST_SLAB)
+    return PackedRunner(model, slabs, KVCache(layers, slabs.total, model.dtype, device), device), ""
+
+
+def _check_positions(text: Any, context: int) -> None:
+    """Rotary embeddings that change with the length of the longest sequence in a batch cannot be packed."""
+    rope = getattr(text, "rope_parameters", None) or {}
+    kinds = {rope.get("rope_type")} | {r.get("rope_type") for r in rope.values() if isinstance(r, dict)}
+    original = rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
+    if kinds & {"dynamic", "longrope"} and not (original and context <= original):
+        raise Unfit("its positions depend on the length of the whole batch")
+
+
+def _cache_tokens(config: EngineConfig, per_token: int, context: int, device: torch.device) -> int:
+    """Tokens of keys and values: what was asked for, else what the free memory allows, within reason."""
+    if config.kv_cache_bytes:
+        return config.kv_cache_bytes // per_token
+    share = 0.85 if device.type == "cuda" else 0.3
+    wanted = 2 * config.max_batch * _power_of_two(context)
+    return min(wanted, int(free_bytes(device) * share) // per_token)
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+def defaults_of(model: Any, vocabulary: Vocabulary) -> Defaults:
+    """What the model's own generation_config asks for; greedy only if it says so."""
+    generation: GenerationConfig = model.generation_config
+    said = generation.to_diff_dict() if generation is not None else {}
+    eos = said.get("eos_token_id", getattr(model.config, "eos_token_id", None))
+    ends = frozenset([eos] if isinstance(eos, int) else eos or ())
+    return Defaults(
+        eos=ends,
+        temperature=0.0 if said.get("do_sample") is False else said.get("temperature", 1.0),
+        top_p=said.get("top_p"),
+        top_k=said.get("top_k"),
+        min_p=said.get("min_p"),
+        typical_p=said.get("typical_p"),
+        repetition_penalty=said.get("repetition_penalty"),
+    )

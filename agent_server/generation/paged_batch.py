@@ -1,0 +1,149 @@
+"""A step's attention over pages.
+
+On CUDA one variable-length flash attention call takes the whole batch, decodes and chunks alike, and reads pages
+through a block table. Where that kernel is missing, or scores have a soft cap or sinks, the pages are gathered and
+attended as anywhere else: slower, and the measure of the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from inspect import signature
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agent_server.generation.attention import Call, additive, attend
+from agent_server.generation.kv_cache import KVCache, LayerShape
+from agent_server.generation.pages import PagedMemory
+from agent_server.generation.scheduler import Plan
+
+varlen_attn: Callable[..., Any] | None
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:  # torch before 2.10
+    varlen_attn = None
+
+
+@dataclass(slots=True)
+class Paging:
+    """Where everything is. tables: `[sequences, pages]` int32. lengths: keys of each sequence, the new ones included.
+    starts: `[sequences + 1]`, where each one's queries begin in the batch. places: where new keys go."""
+
+    tables: Tensor
+    lengths: Tensor
+    starts: Tensor
+    places: Tensor
+    spans: list[tuple[int, int]]
+    counts: list[int]
+    most_queries: int
+    most_keys: int
+
+
+class PagedBatch:
+    """One step over a PagedMemory and its KVCache. `order` is the order of the decoding sequences."""
+
+    def __init__(self, plan: Plan, memory: PagedMemory, cache: KVCache, device: torch.device, *, kernel: bool) -> None:
+        self.cache = cache
+        self.page_size = memory.page_size
+        self.order = plan.decodes
+        self.kernel = kernel
+        self.paging = page(plan, memory, device)
+
+    def attend(self, layer: int, call: Call) -> Tensor:
+        self.cache.write(layer, self.paging.places, call.keys.transpose(0, 1), call.values.transpose(0, 1))
+        keys = self.cache.keys[layer].view(-1, self.page_size, *self.cache.keys[layer].shape[1:])
+        values = self.cache.values[layer].view(-1, self.page_size, *self.cache.values[layer].shape[1:])
+        if self.kernel and call.softcap is None and call.sinks is None:
+            return attend_varlen(self.paging, keys, values, call)
+        return attend_gathered(self.paging, keys, values, call)
+
+
+def page(plan: Plan, memory: PagedMemory, device: torch.device) -> Paging:
+    """The tensors of a step; built on the host and sent in one go each, without waiting."""
+    spans = [(s.computed - 1, s.computed) for s in plan.decodes]
+    spans += [(chunk.start, chunk.start + chunk.length) for chunk in plan.chunks]
+    sequences = plan.decodes + [chunk.sequence for chunk in plan.chunks]
+    pages = [memory.table(sequence) for sequence in sequences]
+    width = max(map(len, pages))
+    size = memory.page_size
+    places = [
+        table[position // size] * size + position % size
+        for table, (start, end) in zip(pages, spans, strict=True)
+        for position in range(start, end)
+    ]
+    counts = [end for _, end in spans]
+    return Paging(
+        tables=send([table + [0] * (width - len(table)) for table in pages], torch.int32, device),
+        lengths=send(counts, torch.int32, device),
+        starts=send([0, *accumulate(end - start for start, end in spans)], torch.int32, device),
+        places=send(places, torch.int64, device),
+        spans=spans,
+        counts=counts,
+        most_queries=max(end - start for start, end in spans),
+        most_keys=max(counts),
+    )
+
+
+def send(values: list[int] | list[list[int]], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A host list as a tensor on the device; from pinned memory the copy runs beside the computation."""
+    if device.type != "cuda":
+        return torch.tensor(values, dtype=dtype, device=device)
+    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+
+
+def attend_varlen(paging: Paging, keys: Tensor, values: Tensor, call: Call) -> Tensor:
+    """Paged flash attention over `[pages, page_size, kv_heads, dim]`. A window of w tokens is w - 1 to the left."""
+    assert varlen_attn is not None
+    out: Tensor = varlen_attn(
+        call.queries.transpose(0, 1).contiguous(),
+        keys,
+        values,
+        paging.starts,
+        None,
+        paging.most_queries,
+        paging.most_keys,
+        scale=call.scale,
+        window_size=(-1 if call.window is None else call.window - 1, 0),
+        enable_gqa=call.queries.shape[0] != keys.shape[2],
+        seqused_k=paging.lengths,
+        block_table=paging.tables,
+    )
+    return out
+
+
+def attend_gathered(paging: Paging, keys: Tensor, values: Tensor, call: Call) -> Tensor:
+    """The same sequence by sequence, on copies of their pages."""
+    out = call.queries.new_empty(call.queries.shape[1], call.queries.shape[0], values.shape[-1])
+    starts = list(accumulate((end - start for start, end in paging.spans), initial=0))
+    for index, (first, last) in enumerate(pairwise(starts)):
+        begin, end = paging.spans[index]
+        k = keys[paging.tables[index]].flatten(0, 1)[:end].transpose(0, 1)[None]
+        v = values[paging.tables[index]].flatten(0, 1)[:end].transpose(0, 1)[None]
+        mask = _mask(begin, end, call.window, call.queries)
+        out[first:last] = attend(call.queries[None, :, first:last], k, v, mask, call)[0].transpose(0, 1)
+    return out
+
+
+def _mask(begin: int, end: int, window: int | None, like: Tensor) -> Tensor:
+    queries = torch.arange(begin, end, device=like.device)[:, None]
+    keys = torch.arange(end, device=like.device)[None]
+    seen = keys <= queries
+    if window is not None:
+        seen &= keys > queries - window
+    return additive(seen, like.dtype)
+
+
+def kernel_fits(device: torch.device, dtype: torch.dtype, layers: list[LayerShape]) -> bool:
+    """Whether the flash attention kernel with block tables can serve these layers on this device."""
+    if device.type != "cuda" or varlen_attn is None or "block_table" not in signature(varlen_attn).parameters:
+        return False
+    if dtype not in (torch.float16, torch.bfloat16) or torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    return all(
+        layer.key_dim == layer.value_dim <= 256 and layer.key_dim % 8 == 0 and not layer.sinks and not layer.softcap
+        for layer in layers
+    )

@@ -1,0 +1,83 @@
+"""Repetition, presence and frequency penalties.
+
+Repetition (Keskar et al. 2019) counts the prompt and the output, as transformers does; presence and frequency count
+the output alone, as OpenAI describes them. The counts `[rows, vocabulary]` exist only once somebody needs them, and
+only rows that have a penalty keep theirs up to date.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from events.options import SamplingParams
+
+_REPETITION, _PRESENCE, _FREQUENCY = range(3)
+
+
+class Penalties:
+    """Counts and factors of every row."""
+
+    def __init__(self, rows: int, vocab_size: int, device: torch.device) -> None:
+        self._shape = (rows, vocab_size)
+        self._device = device
+        self._active: set[int] = set()
+        self._factors = torch.tensor([[1.0, 0.0, 0.0]], device=device).repeat(rows, 1)
+        self._counts: Tensor | None = None
+        self._prompts: Tensor | None = None
+
+    def set(self, row: int, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]) -> None:
+        repetition = params.repetition_penalty or 1.0
+        if repetition == 1.0 and not params.presence_penalty and not params.frequency_penalty:
+            self.clear(row)
+            return
+        factors = [repetition, params.presence_penalty, params.frequency_penalty]
+        self._factors[row] = torch.tensor(factors, device=self._device)
+        self._active.add(row)
+        if self._counts is None or self._prompts is None:
+            self._counts = torch.zeros(self._shape, dtype=torch.int32, device=self._device)
+            self._prompts = torch.zeros(self._shape, dtype=torch.bool, device=self._device)
+        self._prompts[row] = False
+        self._prompts[row, torch.tensor(prompt, device=self._device)] = True
+        generated = torch.tensor(list(output), dtype=torch.int64, device=self._device)
+        self._counts[row] = torch.bincount(generated, minlength=self._shape[1])
+
+    def clear(self, row: int) -> None:
+        self._active.discard(row)
+
+    def _members(self, rows: list[int]) -> list[int]:
+        """Places in the batch of the rows with a penalty."""
+        if not self._active:
+            return []
+        return [place for place, row in enumerate(rows) if row in self._active]
+
+    def apply(self, logits: Tensor, rows: list[int], index: Tensor) -> Tensor:
+        """The penalised logits; the same tensor where nobody has a penalty, else a new one."""
+        members = self._members(rows)
+        if not members:
+            return logits
+        assert self._counts is not None and self._prompts is not None
+        places = torch.tensor(members, device=self._device)
+        at = index.index_select(0, places)
+        factors = self._factors.index_select(0, at)
+        counts = self._counts.index_select(0, at)
+        produced = counts > 0
+        seen = produced | self._prompts.index_select(0, at)
+        own = logits.index_select(0, places)
+        repetition = factors[:, _REPETITION, None]
+        own = torch.where(seen, torch.where(own > 0, own / repetition, own * repetition), own)
+        own = own - counts * factors[:, _FREQUENCY, None] - produced * factors[:, _PRESENCE, None]
+        return logits.index_copy(0, places, own)
+
+    def count(self, rows: list[int], index: Tensor, tokens: Tensor) -> None:
+        """The tokens that were picked."""
+        members = self._members(rows)
+        if not members:
+            return
+        assert self._counts is not None
+        places = torch.tensor(members, device=self._device)
+        at, picked = index.index_select(0, places), tokens.index_select(0, places)
+        one = torch.ones(1, dtype=torch.int32, device=self._device)
+        self._counts.index_put_((at, picked), one, accumulate=True)

@@ -1,0 +1,144 @@
+"""Whether a model's attention fits packed batches: found out by trying, not by the model's name.
+
+The model is run on two short sequences as transformers runs it, and once more packed, in chunks, through
+`attention.py` and a small memory. If the layers that were seen are not all, or the logits differ, it does not fit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agent_server.generation.attention import NAME, Call, attend, window_mask
+from agent_server.generation.kv_cache import KVCache, LayerShape
+from agent_server.generation.runner import PackedRunner
+from agent_server.generation.scheduler import Chunk, Plan
+from agent_server.generation.sequence import Sequence
+from agent_server.generation.slabs import SlabMemory
+
+LENGTHS = (9, 21)
+LONGEST = 96
+TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
+LOW_PRECISION = 0.1
+"""Largest difference of the logits, as a share of the largest logit, that rounding may explain in 16 bits."""
+
+
+class Unfit(Exception):
+    """Why the model cannot be served in packed batches, as half a sentence."""
+
+
+class _Recorder:
+    """A batch that attends plainly over one sequence and remembers what the layers are like."""
+
+    def __init__(self) -> None:
+        self.layers: dict[int, LayerShape] = {}
+
+    def attend(self, layer: int, call: Call) -> Tensor:
+        if layer in self.layers:
+            raise Unfit("a layer attends more than once")
+        self.layers[layer] = LayerShape(
+            kv_heads=call.keys.shape[0],
+            key_dim=call.keys.shape[-1],
+            value_dim=call.values.shape[-1],
+            window=call.window,
+            softcap=call.softcap,
+            sinks=call.sinks is not None,
+        )
+        tokens = call.queries.shape[1]
+        mask = window_mask(0, tokens, call.window, call.queries.dtype, call.queries.device)
+        return attend(call.queries[None], call.keys[None], call.values[None], mask, call)[0].transpose(0, 1)
+
+
+@torch.inference_mode()
+def fit(model: Any) -> list[LayerShape]:
+    """Switch the model to packed attention and return what its layers are like; raises Unfit and leaves the model as
+    it was if that does not work."""
+    before = model.config._attn_implementation
+    _check_configuration(model.config)
+    prompts = _prompts(model)
+    expected = [model(input_ids=prompt[None], use_cache=False).logits[0, -1].float() for prompt in prompts]
+    try:
+        model.set_attn_implementation(NAME)
+        layers = _record(model, prompts[0])
+        found = _packed(model, layers, prompts)
+        for want, have in zip(expected, found, strict=True):
+            _compare(want, have, model.dtype)
+    except Exception as error:
+        model.set_attn_implementation(before)
+        if isinstance(error, Unfit):
+            raise
+        raise Unfit(f"packed attention fails ({type(error).__name__})") from error
+    return layers
+
+
+def _check_configuration(config: Any) -> None:
+    text = config.get_text_config()
+    kinds = set(getattr(text, "layer_types", None) or ())
+    foreign = kinds - {"full_attention", "sliding_attention"}
+    if foreign:
+        raise Unfit(f"it has layers of the kind {min(foreign)}")
+    if getattr(text, "is_encoder_decoder", False):
+        raise Unfit("it has an encoder")
+
+
+def _prompts(model: Any) -> list[Tensor]:
+    """Long enough to look beyond a small window."""
+    text = model.config.get_text_config()
+    window = getattr(text, "sliding_window", None) or 0
+    longer = min(window + 7, LONGEST) if window else 0
+    count = text.vocab_size
+    return [
+        torch.tensor([(7919 * (index + 3 * number) + 11) % count for index in range(max(length, longer + number))])
+        .to(model.device)
+        for number, length in enumerate(LENGTHS)
+    ]  # fmt: skip
+
+
+def _record(model: Any, prompt: Tensor) -> list[LayerShape]:
+    recorder = _Recorder()
+    positions = torch.arange(len(prompt), device=prompt.device)[None]
+    mask = torch.zeros(1, 1, 1, 1, device=prompt.device)
+    model(input_ids=prompt[None], position_ids=positions, attention_mask=mask, use_cache=False, kv=recorder)
+    text = model.config.get_text_config()
+    if sorted(recorder.layers) != list(range(text.num_hidden_layers)):
+        raise Unfit("not every layer attends through the attention interface")
+    layers = [recorder.layers[index] for index in range(text.num_hidden_layers)]
+    kinds = getattr(text, "layer_types", None) or []
+    for layer, kind in zip(layers, kinds, strict=False):
+        if (kind == "sliding_attention") != (layer.window is not None):
+            raise Unfit("its windows cannot be seen from outside")
+    return layers
+
+
+def _packed(model: Any, layers: list[LayerShape], prompts: list[Tensor]) -> list[Tensor]:
+    """The last logits of each prompt, computed in one batch: a part of each, then the rest, the last token as in
+    decoding."""
+    memory = SlabMemory(1024, 128)
+    cache = KVCache(layers, memory.total, model.dtype, model.device)
+    runner = PackedRunner(model, memory, cache, model.device)
+    last = torch.stack([prompt[-1] for prompt in prompts])
+    sequences = []
+    for number, prompt in enumerate(prompts):
+        sequence = Sequence(number, prompt.tolist(), len(prompt), LONGEST * 2, row=number, state="running")
+        memory.admit(sequence, alone=False)
+        sequences.append(sequence)
+    for part in ((0, 4), (4, None)):
+        chunks = []
+        for sequence in sequences:
+            start, end = part[0], part[1] or sequence.prompt_length - 1
+            sequence.computed = end
+            chunks.append(Chunk(sequence, start, end - start, False))
+        runner.run(Plan([], chunks), last)
+    for sequence in sequences:
+        sequence.computed += 1
+    order, logits = runner.run(Plan(list(sequences), []), last)
+    return [logits[order.index(sequence)] for sequence in sequences]
+
+
+def _compare(expected: Tensor, found: Tensor, dtype: torch.dtype) -> None:
+    scale = expected.abs().max().clamp_min(1e-6)
+    difference = float((expected - found).abs().max() / scale)
+    if not difference <= TOLERANCE.get(dtype, LOW_PRECISION):
+        raise Unfit("packed attention gives other logits")

@@ -1,0 +1,282 @@
+"""Who computes what in the next step. Plain data, no clock, no tensors.
+
+Rules:
+- A running sequence gets its next token in every step; prompts are computed in chunks in what is left of the budget,
+  in equal shares, so that a short prompt does not wait for a long one.
+- Of those waiting, the highest priority goes first, then the tenant with the fewest running sequences, then the one
+  that was served longest ago, then the order of arrival. Who has waited for `patience` steps goes before everybody.
+- Without room for the next token, the youngest sequence of the lowest priority goes back to the queue and is
+  computed again later. The oldest is never sent back for a younger one, so that somebody always gets on.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from agent_server.generation.sequence import PENDING, Memory, Sequence
+
+AGING_STEPS = 64
+"""How often the queue is searched for sequences that have waited too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """`length` tokens of a prompt from `start` on. `samples`: it is the last one, and a token follows."""
+
+    sequence: Sequence
+    start: int
+    length: int
+    samples: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step: a token each for `decodes`, whose last token is at index `computed - 1`, and `chunks`."""
+
+    decodes: list[Sequence] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.decodes or self.chunks)
+
+    @property
+    def sampled(self) -> list[Sequence]:
+        """Those that get a token from this step, in the order of the logits."""
+        return self.decodes + [chunk.sequence for chunk in self.chunks if chunk.samples]
+
+
+@dataclass(slots=True)
+class _Tenant:
+    """A tenant's share: those that wait, in order, and how many run."""
+
+    waiting: list[tuple[tuple[int, int], Sequence]] = field(default_factory=list)
+    running: int = 0
+    served: int = 0
+
+
+def _rank(sequence: Sequence) -> tuple[int, int]:
+    return (-sequence.priority, sequence.order)
+
+
+class Scheduler:
+    """max_running: rows. step_tokens: the budget of a step; every running sequence has one of them for certain.
+    chunked: False computes every prompt in one piece, whatever the budget (for models that need that)."""
+
+    def __init__(
+        self, memory: Memory, *, max_running: int, step_tokens: int, patience: int = 2000, chunked: bool = True
+    ) -> None:
+        self.memory = memory
+        self.max_running = max_running
+        self.step_tokens = max(step_tokens, max_running + 1)
+        self.patience = patience
+        self.chunked = chunked
+        self.running: list[Sequence] = []
+        self.paused: set[Sequence] = set()
+        self.preemptions = 0
+        self._tenants: dict[str, _Tenant] = {}
+        self._overdue: list[Sequence] = []
+        self._rows = list(range(max_running - 1, -1, -1))
+        self._steps = 0
+        self._arrivals = 0
+
+    @property
+    def waiting(self) -> int:
+        return sum(len(tenant.waiting) for tenant in self._tenants.values())
+
+    @property
+    def idle(self) -> bool:
+        return not self.running and not any(tenant.waiting for tenant in self._tenants.values())
+
+    # what may happen to a sequence
+
+    def add(self, sequence: Sequence) -> None:
+        """A new sequence, to the end of its tenant's queue."""
+        self._arrivals += 1
+        sequence.order = self._arrivals
+        self._enqueue(sequence)
+
+    def finish(self, sequence: Sequence) -> None:
+        """It is over, from whatever state, and holds nothing any more."""
+        self._withdraw(sequence)
+        sequence.state = "finished"
+
+    def pause(self, sequence: Sequence) -> None:
+        """It keeps its tokens and gives back its row and memory."""
+        self._withdraw(sequence)
+        sequence.state = "paused"
+        self.paused.add(sequence)
+
+    def resume(self, sequence: Sequence) -> None:
+        """Back to its old place in the queue."""
+        self.paused.discard(sequence)
+        self._enqueue(sequence)
+
+    def _withdraw(self, sequence: Sequence) -> None:
+        if sequence.state == "running":
+            self._stop(sequence)
+        elif sequence.state == "waiting":
+            self._dequeue(sequence)
+            self._forget(sequence.tenant)
+        self.paused.discard(sequence)
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        sequence.state = "waiting"
+        sequence.waiting_since = self._steps
+        tenant = self._tenants.setdefault(sequence.tenant, _Tenant())
+        insort(tenant.waiting, (_rank(sequence), sequence), key=lambda entry: entry[0])
+        if sequence.overdue:
+            self._overdue.append(sequence)
+
+    def _dequeue(self, sequence: Sequence) -> None:
+        self._tenants[sequence.tenant].waiting.remove((_rank(sequence), sequence))
+        if sequence.overdue:
+            self._overdue.remove(sequence)
+
+    def _stop(self, sequence: Sequence) -> None:
+        """A running sequence gives back its row and memory."""
+        self.memory.release(sequence)
+        self.running.remove(sequence)
+        self._rows.append(sequence.row)
+        sequence.row, sequence.computed, sequence.prefilling = -1, 0, False
+        self._tenants[sequence.tenant].running -= 1
+        self._forget(sequence.tenant)
+
+    def _forget(self, name: str) -> None:
+        tenant = self._tenants[name]
+        if not tenant.running and not tenant.waiting:
+            del self._tenants[name]
+
+    # the next step
+
+    def plan(self) -> Plan:
+        """The next step. What it computes counts as computed from here on, and each sequence that gets a token has a
+        PENDING one at its end until `settle`."""
+        self._steps += 1
+        if self._steps % AGING_STEPS == 0:
+            self._age()
+        self._admit()
+        decodes = [sequence for sequence in self.running[:] if self._decodes(sequence)]
+        chunks = self._chunks(self.step_tokens - len(decodes))
+        plan = Plan(
+            [sequence for sequence in decodes if sequence.state == "running"],
+            [chunk for chunk in chunks if chunk.sequence.state == "running"],
+        )
+        self._advance(plan)
+        return plan
+
+    def settle(self, sequence: Sequence, token: int) -> None:
+        """The value of the pending token."""
+        sequence.tokens[-1] = token
+
+    def undo(self, plan: Plan) -> None:
+        """The plan was not carried out: its sequences stand where they stood before, with their memory."""
+        for sequence in plan.decodes:
+            sequence.computed -= 1
+            sequence.tokens.pop()
+        for chunk in plan.chunks:
+            chunk.sequence.computed = chunk.start
+            if chunk.samples:
+                chunk.sequence.prefilling = True
+                chunk.sequence.tokens.pop()
+
+    def _advance(self, plan: Plan) -> None:
+        for sequence in plan.decodes:
+            sequence.computed += 1
+            sequence.tokens.append(PENDING)
+        for chunk in plan.chunks:
+            sequence = chunk.sequence
+            sequence.computed += chunk.length
+            if chunk.samples:
+                sequence.prefilling = False
+                sequence.tokens.append(PENDING)
+                self.memory.publish(sequence)
+
+    def _decodes(self, sequence: Sequence) -> bool:
+        """Whether the sequence needs one more token computed and has the room; it may send others back for it."""
+        return (
+            sequence.state == "running"
+            and not sequence.prefilling
+            and len(sequence.tokens) < sequence.limit
+            and self._grow(sequence, len(sequence.tokens))
+        )
+
+    def _chunks(self, budget: int) -> list[Chunk]:
+        """Chunks for the prompts under way, the shortest remainder first."""
+        prompts = [sequence for sequence in self.running if sequence.prefilling]
+        prompts.sort(key=lambda sequence: len(sequence.tokens) - sequence.computed)
+        chunks: list[Chunk] = []
+        for index, sequence in enumerate(prompts):
+            remaining = len(sequence.tokens) - sequence.computed
+            share = min(budget, max(1, budget // (len(prompts) - index)))
+            length = min(remaining, share) if self.chunked else remaining
+            end = sequence.computed + length
+            if length > 0 and sequence.state == "running" and self._grow(sequence, end):
+                chunks.append(Chunk(sequence, sequence.computed, length, length == remaining))
+                budget -= length
+        return chunks
+
+    def _grow(self, sequence: Sequence, tokens: int) -> bool:
+        while not self.memory.grow(sequence, tokens):
+            victim = max(self.running, key=lambda other: (not other.overdue, *_rank(other)))
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.preemptions += 1
+        self._stop(sequence)
+        self._enqueue(sequence)
+
+    def _admit(self) -> None:
+        while self._rows:
+            sequence = self._next()
+            if sequence is None:
+                return
+            computed = self.memory.admit(sequence, alone=not self.running)
+            if computed is None:
+                return
+            self._start(sequence, computed)
+
+    def _next(self) -> Sequence | None:
+        """Who goes first; a sequence whose last token is still being computed is not ready."""
+        late = [sequence for sequence in self._overdue if sequence.tokens[-1] != PENDING]
+        if late:
+            return min(late, key=lambda sequence: sequence.order)
+        heads = [
+            (tenant, head)
+            for tenant in self._tenants.values()
+            if tenant.waiting and (head := tenant.waiting[0][1]).tokens[-1] != PENDING
+        ]
+        if not heads:
+            return None
+        return min(heads, key=lambda h: (-h[1].priority, h[0].running, h[0].served, h[1].order))[1]
+
+    def _age(self) -> None:
+        """Mark those that have waited beyond patience."""
+        for tenant in self._tenants.values():
+            for _, sequence in tenant.waiting:
+                if not sequence.overdue and self._steps - sequence.waiting_since > self.patience:
+                    sequence.overdue = True
+                    self._overdue.append(sequence)
+
+    def _start(self, sequence: Sequence, computed: int) -> None:
+        tenant = self._tenants[sequence.tenant]
+        self._dequeue(sequence)
+        tenant.running += 1
+        tenant.served = self._steps
+        sequence.state = "running"
+        sequence.row = self._rows.pop()
+        sequence.computed, sequence.prefilling = computed, True
+        if sequence.cached is None:
+            sequence.cached = computed
+        self.running.append(sequence)
+
+    def iterate(self) -> Iterator[Sequence]:
+        """Every sequence that is not finished."""
+        yield from self.running
+        for tenant in self._tenants.values():
+            yield from (sequence for _, sequence in tenant.waiting)
+        yield from self.paused

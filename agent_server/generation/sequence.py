@@ -1,0 +1,78 @@
+"""A sequence as the scheduler sees it: tokens, how many of them are computed, and where it stands. Plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+PENDING = -1
+"""A token that is being computed: its place is taken, its value is not known yet."""
+
+State = Literal["waiting", "running", "paused", "finished"]
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """`tokens` is the prompt and what was generated; the keys and values of the first `computed` are in memory.
+
+    limit: the most tokens that it may come to have. row: its place in the sampler while it runs, else -1.
+    prefilling: it runs, and its first token since it was admitted is still to come.
+    cached: prompt tokens that were found computed when it first ran, None before. order: arrival.
+    """
+
+    number: int
+    tokens: list[int]
+    prompt_length: int
+    limit: int
+    tenant: str = ""
+    priority: int = 0
+    order: int = 0
+    state: State = "waiting"
+    computed: int = 0
+    prefilling: bool = False
+    row: int = -1
+    cached: int | None = None
+    waiting_since: int = 0
+    overdue: bool = False
+    shareable: bool = True
+
+    @property
+    def known(self) -> int:
+        """Tokens whose value is known."""
+        return len(self.tokens) - (self.tokens[-1] == PENDING)
+
+
+class Memory(Protocol):
+    """Room for keys and values, and what is already in it. No tensors: those follow its bookkeeping."""
+
+    longest: int
+    """Tokens that one sequence can have when it is alone."""
+
+    def admit(self, sequence: Sequence, *, alone: bool) -> int | None:
+        """Room for the sequence's tokens; returns how many leading ones are already computed, None if there is no
+        room. `alone`: nothing else runs, so that no room need be left for others to grow."""
+
+    def grow(self, sequence: Sequence, tokens: int) -> bool:
+        """Room for `tokens` in all; False if there is none."""
+
+    def publish(self, sequence: Sequence) -> None:
+        """Others may reuse what is computed so far."""
+
+    def release(self, sequence: Sequence) -> None:
+        """Give the room back; what is computed stays findable until the room is needed."""
+
+    @property
+    def usage(self) -> float:
+        """Share of the room that running sequences hold, 0 to 1."""
+
+
+def common_prefix(left: Items[int], right: Items[int], start: int, end: int) -> int:
+    """Length of the longest common prefix up to `end`, given that the first `start` are equal."""
+    if left[start:end] == right[start:end]:
+        return end
+    low, high = start, end
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if left[low:middle] == right[low:middle] else (low, middle)
+    return low

@@ -1,0 +1,142 @@
+"""A step's attention over slabs: the CPU's way.
+
+Sequences that decode are grouped by the size of their slabs; a group whose slabs lie side by side is attended on a
+view of the arena, without a copy. A chunk of a prompt is attended by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from agent_server.generation.attention import Call, additive, attend, attend_one, window_mask
+from agent_server.generation.kv_cache import KVCache
+from agent_server.generation.scheduler import Chunk, Plan
+from agent_server.generation.sequence import Sequence
+from agent_server.generation.slabs import SlabMemory
+
+MAX_RUNS = 8
+"""Up to so many runs of neighbouring slabs are attended one by one; more are gathered into one call."""
+
+
+@dataclass(slots=True)
+class Group:
+    """Decoding sequences `first` to `last` of the batch, in slabs of `size` tokens; `slots` are the slabs' numbers in
+    a view of the arena by that size, `lengths` the tokens to attend to, the new one included."""
+
+    first: int
+    last: int
+    size: int
+    slots: list[int]
+    lengths: list[int]
+    index: Tensor | None = None
+    masks: dict[int | None, tuple[int, Tensor | None]] = field(default_factory=dict)
+
+    def view(self, arena: Tensor, start: int) -> Tensor:
+        """`[sequences, kv_heads, keys from start on, dim]`"""
+        end = max(self.lengths)
+        if self.index is None:
+            low = self.slots[0] * self.size
+            slabs = arena[low : low + len(self.slots) * self.size].view(-1, self.size, *arena.shape[1:])
+            return slabs[:, start:end].transpose(1, 2)
+        whole = len(arena) // self.size * self.size
+        slabs = arena[:whole].view(-1, self.size, *arena.shape[1:])
+        return slabs[:, start:end].index_select(0, self.index).transpose(1, 2)
+
+    def mask(self, window: int | None, dtype: torch.dtype) -> tuple[int, Tensor | None]:
+        """The first key that anybody looks at, and what is added to the scores; None where all see all."""
+        found = self.masks.get(window)
+        if found is None:
+            found = self.masks[window] = self._mask(window, dtype)
+        return found
+
+    def _mask(self, window: int | None, dtype: torch.dtype) -> tuple[int, Tensor | None]:
+        shortest, longest = min(self.lengths), max(self.lengths)
+        start = 0 if window is None else max(0, shortest - window)
+        if shortest == longest:
+            return start, None
+        lengths = torch.tensor(self.lengths)[:, None]
+        keys = torch.arange(start, longest)[None]
+        seen = keys < lengths
+        if window is not None:
+            seen &= keys >= lengths - window
+        return start, additive(seen, dtype)[:, None, None]
+
+
+class SlabBatch:
+    """One step over a SlabMemory and its KVCache. `order` is the order of the decoding sequences."""
+
+    def __init__(self, plan: Plan, memory: SlabMemory, cache: KVCache) -> None:
+        self.cache = cache
+        self.order = sorted(plan.decodes, key=lambda s: (memory.slabs[s.number].size, memory.slabs[s.number].offset))
+        self.groups = _groups(self.order, memory)
+        self.chunks = plan.chunks
+        self.offsets = [memory.slabs[chunk.sequence.number].offset for chunk in plan.chunks]
+        places = [memory.slabs[s.number].offset + s.computed - 1 for s in self.order]
+        for chunk, offset in zip(plan.chunks, self.offsets, strict=True):
+            places.extend(range(offset + chunk.start, offset + chunk.start + chunk.length))
+        self.places = torch.tensor(places)
+        self._masks: dict[tuple[int, int | None], Tensor] = {}
+
+    def attend(self, layer: int, call: Call) -> Tensor:
+        self.cache.write(layer, self.places, call.keys.transpose(0, 1), call.values.transpose(0, 1))
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        queries = call.queries.transpose(0, 1)
+        if len(self.groups) == 1 and not self.chunks:
+            return self._decode(self.groups[0], queries, keys, values, call)
+        out = queries.new_empty(*queries.shape[:2], values.shape[-1])
+        for group in self.groups:
+            out[group.first : group.last] = self._decode(group, queries[group.first : group.last], keys, values, call)
+        at = len(self.order)
+        for index, chunk in enumerate(self.chunks):
+            chunk_queries = call.queries[None, :, at : at + chunk.length]
+            attended = self._prefill(index, chunk, chunk_queries, keys, values, call)
+            out[at : at + chunk.length] = attended[0].transpose(0, 1)
+            at += chunk.length
+        return out
+
+    def _decode(self, group: Group, queries: Tensor, keys: Tensor, values: Tensor, call: Call) -> Tensor:
+        start, mask = group.mask(call.window, queries.dtype)
+        return attend_one(queries, group.view(keys, start), group.view(values, start), mask, call)
+
+    def _prefill(self, index: int, chunk: Chunk, queries: Tensor, keys: Tensor, values: Tensor, call: Call) -> Tensor:
+        offset, end = self.offsets[index], chunk.start + chunk.length
+        k = keys[offset : offset + end].transpose(0, 1)[None]
+        v = values[offset : offset + end].transpose(0, 1)[None]
+        if chunk.start == 0 and (call.window is None or end <= call.window):
+            return attend(queries, k, v, None, call, causal=True)
+        mask = self._masks.get((index, call.window))
+        if mask is None:
+            mask = window_mask(chunk.start, end, call.window, queries.dtype, queries.device)
+            self._masks[index, call.window] = mask
+        return attend(queries, k, v, mask, call)
+
+
+def _groups(order: list[Sequence], memory: SlabMemory) -> list[Group]:
+    groups: list[Group] = []
+    first = 0
+    while first < len(order):
+        size = memory.slabs[order[first].number].size
+        last = first
+        while last < len(order) and memory.slabs[order[last].number].size == size:
+            last += 1
+        slots = [memory.slabs[s.number].offset // size for s in order[first:last]]
+        groups += _runs(Group(first, last, size, slots, [s.computed for s in order[first:last]]))
+        first = last
+    return groups
+
+
+def _runs(group: Group) -> list[Group]:
+    """The group as runs of neighbouring slabs, or as it is, to be gathered."""
+    slots = group.slots
+    ends = [i for i in range(1, len(slots)) if slots[i] != slots[i - 1] + 1] + [len(slots)]
+    if len(ends) > MAX_RUNS:
+        group.index = torch.tensor(slots)
+        return [group]
+    starts = [0, *ends[:-1]]
+    return [
+        Group(group.first + a, group.first + b, group.size, slots[a:b], group.lengths[a:b])
+        for a, b in zip(starts, ends, strict=True)
+    ]
