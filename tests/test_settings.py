@@ -12,7 +12,7 @@ def test_lists_come_with_commas(monkeypatch: pytest.MonkeyPatch):
     found = Settings(_env_file=None)
     assert [key.get_secret_value() for key in found.api_keys] == ["alice:one", "two"]
     assert found.cors_origins == ("http://a.example",)
-    assert "one" not in repr(found)
+    assert "alice" not in repr(found)
 
 
 def test_the_command_line_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch):

@@ -27,15 +27,8 @@ def page_tool(name: str, **properties: Any) -> dict[str, Any]:
     return {"name": name, "description": name, "parameters": {"type": "object", "properties": properties}}
 
 
-<<<<<<< HEAD
 async def drive(node_clients, file: str, scripts: list[str], turns: list[str], **entry: Any) -> Reports:
     """The same conversation with an example's agent by both clients; their reports, once they are clean."""
-=======
-async def drive(
-    node_clients, file: str, client: str, scripts: list[str], turns: list[str], **entry: Any
-) -> dict[str, Any]:
-    """One conversation with an example's agent; the client's report, once it is clean."""
->>>>>>> templates
     agents = load_agents([str(EXAMPLES / f"{file}.py")])
     name = entry.pop("agent", file)
     async with serving(scripted([Script(text=text) for text in scripts]), agents=agents) as running:
@@ -71,7 +64,6 @@ async def test_agentic_chat(node_clients):
         assert len(report["runs"]) == 3 and last(report) == "Teal it is."
 
 
-<<<<<<< HEAD
 async def test_backend_tool_rendering(node_clients):
     for _client, report in await drive(
         node_clients, "backend_tool_rendering", [call("get_weather", location="Rome"), "Mild."], ["Rome?"]
@@ -80,16 +72,6 @@ async def test_backend_tool_rendering(node_clients):
         assert set(json.loads(result["content"])) == {"city", "conditions", "temperature", "humidity", "wind"}
         (run,) = report["runs"]
         assert run["counts"]["TOOL_CALL_RESULT"] == 1 and run["counts"]["ACTIVITY_SNAPSHOT"] >= 1
-=======
-async def test_backend_tool_rendering(node_clients, client):
-    report = await drive(
-        node_clients, "backend_tool_rendering", client, [call("get_weather", location="Rome"), "Mild."], ["Rome?"]
-    )
-    result = next(message for message in report["messages"] if message["role"] == "tool")
-    assert set(json.loads(result["content"])) == {"city", "conditions", "temperature", "humidity", "wind"}
-    (run,) = report["runs"]
-    assert run["counts"]["TOOL_CALL_RESULT"] == 1 and run["counts"]["ACTIVITY_SNAPSHOT"] >= 1
->>>>>>> templates
 
 
 async def test_human_in_the_loop(node_clients):
@@ -128,7 +110,6 @@ async def test_interrupt_with_a_question(node_clients):
         assert report["messages"][2]["content"] == "The meeting about tea is on Friday 9:30."
 
 
-<<<<<<< HEAD
 async def test_agentic_generative_ui(node_clients):
     for _client, report in await drive(
         node_clients,
@@ -139,19 +120,6 @@ async def test_agentic_generative_ui(node_clients):
         (run,) = report["runs"]
         assert run["counts"]["STATE_DELTA"] == 3 and run["events"][1] == "STATE_SNAPSHOT"
         assert report["state"] == {"steps": [{"description": d, "status": "completed"} for d in ("Dig", "Plant")]}
-=======
-async def test_agentic_generative_ui(node_clients, client):
-    report = await drive(
-        node_clients,
-        "agentic_generative_ui",
-        client,
-        [call("work_through", steps=["Dig", "Plant"]), "Done."],
-        ["A tree"],
-    )
-    (run,) = report["runs"]
-    assert run["counts"]["STATE_DELTA"] == 3 and run["events"][1] == "STATE_SNAPSHOT"
-    assert report["state"] == {"steps": [{"description": d, "status": "completed"} for d in ("Dig", "Plant")]}
->>>>>>> templates
 
 
 async def test_tool_based_generative_ui(node_clients):
@@ -169,7 +137,6 @@ async def test_shared_state(node_clients):
     for _client, report in await drive(
         node_clients, "shared_state", [call("generate_recipe", recipe=recipe), "More carrots."], ["Better!"],
         state={"recipe": {"title": "Soup", "cooking_time": "15 min"}},
-<<<<<<< HEAD
     ):  # fmt: skip
         (run,) = report["runs"]
         assert run["events"][1] == "STATE_SNAPSHOT"
@@ -177,19 +144,10 @@ async def test_shared_state(node_clients):
             report["state"]["recipe"]["title"] == "Stew"
             and report["state"]["recipe"]["ingredients"][0]["name"] == "Carrot"
         )
-=======
-    )  # fmt: skip
-    (run,) = report["runs"]
-    assert run["events"][1] == "STATE_SNAPSHOT"
-    assert (
-        report["state"]["recipe"]["title"] == "Stew" and report["state"]["recipe"]["ingredients"][0]["name"] == "Carrot"
-    )
->>>>>>> templates
 
 
 async def test_predictive_state_updates(node_clients):
     document = "# The sea\n\n" + "It is wide and blue. " * 20
-<<<<<<< HEAD
     for _client, report in await drive(
         node_clients,
         "predictive_state_updates",
@@ -201,20 +159,6 @@ async def test_predictive_state_updates(node_clients):
         end = run["events"].index("TOOL_CALL_END")
         assert run["events"][:end].count("STATE_DELTA") >= 3
         assert report["state"]["document"] == document
-=======
-    report = await drive(
-        node_clients,
-        "predictive_state_updates",
-        client,
-        [call("write_document", document=document), "Written."],
-        ["Write"],
-    )
-    (run,) = report["runs"]
-    assert run["counts"]["CUSTOM"] == 1 and run["events"].index("CUSTOM") < run["events"].index("TOOL_CALL_START")
-    end = run["events"].index("TOOL_CALL_END")
-    assert run["events"][:end].count("STATE_DELTA") >= 3
-    assert report["state"]["document"] == document
->>>>>>> templates
 
 
 @pytest.mark.parametrize("agent", ["reasoning", "reasoning_summary", "reasoning_hidden"])
