@@ -49,8 +49,6 @@ class House:
 
     async def __aexit__(self, *_: object) -> None:
         await self.manager.close(0)
-        for agent in set(self.served.values()):
-            await agent.close()
         await self.model.engine.close()
         if self.store is not None:
             await self.store.close()

@@ -25,6 +25,8 @@ from events.vocabulary import (
 from tests.agent.harness import House, client_tool, names, of
 from tests.agent.models import Model, call
 
+pytestmark = pytest.mark.usefixtures("nothing_blocks")
+
 sent: list[dict] = []
 
 

@@ -21,6 +21,8 @@ from events.vocabulary import (
 from tests.agent.harness import House, names, of
 from tests.agent.models import Model
 
+pytestmark = pytest.mark.usefixtures("nothing_blocks")
+
 THOUGHT = "<think>\nThe secret is 42.\n</think>\n\nHello."
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from agent_server.agent import Agent, ToolContext, tool
 from agent_server.engine.scripted import Fault, Script
 from agent_server.store import Store
@@ -16,6 +18,8 @@ from events.vocabulary import (
 )
 from tests.agent.harness import House, of
 from tests.agent.models import Model, call
+
+pytestmark = pytest.mark.usefixtures("nothing_blocks")
 
 
 @tool
