@@ -237,6 +237,18 @@ async def test_a_neighbour_s_running_run_is_not_taken_for_broken(url: str):
     await third.close()
 
 
+async def test_a_dead_server_s_lock_is_swept_up(tmp_path):
+    left = tmp_path / "threads.db.abc.lock"
+    left.touch()
+    one, two = (Store(f"sqlite:///{tmp_path}/threads.db") for _ in range(2))
+    await one.open()
+    await two.open()
+    assert not left.exists() and len(list(tmp_path.glob("*.lock"))) == 2
+    await one.close()
+    await two.close()
+    assert list(tmp_path.glob("*.lock")) == []
+
+
 async def test_two_servers_never_work_on_one_thread_at_the_same_time(url: str):
     first, second = Store(url), Store(url)
     await first.open()
