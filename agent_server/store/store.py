@@ -48,7 +48,7 @@ class Store:
                 await connection.run_sync(schema.metadata.create_all)
         else:
             await asyncio.to_thread(make_folder, self._url)
-            await migrate(self._url)
+            await migrate(self._engine)
         await self._owners.claim(self.owner)
         self._writer.start()
         await self._find_broken()
