@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 from ag_ui.core import Message, RunAgentInput, SystemMessage
 
-from adapters.anthropic_messages.content import Turn, read_turns, system_text
+from adapters.anthropic_messages.content import Turn, read_turns, sealed_thread, system_text
 from adapters.anthropic_messages.fields import COUNTED, FIELDS
 from adapters.body import convert, flag, read_object, wrong
 from adapters.history import NewId
@@ -66,7 +66,7 @@ def _inbound(values: dict[str, Any], new_id: NewId, limits: Limits, media: Colle
         messages.insert(0, SystemMessage(id=new_id("msg"), content=system))
     options, flags = _options(values, tools, messages)
     run = RunAgentInput(
-        thread_id=new_id("thread"),
+        thread_id=sealed_thread(turns) or new_id("thread"),
         run_id=new_id("run"),
         messages=messages,
         tools=tools.tools,

@@ -25,11 +25,16 @@ PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
 class MessageIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """hidden_tools: names of the server's own tools."""
+    """thread_id: of the run, for seals. hidden_tools: names of the server's own tools."""
 
     id: str
     model: str
+    thread_id: str = ""
     hidden_tools: Container[str] = ()
+
+
+def _blocks(identity: MessageIdentity, flags: MessageFlags) -> Blocks:
+    return Blocks(thread_id=identity.thread_id, hidden_tools=identity.hidden_tools, hide_thinking=flags.hide_thinking)
 
 
 def stop_reason(answer: Answer) -> tuple[str | None, str | None]:
@@ -82,7 +87,7 @@ class MessageStream:
 
     def __init__(self, identity: MessageIdentity, flags: MessageFlags = NO_FLAGS) -> None:
         self._identity = identity
-        self._blocks = Blocks(hidden_tools=identity.hidden_tools, hide_thinking=flags.hide_thinking)
+        self._blocks = _blocks(identity, flags)
         self._writing: str | None = None
         self._text_head = b""
 
@@ -160,7 +165,7 @@ def message_body(events: Sequence[Event], identity: MessageIdentity, flags: Mess
 
 
 def _content(events: Sequence[Event], identity: MessageIdentity, flags: MessageFlags) -> list[dict[str, Any]]:
-    blocks = Blocks(hidden_tools=identity.hidden_tools, hide_thinking=flags.hide_thinking)
+    blocks = _blocks(identity, flags)
     own = (event for event in events if getattr(event, "subagent_run_id", None) is None)
     steps = [step for event in own for step in blocks.feed(event)] + blocks.close()
     content: list[dict[str, Any]] = []

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from agent_server.engine.control_tokens import ControlTokens, Disguise
-from agent_server.engine.prefill import mark_end, parts_of, stage_of, unfinished
+from agent_server.engine.prefill import mark_end, stage_of, unfinished
 from agent_server.engine.protocol import EngineError
 from events.formats.output_format import OutputFormat
 from events.template.analyser import TemplateAnalysis
@@ -44,7 +44,8 @@ class Rendering:
         self.chat = chat
         self.conversation = conversation
         self.variables = dict(variables)
-        self.continued = continued
+        last = conversation.messages[-1]["role"] if conversation.messages else ""
+        self.continued = continued and last == "assistant"
         self.warnings: list[str] = []
         self.controls = controls
         self.max_characters = max_characters
@@ -104,7 +105,7 @@ class Rendering:
     def _opened(
         self, text: str, messages: list[Message], tools: list[Message] | None, variables: dict[str, Any]
     ) -> tuple[str, str]:
-        if self.continued and messages and messages[-1]["role"] == "assistant":
+        if self.continued:
             return self._prefill(messages, tools, variables)
         without = self.without_prompt(messages, tools, variables)
         if without is not None:
@@ -128,17 +129,15 @@ class Rendering:
         """(prompt, opened) with the last message unfinished: rendered up to the end of its text; where the template
         does not render all of it (QwQ drops reasoning), written behind the generation prompt as the model would."""
         *before, last = messages
-        reasoning, content = parts_of(last, self.chat.analysis.capabilities.reasoning_field)
-        if self.chat.output_format.reasoning:
-            reasoning = reasoning or self.conversation.final_reasoning
-        mark = self.disguise.stand_in("")
-        text = self.attempt([*before, mark_end(last, reasoning, content, mark)], tools, variables)
+        reasoning, content = self.conversation.final_reasoning, self.conversation.final_text
+        mark, restore = self.disguise.stand_in(""), self.disguise.restore
+        text = self.attempt([*before, mark_end(last, content or reasoning, mark, restore)], tools, variables)
         if text is not None and mark in text:
             prompt = text[: text.rfind(mark)]
             opened = prompt[common_size(self.attempt(before, tools, variables) or "", prompt) :]
-            if prompt.endswith(content or reasoning) and reasoning in opened:
+            if restore(prompt).endswith(content or reasoning) and reasoning in restore(opened):
                 return prompt, opened
-        return self._written(before, tools, variables, reasoning, content)
+        return self._written(before, tools, variables, self.disguise.cover(reasoning), self.disguise.cover(content))
 
     def _written(
         self,

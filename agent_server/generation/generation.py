@@ -11,7 +11,7 @@ from agent_server.engine.detokenizer import OutputText, Vocabulary
 from agent_server.engine.protocol import Finished, FinishReason, GenerationRequest, Timings, Usage
 from agent_server.generation.constraint import Matcher
 from agent_server.generation.sampler import Settings
-from agent_server.generation.sequence import PENDING, Sequence
+from agent_server.generation.sequence import Sequence
 from events.options import SamplingParams
 
 SEED_BYTES = 7
@@ -70,7 +70,7 @@ class Generation:
     @property
     def generated(self) -> int:
         """Tokens that were generated, a pending one not counted."""
-        return len(self.sequence.tokens) - self.sequence.prompt_length - (self.sequence.tokens[-1] == PENDING)
+        return self.sequence.known - self.sequence.prompt_length
 
     @property
     def settings(self) -> Settings:

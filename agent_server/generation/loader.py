@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from tokenizers import Tokenizer
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-from agent_server.engine.detokenizer import TokenizerVocabulary, Vocabulary
+from agent_server.engine.detokenizer import TokenizerVocabulary
+from agent_server.engine.model_files import ModelFiles, load_model_files
 from agent_server.engine.protocol import EngineError, EngineInfo, EngineStatus
 from agent_server.generation.config import EngineConfig
 from agent_server.generation.constraint import Compiler
@@ -29,7 +29,7 @@ from agent_server.generation.slabs import SlabMemory
 from agent_server.generation.step import Core, Limits
 
 Report = Callable[[EngineStatus], None]
-MakeCompiler = Callable[[Any, int], Compiler | None]
+MakeCompiler = Callable[[ModelFiles, int], Compiler | None]
 PAGE_SIZE = 256
 """Tokens in a page on CUDA: what flash attention asks for."""
 GATHERED_PAGE_SIZE = 16
@@ -41,7 +41,7 @@ STEP_TOKENS = {"cpu": 512, "cuda": 4096}
 
 def load(config: EngineConfig, report: Report, compiler: MakeCompiler | None = None) -> tuple[Core, EngineInfo]:
     """Load the model; raises EngineError whose message is one sentence for the person who started the server.
-    `compiler` makes the compiler of constraints from the tokenizer and the size of the vocabulary."""
+    `compiler` makes the compiler of constraints from the model's files and the size of the vocabulary."""
     try:
         return _load(config, report, compiler)
     except EngineError:
@@ -71,8 +71,7 @@ def _load(config: EngineConfig, report: Report, compiler: Any) -> tuple[Core, En
     _check_memory(config.model, dtype, device)
     model = _weights(config, settings, device, dtype, report)
     report(EngineStatus(state="loading", progress=0.95, message="tokenizer"))
-    tokenizer = _tokenizer(config.model)
-    return _assemble(config, model, tokenizer, device, compiler)
+    return assemble(config, model, _files(config.model), device, compiler)
 
 
 def _check_folder(model: str) -> None:
@@ -174,27 +173,24 @@ def _progress_hook(report: Report) -> Any:
     return hook
 
 
-def _tokenizer(model: str) -> Any:
-    """A `tokenizers.Tokenizer`."""
-    file = Path(model).expanduser() / "tokenizer.json"
-    if file.is_file():
-        return Tokenizer.from_file(str(file))
-    backend = getattr(AutoTokenizer.from_pretrained(model), "backend_tokenizer", None)
-    if backend is None:
-        raise EngineError("unavailable", f"{model} has no tokenizer that the package tokenizers can read.")
-    return backend
+def _files(model: str) -> ModelFiles:
+    try:
+        return load_model_files(model)
+    except FileNotFoundError as error:
+        raise EngineError("unavailable", f"{model} has no tokenizer that can be read: {_first(error)}") from error
 
 
 # putting it together
 
 
-def _assemble(
-    config: EngineConfig, model: Any, tokenizer: Any, device: torch.device, make_compiler: Any
+def assemble(
+    config: EngineConfig, model: Any, files: ModelFiles, device: torch.device, make_compiler: Any
 ) -> tuple[Core, EngineInfo]:
+    """A core around a model that is loaded, on its device and in evaluation mode."""
     text = model.config.get_text_config()
     _choose_threads(config, model, device)
     context = _context_length(text, config.max_context)
-    vocabulary = TokenizerVocabulary(tokenizer)
+    vocabulary = TokenizerVocabulary(files.tokenizer)
     runner, note = _runner(config, model, context, device)
     budget = config.step_tokens or STEP_TOKENS.get(device.type, 512)
     scheduler = Scheduler(
@@ -203,13 +199,13 @@ def _assemble(
         step_tokens=min(budget, 512) if device.type == "cpu" else budget,
         chunked=runner.chunked,
     )
-    compiler = make_compiler(tokenizer, text.vocab_size) if make_compiler is not None else None
+    compiler = make_compiler(files, text.vocab_size) if make_compiler is not None else None
     core = Core(
         runner=runner,
         scheduler=scheduler,
         sampler=Sampler(config.max_batch, text.vocab_size, device),
         vocabulary=vocabulary,
-        defaults=defaults_of(model, vocabulary),
+        defaults=defaults_of(model, files.stop_token_ids),
         limits=Limits(context, text.vocab_size, config.max_queued),
         compiler=compiler,
         overlap=device.type == "cuda" if config.overlap is None else config.overlap,
@@ -288,14 +284,14 @@ def _power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def defaults_of(model: Any, vocabulary: Vocabulary) -> Defaults:
-    """What the model's own generation_config asks for; greedy only if it says so."""
-    generation: GenerationConfig = model.generation_config
+def defaults_of(model: Any, ends: Iterable[int] = ()) -> Defaults:
+    """What the model's own generation_config asks for; greedy only if it says so. `ends`: tokens that end a
+    generation beside those that it names."""
+    generation: GenerationConfig | None = model.generation_config
     said = generation.to_diff_dict() if generation is not None else {}
     eos = said.get("eos_token_id", getattr(model.config, "eos_token_id", None))
-    ends = frozenset([eos] if isinstance(eos, int) else eos or ())
     return Defaults(
-        eos=ends,
+        eos=frozenset([eos] if isinstance(eos, int) else eos or ()) | frozenset(ends),
         temperature=0.0 if said.get("do_sample") is False else said.get("temperature", 1.0),
         top_p=said.get("top_p"),
         top_k=said.get("top_k"),

@@ -56,12 +56,24 @@ class _Tenant:
     served: int = 0
 
 
+def _promise(sequence: Sequence) -> None:
+    """A token is on its way."""
+    sequence.tokens.append(PENDING)
+    sequence.pending += 1
+
+
+def _unpromise(sequence: Sequence) -> None:
+    sequence.tokens.pop()
+    sequence.pending -= 1
+
+
 def _rank(sequence: Sequence) -> tuple[int, int]:
     return (-sequence.priority, sequence.order)
 
 
 class Scheduler:
     """max_running: rows. step_tokens: the budget of a step; every running sequence has one of them for certain.
+    `vacated` collects rows that were given back, for their owner to clear before the next launch.
     chunked: False computes every prompt in one piece, whatever the budget (for models that need that)."""
 
     def __init__(
@@ -74,6 +86,7 @@ class Scheduler:
         self.chunked = chunked
         self.running: list[Sequence] = []
         self.paused: set[Sequence] = set()
+        self.vacated: list[int] = []
         self.preemptions = 0
         self._tenants: dict[str, _Tenant] = {}
         self._overdue: list[Sequence] = []
@@ -139,6 +152,7 @@ class Scheduler:
         self.memory.release(sequence)
         self.running.remove(sequence)
         self._rows.append(sequence.row)
+        self.vacated.append(sequence.row)
         sequence.row, sequence.computed, sequence.prefilling = -1, 0, False
         self._tenants[sequence.tenant].running -= 1
         self._forget(sequence.tenant)
@@ -167,30 +181,31 @@ class Scheduler:
         return plan
 
     def settle(self, sequence: Sequence, token: int) -> None:
-        """The value of the pending token."""
-        sequence.tokens[-1] = token
+        """The value of the first pending token."""
+        sequence.tokens[sequence.known] = token
+        sequence.pending -= 1
 
     def undo(self, plan: Plan) -> None:
         """The plan was not carried out: its sequences stand where they stood before, with their memory."""
         for sequence in plan.decodes:
             sequence.computed -= 1
-            sequence.tokens.pop()
+            _unpromise(sequence)
         for chunk in plan.chunks:
             chunk.sequence.computed = chunk.start
             if chunk.samples:
                 chunk.sequence.prefilling = True
-                chunk.sequence.tokens.pop()
+                _unpromise(chunk.sequence)
 
     def _advance(self, plan: Plan) -> None:
         for sequence in plan.decodes:
             sequence.computed += 1
-            sequence.tokens.append(PENDING)
+            _promise(sequence)
         for chunk in plan.chunks:
             sequence = chunk.sequence
             sequence.computed += chunk.length
             if chunk.samples:
                 sequence.prefilling = False
-                sequence.tokens.append(PENDING)
+                _promise(sequence)
                 self.memory.publish(sequence)
 
     def _decodes(self, sequence: Sequence) -> bool:
@@ -242,13 +257,13 @@ class Scheduler:
 
     def _next(self) -> Sequence | None:
         """Who goes first; a sequence whose last token is still being computed is not ready."""
-        late = [sequence for sequence in self._overdue if sequence.tokens[-1] != PENDING]
+        late = [sequence for sequence in self._overdue if not sequence.pending]
         if late:
             return min(late, key=lambda sequence: sequence.order)
         heads = [
             (tenant, head)
             for tenant in self._tenants.values()
-            if tenant.waiting and (head := tenant.waiting[0][1]).tokens[-1] != PENDING
+            if tenant.waiting and not (head := tenant.waiting[0][1]).pending
         ]
         if not heads:
             return None

@@ -16,7 +16,8 @@ State = Literal["waiting", "running", "paused", "finished"]
 class Sequence:
     """`tokens` is the prompt and what was generated; the keys and values of the first `computed` are in memory.
 
-    limit: the most tokens that it may come to have. row: its place in the sampler while it runs, else -1.
+    pending: how many of the last tokens are PENDING. limit: the most tokens that it may come to have. row: its place
+    in the sampler while it runs, else -1.
     prefilling: it runs, and its first token since it was admitted is still to come.
     cached: prompt tokens that were found computed when it first ran, None before. order: arrival.
     """
@@ -30,6 +31,7 @@ class Sequence:
     order: int = 0
     state: State = "waiting"
     computed: int = 0
+    pending: int = 0
     prefilling: bool = False
     row: int = -1
     cached: int | None = None
@@ -40,7 +42,7 @@ class Sequence:
     @property
     def known(self) -> int:
         """Tokens whose value is known."""
-        return len(self.tokens) - (self.tokens[-1] == PENDING)
+        return len(self.tokens) - self.pending
 
 
 class Memory(Protocol):

@@ -89,6 +89,7 @@ class Core:
         """One step: obey, schedule, run, sample, deliver. Returns what there is to say."""
         self._obey()
         plan = self.scheduler.plan()
+        self._vacate()
         flight = self._launch(plan) if plan else None
         if not self.overlap or self._constrained:
             self._land(self._flight)
@@ -97,8 +98,15 @@ class Core:
         else:
             self._land(self._flight)
             self._flight = flight
+        self._vacate()
         replies, self._replies = self._replies, []
         return replies
+
+    def _vacate(self) -> None:
+        """Clear the rows that sequences gave back, by whatever way."""
+        for row in self.scheduler.vacated:
+            self.sampler.clear(row)
+        self.scheduler.vacated.clear()
 
     @property
     def idle(self) -> bool:
@@ -213,7 +221,6 @@ class Core:
         if generation.compiling:
             generation.pausing = True
         elif generation.sequence.state in ("waiting", "running"):
-            self._clear(generation.sequence)
             self.scheduler.pause(generation.sequence)
             self._acknowledge(generation, "paused")
 
@@ -237,7 +244,7 @@ class Core:
         if sequence.row >= 0:
             self._configure(generation)
         self._acknowledge(generation, "modified")
-        if len(sequence.tokens) >= sequence.limit:
+        if sequence.known >= sequence.limit:
             self._say(generation.number, *_delta(generation.output.drain()))
             self._finish(generation, "length")
 
@@ -324,7 +331,7 @@ class Core:
             self.counters.time_to_first_token_seconds_sum += now - generation.arrived
             self.counters.time_to_first_token_seconds_count += 1
         ends = token in generation.ends
-        full = len(sequence.tokens) >= sequence.limit
+        full = sequence.known >= sequence.limit
         output = generation.output
         tokens = output.push(token, logprob, alternatives, ends=ends, last=full)
         if tokens:
@@ -356,12 +363,7 @@ class Core:
     def _drop(self, generation: Generation) -> None:
         """Out of the core, with everything that it holds."""
         del self.generations[generation.number]
-        self._clear(generation.sequence)
         self.scheduler.finish(generation.sequence)
-
-    def _clear(self, sequence: Sequence) -> None:
-        if sequence.row >= 0:
-            self.sampler.clear(sequence.row)
 
     def _blame(self, plan: Plan, error: Exception) -> None:
         """End the generations that a failed step has to answer for."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Container, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -21,7 +21,7 @@ from adapters.inbound import Inbound
 from agent_server.ids import new_id
 from agent_server.routes.http import Encoder, EventStream, read_body
 from events.options import GenerationOptions
-from events.vocabulary import Event, RunError, RunStarted
+from events.vocabulary import Event, RunError, RunFinished, RunStarted
 
 if TYPE_CHECKING:
     from agent_server.agent import Agent
@@ -151,10 +151,20 @@ class _Item(NamedTuple):
     event: Event
 
 
-async def _merged(runs: Sequence[Run], after: int = 0) -> AsyncGenerator[_Item, None]:
+async def _ended_after(
+    source: AsyncGenerator[_Item, None], before_end: Callable[[], Awaitable[None]]
+) -> AsyncGenerator[_Item, None]:
+    async with contextlib.aclosing(source):
+        async for item in source:
+            if isinstance(item.event, RunFinished | RunError):
+                await before_end()
+            yield item
+
+
+async def _merged(runs: Sequence[Run]) -> AsyncGenerator[_Item, None]:
     """The events of several runs as they come, each in its own order."""
     if len(runs) == 1:
-        async with contextlib.aclosing(runs[0].events(after)) as events:
+        async with contextlib.aclosing(runs[0].events()) as events:
             async for sequence, event in events:
                 yield _Item(0, sequence, event)
         return
@@ -178,10 +188,19 @@ async def _pump(choice: int, run: Run, queue: asyncio.Queue[_Item | None]) -> No
 
 
 async def stream_answer(
-    server: Server, request: Request, runs: Sequence[Run], encoder: Encoder, *, after: int = 0, hold: bool = True
+    server: Server,
+    request: Request,
+    runs: Sequence[Run],
+    encoder: Encoder,
+    *,
+    hold: bool = True,
+    before_end: Callable[[], Awaitable[None]] | None = None,
 ) -> Response:
-    """The runs as one stream of frames. Raises RequestError for a run that failed before it said anything."""
-    source = _merged(runs, after)
+    """The runs as one stream of frames. Raises RequestError for a run that failed before it said anything.
+
+    hold: wait for the first sign of life with the status line. before_end: done before the last event is told.
+    """
+    source = _merged(runs) if before_end is None else _ended_after(_merged(runs), before_end)
     opening = asyncio.create_task(_open(source, encoder))
     if hold:
         leaving = asyncio.create_task(_left(request))

@@ -33,6 +33,7 @@ def routes(server: Server) -> list[BaseRoute]:
         identity = MessageIdentity(
             id=f"msg_{inbound.input.run_id.removeprefix('run_')}",
             model=model_name(server, inbound.options),
+            thread_id=inbound.input.thread_id,
             hidden_tools=servers_own(server, inbound),
         )
         runs = await start_runs(server, request, inbound)

@@ -146,3 +146,6 @@ class Runnable(Protocol):
 
     async def run(self, execution: Execution) -> Ending:
         """Emit events until done; raise EngineError or RequestError when it fails. Terminal events are not its own."""
+
+    async def close(self) -> None:
+        """Let go of what it holds for its runs. Called once no run is left, perhaps more than once."""

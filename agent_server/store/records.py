@@ -58,11 +58,10 @@ class ThreadRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class ThreadState(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run needs to know of its thread before it begins. `last_run`: the one before it, if any."""
+    """What a run needs to know of its thread before it begins."""
 
     state: Any = None
     interrupts: tuple[InterruptRecord, ...] = ()
-    last_run: RunRecord | None = None
 
 
 class FeedbackRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

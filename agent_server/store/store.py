@@ -48,7 +48,7 @@ class Store:
                 await connection.run_sync(schema.metadata.create_all)
         else:
             await asyncio.to_thread(make_folder, self._url)
-            await migrate(self._url)
+            await migrate(self._engine)
         await self._owners.claim(self.owner)
         self._writer.start()
         await self._find_broken()
@@ -221,6 +221,27 @@ class Store:
         table = schema.feedback
         query = select(table).where(of(table, tenant, thread_id)).order_by(table.c.created_at, table.c.message_id)
         return [rows.feedback_of(row) for row in await self._rows(query)]
+
+    async def save_response(self, tenant: str, response_id: str, body: Any) -> None:
+        """Keep a response of the Responses wire, in the place of an earlier one of that id."""
+        row = {"tenant": tenant, "id": response_id, "body": encoded(body), "created_at": now_ms()}
+        await self._writer.write(lambda connection: rows.upsert(connection, schema.responses, [row], ["body"]))
+
+    async def response(self, tenant: str, response_id: str) -> Any:
+        """What `save_response` kept; None if there is nothing."""
+        table = schema.responses
+        query = select(table.c.body).where(table.c.tenant == tenant, table.c.id == response_id)
+        return decoded(await self._read(lambda connection: connection.scalar(query)))
+
+    async def delete_response(self, tenant: str, response_id: str) -> bool:
+        """False if there was none."""
+        table = schema.responses
+        removal = delete(table).where(table.c.tenant == tenant, table.c.id == response_id)
+
+        async def work(connection: AsyncConnection) -> int:
+            return (await connection.execute(removal)).rowcount
+
+        return bool(await self._writer.write(work))
 
     async def _rows(self, query: Any) -> Sequence[Any]:
         async def work(connection: AsyncConnection) -> Sequence[Any]:

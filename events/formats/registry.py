@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import msgspec
 
+from events.formats.detection import detected_format
 from events.formats.json_calls import JSON_CALLS
 from events.formats.other_calls import OTHER_CALLS
 from events.formats.output_format import Content, OutputFormat, Reasoning
 from events.formats.reasoning import REASONING
 from events.formats.tagged_calls import TAGGED_CALLS
 
-FORMATS: dict[str, OutputFormat] = {**JSON_CALLS, **TAGGED_CALLS, **OTHER_CALLS}
+FORMATS: dict[str, OutputFormat] = {
+    **JSON_CALLS,
+    **TAGGED_CALLS,
+    **OTHER_CALLS,
+    "generic": detected_format("reasoning"),
+}
 
 ALIASES = {
     "beam": "openai",
@@ -25,7 +31,7 @@ ALIASES = {
     "gpt_oss": "openai",
     "granite_thinking": "qwen3_coder",
     "harmony": "openai",
-    "hf": "hermes",
+    "hf": "generic",
     "hunyuan": "hy_v3",
     "interns1": "internlm",
     "kimi": "kimi_k2",

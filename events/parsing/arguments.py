@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from events.formats.output_format import Arguments
-from events.parsing.json_text import JsonText, quoted
+from events.parsing.json_text import JsonText
+from events.parsing.literals import quoted
 from events.parsing.scanner import Scanner, scanner_for
 from events.parsing.schema import ANY, Schema, item_schema, property_schema, types
 from events.parsing.source import Reading, Source

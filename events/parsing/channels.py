@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from events.formats.output_format import Channels
-from events.parsing.json_text import quoted
+from events.parsing.literals import quoted
 from events.parsing.pieces import ArgumentText, CallEnd, CallStart
 from events.parsing.scanner import Scanner
 from events.parsing.source import Reading

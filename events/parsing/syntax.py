@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from events.formats.output_format import OutputFormat, Tools
-from events.parsing.scanner import Scanner, scanner_for
+from events.parsing.scanner import Scanner, is_token, scanner_for
 
 _INDEX = re.compile(r"\{index\}")
 
@@ -44,12 +44,17 @@ class CallSyntax:
 
 def substantial(marker: str) -> bool:
     """Whether a marker is more than punctuation; a token of the vocabulary, one character in here, always is."""
-    return len(marker) > 2 or any("\ud800" <= character <= "\udfff" for character in marker)
+    return len(marker) > 2 or any(map(is_token, marker))
 
 
 def distinctive(marker: str) -> bool:
     """Whether a marker is unlikely to stand in prose: a tag or a special token, not punctuation or a word."""
     return substantial(marker) and not marker.isalnum() and any(not c.isalnum() and c not in "_-.:`" for c in marker)
+
+
+def is_tag(marker: str) -> bool:
+    """Whether a marker begins like a tag or with a token of the vocabulary."""
+    return distinctive(marker) and (marker[0] in "<[]" or is_token(marker[0]))
 
 
 @lru_cache(maxsize=1024)

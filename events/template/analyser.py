@@ -22,6 +22,14 @@ from events.template.tools import ToolAnalysis, analyse_tools
 from events.template.turn import END_OF_SEQUENCE, Turn, find_turn, markers_of
 
 CACHE_SIZE = 64
+_REASONS = {
+    "json_native": "the function's name stands inside a JSON object",
+    "tag_with_json": "the function's name stands outside of JSON, the arguments are a JSON object",
+    "tag_with_tagged": "the names and values of arguments stand each between markers of their own",
+    "python": "arguments are written as in a Python call",
+    "object": "arguments are an object with bare keys",
+    "nested": "arguments are elements named after their keys",
+}
 
 
 class TemplateAnalysis(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,7 +185,9 @@ def _findings(
     if content.start:
         lines.append(f"content is wrapped ({content.wrapped}) in {content.start[0]!r} and {(*content.end, '')[0]!r}")
     if tools.tools:
-        lines.append(f"tool calls are {tools.mode}" + (" with Python dicts" if tools.python_dicts else ""))
+        reason = _REASONS[tools.mode] + (", spelled as Python dicts" if tools.python_dicts else "")
+        marker = (tools.tools.section_start or tools.tools.call_start or tools.tools.name_prefix).strip()
+        lines.append(f"tool calls ({tools.mode}) {f'behind {marker!r}' if marker else 'without a marker'}: {reason}")
     elif explained := explained_calls(probe):
         lines.append(f"tools are declared, but no call is rendered; JSON is read behind {explained.call_start!r}")
     return (*lines, *tools.findings)

@@ -48,12 +48,14 @@ class Turn(msgspec.Struct, kw_only=True):
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
-    """What goes into the template. final_reasoning: the last message's, if it is an assistant's; a template without a
-    place for reasoning leaves it out of `messages`. warnings: what had to be left out or mended, for a person."""
+    """What goes into the template. final_reasoning, final_text: those of the last message where it is the
+    assistant's, also if the template has no place for one of them. warnings: what had to be left out or mended, for a
+    person."""
 
     messages: list[Message]
     tools: list[Message] | None = None
     final_reasoning: str = ""
+    final_text: str = ""
     warnings: tuple[str, ...] = ()
 
 
@@ -78,10 +80,12 @@ def build_conversation(
     shaped, declared = _shaped(turns, capabilities), [tool_declaration(tool) for tool in tools]
     if capabilities.tools_in_system and declared:
         shaped, declared = _with_tools(shaped, declared), []
+    last = turns[-1] if turns and turns[-1].role == "assistant" and not turns[-1].calls else Turn(role="assistant")
     return Conversation(
         messages=shaped,
         tools=declared or None,
-        final_reasoning=turns[-1].reasoning if turns and turns[-1].role == "assistant" else "",
+        final_reasoning=last.reasoning,
+        final_text=last.text,
         warnings=tuple(dict.fromkeys(warnings)),
     )
 

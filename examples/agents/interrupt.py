@@ -40,6 +40,6 @@ def schedule_meeting(topic: str, context: ToolContext) -> str:
 agent = Agent(
     name="interrupt",
     description="Sends mail and makes appointments, and asks first.",
-    instructions="Send mail with send_email and make appointments with schedule_meeting. Say in a sentence what was done.",
+    instructions="Send mail with send_email, make appointments with schedule_meeting, then say what was done.",
     tools=[send_email, schedule_meeting],
 )

@@ -29,7 +29,7 @@ def write_document(document: str, context: ToolContext) -> str:
 agent = Agent(
     name="predictive_state_updates",
     description="Writes a document before the user's eyes.",
-    instructions="Write and change the document with write_document, always whole. Then say in a sentence what you did.",
+    instructions="Write and change the document with write_document, always whole. Then say what you did.",
     tools=[write_document],
     state=Desk,
     state_in_prompt=True,

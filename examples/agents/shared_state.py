@@ -43,7 +43,7 @@ def generate_recipe(recipe: Recipe, context: ToolContext) -> str:
 agent = Agent(
     name="shared_state",
     description="Improves the recipe on the page.",
-    instructions="Improve the recipe in the shared state with generate_recipe, then say in a sentence what you changed.",
+    instructions="Improve the recipe in the shared state with generate_recipe, then say what you changed.",
     tools=[generate_recipe],
     state=Kitchen,
     state_in_prompt=True,

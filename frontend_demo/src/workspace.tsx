@@ -68,7 +68,7 @@ export function Workspace({ server, failure, setFailure, notify }: Props) {
   useEffect(() => {
     const subscription = agent.subscribe({
       onRunInitialized: () => setFailure(null),
-      onRunStartedEvent: ({ event }) => store.follow(event.runId, () => agent.isRunning),
+      onRunStartedEvent: ({ event }) => store.follow(event.runId, () => agent.isRunning, [...agent.messages]),
       onStateChanged: ({ state }) => {
         if (Object.keys((state as object | null) ?? {}).length) setFresh((now) => new Set(now).add("state"));
       },

@@ -82,6 +82,7 @@ export async function openDemo(browser, url, options) {
 }
 
 export async function say(page, text) {
+  await page.getByPlaceholder("Ask something").waitFor();
   await page.getByRole("textbox", { name: "Message" }).fill(text);
   await page.keyboard.press("Enter");
 }

@@ -78,7 +78,7 @@ def answer(prompt: str) -> Script:
             delay=0.01,
             fault=Fault(action="error", after=8, kind="connection", message="The engine was lost in mid-answer."),
         )
-    return Script(text=text, first_delay=0.05, delay=0.05 if re.search("long|slow", asked) else 0.012)
+    return Script(text=text, first_delay=0.05, delay=0.08 if re.search("long|slow", asked) else 0.012)
 
 
 class Recipe(BaseModel):

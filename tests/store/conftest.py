@@ -6,6 +6,7 @@ import secrets
 
 import asyncpg
 import pytest
+from blockbuster import blockbuster_ctx
 
 from agent_server.store import Store
 from tests.store import postgres
@@ -46,5 +47,6 @@ async def store(request, tmp_path):
         url = await fresh_database(request.getfixturevalue("postgres_server"))
     store = Store(url)
     await store.open()
-    yield store
+    with blockbuster_ctx("agent_server"):
+        yield store
     await store.close()

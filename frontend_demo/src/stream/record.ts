@@ -20,6 +20,8 @@ export interface Recording {
   rows: Row[];
   began: number;
   over: boolean;
+  /** The messages that the run began from: a log without the question is half a report. */
+  before: readonly unknown[];
 }
 
 export interface Meters {
@@ -33,8 +35,8 @@ export interface Meters {
 
 const PIECES = new Set(["TEXT_MESSAGE_CONTENT", "REASONING_MESSAGE_CONTENT", "TOOL_CALL_ARGS"]);
 
-export function empty(runId = "", began = 0): Recording {
-  return { runId, rows: [], began, over: false };
+export function empty(runId = "", began = 0, before: readonly unknown[] = []): Recording {
+  return { runId, rows: [], began, over: false, before };
 }
 
 export function addEvent(recording: Recording, sequence: number, event: AgEvent, now: number): void {
@@ -83,8 +85,15 @@ function outputTokens(usage: Json | undefined): number | null {
 /** An event log: one line of JSON an event, with its number and its time in milliseconds. */
 export function toLog(recording: Recording): string {
   return recording.rows
-    .map(({ sequence, at, event }) => JSON.stringify({ sequence, at: Math.round(at), event }) + "\n")
+    .map(({ sequence, at, event }) => JSON.stringify({ sequence, at: Math.round(at), event: withQuestion(event, recording.before) }) + "\n")
     .join("");
+}
+
+/** RUN_STARTED with the input's messages, where AG-UI has a place for them. */
+function withQuestion(event: AgEvent, messages: readonly unknown[]): AgEvent {
+  if (event.type !== "RUN_STARTED" || event.input !== undefined || !messages.length) return event;
+  const { threadId = "", runId = "" } = event;
+  return { ...event, input: { threadId, runId, messages: messages as Json[], tools: [], context: [], state: {}, forwardedProps: {} } };
 }
 
 export interface Logged {

@@ -36,7 +36,7 @@ export class StreamStore {
   }
 
   /** Follow this run from its first event. The short grace lets a replay of a run that is over pass by unfollowed. */
-  follow(runId: string, isStillRunning: () => boolean): void {
+  follow(runId: string, isStillRunning: () => boolean, messages: readonly unknown[] = []): void {
     this.#stop?.abort();
     const stop = new AbortController();
     this.#stop = stop;
@@ -45,7 +45,7 @@ export class StreamStore {
     const wait = recent ? 0 : GRACE_MS;
     this.#asked = 0;
     setTimeout(() => {
-      if (!stop.signal.aborted && (recent || isStillRunning())) void this.#read(runId, began, stop.signal);
+      if (!stop.signal.aborted && (recent || isStillRunning())) void this.#read(empty(runId, began, messages), stop.signal);
     }, wait);
   }
 
@@ -62,11 +62,10 @@ export class StreamStore {
     this.#change({});
   }
 
-  async #read(runId: string, began: number, signal: AbortSignal): Promise<void> {
-    const recording = empty(runId, began);
+  async #read(recording: Recording, signal: AbortSignal): Promise<void> {
     this.#change({ recording, trouble: null });
     try {
-      const response = await ask(`demo/runs/${encodeURIComponent(runId)}/wires?wire=agui&wire=openai`, { signal });
+      const response = await ask(`demo/runs/${encodeURIComponent(recording.runId)}/wires?wire=agui&wire=openai`, { signal });
       if (!response.body) return;
       for await (const frame of frames(response.body)) this.#add(recording, frame);
     } catch (error) {

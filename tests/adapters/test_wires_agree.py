@@ -1,0 +1,125 @@
+"""One run through every wire says the same, and what is streamed equals what is sent whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adapters.errors import RequestError
+from events.lifecycle import Verifier
+from events.vocabulary import (
+    Event,
+    ReasoningMessageContent,
+    ReasoningStart,
+    RunStarted,
+    TextMessageContent,
+    TextMessageStart,
+    ToolCallArgs,
+    ToolCallStart,
+)
+from tests.adapters import recorded
+from tests.adapters.wires import STREAMED, WHOLE, Heard, generate_streamed
+
+PIECES = st.lists(st.text(st.characters(codec="utf-8"), max_size=6), max_size=4)
+NAMES = st.sampled_from(["get_weather", "now", "caf\u00e9"])
+ARGUMENTS = st.dictionaries(st.text(max_size=4), st.integers() | st.text(max_size=5), max_size=3)
+
+
+@st.composite
+def items(draw: st.DrawFn, index: int) -> list[Event]:
+    """One item of a run, whole: reasoning, text or a call."""
+    match draw(st.sampled_from(["reasoning", "text", "call"])):
+        case "reasoning":
+            return recorded.reasoning(*draw(PIECES), id=f"rs{index}")
+        case "text":
+            return recorded.text(*draw(PIECES), id=f"m{index}")
+        case _:
+            written = json.dumps(draw(ARGUMENTS))
+            cut = draw(st.integers(0, len(written)))
+            return recorded.call(draw(NAMES), written[:cut], written[cut:], id=f"call_{index}", parent="m0")
+
+
+@st.composite
+def overlapping(draw: st.DrawFn, parts: Sequence[list[Event]]) -> list[Event]:
+    """The events of several items, each in its own order, mixed. Messages of one kind follow each other: wires with one
+    answer have no order for texts that are written at the same time."""
+    texts = [event for part in parts if isinstance(part[0], TextMessageStart) for event in part]
+    thoughts = [event for part in parts if isinstance(part[0], ReasoningStart) for event in part]
+    calls = [list(part) for part in parts if isinstance(part[0], ToolCallStart)]
+    waiting = [part for part in (texts, thoughts, *calls) if part]
+    mixed: list[Event] = []
+    while waiting:
+        chosen = draw(st.integers(0, len(waiting) - 1))
+        mixed.append(waiting[chosen].pop(0))
+        waiting = [part for part in waiting if part]
+    return mixed
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> list[Event]:
+    parts = [draw(items(index)) for index in range(draw(st.integers(0, 5)))]
+    middle = draw(overlapping(parts)) if draw(st.booleans()) else [event for part in parts for event in part]
+    called = any(isinstance(event, ToolCallArgs) for event in middle)
+    reason = draw(st.sampled_from(["tool_calls" if called else "stop", "length", "cancelled"]))
+    return [*recorded.started(), *middle, *recorded.finished(reason)]
+
+
+def said(run: Sequence[Event], kind: type[Event]) -> str:
+    return "".join(event.delta for event in run if isinstance(event, kind))  # type: ignore[attr-defined]
+
+
+def comparable(heard: Heard) -> Heard:
+    """Anthropic sends a call's arguments as an object: compare what they say."""
+    calls = tuple((call[0], call[1], json.dumps(json.loads(call[2] or "{}"))) for call in heard.calls)
+    return heard._replace(calls=calls)
+
+
+@settings(max_examples=150, deadline=None)
+@given(runs())
+def test_streamed_equals_whole_and_all_wires_agree(run: list[Event]) -> None:
+    verifier = Verifier(strict=True)
+    for event in run:
+        verifier.check(event)
+    heard = {name: comparable(read(run)) for name, read in STREAMED.items()}
+    heard |= {f"{name}, whole": comparable(read(run)) for name, read in WHOLE.items()}
+    expected = heard["chat"]
+    assert expected.text == said(run, TextMessageContent)
+    assert expected.reasoning == said(run, ReasoningMessageContent)
+    differing = {name: answer for name, answer in heard.items() if answer != expected}
+    assert not differing, expected
+
+
+@pytest.mark.parametrize("name", sorted(STREAMED))
+def test_one_recorded_run_in_every_wire(name: str) -> None:
+    calls = (("call_1", "get_weather", '{"city": "Oslo"}'), ("call_2", "now", "{}"))
+    expected = Heard("Let me look.", "I think", calls, "tool_calls", (20, 9, 16))
+    assert STREAMED[name](recorded.FULL) == expected
+    assert comparable(WHOLE[name](recorded.FULL)) == expected
+
+
+@pytest.mark.parametrize("name", sorted(set(STREAMED) - {"generate"}))
+def test_a_failure_in_every_wire(name: str) -> None:
+    heard = STREAMED[name](recorded.BROKEN)
+    assert (heard.text, heard.end) == ("Once", "error")
+    if name != "responses":
+        with pytest.raises(RequestError):
+            WHOLE[name](recorded.BROKEN)
+
+
+def test_a_text_that_goes_on_behind_a_call() -> None:
+    """The translator reopens the assistant's message behind a call: the same id twice in one run."""
+    events = [
+        *recorded.started(),
+        *recorded.text("a"),
+        *recorded.call("now", "{}"),
+        *recorded.text("b"),
+        *recorded.finished("tool_calls"),
+    ]
+    assert isinstance(events[0], RunStarted)
+    for read in (*STREAMED.values(), *WHOLE.values()):
+        assert read(events).text == "ab"
+    assert generate_streamed(events).calls == (("call_1", "now", "{}"),)

@@ -1,0 +1,112 @@
+"""A core around a tiny model, driven step by step, without threads and without a clock."""
+
+import torch
+
+from agent_server.engine.model_files import ModelFiles
+from agent_server.engine.protocol import Control, Delta, Finished, GenerationRequest
+from agent_server.generation.config import EngineConfig
+from agent_server.generation.loader import assemble
+from agent_server.generation.messages import Cancel, Failure, Modify, Pause, Resume, Submit
+from events.options import SamplingParams
+from tests.generation.tiny_models import make_tokenizer
+
+CPU = torch.device("cpu")
+
+
+class Driver:
+    """Submits, steps and collects."""
+
+    def __init__(self, model, *, compiler=None, cache_tokens=0, per_token=None, **config):
+        make_compiler = None if compiler is None else lambda files, size: compiler
+        files = ModelFiles(tokenizer=make_tokenizer())
+        settings = EngineConfig(model="tiny", threads=1, **config)
+        self.core, self.info = assemble(settings, model, files, CPU, make_compiler)
+        self.items = {}
+        self.number = 0
+
+    def submit(self, prompt, *, tenant="", priority=0, constraint=None, **sampling):
+        self.number += 1
+        sampling = {"temperature": 0.0, "ignore_eos": True, **sampling}
+        request = GenerationRequest(
+            request_id=str(self.number),
+            prompt_token_ids=tuple(prompt),
+            sampling=SamplingParams(**sampling),
+            tenant=tenant,
+            priority=priority,
+            constraint=constraint,
+        )
+        self.items[self.number] = []
+        self.core.inbox.put(Submit(self.number, request))
+        return self.number
+
+    def step(self, times=1):
+        for _ in range(times):
+            for number, item in self.core.step():
+                assert not self.over(number), "nothing may follow the end"
+                self.items[number].append(item)
+
+    def finish(self, limit=5000):
+        """Until nothing is left to do."""
+        for _ in range(limit):
+            if self.core.idle and self.core.inbox.empty():
+                return
+            self.step()
+        raise AssertionError("the core does not come to rest")
+
+    def cancel(self, number):
+        self.core.inbox.put(Cancel(number))
+
+    def pause(self, number):
+        self.core.inbox.put(Pause(number))
+
+    def resume(self, number):
+        self.core.inbox.put(Resume(number))
+
+    def modify(self, number, **changes):
+        self.core.inbox.put(Modify(number, changes))
+
+    def over(self, number):
+        return bool(self.items[number]) and isinstance(self.items[number][-1], Finished | Failure)
+
+    def tokens(self, number):
+        return [token for item in self.items[number] if isinstance(item, Delta) for token in item.tokens]
+
+    def ids(self, number):
+        return [token.id for token in self.tokens(number)]
+
+    def text(self, number):
+        return "".join(token.text for token in self.tokens(number))
+
+    def controls(self, number):
+        return [item for item in self.items[number] if isinstance(item, Control)]
+
+    def end(self, number):
+        assert self.over(number)
+        return self.items[number][-1]
+
+    def assert_clean(self):
+        """No row, memory or generation is left."""
+        core = self.core
+        assert core.generations == {}
+        assert core.scheduler.running == [] and not core.scheduler.paused and not core.scheduler.waiting
+        assert sorted(core.scheduler._rows) == list(range(core.scheduler.max_running))
+        assert core.scheduler._tenants == {} and core.scheduler._overdue == []
+        assert core.scheduler.memory.usage == 0
+        assert set(core.sampler.occupants) == {-1}
+
+
+def expected(model, prompt, count):
+    """What transformers itself generates, greedily."""
+    with torch.inference_mode():
+        ids = torch.tensor([prompt])
+        mask = torch.ones_like(ids)
+        out = model.generate(
+            input_ids=ids, attention_mask=mask, max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0
+        )
+    return out[0, len(prompt) :].tolist()
+
+
+def prompts(count, seed=0, longest=90, vocab=300):
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, longest, (count,), generator=generator).tolist()
+    return [torch.randint(4, vocab, (length,), generator=generator).tolist() for length in lengths]

@@ -1,0 +1,91 @@
+"""Greedy output is transformers' own, token by token, however the batch is made up."""
+
+import copy
+
+import pytest
+
+from agent_server.generation import loader, slabs
+from agent_server.generation.kv_cache import bytes_per_token
+from agent_server.generation.probe import fit
+from tests.generation.harness import Driver, expected, prompts
+from tests.generation.tiny_models import PACKED, SEPARATE, make_model
+
+COUNT = 20
+
+
+@pytest.fixture(scope="module", params=[*PACKED, *SEPARATE])
+def reference(request):
+    """A family and an untouched model of it."""
+    return request.param, make_model(request.param)
+
+
+@pytest.fixture
+def family(reference):
+    """A family, a model for us and an untouched one for transformers."""
+    name, model = reference
+    return name, copy.deepcopy(model), model
+
+
+def drive(driver, asked, gap=2):
+    """Requests that arrive piecemeal: some together, some while others are at work."""
+    numbers = []
+    for index, prompt in enumerate(asked):
+        numbers.append(driver.submit(prompt, max_tokens=COUNT))
+        if index % gap == gap - 1:
+            driver.step()
+    driver.finish()
+    return numbers
+
+
+def compare(driver, numbers, asked, reference):
+    for number, prompt in zip(numbers, asked, strict=True):
+        assert driver.ids(number) == expected(reference, prompt, COUNT), f"prompt of {len(prompt)} tokens"
+        assert driver.end(number).reason == "length"
+    driver.assert_clean()
+
+
+@pytest.mark.parametrize("memory", ["slab", "paged"])
+def test_a_mixed_batch_that_arrives_piecemeal(family, memory, monkeypatch):
+    """Sixteen prompts, chunked prefill beside decoding, a prefix that others share, and too little memory for all."""
+    monkeypatch.setattr(slabs, "HEADROOM", 4)
+    monkeypatch.setattr(loader, "SMALLEST_SLAB", 16)
+    name, model, reference = family
+    asked = prompts(13, seed=len(name))
+    asked += [asked[0] + asked[1] + [5, 6, 7], asked[0] + asked[1] + [9], (asked[2] * 40)[:150]]
+    asked[3] = (asked[3] + asked[4] + asked[5])[:130]
+    tokens = 1024 if memory == "slab" else 512
+    size = tokens * bytes_of_a_token(reference) if name in PACKED else 0
+    driver = Driver(model, memory=memory, max_batch=16, step_tokens=40, kv_cache_bytes=size)
+    assert driver.info.details["batching"].startswith("packed" if name in PACKED else "one by one")
+    numbers = drive(driver, asked)
+    compare(driver, numbers, asked, reference)
+    if name in PACKED:
+        assert driver.core.scheduler.preemptions > 0, "the memory was to be too small"
+
+
+def bytes_of_a_token(model):
+    return bytes_per_token(fit(copy.deepcopy(model)), model.dtype)
+
+
+def test_a_second_turn_finds_the_first_one_computed(family):
+    name, model, reference = family
+    driver = Driver(model, max_batch=4)
+    first = prompts(1, seed=3, longest=200)[0] * 2
+    one = driver.submit(first, max_tokens=COUNT)
+    driver.finish()
+    second = first + driver.ids(one) + [11, 12, 13]
+    two = driver.submit(second, max_tokens=COUNT)
+    driver.finish()
+    assert driver.ids(two) == expected(reference, second, COUNT)
+    if name in PACKED:
+        assert driver.end(two).usage.cached_tokens >= len(first)
+    else:
+        assert driver.end(two).usage.cached_tokens == 0
+    driver.assert_clean()
+
+
+def test_looking_at_tokens_one_step_late_changes_nothing(family):
+    _, model, reference = family
+    driver = Driver(model, max_batch=6, memory="paged", overlap=True, step_tokens=30)
+    asked = prompts(9, seed=5)
+    compare(driver, drive(driver, asked), asked, reference)
