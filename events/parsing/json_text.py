@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable
 
 from events.parsing.literals import escaped, literal, quoted
-from events.parsing.schema import Schema, item_schema, property_schema
+from events.parsing.schema import Schema, item_schema, property_schema, resolved
 
 Coerce = Callable[[str, Schema], str]
 """A bare word and the schema of its place (or None) → JSON text."""
@@ -70,7 +70,7 @@ class JsonText:
         self._keywords = keywords
         self._value_end, self._key_end = _WORD_ENDS[keywords]
         self._stack: list[tuple[str, Schema]] = []
-        self._schema = schema
+        self._schema = self._root = schema
         self._state: State = self._value
         self._separator: list[str] = []
         self._delimiter = ""
@@ -292,7 +292,8 @@ class JsonText:
     def _enter(self, key: list[str] | None) -> None:
         """The place below `key` of the innermost object."""
         if key is not None:
-            self._schema = property_schema(self._stack[-1][1], json.loads("".join(key)))
+            found = property_schema(self._stack[-1][1], json.loads("".join(key)))
+            self._schema = resolved(found, self._root)
 
     def _end_value(self) -> None:
         if self._stack:
@@ -305,7 +306,7 @@ class JsonText:
         self._write(bracket)
         self._stack.append((bracket, self._schema))
         if bracket == "[":
-            self._schema = item_schema(self._schema)
+            self._schema = resolved(item_schema(self._schema), self._root)
         self._state = self._key if bracket == "{" else self._value
 
     def _closer(self, char: str, text: str, position: int, final: bool) -> int:

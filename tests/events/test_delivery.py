@@ -29,7 +29,7 @@ def test_reasoning_comes_by_sentence_and_arguments_at_boundaries():
     events = run("adaptive")
     assert deltas(events, ReasoningMessageContent) == ["First. ", "Then\n", "more, and more."]
     assert deltas(events, ToolCallArgs) == ['{"ab":', ' "', 'cd"', ', "', 'n"', ":", " 12}"]
-    assert deltas(events, TextMessageContent) == list("Ab") + [" c", "d", "."]
+    assert deltas(events, TextMessageContent) == ["A", "b", " c", "d", "."]
 
 
 def test_both_say_the_same_in_the_same_order():

@@ -1,6 +1,6 @@
-"""Long runs of the parser's properties: `python -m tests.properties.long_runs --splits 100000 --fuzz 1000000`.
+"""Long runs of the parser's properties: `python tests/properties/long_runs.py --splits 100000 --cases 1000000`.
 
-Splits: that many random splits of each format's own cases give the same message. Fuzz: that many random outputs raise
+Splits: that many random splits of each format's own cases give the same message. Cases: that many random outputs raise
 nothing, give the same events from every split, and form legal streams. `make test` runs a sample.
 """
 
@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import argparse
 import random
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from events.formats.registry import FORMATS
 from events.parsing.policy import Policy
@@ -57,7 +61,7 @@ def shares(count: int, size: int) -> Iterator[int]:
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--splits", type=int, default=100_000, help="random splits for each format")
-    arguments.add_argument("--fuzz", type=int, default=1_000_000, help="random outputs in all")
+    arguments.add_argument("--cases", type=int, default=1_000_000, help="random outputs in all")
     arguments.add_argument("--format", choices=NAMES, action="append", help="only these formats' splits")
     given = arguments.parse_args()
     start = time.monotonic()
@@ -65,7 +69,7 @@ def main() -> None:
         check_splits(name, given.splits)
         print(f"{name}: {given.splits} splits agree ({time.monotonic() - start:.0f} s)", flush=True)
     done = 0
-    for seed, share in enumerate(shares(given.fuzz, 20_000)):
+    for seed, share in enumerate(shares(given.cases, 20_000)):
         check_fuzz(share, seed)
         done += share
         print(f"{done} fuzz cases raised nothing ({time.monotonic() - start:.0f} s)", flush=True)

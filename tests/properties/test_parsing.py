@@ -24,6 +24,12 @@ def test_fuzz():
     check_fuzz(3000, seed=1)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_long_fuzz():
+    check_fuzz(100_000, seed=2)
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(NAMES), st.text(max_size=80), st.integers(0, 999))
 def test_any_text_is_read_the_same_however_it_is_cut(name: str, text: str, seed: int):
