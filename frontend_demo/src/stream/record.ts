@@ -20,6 +20,8 @@ export interface Recording {
   rows: Row[];
   began: number;
   over: boolean;
+  /** Followed from the middle: its first events were old when they came. */
+  joined: boolean;
   /** The messages that the run began from: a log without the question is half a report. */
   before: readonly unknown[];
 }
@@ -36,7 +38,7 @@ export interface Meters {
 const PIECES = new Set(["TEXT_MESSAGE_CONTENT", "REASONING_MESSAGE_CONTENT", "TOOL_CALL_ARGS"]);
 
 export function empty(runId = "", began = 0, before: readonly unknown[] = []): Recording {
-  return { runId, rows: [], began, over: false, before };
+  return { runId, rows: [], began, over: false, joined: false, before };
 }
 
 export function addEvent(recording: Recording, sequence: number, event: AgEvent, now: number): void {
@@ -62,12 +64,18 @@ export function meters(recording: Recording): Meters {
   const last = pieces.at(-1);
   const seconds = first && last ? (last.at - first.at) / 1000 : 0;
   return {
-    firstToken: first ? first.at : null,
+    firstToken: recording.joined ? toldFirstToken(end) : first ? first.at : null,
     tokensPerSecond: seconds > 0.02 && tokens > 1 ? (tokens - 1) / seconds : null,
     tokens,
     exact: counted !== null,
     chunks: recording.rows.reduce((sum, row) => sum + row.chunks.length, 0),
   };
+}
+
+/** What the server says at the end, in milliseconds: all that is known of a run that was joined later. */
+function toldFirstToken(end: AgEvent | undefined): number | null {
+  const timings = isFields(end?.metadata) ? end.metadata.timings : undefined;
+  return isFields(timings) && typeof timings.firstToken === "number" ? timings.firstToken * 1000 : null;
 }
 
 function tokensOf(event: AgEvent): number {
