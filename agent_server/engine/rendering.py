@@ -15,6 +15,7 @@ from events.template.analyser import TemplateAnalysis
 from events.template.declarations import simplified
 from events.template.environment import ChatTemplate, Clock, Message, TemplateError
 from events.template.messages import Conversation
+from events.template.writer import writes_reasoning
 
 
 class Chat(msgspec.Struct, frozen=True):
@@ -129,7 +130,8 @@ class Rendering:
         """(prompt, opened) with the last message unfinished: rendered up to the end of its text; where the template
         does not render all of it (QwQ drops reasoning), written behind the generation prompt as the model would."""
         *before, last = messages
-        reasoning, content = self.conversation.final_reasoning, self.conversation.final_text
+        content = self.conversation.final_text
+        reasoning = self.conversation.final_reasoning if writes_reasoning(self.chat.output_format) else ""
         mark, restore = self.disguise.stand_in(""), self.disguise.restore
         text = self.attempt([*before, mark_end(last, content or reasoning, mark, restore)], tools, variables)
         if text is not None and mark in text:

@@ -33,6 +33,7 @@ class Driver:
 
     async def drive(self, earlier: list[Run]) -> None:
         terminal = await self._attempt(earlier)
+        self.run.state = "ending"  # from here on nobody may cancel it: what happened is being written down
         try:
             terminal = await self._record(terminal)
         except asyncio.CancelledError:

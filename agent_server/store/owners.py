@@ -63,20 +63,30 @@ class FileOwners:
         await asyncio.to_thread(self._claim, owner)
 
     def _claim(self, owner: int) -> None:
+        for left in self._database.parent.glob(f"{self._database.name}.*.lock"):
+            self._is_held(left)
         path = self._path(owner)
-        descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
-        if fcntl is not None:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self._held = descriptor, path
+        while self._held is None:
+            descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+            if fcntl is not None:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if path.exists():
+                self._held = descriptor, path
+            else:  # a neighbour took it for a dead one's before it was locked
+                os.close(descriptor)
 
     async def alive(self, owner: int) -> bool:
-        return await asyncio.to_thread(self._alive, owner)
+        return await asyncio.to_thread(self._is_held, self._path(owner))
 
-    def _alive(self, owner: int) -> bool:
-        path = self._path(owner)
-        if fcntl is None or not path.exists():
+    @staticmethod
+    def _is_held(path: Path) -> bool:
+        """Whether a process holds the lock; the file of one that does not is removed."""
+        if fcntl is None:
             return False
-        descriptor = os.open(path, os.O_RDWR)
+        try:
+            descriptor = os.open(path, os.O_RDWR)
+        except FileNotFoundError:
+            return False
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

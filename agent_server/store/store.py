@@ -69,13 +69,20 @@ class Store:
         parent_run_id: str | None = None,
         messages: Sequence[Mapping[str, Any]] = (),
     ) -> ThreadState:
-        """Record that a run begins, with the messages it begins from; what the thread was before."""
+        """Record that a run begins, with the messages it begins from; what the thread was before.
+
+        RequestError("conflict") while another server on this database has a run going on in the thread.
+        """
         run = {
             "tenant": tenant, "thread_id": checked_id(thread_id, "threadId"), "id": checked_id(run_id, "runId"),
             "agent": agent, "parent_run_id": parent_run_id, "status": "running", "owner": self.owner, "error": None,
             "outcome": None, "usage": None, "created_at": now_ms(), "ended_at": None,
         }  # fmt: skip
-        return await self._writer.write(lambda connection: recording.begin(connection, run, messages))
+        state = await self._writer.write(lambda connection: recording.begin(connection, run, messages))
+        if not await self._bury(state.owners):
+            await self._writer.write(lambda connection: recording.refuse(connection, run))
+            raise RequestError("conflict", "This thread has a run going on at another server.", retry_after=1.0)
+        return state
 
     async def end_run(self, execution: Execution, terminal: Event) -> None:
         """Record how a run ended: its messages, the state, what it asks, all at once."""
@@ -258,9 +265,14 @@ class Store:
 
     async def _find_broken(self) -> None:
         running = select(schema.runs.c.owner).where(schema.runs.c.status == "running").distinct()
-        owners = [row.owner for row in await self._rows(running) if row.owner != self.owner]
-        if dead := [owner for owner in owners if not await self._owners.alive(owner)]:
+        await self._bury([row.owner for row in await self._rows(running) if row.owner != self.owner])
+
+    async def _bury(self, owners: Sequence[int]) -> bool:
+        """Record the runs of those owners that died as broken. False if one of them lives."""
+        dead = [owner for owner in owners if not await self._owners.alive(owner)]
+        if dead:
             await self._writer.write(lambda connection: recording.mark_broken(connection, dead))
+        return len(dead) == len(owners)
 
 
 def _no_thread() -> RequestError:

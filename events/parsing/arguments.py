@@ -13,7 +13,7 @@ from events.formats.output_format import Arguments
 from events.parsing.json_text import JsonText
 from events.parsing.literals import quoted
 from events.parsing.scanner import Scanner, scanner_for
-from events.parsing.schema import ANY, Schema, item_schema, property_schema, types
+from events.parsing.schema import ANY, Schema, item_schema, property_schema, resolved, types
 from events.parsing.source import Reading, Source
 from events.parsing.syntax import CallSyntax, Syntax, substantial
 from events.parsing.values import TypedValue, value_types
@@ -287,6 +287,7 @@ def _element_start(call: Call) -> Reading[str]:
 def _element(call: Call, name: str, schema: Schema, depth: int = 0) -> Reading[None]:
     """The rest of an element: a value, elements, or items; and its end."""
     prefix = call.calls.tools.arguments.element_prefix
+    schema = resolved(schema, call.schema)
     kinds = types(schema, call.schema)
     if depth < _DEPTH and (kinds == ANY or kinds <= {"object", "array", "null"}):
         yield from call.source.space()

@@ -146,7 +146,8 @@ class CallReader:
         yield from read_arguments(self.call)
 
     def _id_before_name(self) -> Reading[None]:
-        if (yield from self._match(self.tools.id.prefix.strip())):
+        prefix = self.tools.id.prefix.strip()
+        if not prefix or (yield from self._match(prefix)):  # without a prefix it follows the call's opening at once
             self.call.id, _ = yield from self.source.until(self._scanner(self.tools.id.suffix.strip()), _NAME_LIMIT)
             yield from self.source.space()
 

@@ -99,7 +99,10 @@ def _destination(parser: Parser, channels: Channels, header: str) -> Destination
 def _recipient(channels: Channels, header: str) -> str:
     if not channels.recipient or channels.recipient not in header:
         return ""
-    name = header.rpartition(channels.recipient)[2].partition("<")[0]
+    name = header.rpartition(channels.recipient)[2]
+    for marker in (*channels.start, *channels.header_end):
+        name = name.partition(marker)[0]
+    name = name.partition("<")[0]
     return (name.split() or [""])[0]
 
 

@@ -101,7 +101,7 @@ def _analyse_probe(probe: Probe) -> TemplateAnalysis:
         turn_end=turn.end.replace(END_OF_SEQUENCE, ""),
         stops=tuple(mark for mark in turn.stops if mark != END_OF_SEQUENCE),
         ends_with_eos=END_OF_SEQUENCE in turn.end,
-        prompts={key: turn.message_start + text for key, text in prompts_of(probe, turn, on, off).items()},
+        prompts={key: turn.message_start + text for key, text in prompts_of(probe, turn, switches).items()},
         findings=_findings(probe, turn, reasoning, content, tools, switches, family),
         renderings=probe.renderings,
     )

@@ -74,6 +74,14 @@ _SIGNS: tuple[tuple[Family, Test], ...] = (
         lambda seen: "]<]minimax[>[" in seen.call,
     ),
     (
+        Family(
+            name="deepseek_v4",
+            sign="the template writes all arguments as one DSML parameter, which models do not",
+            parts="tools",
+        ),
+        lambda seen: "<｜DSML｜tool_calls>" in seen.call and 'parameter name="arguments"' in seen.call,
+    ),
+    (
         Family(name="lfm2", sign="a list of tools is declared, no call is ever rendered", parts="tools"),
         lambda seen: not seen.calls_rendered and "List of tools: " in seen.system,
     ),
