@@ -49,13 +49,13 @@ describe("a recording", () => {
     expect(meters(record([[0, START]]))).toMatchObject({ firstToken: null, tokensPerSecond: null, tokens: 0 });
   });
 
-  it("takes the first token of a run that it joined from the server", () => {
-    const end: AgEvent = { type: "RUN_FINISHED", threadId: "t", runId: "r1", metadata: { timings: { firstToken: 0.25 } } };
+  it("takes the server's own measure at the end, and has no first token of its own where it joined late", () => {
+    const end: AgEvent = { type: "RUN_FINISHED", threadId: "t", runId: "r1", usage: [{ outputTokens: 11 }], metadata: { timings: { firstToken: 0.25, total: 0.75 } } };
     const recording = record([[0, START], [1, piece("a")]]);
     recording.joined = true;
     expect(meters(recording).firstToken).toBeNull();
     addEvent(recording, 3, end, 200);
-    expect(meters(recording).firstToken).toBe(250);
+    expect(meters(recording)).toMatchObject({ firstToken: 250, tokensPerSecond: 20 });
   });
 });
 

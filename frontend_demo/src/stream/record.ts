@@ -62,9 +62,11 @@ export function meters(recording: Recording): Meters {
   const tokens = counted ?? pieces.reduce((sum, row) => sum + tokensOf(row.event), 0);
   const first = pieces[0];
   const last = pieces.at(-1);
-  const seconds = first && last ? (last.at - first.at) / 1000 : 0;
+  const told = timings(end);
+  const measured = first && !recording.joined ? first.at : null;
+  const seconds = told ? (told.total - told.firstToken) / 1000 : first && last ? (last.at - first.at) / 1000 : 0;
   return {
-    firstToken: recording.joined ? toldFirstToken(end) : first ? first.at : null,
+    firstToken: told?.firstToken ?? measured,
     tokensPerSecond: seconds > 0.02 && tokens > 1 ? (tokens - 1) / seconds : null,
     tokens,
     exact: counted !== null,
@@ -72,10 +74,11 @@ export function meters(recording: Recording): Meters {
   };
 }
 
-/** What the server says at the end, in milliseconds: all that is known of a run that was joined later. */
-function toldFirstToken(end: AgEvent | undefined): number | null {
-  const timings = isFields(end?.metadata) ? end.metadata.timings : undefined;
-  return isFields(timings) && typeof timings.firstToken === "number" ? timings.firstToken * 1000 : null;
+/** The server's own measure in milliseconds, once the run is over: a busy browser sees events late and in heaps. */
+function timings(end: AgEvent | undefined): { firstToken: number; total: number } | null {
+  const told = isFields(end?.metadata) ? end.metadata.timings : undefined;
+  if (!isFields(told) || typeof told.firstToken !== "number" || typeof told.total !== "number") return null;
+  return { firstToken: told.firstToken * 1000, total: told.total * 1000 };
 }
 
 function tokensOf(event: AgEvent): number {
