@@ -71,8 +71,9 @@ def servers_own(server: Server, inbound: Inbound) -> ServersOwn:
 
 
 def context_length(server: Server) -> int | None:
-    """Tokens of prompt and answer together, as far as is known yet."""
-    return server.model.engine.info.context_length or None
+    """Tokens of prompt and answer together, as far as is known yet: the engine's or the model's own, the smaller."""
+    own = server.model.prompts.context_length if server.model.ready else None
+    return min((length for length in (server.model.engine.info.context_length, own) if length), default=None)
 
 
 def model_name(server: Server, options: GenerationOptions) -> str:

@@ -29,6 +29,8 @@ WIRES: tuple[tuple[str, Wire], ...] = (
     ("/v1/", "openai"),
     ("/copilotkit", "copilotkit"),
     ("/generate", "websocket"),
+    ("/tokenize", "openai"),
+    ("/detokenize", "openai"),
 )
 
 

@@ -114,7 +114,9 @@ class ValueWriter:
         choices = [self.alphabet.closed(end, content=others)] if others else []
         for part in string_parts(schema, self.root):
             bounded = self.bounded(part) or free()
-            guarded = bounded if bounded["type"] not in ("any_text", "regex") else {**bounded, "not_pattern": _LITERAL_LIKE}
+            guarded = (
+                bounded if bounded["type"] not in ("any_text", "regex") else {**bounded, "not_pattern": _LITERAL_LIKE}
+            )
             choices.append(self.alphabet.closed(end, content=guarded))
         return either(*choices) if choices else self.alphabet.closed(end)
 
@@ -167,7 +169,9 @@ class ValueWriter:
         """A value in the "object" style: bare keys, strings between the format's own quotes."""
         if not self.style.quote:
             return self.json(schema)
-        fixed = schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]] if "const" in schema else []
+        fixed = (
+            schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]] if "const" in schema else []
+        )
         if fixed:
             return either(*(self._fixed(value) for value in fixed))
         alternatives = schema.get("anyOf") or schema.get("oneOf")
@@ -197,12 +201,16 @@ class ValueWriter:
         if extra is False or schema.get("properties"):
             return EMPTY
         below = depth + 1 if isinstance(extra, Mapping) and extra else MAX_DEPTH
-        member = sequence(pattern("[A-Za-z_][A-Za-z0-9_]{0,30}"), constant(":"), self.bare(resolve(extra, self.root), below))
+        member = sequence(
+            pattern("[A-Za-z_][A-Za-z0-9_]{0,30}"), constant(":"), self.bare(resolve(extra, self.root), below)
+        )
         return _items(member, constant(","), {})
 
     def _fixed(self, value: Any) -> Node:
         if isinstance(value, str):
-            return sequence(self.alphabet.literal(self.style.quote), constant(value), self.alphabet.literal(self.style.quote))
+            return sequence(
+                self.alphabet.literal(self.style.quote), constant(value), self.alphabet.literal(self.style.quote)
+            )
         return constant(json.dumps(value))
 
     def bare_member(self, member: Member, depth: int = 0) -> Node:

@@ -146,10 +146,16 @@ class CallReader:
         yield from read_arguments(self.call)
 
     def _id_before_name(self) -> Reading[None]:
-        prefix = self.tools.id.prefix.strip()
-        if not prefix or (yield from self._match(prefix)):  # without a prefix it follows the call's opening at once
-            self.call.id, _ = yield from self.source.until(self._scanner(self.tools.id.suffix.strip()), _NAME_LIMIT)
-            yield from self.source.space()
+        """An id between the call's opener and the name; it may be missing with its markers."""
+        prefix, suffix = self.tools.id.prefix.strip(), self.tools.id.suffix.strip()
+        if prefix and not (yield from self._match(prefix)):
+            return
+        ends = self._scanner(suffix or self.calls.name_prefix, *self.calls.ends)
+        text, marker = yield from self.source.until(ends, _NAME_LIMIT)
+        if self.syntax.canonical(marker) != suffix:
+            self.source.position -= len(marker)
+        self.call.id = text.strip()
+        yield from self.source.space()
 
     def _header(self) -> Reading[str]:
         """The text that holds the name, up to what ends it; an id behind it is read too."""
