@@ -37,8 +37,6 @@ class LarkMatcher:
         self.inner = inner
 
     def accept(self, token: int) -> bool:
-        if self.inner.is_stopped() or not self.inner.validate_tokens([token]):
-            return False
         return bool(self.inner.consume_token(token))
 
     def rollback(self, count: int) -> None:

@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 PENDING = -1
 """A token that is being computed: its place is taken, its value is not known yet."""
 
-State = Literal["waiting", "running", "paused", "finished"]
+State = Literal["new", "waiting", "running", "paused", "finished"]
 
 
 @dataclass(eq=False, slots=True)
@@ -19,6 +19,7 @@ class Sequence:
     pending: how many of the last tokens are PENDING. limit: the most tokens that it may come to have. row: its place
     in the sampler while it runs, else -1.
     prefilling: it runs, and its first token since it was admitted is still to come.
+    held: its prompt may be computed but for the last token; what its first token needs is not there yet.
     cached: prompt tokens that were found computed when it first ran, None before. order: arrival.
     """
 
@@ -29,10 +30,11 @@ class Sequence:
     tenant: str = ""
     priority: int = 0
     order: int = 0
-    state: State = "waiting"
+    state: State = "new"
     computed: int = 0
     pending: int = 0
     prefilling: bool = False
+    held: bool = False
     row: int = -1
     cached: int | None = None
     waiting_since: int = 0

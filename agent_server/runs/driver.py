@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from agent_server.store import Store
 
 log = logging.getLogger("agent_server.runs")
-RECORD_SECONDS = 10.0  # how long the store may take to record an ending
+RECORD_SECONDS = 30.0  # how long the store may take to record an ending
 
 
 class Driver:

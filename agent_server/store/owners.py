@@ -10,16 +10,20 @@ import asyncio
 import contextlib
 import os
 import secrets
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+fcntl: Any
 try:
-    import fcntl
+    import fcntl as _fcntl
 except ImportError:  # no flock there: every other owner counts as dead
-    fcntl = None  # type: ignore[assignment]
+    fcntl = None
+else:
+    fcntl = _fcntl
 
 
 def new_owner() -> int:
@@ -31,7 +35,7 @@ class Owners(Protocol):
     async def claim(self, owner: int) -> None:
         """Hold this server's lock until `release`."""
 
-    async def alive(self, owner: int) -> bool: ...
+    def alive(self, owner: int) -> Coroutine[Any, Any, bool]: ...
 
     async def release(self) -> None: ...
 
@@ -130,5 +134,5 @@ class AdvisoryOwners:
     async def release(self) -> None:
         if self._connection is not None:
             connection, self._connection = self._connection, None
-            await connection.invalidate()
+            await connection.execute(text("SELECT pg_advisory_unlock_all()"))
             await connection.close()

@@ -1,5 +1,7 @@
 """The scheduler and its memories under random operations: nothing leaks, nobody starves, nothing comes twice."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -311,7 +313,7 @@ def test_buddies_never_overlap_and_join_again(operations, tops):
         elif held:
             buddies.give(*held.pop(number % len(held)))
         spans = sorted(held)
-        assert all(a + size <= b for (a, size), (b, _) in zip(spans, spans[1:], strict=False))
+        assert all(a + size <= b for (a, size), (b, _) in pairwise(spans))
         assert buddies.free == total - sum(size for _, size in held)
     for block in held:
         buddies.give(*block)
@@ -347,7 +349,7 @@ def test_a_long_slab_is_kept_when_a_stranger_shares_its_beginning():
     stranger = make(2, [*range(1, 101), *range(500, 600)], 250)
     machine.add(stranger)
     machine.run()
-    again = make(3, first.tokens[:305] + [9, 9], 320)
+    again = make(3, [*first.tokens[:305], 9, 9], 320)
     machine.add(again)
     machine.run()
     assert (stranger.cached, again.cached) == (100, 305)

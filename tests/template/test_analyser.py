@@ -45,6 +45,16 @@ REASONING: dict[str, tuple[str, tuple[str, str]]] = {
 
 # template → (mode, the description's settings as a mapping, white space aside)
 TOOLS: dict[str, tuple[str, dict[str, Any]]] = {
+    "action_fence": (
+        "json_native",
+        {
+            "section_start": "Action:\n```json\n[",
+            "section_end": "]\n```",
+            "json.name": "tool_name",
+            "json.arguments": "parameters",
+            "json.array": True,
+        },
+    ),
     "bare_list": ("json_native", {"section_start": "[", "section_end": "]", "call_separator": ",", "json.array": True}),
     "between_messages": (
         "tag_with_tagged",
@@ -311,6 +321,7 @@ FAMILIES = {
     "harmony": "openai",
     "lfm_listed": "lfm2",
     "open_sep_close": "kimi_k3",
+    "phi_system_tools": "phi4_mini_json",
     "recipients": "functionary_v3_2",
 }
 
