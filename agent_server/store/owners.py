@@ -134,5 +134,5 @@ class AdvisoryOwners:
     async def release(self) -> None:
         if self._connection is not None:
             connection, self._connection = self._connection, None
-            await connection.invalidate()
+            await connection.execute(text("SELECT pg_advisory_unlock_all()"))
             await connection.close()

@@ -43,6 +43,7 @@ class LoopThread:
         loop, thread = self._loop, self._thread
         if loop is None or thread is None:
             return
+        await self.run(lambda: asyncio.sleep(0.01))  # sockets that were closed are so on the loop's next turns
         self._loop = None
         loop.call_soon_threadsafe(loop.stop)
         await asyncio.to_thread(thread.join)

@@ -168,15 +168,24 @@ class CallReader:
             self._unfinished_name(text)
         marker = self.syntax.canonical(found)
         if id_prefix and marker == id_prefix:
-            id_ends = (call_id.suffix.strip() or calls.name_end, calls.name_end, opener)
-            self.call.id, found = yield from source.until(self._scanner(*id_ends), _NAME_LIMIT)
-            self.call.id = self.call.id.strip()
-            marker = self.syntax.canonical(found)
-        if marker != calls.name_end or marker == opener:
+            yield from self._id_behind_name(opener)
+        elif marker != calls.name_end or marker == opener:
             source.position -= len(found)
-        if marker != calls.name_end and self.tools.arguments.style == "python":
+        if self.tools.arguments.style == "python" and marker != calls.name_end:
             raise NoCall("a function without parentheses")
         return text
+
+    def _id_behind_name(self, opener: str) -> Reading[None]:
+        """An id between name and arguments, and what ends the header behind it."""
+        source, name_end, suffix = self.source, self.calls.name_end, self.tools.id.suffix.strip()
+        text, found = yield from source.until(self._scanner(suffix, name_end, opener), _NAME_LIMIT)
+        self.call.id = text.strip()
+        marker = self.syntax.canonical(found)
+        if suffix and marker == suffix and marker != name_end:
+            yield from source.space()
+            yield from self._match(name_end)
+        elif marker != name_end or marker == opener:
+            source.position -= len(found)
 
     def _argument_opener(self) -> str:
         """What begins the arguments, where a header may lack its end."""
