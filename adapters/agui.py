@@ -136,8 +136,9 @@ def _check_unique(path: str, names: list[str]) -> None:
 
 # ---- content parts --------------------------------------------------------------------------------------------------
 
-_PART_TYPES = frozenset({"text", "image", "audio", "video", "document"})
-_SOURCE_TYPES = frozenset({"data", "url", "file"})
+# Tuples, not sets: what a client puts in a tag's place may not be hashable.
+_PART_TYPES = ("text", "image", "audio", "video", "document")
+_SOURCE_TYPES = ("data", "url", "file")
 
 
 def _mend_parts(messages: list[Any]) -> list[str]:

@@ -31,7 +31,7 @@ def build_server(settings: Settings, *, agents: Sequence[Agent] = (), engine: En
     telemetry = Telemetry()
     model = chat_model(settings, engine)
     try:
-        named = [*agents, *load_agents(settings.agent)]
+        named = [*agents, *load_agents(settings.agent)] or default_agents(settings)
         served = serve_agents(named, model, sealer=sealer(settings), limits=tool_limits(settings))
     except (LoadError, ValueError) as error:
         raise StartupError(str(error)) from error
@@ -42,6 +42,13 @@ def build_server(settings: Settings, *, agents: Sequence[Agent] = (), engine: En
     telemetry.watch_engine(model.engine.metrics)
     keys = Keys(key.get_secret_value() for key in settings.api_keys)
     return Server(settings=settings, model=model, agents=served, runs=runs, store=store, telemetry=telemetry, keys=keys)
+
+
+def default_agents(settings: Settings) -> list[Agent]:
+    """What is served when nobody named an agent: the demonstration's, or the model alone where the page is off."""
+    from agent_server.demonstration import demonstration_agents
+
+    return list(demonstration_agents()) if settings.demo else []
 
 
 def chat_model(settings: Settings, engine: Engine | None = None) -> ChatModel:

@@ -7,10 +7,14 @@ from typing import Annotated
 
 import typer
 
+from agent_server.commands.chat import chat
+from agent_server.commands.inspect import inspect
+from agent_server.commands.parse import parse
 from agent_server.commands.serve import serve
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-app.command()(serve)
+for command in (serve, chat, inspect, parse):
+    app.command()(command)
 
 
 def _version(value: bool) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agent_server.auth import Keys
 from agent_server.engine.model import ChatModel
@@ -15,7 +15,7 @@ from agent_server.settings import Settings
 from agent_server.telemetry import Telemetry
 
 if TYPE_CHECKING:
-    from agent_server.agent import Agent
+    from agent_server.agent import ServedAgent
     from agent_server.runs import RunManager
     from agent_server.store import Store
 
@@ -52,6 +52,7 @@ class Server:
         """Let runs end within the drain time, then end them; free the device, close the store."""
         self.closing = True
         await self.runs.close(self.settings.drain)
+        await asyncio.gather(*(agent.close() for agent in set(self.agents.values())))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -73,7 +74,7 @@ class Server:
     def failed(self) -> bool:
         return self.model.status.state == "failed"
 
-    def _spawn(self, work: object) -> None:
-        task: asyncio.Task[None] = asyncio.ensure_future(work)  # type: ignore[call-overload]
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -7,9 +7,9 @@ ones to look at before other people connect.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 
@@ -88,6 +88,12 @@ class Settings(BaseSettings):
     metrics: bool = True
     demo: bool = True
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @field_validator("engine", "agent", "api_keys", "cors_origins", "encryption_keys", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        """Lists come from the environment with commas between their items."""
+        return tuple(item.strip() for item in value.split(",") if item.strip()) if isinstance(value, str) else value
 
     @property
     def database_url(self) -> str:

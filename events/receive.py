@@ -11,17 +11,32 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 import msgspec
-from ag_ui.core import Message
-from pydantic import TypeAdapter, ValidationError
+from ag_ui.core import (
+    ActivityMessage,
+    AssistantMessage,
+    ContentPart,
+    DeveloperMessage,
+    Message,
+    ReasoningMessage,
+    RunAgentInput,
+    SystemMessage,
+    ToolCall,
+    ToolMessage,
+    UserMessage,
+)
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from events.encode import DecodeError, from_wire
-from events.vocabulary import Event
+from events.vocabulary import Event, Interrupt, TokenUsage
 
 _KINDS: dict[str, type[msgspec.Struct]] = {str(kind.__struct_config__.tag): kind for kind in get_args(Event)}
 _MESSAGE: TypeAdapter[Any] = TypeAdapter(Message)
+_INPUT: TypeAdapter[Any] = TypeAdapter(RunAgentInput)
+_PART: TypeAdapter[Any] = TypeAdapter(ContentPart)
 # Nulls that producers before 1.0 wrote for an absent value; everywhere else null is malformed.
 _OLD_NULLS = frozenset({"parentMessageId", "outcome", "result", "rawEvent"})
-_OUTCOMES = {"RUN_FINISHED": {"success", "interrupt", "cancelled"}, "SUBAGENT_FINISHED": {"success", "suspended"}}
+# Tuples, not sets: what a producer puts in a tag's place may not be hashable.
+_OUTCOMES = {"RUN_FINISHED": ("success", "interrupt", "cancelled"), "SUBAGENT_FINISHED": ("success", "suspended")}
 _PATCHES = {"STATE_DELTA": "delta", "ACTIVITY_DELTA": "patch"}
 # RFC 6902: operation → members that it must have.
 _OPERATIONS = {
@@ -32,7 +47,23 @@ _OPERATIONS = {
     "copy": ("from", "path"),
     "test": ("path", "value"),
 }
-_PARTS = frozenset({"text", "image", "audio", "video", "document"})
+_PARTS = ("text", "image", "audio", "video", "document")
+
+
+def _members(model: type[BaseModel]) -> frozenset[str]:
+    return frozenset(field.alias or name for name, field in model.model_fields.items())
+
+
+_MODELS: list[type[BaseModel]] = [DeveloperMessage, SystemMessage, AssistantMessage, UserMessage, ToolMessage]
+_MODELS += [ActivityMessage, ReasoningMessage]
+_ROLES = {str(model.model_fields["role"].default): _members(model) for model in _MODELS}
+_MEMBERS: dict[str, frozenset[str]] = {
+    "outcome": frozenset({"pendingToolCallIds", "interrupts", "interruptIds"}),
+    "usage": frozenset(TokenUsage.__struct_encode_fields__),
+    "interrupts": frozenset(Interrupt.__struct_encode_fields__),
+    "input": _members(RunAgentInput) - {"state", "forwardedProps"},
+    "call": _members(ToolCall),
+}
 
 
 def receive(wire: Mapping[str, Any]) -> tuple[Event | None, list[str]]:
@@ -48,10 +79,15 @@ def receive(wire: Mapping[str, Any]) -> tuple[Event | None, list[str]]:
     warnings: list[str] = []
     fields = _without_nulls(name, dict(wire), warnings)
     _check_outcome(name, fields, warnings)
+    _refuse_nested_nulls(fields)
     if name in _PATCHES:
         _check_patch(fields, _PATCHES[name], warnings)
     if name == "MESSAGES_SNAPSHOT":
-        _check_messages(fields, warnings)
+        fields["messages"] = _checked_messages(fields.get("messages"), warnings)
+    if name == "TOOL_CALL_RESULT":
+        fields["content"] = _checked_parts(fields.get("content"), "/content", warnings)
+    if name == "RUN_STARTED" and "input" in fields:
+        fields["input"] = _checked_input(fields["input"], warnings)
     return from_wire(fields), warnings
 
 
@@ -80,7 +116,7 @@ def _check_patch(fields: dict[str, Any], key: str, warnings: list[str]) -> None:
         return
     known = []
     for i, operation in enumerate(patch):
-        if isinstance(operation, dict) and operation.get("op") not in _OPERATIONS:
+        if isinstance(operation, dict) and operation.get("op") not in tuple(_OPERATIONS):
             warnings.append(f"/{key}/{i}: unknown patch operation dropped.")
             continue
         _check_operation(operation, f"/{key}/{i}")
@@ -99,17 +135,69 @@ def _check_operation(operation: Any, where: str) -> None:
         raise DecodeError(f"{where} lacks a value.")
 
 
-def _check_messages(fields: dict[str, Any], warnings: list[str]) -> None:
-    messages = fields.get("messages")
+def _refuse_nested_nulls(fields: dict[str, Any]) -> None:
+    """An outcome, its interrupts and the usage leave out what they do not have, as events do."""
+    outcome = fields.get("outcome")
+    _refuse_nulls(outcome, _MEMBERS["outcome"], "outcome")
+    interrupts = outcome.get("interrupts") if isinstance(outcome, dict) else None
+    for where, items in (("usage", fields.get("usage")), ("interrupts", interrupts)):
+        for item in items if isinstance(items, list) else ():
+            _refuse_nulls(item, _MEMBERS[where], where)
+
+
+def _refuse_nulls(value: Any, members: frozenset[str], where: str) -> None:
+    """Null is refused for the members that the protocol describes; others are dropped, whatever they hold."""
+    if isinstance(value, dict) and any(value.get(name, ...) is None for name in members):
+        raise DecodeError(f"{where} holds null for a value that it does not have; leave it out instead.")
+
+
+def _checked_input(run_input: Any, warnings: list[str]) -> Any:
+    if isinstance(run_input, dict):
+        _refuse_nulls(run_input, _MEMBERS["input"], "/input")
+        if "messages" in run_input:
+            run_input = run_input | {"messages": _checked_messages(run_input["messages"], warnings)}
+    _validate(_INPUT, run_input, "/input")
+    return run_input
+
+
+def _checked_messages(messages: Any, warnings: list[str]) -> Any:
+    """The messages without those of an unknown role and without parts of an unknown kind."""
     if not isinstance(messages, list):
-        return
+        return messages
+    checked = []
     for i, message in enumerate(messages):
-        content = message.get("content") if isinstance(message, dict) else None
-        if isinstance(content, list):
-            kept = [part for part in content if not isinstance(part, dict) or part.get("type") in _PARTS]
-            warnings += [f"/messages/{i}/content: unknown part dropped."] * (len(content) - len(kept))
-            messages[i] = message | {"content": kept}
-        try:
-            _MESSAGE.validate_python(messages[i])
-        except ValidationError:
-            raise DecodeError(f"/messages/{i} is not a message.") from None
+        where = f"/messages/{i}"
+        if isinstance(message, dict) and message.get("role") not in tuple(_ROLES):
+            warnings.append(f"{where}: message of an unknown role dropped.")
+            continue
+        if isinstance(message, dict) and isinstance(message.get("content"), list):
+            message = message | {"content": _checked_parts(message["content"], f"{where}/content", warnings)}
+        _validate(_MESSAGE, message, where)
+        _refuse_nulls(message, _ROLES[message["role"]], where)
+        for call in message.get("toolCalls", ()) if message["role"] == "assistant" else ():
+            _refuse_nulls(call, _MEMBERS["call"], f"{where}/toolCalls")
+        checked.append(message)
+    return checked
+
+
+def _checked_parts(content: Any, where: str, warnings: list[str]) -> Any:
+    if not isinstance(content, list):
+        return content
+    known = [part for part in content if not isinstance(part, dict) or _is_known(part)]
+    warnings += [f"{where}: unknown part dropped."] * (len(content) - len(known))
+    for part in known:
+        _validate(_PART, part, where)
+    return known
+
+
+def _is_known(part: dict[str, Any]) -> bool:
+    source = part.get("source")
+    known_source = not isinstance(source, dict) or source.get("type") in ("data", "url", "file")
+    return part.get("type") in _PARTS and known_source
+
+
+def _validate(adapter: TypeAdapter[Any], value: Any, where: str) -> None:
+    try:
+        adapter.validate_python(value)
+    except ValidationError:
+        raise DecodeError(f"{where} does not have the form that AG-UI gives it.") from None

@@ -8,6 +8,7 @@ own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Literal
 
 from events.delivery import Delivery
@@ -65,6 +66,10 @@ class Translator:
         self._parser = Parser(
             output_format, settings, opened=opened, show_opened=show_opened, marker_ids=marker_ids or {}
         )
+        self._reasoning_parser: Parser | None = None
+        self._make_reasoning_parser: Callable[[], Parser] = partial(
+            Parser, output_format, Policy(tools={}), marker_ids=marker_ids or {}
+        )
         self._new_id = new_id
         self._delivery = Delivery(delivery)
         self._common: dict[str, Any] = {"subagent_run_id": subagent_run_id} if subagent_run_id else {}
@@ -98,12 +103,25 @@ class Translator:
         """Whether what comes next is read as reasoning, as far as is known."""
         return self._parser.mode == "reasoning"
 
-    def feed(self, text: str, token_id: int | None = None, detail: Any = None) -> list[Event]:
+    def feed(
+        self, text: str, token_id: int | None = None, detail: Any = None, is_reasoning: bool | None = None
+    ) -> list[Event]:
         """Events that `text` completes. token_id: it is the text of this one token. detail: the token's row
-        `[id, text, logprob, alternatives]`, which goes with the delta that carries its text."""
+        `[id, text, logprob, alternatives]`, which goes with the delta that carries its text. is_reasoning: an engine's
+        own statement about the text, which counts more than its markers."""
         if detail is not None:
             self._rows.append(detail)
+        if is_reasoning:
+            return self._translate(self._stated_reasoning(text, token_id))
         return self._translate(self._parser.feed(text, token_id))
+
+    def _stated_reasoning(self, text: str, token_id: int | None) -> list[Piece]:
+        """Text of which the engine says that it is reasoning: reasoning, less the markers that it still contains."""
+        if self._reasoning_parser is None:
+            self._reasoning_parser = self._make_reasoning_parser()
+        pieces = self._reasoning_parser.feed(text, token_id)
+        said = [piece.text for piece in pieces if isinstance(piece, ContentText | ReasoningText)]
+        return [ReasoningText("".join(said))] if any(said) else []
 
     def finish(self, reason: str = "stop") -> list[Event]:
         """The last events; everything that is open is closed."""
@@ -121,12 +139,10 @@ class Translator:
         return "tool_calls" if reason == "stop" and self.calls else reason
 
     def _translate(self, pieces: list[Piece]) -> list[Event]:
-        if not pieces or self.failed:
-            return []
         for piece in pieces:
-            self._tell[type(piece)](piece)  # type: ignore[operator]
             if self.failed:
                 break
+            self._tell[type(piece)](piece)  # type: ignore[operator]
         return self._delivery.deliver(self._taken())
 
     def _taken(self) -> list[Event]:
@@ -188,7 +204,7 @@ class Translator:
 
     def _warning(self, piece: ParseWarning) -> None:
         self.warnings.append(piece.message)
-        if piece.kind == "error":
+        if piece.kind == "tool_call_error":
             self._close()
             self.failed = True
             self._events.append(RunError(message=f"Tool call parsing failed: {piece.message}", code=PARSE_ERROR))

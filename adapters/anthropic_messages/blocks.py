@@ -10,6 +10,7 @@ from collections.abc import Container
 from typing import Any, Literal, NamedTuple
 
 from adapters.anthropic_messages.signature import digest
+from adapters.sealed import Seal, wrap
 from events.vocabulary import (
     Event,
     ReasoningEncryptedValue,
@@ -70,7 +71,8 @@ class _Item:
 class Blocks:
     """Feed it events; it says what happens to blocks. The first item of the row is the one being written."""
 
-    def __init__(self, *, hidden_tools: Container[str] = (), hide_thinking: bool = False) -> None:
+    def __init__(self, *, thread_id: str = "", hidden_tools: Container[str] = (), hide_thinking: bool = False) -> None:
+        self._thread_id = thread_id
         self._hidden = hidden_tools
         self._hide_thinking = hide_thinking
         self._row: list[_Item] = []
@@ -109,7 +111,7 @@ class Blocks:
                 self._end("tool_use", id, steps)
             case ReasoningEncryptedValue(subtype="message", entity_id=id, encrypted_value=value):
                 if (item := self._find("thinking", id)) is not None:
-                    item.sealed = value
+                    item.sealed = wrap(Seal(self._thread_id, id, value))
             case _:
                 pass
         return steps

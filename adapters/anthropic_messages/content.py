@@ -29,6 +29,7 @@ from adapters.anthropic_messages.signature import digest, is_digest
 from adapters.body import wrong
 from adapters.history import NewId, Placed, object_text, put_in_order
 from adapters.inbound import Limits
+from adapters.sealed import unwrap
 
 
 class Turn(msgspec.Struct):
@@ -132,15 +133,22 @@ class _Reader:
             sealed = block.get("data")
             if not isinstance(sealed, str):
                 raise wrong(f"{at}.data", "must be a string")
-            return ReasoningMessage(id=self._new_id("rsn"), content="", encrypted_value=sealed)
+            return self._sealed("", sealed)
         thinking, signature = block.get("thinking"), block.get("signature") or ""
         if not isinstance(thinking, str) or not isinstance(signature, str):
             raise wrong(at, "must have thinking and its signature")
         if not is_digest(signature):
-            return ReasoningMessage(id=self._new_id("rsn"), content=thinking, encrypted_value=signature or None)
+            return self._sealed(thinking, signature)
         if signature != digest(thinking):
             raise wrong(f"{at}.signature", "does not belong to this thinking: send blocks back as they came")
         return ReasoningMessage(id=self._new_id("rsn"), content=thinking)
+
+    def _sealed(self, thinking: str, text: str) -> ReasoningMessage:
+        """Reasoning with its seal. What somebody else sealed opens for nobody here, and is left out."""
+        seal = unwrap(text)
+        if seal is None:
+            return ReasoningMessage(id=self._new_id("rsn"), content=thinking)
+        return ReasoningMessage(id=seal.message_id, content=thinking, encrypted_value=seal.value)
 
     def _call(self, block: dict[str, Any], at: str) -> ToolCall:
         name = self._name(block.get("name"), f"{at}.name")
@@ -207,3 +215,11 @@ def _source(source: Any, at: str) -> PartSource:
 def _search_result(block: dict[str, Any], at: str) -> str:
     title, source = block.get("title"), block.get("source")
     return f"{title} ({source})\n{system_text(block.get('content'), f'{at}.content')}"
+
+
+def sealed_thread(turns: Sequence[Turn]) -> str | None:
+    """The thread that the last sealed thinking among these belongs to."""
+    blocks = [block for turn in turns if isinstance(turn.content, list) for block in turn.content]
+    texts = [block.get("signature") or block.get("data") for block in blocks if isinstance(block, dict)]
+    seals = [seal for text in texts if isinstance(text, str) and (seal := unwrap(text)) is not None]
+    return seals[-1].thread_id if seals else None

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 from ag_ui.core import Message, RunAgentInput, SystemMessage
 
-from adapters.anthropic_messages.content import Turn, read_turns, system_text
+from adapters.anthropic_messages.content import Turn, read_turns, sealed_thread, system_text
 from adapters.anthropic_messages.fields import COUNTED, FIELDS
 from adapters.body import convert, flag, read_object, wrong
 from adapters.history import NewId
@@ -22,10 +22,26 @@ SAMPLING = ("model", "max_tokens", "temperature", "top_k", "top_p")
 
 
 class MessageFlags(msgspec.Struct, frozen=True, kw_only=True):
-    """What the outbound side must know of the request (`Inbound.extra`)."""
+    """What the outbound side must know of the request (`Inbound.extra`).
+
+    fills_context: the answer may take what the context leaves, see `fitted`.
+    """
 
     hide_thinking: bool = False
+    fills_context: bool = False
     stop_sequences: tuple[str, ...] = ()
+
+
+def fitted(inbound: Inbound, context_length: int | None) -> Inbound:
+    """`max_tokens` is required on this wire, so clients send a number that suits large models: one that no answer of
+    this model can reach means as much as the context leaves."""
+    asked = inbound.options.sampling.max_tokens
+    if asked is None or context_length is None or asked < context_length:
+        return inbound
+    sampling = msgspec.structs.replace(inbound.options.sampling, max_tokens=None)
+    options = msgspec.structs.replace(inbound.options, sampling=sampling)
+    extra = msgspec.structs.replace(inbound.extra, fills_context=True)
+    return msgspec.structs.replace(inbound, options=options, extra=extra)
 
 
 class _TurnHead(msgspec.Struct):
@@ -66,7 +82,7 @@ def _inbound(values: dict[str, Any], new_id: NewId, limits: Limits, media: Colle
         messages.insert(0, SystemMessage(id=new_id("msg"), content=system))
     options, flags = _options(values, tools, messages)
     run = RunAgentInput(
-        thread_id=new_id("thread"),
+        thread_id=sealed_thread(turns) or new_id("thread"),
         run_id=new_id("run"),
         messages=messages,
         tools=tools.tools,

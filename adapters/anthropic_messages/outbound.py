@@ -25,14 +25,19 @@ PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
 class MessageIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """hidden_tools: names of the server's own tools."""
+    """thread_id: of the run, for seals. hidden_tools: names of the server's own tools."""
 
     id: str
     model: str
+    thread_id: str = ""
     hidden_tools: Container[str] = ()
 
 
-def stop_reason(answer: Answer) -> tuple[str | None, str | None]:
+def _blocks(identity: MessageIdentity, flags: MessageFlags) -> Blocks:
+    return Blocks(thread_id=identity.thread_id, hidden_tools=identity.hidden_tools, hide_thinking=flags.hide_thinking)
+
+
+def stop_reason(answer: Answer, flags: MessageFlags) -> tuple[str | None, str | None]:
     """(stop_reason, stop_sequence) for a run that finished; None is a run that somebody cancelled."""
     if answer.finish == "cancelled":
         return None, None
@@ -40,7 +45,9 @@ def stop_reason(answer: Answer) -> tuple[str | None, str | None]:
         return "pause_turn", None
     if answer.finish == "stop" and isinstance(answer.stop, str):
         return "stop_sequence", answer.stop
-    return {"tool_calls": "tool_use", "length": "max_tokens"}.get(answer.finish, "end_turn"), None
+    if answer.finish == "length":
+        return "model_context_window_exceeded" if flags.fills_context else "max_tokens", None
+    return "tool_use" if answer.finish == "tool_calls" else "end_turn", None
 
 
 def usage_object(usage: Iterable[TokenUsage]) -> dict[str, int]:
@@ -82,7 +89,8 @@ class MessageStream:
 
     def __init__(self, identity: MessageIdentity, flags: MessageFlags = NO_FLAGS) -> None:
         self._identity = identity
-        self._blocks = Blocks(hidden_tools=identity.hidden_tools, hide_thinking=flags.hide_thinking)
+        self._flags = flags
+        self._blocks = _blocks(identity, flags)
         self._writing: str | None = None
         self._text_head = b""
 
@@ -125,7 +133,7 @@ class MessageStream:
         return b"".join(_step(step) for step in steps)
 
     def _end(self, answer: Answer) -> bytes:
-        reason, sequence = stop_reason(answer)
+        reason, sequence = stop_reason(answer, self._flags)
         if reason is None:
             return _error_frame("internal", "The run was cancelled.")
         delta = {"stop_reason": reason, "stop_sequence": sequence}
@@ -155,12 +163,12 @@ def message_body(events: Sequence[Event], identity: MessageIdentity, flags: Mess
     answer = fold(events, hidden_tools=identity.hidden_tools)
     raise_failure(answer)
     message = _message(identity, _content(events, identity, flags), usage_object(answer.usage))
-    message["stop_reason"], message["stop_sequence"] = stop_reason(answer)
+    message["stop_reason"], message["stop_sequence"] = stop_reason(answer, flags)
     return json_bytes(message)
 
 
 def _content(events: Sequence[Event], identity: MessageIdentity, flags: MessageFlags) -> list[dict[str, Any]]:
-    blocks = Blocks(hidden_tools=identity.hidden_tools, hide_thinking=flags.hide_thinking)
+    blocks = _blocks(identity, flags)
     own = (event for event in events if getattr(event, "subagent_run_id", None) is None)
     steps = [step for event in own for step in blocks.feed(event)] + blocks.close()
     content: list[dict[str, Any]] = []

@@ -62,7 +62,7 @@ FIELDS: dict[str, Field] = {
     "add_generation_prompt": refused("it follows from `continue_final_message`", neutral=(True,)),
     "return_token_ids": honoured("`token_ids` on each choice, `prompt_token_ids` where known"),
     "enable_thinking": honoured(),
-    "thinking": honoured('true or false, or {"type": "enabled" | "disabled"}'),
+    "thinking": honoured('true or false, or an object whose `type` is "enabled" or "disabled"'),
     "reasoning": honoured("`effort`, `enabled`, `exclude`"),
     "include_reasoning": honoured("false leaves reasoning out of the answer"),
     "echo": refused("use `continue_final_message`", neutral=(False,)),

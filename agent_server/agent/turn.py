@@ -13,10 +13,12 @@ from ag_ui.core import AssistantMessage, Message, RunAgentInput, ToolCall
 from agent_server.agent.conversation import parsed
 from agent_server.agent.reasoning import ReasoningPolicy
 from agent_server.engine.output import OutputSettings, open_translator, sampling_for
-from agent_server.engine.protocol import Control, Delta, Engine, EngineError, Finished, GenerationRequest, Token
+from agent_server.engine.protocol import Control, Delta, Engine, EngineError, Finished, GenerationRequest
 from agent_server.runs import Execution
+from agent_server.runs.execution import token_row
 from events.message import Folder
 from events.options import GenerationOptions
+from events.plain import PlainTranslator
 from events.translator import Translator
 from events.vocabulary import Custom, Event, RunError
 
@@ -121,6 +123,8 @@ class TurnTaker:
         for warning in translator.warnings:
             execution.warn(warning)
         execution.count(self._model.name, finished, self._reasoning_tokens)
+        if options.token_details:
+            execution.describe_prompt(prompt.token_ids, finished)
         return Turn(said=self.said(), finished=finished)
 
     def said(self) -> Said:
@@ -131,7 +135,9 @@ class TurnTaker:
         written = parsed(_kept(message) for message in self._written.messages)
         return Said(messages=tuple(written), shown=tuple(shown))
 
-    async def _generate(self, request: GenerationRequest, translator: Translator, details: bool) -> Finished:
+    async def _generate(
+        self, request: GenerationRequest, translator: Translator | PlainTranslator, details: bool
+    ) -> Finished:
         engine, controls = self._model.engine, self._execution.controls
         finished: Finished | None = None
         reason = "error"
@@ -157,12 +163,12 @@ class TurnTaker:
             raise EngineError("connection", "The engine ended a generation without saying how.", retryable=True)
         return finished
 
-    async def _feed(self, delta: Delta, translator: Translator, details: bool) -> None:
+    async def _feed(self, delta: Delta, translator: Translator | PlainTranslator, details: bool) -> None:
         self._execution.first_token()
         for token in delta.tokens:
-            detail = _detail(token) if details else None
+            detail = token_row(token) if details else None
             self._reasoning_tokens += translator.reasoning
-            await self._deliver(translator.feed(token.text, token.id, detail))
+            await self._deliver(translator.feed(token.text, token.id, detail, delta.is_reasoning))
 
     async def _deliver(self, events: list[Event]) -> None:
         for event in events:
@@ -184,9 +190,3 @@ def _kept(message: dict[str, Any]) -> dict[str, Any]:
     metadata = {key: value for key, value in (message.get("metadata") or {}).items() if key != "tokens"}
     rest = {key: value for key, value in message.items() if key != "metadata"}
     return {**rest, "metadata": metadata} if metadata else rest
-
-
-def _detail(token: Token) -> list[Any]:
-    """A token as event metadata has it: [id, text, logprob, [[id, text, logprob], ...]]."""
-    others = [[other.id, other.text, other.logprob] for other in token.alternatives or ()]
-    return [token.id, token.text, token.logprob, others]

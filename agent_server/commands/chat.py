@@ -11,7 +11,10 @@ import httpx
 import typer
 from rich.console import Console
 
-Message = dict[str, Any]
+from events import vocabulary as v
+from events.message import Folder
+from events.receive import receive
+
 STYLES = {"reasoning": "dim italic", "call": "cyan", "result": "green", "error": "bold red"}
 
 
@@ -28,103 +31,99 @@ def chat(
     props: dict[str, Any] = {"enable_thinking": thinking}
     if temperature is not None:
         props["temperature"] = temperature
-    path = "/agui" if agent == "default" else f"/agui/{agent}"
     conversation = Conversation(console, props)
-    with httpx.Client(base_url=url, headers=headers, timeout=httpx.Timeout(10, read=None)) as client:
-        while line := _ask(console):
-            conversation.say(line)
+    timeout = httpx.Timeout(10, read=None)
+    with httpx.Client(base_url=url, headers=headers, timeout=timeout) as client:
+        path = "/agui" if agent == "default" else f"/agui/{agent}"
+        while line := _ask(console, "[bold]> [/]"):
             try:
-                conversation.answer(client, path)
+                conversation.turn(client, path, line)
             except httpx.HTTPError as error:
-                console.print(f"Cannot reach {url}: {error}", style=STYLES["error"])
+                console.print(f"Cannot reach {url}: {error}", style=STYLES["error"], markup=False)
                 raise typer.Exit(1) from error
 
 
-def _ask(console: Console) -> str:
+def _ask(console: Console, prompt: str) -> str:
     try:
-        return console.input("[bold]> [/]").strip()
+        return console.input(prompt).strip()
     except (EOFError, KeyboardInterrupt):
         return ""
 
 
 class Conversation:
-    """The messages so far, and how each event is shown."""
+    """The messages and the state so far, kept between runs as a client keeps them."""
 
     def __init__(self, console: Console, props: dict[str, Any]) -> None:
         self.console = console
         self.props = props
         self.thread_id = str(uuid.uuid4())
-        self.messages: list[Message] = []
-        self._open: dict[str, Message] = {}
+        self.messages: list[dict[str, Any]] = []
+        self.state: Any = {}
 
-    def say(self, text: str) -> None:
+    def turn(self, client: httpx.Client, path: str, text: str) -> None:
+        """Say something and show the answer; questions that the run stops for are put to the person."""
         self.messages.append({"id": str(uuid.uuid4()), "role": "user", "content": text})
+        resume: list[dict[str, Any]] | None = None
+        while True:
+            folder = self.run(client, path, resume)
+            self.messages, self.state = folder.messages, folder.state
+            if not folder.interrupts:
+                return
+            resume = [self.decide(interrupt) for interrupt in folder.interrupts]
 
-    def answer(self, client: httpx.Client, path: str) -> None:
-        """One run: prints what comes and keeps the messages for the next turn."""
+    def run(self, client: httpx.Client, path: str, resume: list[dict[str, Any]] | None) -> Folder:
         body = {
-            "threadId": self.thread_id, "runId": str(uuid.uuid4()), "protocolVersion": "1.0", "state": {},
-            "messages": self.messages, "tools": [], "context": [], "forwardedProps": self.props,
+            "threadId": self.thread_id, "runId": str(uuid.uuid4()), "protocolVersion": v.PROTOCOL_VERSION,
+            "state": self.state, "messages": [m for m in self.messages if m["role"] != "activity"],
+            "tools": [], "context": [], "forwardedProps": self.props,
         }  # fmt: skip
+        if resume is not None:
+            body["resume"] = resume
+        folder = Folder(self.messages, self.state)
         with client.stream("POST", path, json=body, headers={"accept": "text/event-stream"}) as response:
             if response.status_code != 200:
-                self.console.print(_error_text(response.read()), style=STYLES["error"])
-                return
+                self.console.print(_error_text(response.read()), style=STYLES["error"], markup=False)
+                return folder
             try:
                 for event in _events(response.iter_lines()):
+                    folder.add(event)
                     self.show(event)
             except KeyboardInterrupt:
                 self.console.print("\n(stopped)", style="dim")
+        return folder
 
-    def show(self, event: dict[str, Any]) -> None:
-        handler = getattr(self, "_on_" + event["type"].lower(), None)
-        if handler is not None:
-            handler(event)
+    def decide(self, interrupt: v.Interrupt) -> dict[str, Any]:
+        """Anything but a clear yes is a no."""
+        question = interrupt.message or f"{interrupt.reason}: go on?"
+        self.console.print(question, style="bold yellow", markup=False)
+        approved = _ask(self.console, "approve? [y/N] ").lower() in ("y", "yes")
+        return {"interruptId": interrupt.id, "status": "resolved", "payload": {"approved": approved}}
 
-    def _on_reasoning_message_content(self, event: dict[str, Any]) -> None:
-        self.console.print(event["delta"], end="", style=STYLES["reasoning"], markup=False)
-
-    def _on_reasoning_message_end(self, event: dict[str, Any]) -> None:
-        self.console.print()
-
-    def _on_text_message_start(self, event: dict[str, Any]) -> None:
-        message = {"id": event["messageId"], "role": "assistant", "content": ""}
-        self._open[event["messageId"]] = message
-        self.messages.append(message)
-
-    def _on_text_message_content(self, event: dict[str, Any]) -> None:
-        self._open[event["messageId"]]["content"] += event["delta"]
-        self.console.print(event["delta"], end="", markup=False)
-
-    def _on_text_message_end(self, event: dict[str, Any]) -> None:
-        self.console.print()
-
-    def _on_tool_call_start(self, event: dict[str, Any]) -> None:
-        self.console.print(f"{event['toolCallName']} ", end="", style=STYLES["call"], markup=False)
-
-    def _on_tool_call_args(self, event: dict[str, Any]) -> None:
-        self.console.print(event["delta"], end="", style=STYLES["call"], markup=False)
-
-    def _on_tool_call_end(self, event: dict[str, Any]) -> None:
-        self.console.print()
-
-    def _on_tool_call_result(self, event: dict[str, Any]) -> None:
-        content = event["content"]
-        text = content if isinstance(content, str) else json.dumps(content)
-        self.console.print(f"= {text}", style=STYLES["result"], markup=False)
-
-    def _on_messages_snapshot(self, event: dict[str, Any]) -> None:
-        self.messages = list(event["messages"])
-        self._open = {message["id"]: message for message in self.messages}
-
-    def _on_run_error(self, event: dict[str, Any]) -> None:
-        self.console.print(event["message"], style=STYLES["error"], markup=False)
+    def show(self, event: v.Event) -> None:
+        match event:
+            case v.ReasoningMessageContent(delta=delta):
+                self.console.print(delta, end="", style=STYLES["reasoning"], markup=False)
+            case v.TextMessageContent(delta=delta):
+                self.console.print(delta, end="", markup=False)
+            case v.ToolCallStart(tool_call_name=name):
+                self.console.print(f"{name} ", end="", style=STYLES["call"], markup=False)
+            case v.ToolCallArgs(delta=delta):
+                self.console.print(delta, end="", style=STYLES["call"], markup=False)
+            case v.ReasoningMessageEnd() | v.TextMessageEnd() | v.ToolCallEnd():
+                self.console.print()
+            case v.ToolCallResult(content=content):
+                text = content if isinstance(content, str) else json.dumps(content)
+                self.console.print(f"= {text}", style=STYLES["result"], markup=False)
+            case v.RunError(message=message):
+                self.console.print(message, style=STYLES["error"], markup=False)
 
 
-def _events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+def _events(lines: Iterator[str]) -> Iterator[v.Event]:
     for line in lines:
         if line.startswith("data:"):
-            yield json.loads(line[5:])
+            event, _ = receive(json.loads(line[5:]))
+            if event is not None:
+                yield event
 
 
 def _error_text(body: bytes) -> str:

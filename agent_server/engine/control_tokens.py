@@ -20,7 +20,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-_STAND_IN_DIGITS = 6
+_STAND_IN_DIGITS = 7
 _SCHEMA_WORDS = frozenset(
     {"type", "properties", "description", "items", "required", "enum", "title", "default", "format", "anyOf", "oneOf"}
     | {"allOf", "minimum", "maximum", "minItems", "maxItems", "minLength", "maxLength", "pattern", "nullable", "const"}
@@ -52,11 +52,12 @@ class ControlTokens:
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Where control tokens are spelled in a text: (start, end), in order, not overlapping."""
         found = self._spelled(text)
-        if not found and self._ask_tokenizer and text:
-            encoding = self._tokenizer.encode(text, add_special_tokens=False)
-            pairs = zip(encoding.ids, encoding.offsets, strict=True)
-            found = [span for number, span in pairs if number in self._numbers and span[1] > span[0]]
-        return found
+        if not self._ask_tokenizer or not text:
+            return found
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        pairs = zip(encoding.ids, encoding.offsets, strict=True)
+        seen = [span for number, span in pairs if number in self._numbers and span[1] > span[0]]
+        return _apart(sorted({*found, *seen}))
 
     def _spelled(self, text: str) -> list[tuple[int, int]]:
         if self._first is None:
@@ -134,6 +135,17 @@ class ControlTokens:
             behind = self._tokenizer.encode(f"{content}a b", add_special_tokens=False).ids if content else [0, *alone]
             self._joins_prefix = list(behind[1:]) != list(alone)
         return self._joins_prefix
+
+
+def _apart(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Sorted spans with those joined that overlap."""
+    joined: list[tuple[int, int]] = []
+    for start, end in spans:
+        if joined and start < joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((start, end))
+    return joined
 
 
 def restore(text: str, stand_ins: Mapping[str, str], pattern: str) -> str:

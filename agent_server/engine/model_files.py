@@ -48,6 +48,11 @@ def _from_folder(folder: Path) -> ModelFiles:
     )
 
 
+def folder_templates(folder: Path) -> dict[str, str]:
+    """The chat templates of a model's folder by name; empty where it has none."""
+    return _templates(folder, _json(folder / "tokenizer_config.json").get("chat_template"))
+
+
 def _json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text("utf-8"))

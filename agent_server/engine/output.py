@@ -8,12 +8,10 @@ from typing import Any, Literal
 import msgspec
 from ag_ui.core import RunAgentInput
 
-from events.formats.output_format import OutputFormat
 from events.options import GenerationOptions, SamplingParams
 from events.parsing.policy import Policy, declared_tools
+from events.plain import PlainTranslator
 from events.translator import Translator
-
-PLAIN = OutputFormat()
 
 
 class OutputSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,11 +42,12 @@ def open_translator(
     options: GenerationOptions,
     settings: OutputSettings,
     new_id: Callable[[str], str],
-) -> Translator:
+) -> Translator | PlainTranslator:
     """The translator for one turn's output. A raw prompt's output is text and nothing else."""
-    raw = options.raw_prompt is not None
+    if options.raw_prompt is not None:
+        return PlainTranslator(new_id)
     return Translator(
-        PLAIN if raw else prompt.output_format,
+        prompt.output_format,
         tools=input.tools or [],
         opened=prompt.opened,
         new_id=new_id,
@@ -59,7 +58,7 @@ def open_translator(
 
 
 def policy_for(input: RunAgentInput, options: GenerationOptions, settings: OutputSettings) -> Policy:
-    declared = {} if options.raw_prompt is not None else declared_tools(input.tools or []) or {}
+    declared = declared_tools(input.tools or []) or {}
     return Policy(
         tools={} if options.tool_choice.mode == "none" else declared,
         parallel=options.parallel_tool_calls,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 from events.formats.output_format import OutputFormat
@@ -11,32 +12,22 @@ from events.template.writer import write
 Stage = Literal["REASONING_STAGE", "CONTENT_STAGE", "TOOL_CALL_STAGE"]
 
 
-def parts_of(message: Message, field: str | None) -> tuple[str, str]:
-    """(reasoning, text) of an assistant message in a template's shape; field: the key that holds its reasoning."""
-    content = message.get("content") or ""
-    if isinstance(content, str):
-        return str(message.get(field) or "") if field else "", content
-    thoughts = [part.get("thinking", "") for part in content if part.get("type") == "thinking"]
-    flat = "".join(t if isinstance(t, str) else "".join(piece.get("text", "") for piece in t) for t in thoughts)
-    return flat, "".join(part.get("text", "") for part in content if part.get("type") == "text")
-
-
-def mark_end(message: Message, reasoning: str, content: str, mark: str) -> Message:
-    """The message with a mark behind its last words: in its text, or in its reasoning if it has no text yet."""
-    whole = content or reasoning
-    if not whole:
+def mark_end(message: Message, last_words: str, mark: str, restore: Callable[[str], str]) -> Message:
+    """The message with a mark behind its last words, wherever they stand in it. restore: makes the strings of the
+    message those of the client again."""
+    if not last_words:
         return {**message, "content": mark}
-    marked: Message = _replaced(message, whole, whole + mark)
+    marked: Message = _marked(message, last_words, mark, restore)
     return marked
 
 
-def _replaced(value: Any, old: str, new: str) -> Any:
+def _marked(value: Any, last_words: str, mark: str, restore: Callable[[str], str]) -> Any:
     if isinstance(value, dict):
         kept = ("role", "type")
-        return {key: item if key in kept else _replaced(item, old, new) for key, item in value.items()}
+        return {k: item if k in kept else _marked(item, last_words, mark, restore) for k, item in value.items()}
     if isinstance(value, list):
-        return [_replaced(item, old, new) for item in value]
-    return new if value == old else value
+        return [_marked(item, last_words, mark, restore) for item in value]
+    return value + mark if isinstance(value, str) and restore(value) == last_words else value
 
 
 def unfinished(output_format: OutputFormat, reasoning: str, content: str) -> str:

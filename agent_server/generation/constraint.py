@@ -6,12 +6,14 @@ What compiles is a backend behind two small protocols; the core knows nothing of
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import msgspec
+import numpy as np
 from torch import Tensor
 
 from agent_server.engine.protocol import Constraint
@@ -19,8 +21,8 @@ from agent_server.engine.protocol import Constraint
 MAX_BYTES = 512 * 1024
 """Larger constraints are refused."""
 MAX_CACHED = 64
-TIME_LIMIT = 20.0
-"""Seconds that compiling may take."""
+TIME_LIMIT = 2.0
+"""Seconds that compiling may take once it has begun."""
 
 
 class ConstraintError(Exception):
@@ -31,7 +33,7 @@ class Matcher(Protocol):
     """Where one generation stands in its grammar."""
 
     def accept(self, token: int) -> bool:
-        """Advance by a token; False if the grammar does not allow it, and nothing changes."""
+        """Advance by a token; False if the grammar does not allow it, which is then of no more use."""
 
     def rollback(self, count: int) -> None:
         """Take back the last tokens."""
@@ -39,6 +41,14 @@ class Matcher(Protocol):
     @property
     def finished(self) -> bool:
         """Nothing but the end may follow."""
+
+    @property
+    def accepting(self) -> bool:
+        """The end may follow."""
+
+    @property
+    def error(self) -> str | None:
+        """Why the grammar cannot go on: it came to need more work than is allowed."""
 
 
 class Grammar(Protocol):
@@ -48,7 +58,10 @@ class Grammar(Protocol):
 
 
 class Backend(Protocol):
-    """Compiles constraints and fills masks."""
+    """Compiles constraints and fills masks. `ends`: the ids that it allows where an answer may end."""
+
+    @property
+    def ends(self) -> Sequence[int]: ...
 
     def compile(self, constraint: Constraint) -> Grammar:
         """Blocking; raises ConstraintError."""
@@ -64,7 +77,8 @@ Done = Callable[[Grammar | None, str | None], None]
 class Compiler:
     """Compiles off the engine's thread, with a cache, a size limit and a time limit.
 
-    A compilation that exceeds its time is reported as failed; its thread ends when the backend lets it.
+    A compilation that exceeds its time is reported as failed; its thread ends when the backend lets it. `counts`:
+    what the engine's metrics show.
     """
 
     def __init__(self, backend: Backend, *, threads: int = 2, time_limit: float = TIME_LIMIT) -> None:
@@ -73,39 +87,76 @@ class Compiler:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="grammar")
         self._cache: OrderedDict[bytes, Grammar] = OrderedDict()
         self._lock = threading.Lock()
+        self.counts = {
+            "grammar_cache_queries_total": 0.0,
+            "grammar_cache_hits_total": 0.0,
+            "grammar_refused_total": 0.0,
+            "grammar_compile_seconds_sum": 0.0,
+            "grammar_compile_seconds_count": 0.0,
+        }
 
     def compile(self, constraint: Constraint, done: Done) -> None:
         """Call `done(grammar, None)` or `done(None, why not)` exactly once, now or from another thread."""
         key = msgspec.json.encode(constraint, order="deterministic")
         if len(key) > MAX_BYTES:
+            self._count(grammar_refused_total=1)
             done(None, f"The grammar has {len(key)} bytes; at most {MAX_BYTES} are allowed.")
             return
         with self._lock:
             grammar = self._cache.get(key)
+            if grammar is not None:
+                self._cache.move_to_end(key)
+        self._count(grammar_cache_queries_total=1, grammar_cache_hits_total=grammar is not None)
         if grammar is not None:
             done(grammar, None)
-            return
-        once = _Once(done)
-        timer = threading.Timer(self._time_limit, once, (None, "The grammar takes too long to compile."))
+        else:
+            self._pool.submit(self._compile, constraint, key, _Once(done))
+
+    def _compile(self, constraint: Constraint, key: bytes, done: _Once) -> None:
+        timer = threading.Timer(self._time_limit, done, (None, "The grammar takes too long to compile."))
         timer.daemon = True
         timer.start()
-        self._pool.submit(self._compile, constraint, key, once, timer)
-
-    def _compile(self, constraint: Constraint, key: bytes, done: _Once, timer: threading.Timer) -> None:
-        try:
-            grammar = self.backend.compile(constraint)
-        except ConstraintError as error:
-            done(None, str(error))
-        except Exception as error:  # a library's own errors
-            done(None, f"The grammar cannot be compiled: {str(error).strip().splitlines()[0][:300]}")
+        began = time.monotonic()
+        grammar, error = self._attempt(constraint)
+        timer.cancel()
+        self._count(grammar_compile_seconds_sum=time.monotonic() - began, grammar_compile_seconds_count=1)
+        if grammar is None:
+            self._count(grammar_refused_total=1)
         else:
-            with self._lock:
-                self._cache[key] = grammar
-                while len(self._cache) > MAX_CACHED:
-                    self._cache.popitem(last=False)
-            done(grammar, None)
-        finally:
-            timer.cancel()
+            self._keep(key, grammar)
+        done(grammar, error)
+
+    def _attempt(self, constraint: Constraint) -> tuple[Grammar | None, str | None]:
+        try:
+            return self.backend.compile(constraint), None
+        except ConstraintError as error:
+            return None, str(error)
+        except Exception as error:  # a library's own errors
+            return None, f"The grammar cannot be compiled: {(str(error).strip().splitlines() or ['?'])[0][:300]}"
+
+    def _keep(self, key: bytes, grammar: Grammar) -> None:
+        with self._lock:
+            self._cache[key] = grammar
+            while len(self._cache) > MAX_CACHED:
+                self._cache.popitem(last=False)
+
+    def _count(self, **amounts: float) -> None:
+        with self._lock:
+            for name, amount in amounts.items():
+                self.counts[name] += amount
+
+    def fill(self, matchers: Sequence[Matcher], ends: Sequence[Collection[int]], bits: Tensor) -> None:
+        """The masks of all rows, each with its own tokens that end an answer, in `bits`."""
+        self.backend.fill(matchers, bits)
+        known = frozenset(self.backend.ends)
+        words = bits.numpy().view(np.uint32)
+        for row, (matcher, wanted) in enumerate(zip(matchers, ends, strict=True)):
+            more = [token for token in wanted if token not in known]
+            if more and matcher.accepting:
+                for token in more:
+                    words[row, token >> 5] |= np.uint32(1 << (token & 31))
+            for token in known.difference(wanted):
+                words[row, token >> 5] &= np.uint32(~(1 << (token & 31)) & 0xFFFFFFFF)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -53,8 +53,6 @@ class Generation:
     started: float | None = None
     first: float | None = None
     stopped_on: str | int | None = None
-    compiling: bool = False
-    pausing: bool = False
 
     def __post_init__(self) -> None:
         self.apply(self.params)

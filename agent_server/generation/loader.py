@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -15,7 +16,7 @@ from agent_server.engine.detokenizer import TokenizerVocabulary
 from agent_server.engine.model_files import ModelFiles, load_model_files
 from agent_server.engine.protocol import EngineError, EngineInfo, EngineStatus
 from agent_server.generation.config import EngineConfig
-from agent_server.generation.constraint import Compiler
+from agent_server.generation.constraint import Compiler, ConstraintError
 from agent_server.generation.device import choose_device, choose_dtype, free_bytes, weight_bytes
 from agent_server.generation.fallback import SeparateMemory, SeparateRunner
 from agent_server.generation.generation import Defaults
@@ -28,6 +29,7 @@ from agent_server.generation.scheduler import Scheduler
 from agent_server.generation.slabs import SlabMemory
 from agent_server.generation.step import Core, Limits
 
+logger = logging.getLogger("agent_server.generation")
 Report = Callable[[EngineStatus], None]
 MakeCompiler = Callable[[ModelFiles, int], Compiler | None]
 PAGE_SIZE = 256
@@ -199,7 +201,7 @@ def assemble(
         step_tokens=min(budget, 512) if device.type == "cpu" else budget,
         chunked=runner.chunked,
     )
-    compiler = make_compiler(files, text.vocab_size) if make_compiler is not None else None
+    compiler = (make_compiler or _compiler)(files, text.vocab_size)
     core = Core(
         runner=runner,
         scheduler=scheduler,
@@ -225,6 +227,17 @@ def assemble(
         },
     )
     return core, info
+
+
+def _compiler(files: ModelFiles, vocab_size: int) -> Compiler | None:
+    """Grammars over this vocabulary; None where its tokenizer is of a kind that they cannot use."""
+    from agent_server.generation.grammar import GrammarBackend
+
+    try:
+        return Compiler(GrammarBackend(files.tokenizer, vocab_size, files.stop_token_ids))
+    except ConstraintError as error:
+        logger.warning("%s Output will not be constrained.", error)
+        return None
 
 
 def _choose_threads(config: EngineConfig, model: Any, device: torch.device) -> None:

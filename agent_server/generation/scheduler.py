@@ -219,13 +219,13 @@ class Scheduler:
 
     def _chunks(self, budget: int) -> list[Chunk]:
         """Chunks for the prompts under way, the shortest remainder first."""
-        prompts = [sequence for sequence in self.running if sequence.prefilling]
+        prompts = [s for s in self.running if s.prefilling and (self.chunked or not s.held)]
         prompts.sort(key=lambda sequence: len(sequence.tokens) - sequence.computed)
         chunks: list[Chunk] = []
         for index, sequence in enumerate(prompts):
             remaining = len(sequence.tokens) - sequence.computed
             share = min(budget, max(1, budget // (len(prompts) - index)))
-            length = min(remaining, share) if self.chunked else remaining
+            length = min(remaining - sequence.held, share) if self.chunked else remaining
             end = sequence.computed + length
             if length > 0 and sequence.state == "running" and self._grow(sequence, end):
                 chunks.append(Chunk(sequence, sequence.computed, length, length == remaining))

@@ -19,6 +19,7 @@ class Sequence:
     pending: how many of the last tokens are PENDING. limit: the most tokens that it may come to have. row: its place
     in the sampler while it runs, else -1.
     prefilling: it runs, and its first token since it was admitted is still to come.
+    held: its prompt may be computed but for the last token; what its first token needs is not there yet.
     cached: prompt tokens that were found computed when it first ran, None before. order: arrival.
     """
 
@@ -33,6 +34,7 @@ class Sequence:
     computed: int = 0
     pending: int = 0
     prefilling: bool = False
+    held: bool = False
     row: int = -1
     cached: int | None = None
     waiting_since: int = 0

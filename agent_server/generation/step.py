@@ -23,7 +23,7 @@ import torch
 from agent_server.engine.checks import changed_sampling, check_length
 from agent_server.engine.detokenizer import Vocabulary
 from agent_server.engine.protocol import Control, Delta, EngineError, FinishReason, GenerationRequest, Token
-from agent_server.generation.constraint import Compiler
+from agent_server.generation.constraint import Compiler, Matcher
 from agent_server.generation.generation import Defaults, Generation, begin, limit_of
 from agent_server.generation.messages import (
     Cancel,
@@ -44,6 +44,8 @@ from agent_server.generation.scheduler import Plan, Scheduler
 from agent_server.generation.sequence import Sequence
 
 logger = logging.getLogger("agent_server.generation")
+HELD_SECONDS = 0.01
+"""How long a step without work waits for a grammar that is being compiled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ class Core:
         self._obey()
         plan = self.scheduler.plan()
         self._vacate()
-        flight = self._launch(plan) if plan else None
+        flight = self._launch(plan) if plan else self._rest()
         if not self.overlap or self._constrained:
             self._land(self._flight)
             self._land(flight)
@@ -101,6 +103,11 @@ class Core:
         self._vacate()
         replies, self._replies = self._replies, []
         return replies
+
+    def _rest(self) -> None:
+        """Nothing to compute: where a grammar is being compiled, wait a moment for it."""
+        if self._flight is None and any(sequence.held for sequence in self.scheduler.running):
+            self.wait(HELD_SECONDS)
 
     def _vacate(self) -> None:
         """Clear the rows that sequences gave back, by whatever way."""
@@ -121,6 +128,7 @@ class Core:
 
     def metrics(self) -> dict[str, float]:
         values = self.counters.values()
+        values.update(self.compiler.counts if self.compiler is not None else {})
         values["num_requests_running"] = float(len(self.scheduler.running))
         values["num_requests_waiting"] = float(self._waiting)
         values["num_requests_paused"] = float(len(self.scheduler.paused))
@@ -177,27 +185,23 @@ class Core:
         longest = min(self.limits.context_length, self.scheduler.memory.longest)
         generation = begin(number, request, self.vocabulary, self.defaults, longest, self.clock())
         self.generations[number] = generation
-        if request.constraint is None:
-            self.scheduler.add(generation.sequence)
-            return
-        assert self.compiler is not None
-        generation.compiling = True
-        self.compiler.compile(request.constraint, partial(self._compiled, number))
+        generation.sequence.held = request.constraint is not None
+        self.scheduler.add(generation.sequence)
+        if request.constraint is not None:
+            assert self.compiler is not None
+            self.compiler.compile(request.constraint, partial(self._compiled, number))
 
     def _compiled(self, number: int, grammar: object, error: str | None) -> None:
         """Called from the compiler's thread."""
         self.inbox.put(Compiled(number, grammar, error))
 
     def _enter(self, generation: Generation, grammar: object, error: str | None) -> None:
-        """A compiled constraint: the generation may be scheduled."""
-        generation.compiling = False
+        """A compiled constraint: the generation may get its first token."""
         if error is not None:
             self._fail(generation, EngineError("invalid_request", error, param="response_format"))
             return
         generation.matcher = grammar.matcher()  # type: ignore[attr-defined]
-        self.scheduler.add(generation.sequence)
-        if generation.pausing:
-            self._pause(generation)
+        generation.sequence.held = False
 
     def _check(self, request: GenerationRequest) -> None:
         """Raise what is wrong with the request; it is that request's error alone."""
@@ -218,14 +222,11 @@ class Core:
             raise EngineError("overloaded", "The queue is full.", retryable=True)
 
     def _pause(self, generation: Generation) -> None:
-        if generation.compiling:
-            generation.pausing = True
-        elif generation.sequence.state in ("waiting", "running"):
+        if generation.sequence.state in ("waiting", "running"):
             self.scheduler.pause(generation.sequence)
             self._acknowledge(generation, "paused")
 
     def _resume(self, generation: Generation) -> None:
-        generation.pausing = False
         if generation.sequence.state == "paused":
             self.scheduler.resume(generation.sequence)
             self._acknowledge(generation, "resumed")
@@ -292,12 +293,13 @@ class Core:
     def _masks(self, sequences: list[Sequence], vocab_size: int) -> Masks | None:
         if self.compiler is None:
             return None
-        matchers = [self.generations[sequence.number].matcher for sequence in sequences]
-        places = [place for place, matcher in enumerate(matchers) if matcher is not None]
+        generations = [self.generations[sequence.number] for sequence in sequences]
+        places = [place for place, generation in enumerate(generations) if generation.matcher is not None]
         if not places:
             return None
         bits = torch.full((len(places), -(-vocab_size // 32)), -1, dtype=torch.int32)
-        self.compiler.backend.fill([matcher for matcher in matchers if matcher is not None], bits)
+        matchers = [matcher for generation in generations if (matcher := generation.matcher) is not None]
+        self.compiler.fill(matchers, [generations[place].ends for place in places], bits)
         return Masks(bits, places)
 
     def _land(self, flight: Flight | None) -> None:
@@ -331,20 +333,23 @@ class Core:
             self.counters.time_to_first_token_seconds_sum += now - generation.arrived
             self.counters.time_to_first_token_seconds_count += 1
         ends = token in generation.ends
+        matcher = generation.matcher
+        if matcher is not None and not ends and not matcher.accept(token):
+            self._fail(generation, _lost(matcher))
+            return
+        complete = matcher is not None and not ends and matcher.finished
         full = sequence.known >= sequence.limit
         output = generation.output
-        tokens = output.push(token, logprob, alternatives, ends=ends, last=full)
+        tokens = output.push(token, logprob, alternatives, ends=ends, last=full or complete)
         if tokens:
             self._replies.append((generation.number, Delta(tuple(tokens))))
-        if generation.matcher is not None and not ends:
-            generation.matcher.accept(token)
         if output.stopped is not None:
             generation.stopped_on = output.stopped
         elif ends:
             generation.stopped_on = None if token in generation.eos else token
-        elif not full:
+        elif not full and not complete:
             return
-        self._finish(generation, "stop" if ends or output.stopped is not None else "length")
+        self._finish(generation, "stop" if ends or complete or output.stopped is not None else "length")
 
     # endings
 
@@ -391,6 +396,12 @@ class Core:
 
     def _say(self, number: int, *replies: Reply) -> None:
         self._replies.extend((number, reply) for reply in replies)
+
+
+def _lost(matcher: Matcher) -> EngineError:
+    """A grammar that cannot go on. Its masks allow what it accepts, so this is a limit it ran into."""
+    logger.warning("A grammar could not go on: %s", matcher.error)
+    return EngineError("invalid_request", "The grammar needs too much work to go on.", param="response_format")
 
 
 def _delta(tokens: list[Token]) -> tuple[Delta, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Container, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -19,9 +19,9 @@ from starlette.responses import Response
 from adapters.errors import KINDS, ErrorKind, RequestError
 from adapters.inbound import Inbound
 from agent_server.ids import new_id
-from agent_server.routes.http import Encoder, EventStream, read_body
+from agent_server.routes.http import SEND_BYTES, Encoder, EventStream, read_body
 from events.options import GenerationOptions
-from events.vocabulary import Event, RunError, RunStarted
+from events.vocabulary import Event, RunError, RunFinished, RunStarted
 
 if TYPE_CHECKING:
     from agent_server.agent import Agent
@@ -71,12 +71,14 @@ def servers_own(server: Server, inbound: Inbound) -> ServersOwn:
 
 
 def context_length(server: Server) -> int | None:
-    """Tokens of prompt and answer together, as far as is known yet."""
-    return server.model.engine.info.context_length or None
+    """Tokens of prompt and answer together, as far as is known yet: the engine's or the model's own, the smaller."""
+    own = server.model.prompts.context_length if server.model.ready else None
+    return min((length for length in (server.model.engine.info.context_length, own) if length), default=None)
 
 
 def model_name(server: Server, options: GenerationOptions) -> str:
-    return str(options.model) if options.model in server.agents else server.model.name
+    agent = agent_for(server, options.model)
+    return server.model.name if agent == "default" else agent
 
 
 async def start_runs(
@@ -150,10 +152,20 @@ class _Item(NamedTuple):
     event: Event
 
 
-async def _merged(runs: Sequence[Run], after: int = 0) -> AsyncGenerator[_Item, None]:
+async def _ended_after(
+    source: AsyncGenerator[_Item, None], before_end: Callable[[], Awaitable[None]]
+) -> AsyncGenerator[_Item, None]:
+    async with contextlib.aclosing(source):
+        async for item in source:
+            if isinstance(item.event, RunFinished | RunError):
+                await before_end()
+            yield item
+
+
+async def _merged(runs: Sequence[Run]) -> AsyncGenerator[_Item, None]:
     """The events of several runs as they come, each in its own order."""
     if len(runs) == 1:
-        async with contextlib.aclosing(runs[0].events(after)) as events:
+        async with contextlib.aclosing(runs[0].events()) as events:
             async for sequence, event in events:
                 yield _Item(0, sequence, event)
         return
@@ -177,10 +189,19 @@ async def _pump(choice: int, run: Run, queue: asyncio.Queue[_Item | None]) -> No
 
 
 async def stream_answer(
-    server: Server, request: Request, runs: Sequence[Run], encoder: Encoder, *, after: int = 0, hold: bool = True
+    server: Server,
+    request: Request,
+    runs: Sequence[Run],
+    encoder: Encoder,
+    *,
+    hold: bool = True,
+    before_end: Callable[[], Awaitable[None]] | None = None,
 ) -> Response:
-    """The runs as one stream of frames. Raises RequestError for a run that failed before it said anything."""
-    source = _merged(runs, after)
+    """The runs as one stream of frames. Raises RequestError for a run that failed before it said anything.
+
+    hold: wait for the first sign of life with the status line. before_end: done before the last event is told.
+    """
+    source = _merged(runs) if before_end is None else _ended_after(_merged(runs), before_end)
     opening = asyncio.create_task(_open(source, encoder))
     if hold:
         leaving = asyncio.create_task(_left(request))
@@ -195,7 +216,7 @@ async def stream_answer(
             await _abandon(opening, source)
             return Response(status_code=CLIENT_GONE)
     return EventStream(
-        _frames(source, opening, encoder),
+        _frames(source, opening, encoder, runs),
         content_type=encoder.content_type,
         keep_alive=encoder.keep_alive,
         interval=server.settings.keep_alive,
@@ -227,15 +248,20 @@ async def _open(source: AsyncGenerator[_Item, None], encoder: Encoder) -> _Openi
 
 
 async def _frames(
-    source: AsyncGenerator[_Item, None], opening: asyncio.Task[_Opening], encoder: Encoder
+    source: AsyncGenerator[_Item, None], opening: asyncio.Task[_Opening], encoder: Encoder, runs: Sequence[Run]
 ) -> AsyncGenerator[bytes, None]:
+    """What is there already goes out together: a busy server sends less often, never later."""
     try:
-        if frames := (await opening).frames:
+        frames = (await opening).frames
+        if frames:
             yield frames
+            frames = b""
         async for choice, sequence, event in source:
-            if frame := encoder.encode(event, sequence=sequence, choice=choice):
-                yield frame
-        if tail := encoder.finish():
+            frames += encoder.encode(event, sequence=sequence, choice=choice)
+            if frames and (runs[choice].log.last == sequence or len(frames) > SEND_BYTES):
+                yield frames
+                frames = b""
+        if tail := frames + encoder.finish():
             yield tail
     finally:
         await _abandon(opening, source)

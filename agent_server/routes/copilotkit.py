@@ -112,8 +112,10 @@ class Runtime:
 
     def _card(self, name: str) -> Card:
         served = self._server.agents[name]
-        found = capabilities_of(served.agent, self._server.model)
-        capabilities = found.model_dump(mode="json", by_alias=True, exclude_none=True)
+        capabilities: dict[str, Any] = {}
+        with contextlib.suppress(EngineError):  # the model is still loading; the page may come before it
+            found = capabilities_of(served.agent, self._server.model)
+            capabilities = found.model_dump(mode="json", by_alias=True, exclude_none=True)
         return Card(name=name, description=served.agent.description, capabilities=capabilities)
 
     def _unknown(self, agent: str) -> Response | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.requests import Request
@@ -26,7 +26,11 @@ def routes(server: Server) -> list[BaseRoute]:
         """200 once runs can start; 503 with the reason while loading, failing or shutting down."""
         status = server.model.status
         good = status.state in ("ready", "degraded") and not server.closing
-        body = {"ready": good, "state": "stopping" if server.closing else status.state, "message": status.message}
+        body: dict[str, Any] = {
+            "ready": good,
+            "state": "stopping" if server.closing else status.state,
+            "message": status.message,
+        }
         if status.progress is not None:
             body["progress"] = round(status.progress, 3)
         return json_response(body, 200 if good else 503)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from ag_ui.core import RunAgentInput
 
-from agent_server.engine.protocol import Finished
+from agent_server.engine.protocol import Finished, Token
 from agent_server.runs.controls import Controls
 from agent_server.runs.run import Run
 from events.lifecycle import Verifier
@@ -49,6 +49,7 @@ class Execution:
         self.timings: dict[str, float] = {}
         self.stop: str | int | None = None
         self.resumed = 0
+        self.prompt_details: dict[str, Any] = {}
         self._verifier = Verifier(strict=True)
 
     @property
@@ -101,6 +102,14 @@ class Execution:
         self.stop = finished.stop
         self.resumed += finished.resumed
 
+    def describe_prompt(self, token_ids: Sequence[int], finished: Finished) -> None:
+        """Keep the first prompt's ids, and its log probabilities where the engine gave any, for who asked for them."""
+        if self.prompt_details:
+            return
+        self.prompt_details["promptTokenIds"] = list(token_ids)
+        if finished.prompt_logprobs is not None:
+            self.prompt_details["promptLogprobs"] = [token and token_row(token) for token in finished.prompt_logprobs]
+
     def first_token(self) -> None:
         """Note when the run's first token came; later calls change nothing."""
         self.timings.setdefault("firstToken", time.monotonic() - self.arrived)
@@ -109,7 +118,7 @@ class Execution:
         """What RUN_FINISHED carries beside the protocol's own fields; absent values are left out."""
         timings = {name: round(value, 6) for name, value in self.timings.items()}
         timings["total"] = round(time.monotonic() - self.arrived, 6)
-        found: dict[str, Any] = {"finishReason": reason, "timings": timings}
+        found: dict[str, Any] = {"finishReason": reason, "timings": timings, **self.prompt_details}
         if self.warnings:
             found["warnings"] = list(self.warnings)
         if self.stop is not None:
@@ -123,6 +132,12 @@ def _of(usage: TokenUsage | None, name: str) -> int:
     return (getattr(usage, name) or 0) if usage is not None else 0
 
 
+def token_row(token: Token) -> list[Any]:
+    """A token as event metadata has it: [id, text, logprob, [[id, text, logprob], ...]]."""
+    others = [[other.id, other.text, other.logprob] for other in token.alternatives or ()]
+    return [token.id, token.text, token.logprob, others]
+
+
 class Runnable(Protocol):
     """An agent as the run manager knows it."""
 
@@ -131,3 +146,6 @@ class Runnable(Protocol):
 
     async def run(self, execution: Execution) -> Ending:
         """Emit events until done; raise EngineError or RequestError when it fails. Terminal events are not its own."""
+
+    async def close(self) -> None:
+        """Let go of what it holds for its runs. Called once no run is left, perhaps more than once."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -88,10 +88,12 @@ class RunManager:
         agent: str = "default",
         tenant: str = "",
         grace: float | None = None,
+        warnings: Sequence[str] = (),
     ) -> Run:
         """Begin a run and return at once; what happens is in its events.
 
-        grace: seconds the run outlives its last reader; None is the server's. `float("inf")`: for ever.
+        grace: seconds the run outlives its last reader; None is the server's. `float("inf")`: for ever. warnings: what
+        the wire noticed about the request, for RUN_FINISHED's metadata.
         Raises RequestError: "not_found" (no such agent), "overloaded", "unavailable" (shutting down), "conflict" (the
         run id is in use, or its thread is busy and queueing is off or full).
         """
@@ -108,6 +110,8 @@ class RunManager:
         )
         earlier = self._enter(run)
         driver = Driver(run, runnable, self.store if options.store else None, self.new_id, self.limits.run_seconds)
+        for warning in warnings:
+            driver.execution.warn(warning)
         run.task = asyncio.create_task(driver.drive(earlier), name=f"run {run.id}")
         run.task.add_done_callback(lambda _: self._leave(run, driver))
         run.await_reader()
@@ -136,9 +140,10 @@ class RunManager:
             async with asyncio.timeout(drain):
                 await self._idle.wait()
         except TimeoutError:
-            left = [run for run in self._runs.values() if run.stop("shutdown")]
-            await asyncio.gather(*(run.done.wait() for run in left))
+            for run in self._runs.values():
+                run.stop("shutdown")
             await self._idle.wait()
+        await asyncio.gather(*(agent.close() for agent in set(self.agents.values())))
 
     def _admit(self, input: RunAgentInput, agent: str, tenant: str) -> Runnable:
         runnable = self.agents.get(agent)
@@ -182,7 +187,7 @@ class RunManager:
         if not self._active_of[run.tenant]:
             del self._active_of[run.tenant]
         self._kept.append((time.monotonic() + self.limits.replay_seconds, run))
-        self._kept_bytes += run.log.bytes
+        self._kept_bytes += run.size
         self._forget_expired()
         if not self._active:
             self._idle.set()
@@ -197,7 +202,7 @@ class RunManager:
             or len(self._kept) > self.limits.replay_runs
         ):
             _, run = self._kept.popleft()
-            self._kept_bytes -= run.log.bytes
+            self._kept_bytes -= run.size
             if self._runs.get(run.key) is run:
                 del self._runs[run.key]
 
@@ -206,4 +211,4 @@ class RunManager:
         kept = next((item for item in self._kept if item[1] is run), None)
         if kept is not None:
             self._kept.remove(kept)
-            self._kept_bytes -= run.log.bytes
+            self._kept_bytes -= run.size

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, Literal
 
-from ag_ui.core import RunAgentInput
+from ag_ui.core import Message, RunAgentInput
 
 from adapters.errors import RequestError
 from agent_server.runs.controls import Controls
@@ -15,7 +15,7 @@ from agent_server.runs.log import EventLog, FellBehind, LogLimits, Reader
 from events.options import GenerationOptions
 from events.vocabulary import Event, RunError
 
-State = Literal["created", "queued", "running", "finished"]
+State = Literal["created", "queued", "running", "ending", "finished"]
 StopReason = Literal["cancelled", "disconnected", "shutdown"]
 FIRST_READER_SECONDS = 30.0  # how long a run that nobody has begun to read yet is let live beyond its grace
 
@@ -50,6 +50,7 @@ class Run:
         self.done = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
         self._grace = grace
+        self._input_size = sum(_size_of(message) for message in input.messages)
         self._readers = 0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -64,6 +65,11 @@ class Run:
     @property
     def readers(self) -> int:
         return self._readers
+
+    @property
+    def size(self) -> int:
+        """About how many bytes of memory the run holds: its log and the text of its input."""
+        return self.log.bytes + self._input_size
 
     def events(self, after: int = 0) -> Reader:
         """(sequence, event) from the first event after `after` to the terminal one, replayed and then live.
@@ -105,7 +111,7 @@ class Run:
 
     def stop(self, reason: StopReason) -> bool:
         """What `cancel` does, without waiting for anything."""
-        if self.finished or self.task is None:
+        if self.state in ("ending", "finished") or self.task is None:
             return False
         if self.stopped_by is None:
             self.stopped_by = reason
@@ -144,6 +150,15 @@ class Run:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _size_of(message: Message) -> int:
+    content = getattr(message, "content", None)
+    if isinstance(content, str):
+        return len(content) + 500
+    if isinstance(content, list):
+        return 500 + sum(len(part.text if part.type == "text" else part.source.value) + 200 for part in content)
+    return 500 + sum(len(call.function.arguments) for call in getattr(message, "tool_calls", None) or ())
 
 
 def _lost(gap: FellBehind) -> Event:

@@ -12,7 +12,7 @@ from sqlalchemy import and_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from agent_server.store import rows, schema
-from agent_server.store.records import RunRecord, RunStatus, ThreadState
+from agent_server.store.records import RunStatus, ThreadState
 from agent_server.store.rows import decoded, encoded, now_ms, of
 from events.vocabulary import CancelledOutcome, Event, InterruptOutcome, RunError, RunFinished
 
@@ -31,35 +31,33 @@ async def begin(
     """
     tenant, thread_id = run["tenant"], run["thread_id"]
     state = await _touch(connection, tenant, thread_id, run["agent"], name_from(messages))
-    last = await _last_run(connection, tenant, thread_id)
     interrupts = await rows.load_interrupts(connection, tenant, thread_id)
+    owners = await _other_owners(connection, tenant, thread_id, run["owner"])
     changed = [name for name in run if name not in ("tenant", "thread_id", "id")]
     await rows.upsert(connection, schema.runs, [run], changed)
     if messages and not any(each.status == "open" for each in interrupts):
         await rows.save_messages(connection, tenant, thread_id, messages)
-    return ThreadState(state=state, interrupts=interrupts, last_run=last)
+    return ThreadState(state=state, interrupts=interrupts, owners=owners)
+
+
+async def _other_owners(connection: AsyncConnection, tenant: str, thread_id: str, owner: int) -> tuple[int, ...]:
+    table = schema.runs
+    running = and_(of(table, tenant, thread_id), table.c.status == "running", table.c.owner != owner)
+    return tuple(await connection.scalars(select(table.c.owner).where(running).distinct()))
 
 
 async def _touch(connection: AsyncConnection, tenant: str, thread_id: str, agent: str, name: str) -> Any:
     """Make the thread if it is new, note the time if not; the state it has."""
-    now = now_ms()
+    now, table = now_ms(), schema.threads
     row = {
         "tenant": tenant, "id": thread_id, "name": name, "agent_id": agent, "archived": False, "state": None,
         "metadata": "{}", "created_at": now, "updated_at": now,
     }  # fmt: skip
-    await rows.upsert(connection, schema.threads, [row], ["updated_at"])
-    this = of(schema.threads, tenant, thread_id)
-    if name:
-        unnamed = and_(this, schema.threads.c.name == "")
-        await connection.execute(update(schema.threads).where(unnamed).values(name=name))
-    return decoded(await connection.scalar(select(schema.threads.c.state).where(this)))
-
-
-async def _last_run(connection: AsyncConnection, tenant: str, thread_id: str) -> RunRecord | None:
-    table = schema.runs
-    latest = select(table).where(of(table, tenant, thread_id)).order_by(table.c.created_at.desc()).limit(1)
-    row = (await connection.execute(latest)).one_or_none()
-    return None if row is None else rows.run_of(row)
+    entering = rows.upserting(connection, table, ["updated_at"]).values(row).returning(table.c.state, table.c.name)
+    found = (await connection.execute(entering)).one()
+    if name and not found.name:
+        await connection.execute(update(table).where(of(table, tenant, thread_id)).values(name=name))
+    return decoded(found.state)
 
 
 class Conclusion:
@@ -124,6 +122,13 @@ async def claim(
         values = {"status": "claimed", "answer": encoded(answer), "resumed_by": run_id}
         await connection.execute(update(table).where(of_thread, table.c.id == id).values(values))
     return True
+
+
+async def refuse(connection: AsyncConnection, run: Mapping[str, Any]) -> None:
+    """A run that was entered but must not begin."""
+    table = schema.runs
+    this = and_(of(table, run["tenant"], run["thread_id"]), table.c.id == run["id"])
+    await connection.execute(update(table).where(this).values(status="failed", error="conflict", ended_at=now_ms()))
 
 
 async def mark_broken(connection: AsyncConnection, owners: Sequence[int]) -> None:

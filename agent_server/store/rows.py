@@ -43,22 +43,22 @@ def checked_id(value: str, param: str) -> str:
     return value
 
 
+def upserting(connection: AsyncConnection, table: Table, update: Sequence[str]) -> Any:
+    """An insert that, where the primary key exists, updates the named columns instead."""
+    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    statement: Any = insert(table)
+    keys = [column.name for column in table.primary_key]
+    return statement.on_conflict_do_update(
+        index_elements=keys, set_={name: statement.excluded[name] for name in update}
+    )
+
+
 async def upsert(
     connection: AsyncConnection, table: Table, rows: Sequence[Mapping[str, Any]], update: Sequence[str]
 ) -> None:
     """Insert rows; where the primary key exists, update the named columns."""
-    if not rows:
-        return
-    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    statement: Any = insert(table)
-    keys = [column.name for column in table.primary_key]
-    if update:
-        statement = statement.on_conflict_do_update(
-            index_elements=keys, set_={name: statement.excluded[name] for name in update}
-        )
-    else:
-        statement = statement.on_conflict_do_nothing(index_elements=keys)
-    await connection.execute(statement, [dict(row) for row in rows])
+    if rows:
+        await connection.execute(upserting(connection, table, update), [dict(row) for row in rows])
 
 
 def digest_of(body: str) -> str:

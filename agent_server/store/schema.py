@@ -82,6 +82,15 @@ feedback = Table(
     Column("created_at", BigInteger, nullable=False),
 )
 
+responses = Table(
+    "responses",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("id", Text, primary_key=True),
+    Column("body", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+)
+
 WHOLE_MESSAGE = -1
 """A feedback's `position` where it is on no place in particular."""
 

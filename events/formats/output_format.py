@@ -201,7 +201,8 @@ class Channels(Description, frozen=True, kw_only=True):
     start: markers that begin a header. Text before the first header is routed by `routes` too, as an empty header.
     header_end: markers that end it and begin the body.
     end: markers that end the body.
-    recipient: what precedes a function's name in a header (`to=`), "" where no header names one.
+    recipient: what precedes a function's name in a header (`to=`), "" where no header names one. named: a header that
+        no route knows is a function's name itself; one that cannot be a name is text.
     namespace: text before the name that is not part of it (`functions.`); another recipient is no tool of the request.
     start_ends_body: whether `start` within a body ends it.
     starts_in_header: whether the prompt ends within a header.
@@ -213,6 +214,7 @@ class Channels(Description, frozen=True, kw_only=True):
     end: tuple[str, ...] = ()
     routes: tuple[Route, ...] = ()
     recipient: str = ""
+    named: bool = False
     namespace: str = ""
     start_ends_body: bool = True
     starts_in_header: bool = False
@@ -227,6 +229,7 @@ class OutputFormat(Description, frozen=True, kw_only=True):
         generation prompt behind it counts as written by the model.
     drop: markers that are never shown (end of turn, message separators).
     spellings: (variant, canonical) pairs: what models write instead of a marker.
+    reader: a reader of events.parsing.readers that reads the output instead of the machine's own; "" for data alone.
     boundaries: "strict" follows rules 3.2.1 to 3.2.6 of the DeepSeek specification; "lenient" lets text precede,
         separate and follow calls.
     """
@@ -239,6 +242,7 @@ class OutputFormat(Description, frozen=True, kw_only=True):
     channels: Channels | None = None
     drop: tuple[str, ...] = ()
     spellings: tuple[tuple[str, str], ...] = ()
+    reader: str = ""
     boundaries: Literal["lenient", "strict"] = "lenient"
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 Node = dict[str, Any]
 EMPTY: Node = {"type": "const_string", "value": ""}
-MAX_WHITESPACE = 2
-"""Whitespace characters in a row inside JSON; without a bound small models write it until max_tokens."""
+SPACE: Node = {"type": "regex", "pattern": " ?"}
+"""Between the tokens of JSON: one space or none. Without a bound small models write white space until max_tokens."""
 
 
 def sequence(*nodes: Node) -> Node:
@@ -46,6 +46,15 @@ def star(node: Node) -> Node:
     return {"type": "star", "content": node}
 
 
+def repeated(node: Node, least: int, most: int | None) -> Node:
+    """`node` from `least` to `most` times; None is without an upper bound."""
+    if most == 0:
+        return EMPTY
+    if least == 0 and most is None:
+        return star(node)
+    return {"type": "repeat", "content": node, "min": least, "max": -1 if most is None else most}
+
+
 def constant(text: str) -> Node:
     return {"type": "const_string", "value": text}
 
@@ -54,20 +63,26 @@ def pattern(regex: str) -> Node:
     return {"type": "regex", "pattern": regex}
 
 
-class Alphabet:
-    """The markers of one model. `ids`: marker → token id, for markers that are single tokens.
-    `text_markers`: markers of the format that are not, and that free text must not spell by accident."""
+def spaced(*parts: str) -> Node:
+    """Pieces of JSON with an optional space between any two."""
+    nodes = [constant(parts[0])]
+    for part in parts[1:]:
+        nodes += [SPACE, constant(part)]
+    return sequence(*nodes)
 
-    def __init__(self, ids: Mapping[str, int], text_markers: Iterable[str] = ()) -> None:
+
+class Alphabet:
+    """The markers of one model. `ids`: marker → token id, for markers that are single tokens."""
+
+    def __init__(self, ids: Mapping[str, int]) -> None:
         self.ids = dict(ids)
-        self.text_markers = tuple(text for text in dict.fromkeys(text_markers) if text and text not in self.ids)
         longest_first = sorted(self.ids, key=len, reverse=True)
         self._splitter = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if longest_first else None
 
     def literal(self, text: str) -> Node:
         """`text` exactly, with the markers inside it as tokens."""
         parts = self._splitter.split(text) if self._splitter else [text]
-        return sequence(*(self._part(part) for part in parts))
+        return sequence(*(self._part(part) for part in parts if part))
 
     def _part(self, text: str) -> Node:
         return self.token(text) if text in self.ids else constant(text)
@@ -75,62 +90,54 @@ class Alphabet:
     def token(self, marker: str) -> Node:
         return {"type": "token", "token": self.ids[marker]}
 
-    def until(self, end: str) -> Node:
-        """Any text, and then `end` (as its token where it is one, whatever whitespace the template puts around it)."""
-        core = end.strip() or end
-        if core in self.ids:
-            return sequence({"type": "any_text"}, self.token(core))
-        return {"type": "grammar", "grammar": text_until(end)}
+    def closed(self, end: str, *, content: Node | None = None, excludes: Iterable[str] = ()) -> Node:
+        """Text and then `end`. The text holds nothing that the parser would take for the end: a marker that is text
+        counts wherever it stands, with or without the white space around it. `content`: what the text must be, else
+        anything."""
+        first, rest = split(self.literal(end))
+        core, _ = split(self.literal(end.strip() or end))
+        if content is not None and content["type"] not in ("any_text", "regex"):
+            return sequence(content, self.literal(end))
+        inner = content or free()
+        if first["type"] == "token":
+            return sequence(_excluding(inner, excludes), self.literal(end))
+        if core["type"] == "token":
+            tag = {"type": "tag", "begin": "", "content": _excluding(inner, excludes), "end": first["value"]}
+            return sequence({**tag, "greedy": True}, rest)
+        inner = _excluding(inner, [*excludes, core["value"]])
+        return sequence({"type": "tag", "begin": "", "content": inner, "end": first["value"]}, rest)
 
-    def free(self) -> Node:
-        """Any text to the end of the output, without any marker of the format. Control tokens are no text: the
-        backend's vocabulary spells them so that only a token node can match them."""
-        node: Node = {"type": "any_text"}
-        return {**node, "excludes": list(self.text_markers)} if self.text_markers else node
+    def until(self, ends: Iterable[str]) -> Node:
+        """Any text up to the first of `ends`, which is consumed."""
+        cores = [end.strip() or end for end in ends]
+        cores = [core for core in dict.fromkeys(cores) if not any(o != core and core.startswith(o) for o in cores)]
+        texts = [core for core in cores if core not in self.ids]
+        return either(*(self.closed(core, excludes=[text for text in texts if text != core]) for core in cores))
 
-    def others(self, *markers: str) -> list[int]:
-        """Ids of every marker but these: what token-level free text has to exclude."""
-        return sorted({number for marker, number in self.ids.items() if marker not in markers})
+    def tokens(self, markers: Iterable[str]) -> set[int]:
+        """Ids of the tokens that these markers hold."""
+        nodes = (self.literal(marker) for marker in markers if marker)
+        parts = (part for node in nodes for part in node.get("elements", [node]))
+        return {part["token"] for part in parts if part["type"] == "token"}
 
     def json(self, schema: Any, **options: Any) -> Node:
-        """JSON that fits `schema`, with bounded whitespace."""
-        return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": MAX_WHITESPACE, **options}
+        """JSON that fits `schema`, with bounded white space."""
+        return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": 1, **options}
 
 
-def text_until(end: str) -> str:
-    """An EBNF grammar of any text up to and with the first `end`.
-
-    One rule for each matched prefix of `end` (the automaton of Knuth, Morris and Pratt), right-recursive and without
-    ambiguity. The backend's own "any text until" works on bytes and lets control tokens through; this one works on
-    characters and does not.
-    """
-    return "\n".join(["root ::= s0", *(_rule(end, state) for state in range(len(end)))])
+def free(excludes: Iterable[str] = ()) -> Node:
+    """Any text without `excludes` in it. Control tokens are no text."""
+    texts = list(dict.fromkeys(text for text in excludes if text))
+    return {"type": "any_text", "excludes": texts} if texts else {"type": "any_text"}
 
 
-def _rule(end: str, state: int) -> str:
-    """What may follow once `end[:state]` was read: the next character, a shorter start of `end`, or neither."""
-    targets = {char: _advance(end, state, char) for char in dict.fromkeys(end)}
-    steps = [
-        f"[{_escaped(char)}]" + (f" s{target}" if target < len(end) else "")
-        for char, target in targets.items()
-        if target
-    ]
-    others = "".join(_escaped(char) for char, target in targets.items() if target)
-    return f"s{state} ::= {' | '.join(steps)} | [^{others}] s0"
+def _excluding(content: Node, excludes: Iterable[str]) -> Node:
+    texts = list(dict.fromkeys([*content.get("excludes", ()), *(text for text in excludes if text)]))
+    return {**content, "excludes": texts} if texts else content
 
 
-def _advance(end: str, state: int, char: str) -> int:
-    """Length of the longest prefix of `end` that is a suffix of `end[:state] + char`."""
-    seen = end[:state] + char
-    return next(size for size in range(len(seen), -1, -1) if seen.endswith(end[:size]) and size <= len(end))
-
-
-def _escaped(char: str) -> str:
-    """A character inside an EBNF character class."""
-    return (
-        char
-        if char.isascii() and char.isalnum()
-        else f"\\u{ord(char):04x}"
-        if ord(char) < 0x10000
-        else f"\\U{ord(char):08x}"
-    )
+def split(node: Node) -> tuple[Node, Node]:
+    if node["type"] == "sequence":
+        first, *others = node["elements"]
+        return first, sequence(*others)
+    return node, EMPTY

@@ -11,20 +11,24 @@ from typing import Any, Literal
 
 import msgspec
 
-from events.formats.output_format import OutputFormat, markers
+from events.formats.output_format import OutputFormat
 from events.grammar.calls import CallWriter, Function
-from events.grammar.nodes import EMPTY, Alphabet, Node, constant, either, optional, pattern, sequence
+from events.grammar.channels import channel_plan, supports
+from events.grammar.nodes import EMPTY, Alphabet, Node, constant, either, optional, pattern, sequence, split
 from events.options import ResponseFormat, ToolChoice
 
 Stage = Literal["start", "reasoning", "content"]
 GAP = pattern(r"\n{0,2}")
 """Line breaks that templates put between reasoning and what follows."""
+NOT_ENFORCED = "Tool calls of this model's format are validated, not enforced while they are generated."
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """`tag` is the structural tag, None when nothing is to be enforced. `warnings`: what was asked and is not."""
+    """`tag` is the structural tag, None when nothing is to be enforced. `calls`: whether calls are. `warnings`: what
+    was asked and is not."""
 
     tag: dict[str, Any] | None = None
+    calls: bool = False
     warnings: tuple[str, ...] = ()
 
 
@@ -38,24 +42,30 @@ def plan(
     stage: Stage,
     marker_ids: Mapping[str, int],
 ) -> Plan:
-    """What the output must look like. `functions` are the declared tools; `choice` narrows them."""
-    alphabet = Alphabet(marker_ids, markers(output_format))
+    """What the output must look like. `functions` are the declared tools; `choice` narrows them. `marker_ids`: text →
+    id of every control token of the vocabulary."""
+    alphabet = Alphabet(marker_ids)
     wanted = chosen(functions, choice)
-    answer = _answer(output_format, response_format, alphabet)
-    if not wanted:
-        return Plan() if answer is None else _finish(output_format, alphabet, stage, answer)
-    if output_format.tools is None or output_format.channels is not None:
-        if answer is not None and choice.mode == "auto":
-            return _finish(output_format, alphabet, stage, answer)
-        return Plan(warnings=("Tool calls of this model's format are validated, not enforced.",))
-    writer = CallWriter(output_format.tools, alphabet)
+    answer = None if response_format is None else _shape(response_format, alphabet)
+    if not wanted and answer is None:
+        return Plan()
+    if output_format.channels is not None:
+        return _channels(output_format, alphabet, wanted, choice, answer, stage, parallel)
+    writer = CallWriter(output_format.tools, alphabet) if output_format.tools and wanted else None
+    if writer is not None and not writer.trigger and choice.mode == "auto":
+        writer = None
+    if writer is None:
+        warnings = (NOT_ENFORCED,) if wanted else ()
+        if answer is None or (wanted and choice.mode != "auto"):
+            return Plan(warnings=warnings)
+        return _finish(output_format, alphabet, stage, _wrapped(output_format, alphabet, answer), warnings=warnings)
+    section = writer.section(wanted, parallel=parallel)
     if choice.mode != "auto":
-        return _finish(output_format, alphabet, stage, writer.section(wanted, parallel=parallel))
+        return _finish(output_format, alphabet, stage, section, calls=True)
     if answer is not None:
-        return _finish(output_format, alphabet, stage, either(answer, writer.section(wanted, parallel=parallel)))
-    return _finish(
-        output_format, alphabet, stage, _automatic(output_format, writer, wanted, parallel=parallel), gap=False
-    )
+        body = either(_wrapped(output_format, alphabet, answer), section)
+        return _finish(output_format, alphabet, stage, body, calls=True)
+    return _automatic(output_format, alphabet, writer, wanted, stage, parallel)
 
 
 def chosen(functions: Sequence[Function], choice: ToolChoice) -> list[Function]:
@@ -64,10 +74,37 @@ def chosen(functions: Sequence[Function], choice: ToolChoice) -> list[Function]:
     return [function for function in functions if not choice.names or function.name in choice.names]
 
 
-def _finish(output_format: OutputFormat, alphabet: Alphabet, stage: Stage, body: Node, *, gap: bool = True) -> Plan:
+def _tag(node: Node) -> dict[str, Any]:
+    return {"type": "structural_tag", "format": node}
+
+
+def _channels(
+    output_format: OutputFormat,
+    alphabet: Alphabet,
+    wanted: list[Function],
+    choice: ToolChoice,
+    answer: Node | None,
+    stage: Stage,
+    parallel: bool,
+) -> Plan:
+    if not supports(output_format, alphabet) or stage != "start":
+        return Plan(warnings=(NOT_ENFORCED,) if wanted else ("The answer's shape is not enforced for this format.",))
+    node = channel_plan(output_format, alphabet, wanted, answer, required=choice.mode in ("required", "named"))
+    return Plan(tag=_tag(node), calls=bool(wanted))
+
+
+def _finish(
+    output_format: OutputFormat,
+    alphabet: Alphabet,
+    stage: Stage,
+    body: Node,
+    *,
+    calls: bool = False,
+    warnings: tuple[str, ...] = (),
+) -> Plan:
     reasoning = _reasoning(output_format, alphabet, stage)
-    between = optional(GAP) if gap and reasoning != EMPTY else EMPTY
-    return Plan(tag={"type": "structural_tag", "format": sequence(reasoning, between, body)})
+    between = optional(GAP) if reasoning != EMPTY or stage == "content" else EMPTY
+    return Plan(tag=_tag(sequence(reasoning, between, body)), calls=calls, warnings=warnings)
 
 
 def _reasoning(output_format: OutputFormat, alphabet: Alphabet, stage: Stage) -> Node:
@@ -76,19 +113,19 @@ def _reasoning(output_format: OutputFormat, alphabet: Alphabet, stage: Stage) ->
     if spec is None or not spec.end or stage == "content":
         return EMPTY
     if stage == "reasoning":
-        return alphabet.until(spec.end[0])
+        return alphabet.until(spec.end)
     if not spec.start:
         return EMPTY
-    return optional(sequence(alphabet.literal(spec.start[0].strip()), alphabet.until(spec.end[0])))
+    return optional(sequence(alphabet.literal(spec.start[0].strip()), alphabet.until(spec.end)))
 
 
-def _answer(output_format: OutputFormat, wanted: ResponseFormat | None, alphabet: Alphabet) -> Node | None:
-    if wanted is None:
-        return None
+def _wrapped(output_format: OutputFormat, alphabet: Alphabet, answer: Node) -> Node:
+    """An answer within the markers that the format always puts around content."""
     content = output_format.content
-    before = alphabet.literal(content.start[0]) if content.start and content.wrapped == "always" else EMPTY
-    after = alphabet.literal(content.end[0]) if content.end and content.wrapped == "always" else EMPTY
-    return sequence(before, _shape(wanted, alphabet), after)
+    if not content.start or content.wrapped != "always":
+        return answer
+    end = alphabet.literal(content.end[0]) if content.end else EMPTY
+    return sequence(alphabet.literal(content.start[0]), answer, end)
 
 
 def _shape(wanted: ResponseFormat, alphabet: Alphabet) -> Node:
@@ -102,58 +139,92 @@ def _shape(wanted: ResponseFormat, alphabet: Alphabet) -> Node:
         case "choice":
             return either(*(constant(text) for text in wanted.value))
         case "grammar":
-            return {"type": "grammar", "grammar": wanted.value}
+            syntax = "ebnf" if "::=" in wanted.value else "lark"
+            return {"type": "grammar", "grammar": wanted.value, "syntax": syntax}
         case "structural_tag":
             return dict(wanted.value.get("format") or wanted.value)
 
 
-def _automatic(output_format: OutputFormat, writer: CallWriter, wanted: list[Function], *, parallel: bool) -> Node:
+# free text with calls in it
+
+
+def _automatic(
+    output_format: OutputFormat,
+    alphabet: Alphabet,
+    writer: CallWriter,
+    wanted: list[Function],
+    stage: Stage,
+    parallel: bool,
+) -> Plan:
     """Free text until a call's marker, then nothing but a legal call; free text again after it."""
     sectioned = bool(writer.tools.section_start) and not writer.tools.repeats_section
-    openings = _openings(writer.section(wanted, parallel=parallel and sectioned))
-    tokens = [head["token"] for head, _ in openings if head["type"] == "token"]
-    if len(tokens) == len(openings):
-        tags = [_tag(head, rest) for head, rest in openings]
-        return {
-            "type": "token_triggered_tags",
-            "trigger_tokens": tokens,
-            "tags": tags,
-            "exclude_tokens": [number for number in writer.alphabet.others() if number not in tokens],
-            "stop_after_first": not parallel,
-        }
-    tags = [_tag(head["value"], rest) for head, rest in openings if "value" in head]
-    triggers = sorted({tag["begin"] for tag in tags})
-    return {"type": "triggered_tags", "triggers": triggers, "tags": tags, "stop_after_first": not parallel}
+    section = writer.section(wanted, parallel=parallel and sectioned)
+    head, _ = split(alphabet.literal(writer.trigger))
+    trigger = head.get("token", head.get("value"))
+    excluded = _excluded(output_format, alphabet) - {trigger}
+    if head["type"] == "token":
+        other = [node for node in _other_markers(output_format, alphabet) if split(node)[0] == head]
+        tags = [_triggered(head, _behind(section, head)), *(_triggered(head, split(node)[1]) for node in other)]
+        kind = {"type": "token_triggered_tags", "trigger_tokens": [trigger]}
+    else:
+        tags = [_triggered(trigger, _behind(section, head))]
+        kind = {"type": "triggered_tags", "triggers": [trigger]}
+    body: Node = {**kind, "tags": tags, "exclude_tokens": sorted(excluded), "stop_after_first": not parallel}
+    spec = output_format.reasoning
+    interrupts = spec is not None and any(mark.strip() == writer.trigger for mark in spec.ended_by)
+    reasoning = EMPTY if interrupts else _reasoning(output_format, alphabet, stage)
+    return Plan(tag=_tag(sequence(reasoning, body)), calls=True)
 
 
-def _openings(section: Node) -> list[tuple[Node, Node]]:
-    """What a section can begin with (a token or a constant text), each with what follows it."""
-    head, rest = _split(section)
-    if head["type"] != "or":
-        return [(head, rest)]
-    found: list[tuple[Node, list[Node]]] = []
-    for element in head["elements"]:
-        for begin, after in _openings(element):
-            same = next((nodes for known, nodes in found if known == begin), None)
-            if same is None:
-                found.append((begin, [sequence(after, rest)]))
-            else:
-                same.append(sequence(after, rest))
-    return [(begin, either(*nodes)) for begin, nodes in found]
+def _excluded(output_format: OutputFormat, alphabet: Alphabet) -> set[int]:
+    """Tokens that free text must not hold: those of tool calls, and what ends a turn."""
+    tools = output_format.tools
+    assert tools is not None
+    a = tools.arguments
+    own = [tools.section_start, tools.section_end, tools.call_start, tools.call_end, tools.name_prefix]
+    own += [tools.name_suffix, tools.id.prefix, tools.id.suffix, a.start, a.end, a.name_prefix, a.name_suffix]
+    own += [a.type_prefix, a.value_prefix, a.value_suffix, *output_format.drop]
+    spelled = [variant for variant, _ in output_format.spellings]
+    return alphabet.tokens([*own, *spelled]) - alphabet.tokens(_text_markers(output_format))
 
 
-def _tag(begin: str | Node, rest: Node) -> Node:
-    """A tag whose end is the last marker of `rest`: the backend wants one where the content has no bound."""
+def _text_markers(output_format: OutputFormat) -> list[str]:
+    """Markers of content and reasoning, which may stand in free text."""
+    spec, content = output_format.reasoning, output_format.content
+    return [*content.start, *content.end, *((*spec.start, *spec.end) if spec else ())]
+
+
+def _other_markers(output_format: OutputFormat, alphabet: Alphabet) -> list[Node]:
+    return [alphabet.literal(marker.strip()) for marker in _text_markers(output_format)]
+
+
+def _behind(node: Node, head: Node) -> Node:
+    """What follows `head`, the node's beginning, in each of its alternatives."""
+    match node["type"]:
+        case "sequence":
+            first, rest = split(node)
+            if first["type"] == "const_string" and head["type"] == "token" and not first["value"].strip():
+                return _behind(rest, head)
+            return sequence(_behind(first, head), rest)
+        case "or":
+            return either(*(_behind(part, head) for part in node["elements"]))
+        case "const_string" if head["type"] == "const_string":
+            return constant(node["value"].lstrip().removeprefix(head["value"]))
+        case "token" if node == head:
+            return EMPTY
+        case "repeat" | "star":
+            return node
+    raise ValueError(f"a call does not begin with its marker: {node['type']}")
+
+
+def _triggered(begin: str | Node, rest: Node) -> Node:
+    """A tag whose end is the last marker of `rest`: xgrammar wants one where the content has no bound."""
     *content, last = rest["elements"] if rest["type"] == "sequence" else [rest]
-    if last["type"] == "const_string":
+    if content and last["type"] == "const_string":
         return {"type": "tag", "begin": begin, "content": sequence(*content), "end": last["value"]}
-    if last["type"] == "token":
+    if content and last["type"] == "token":
         return {"type": "tag", "begin": begin, "content": sequence(*content), "end": last}
     return {"type": "tag", "begin": begin, "content": rest, "end": ""}
 
 
-def _split(node: Node) -> tuple[Node, Node]:
-    if node["type"] == "sequence":
-        first, *others = node["elements"]
-        return first, sequence(*others)
-    return node, EMPTY
+__all__ = ["NOT_ENFORCED", "Plan", "Stage", "chosen", "plan"]

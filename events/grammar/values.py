@@ -1,22 +1,35 @@
 """One argument's value as a node, in the styles that are not JSON: raw text between tags, Python literals, bare-key
-objects, nested elements. What a node cannot express (lengths, formats, combinations) is the lint's to report."""
+objects, nested elements. What a value may be is asked of the same function that the parser asks
+(`events.parsing.schema.types`); what a node cannot express is the lint's to report."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from events.formats.output_format import Arguments
-from events.grammar.nodes import EMPTY, Alphabet, Node, constant, either, optional, pattern, sequence, star
+from events.grammar.nodes import EMPTY, Alphabet, Node, constant, either, free, optional, pattern, repeated, sequence
+from events.parsing.schema import ANY, types
 
 Schema = Mapping[str, Any]
-Kind = Literal["string", "number", "boolean", "null", "array", "object", "json"]
 MAX_DEPTH = 8
-_SIMPLE: dict[Any, Kind] = {
-    "string": "string", "integer": "number", "number": "number", "boolean": "boolean", "null": "null",
-    "array": "array", "object": "object",
-}  # fmt: skip
+_STRING = frozenset({"string"})
+_LITERAL_LIKE = r"(?s)\s*([\[{\"'].*|[0-9+\-.eE_]+|true|false|True|False|null|None)\s*|\s*"
+"""Text that is not a string, or may be taken for something else, where a value may be of several types."""
+FORMAT_PATTERNS: dict[str, str] = {
+    "date": r"(19|20)\d\d-(0[1-9]|1[0-2])-(0[1-9]|1\d|2[0-8])",
+    "time": r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(Z|[+\-]([01]\d|2[0-3]):[0-5]\d)",
+    "date-time": (
+        r"(19|20)\d\d-(0[1-9]|1[0-2])-(0[1-9]|1\d|2[0-8])T([01]\d|2[0-3]):[0-5]\d:[0-5]\d"
+        r"(\.\d{1,6})?(Z|[+\-]([01]\d|2[0-3]):[0-5]\d)"
+    ),
+    "uuid": r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}",
+    "email": r"[A-Za-z0-9_+\-]{1,32}(\.[A-Za-z0-9_+\-]{1,32}){0,3}@[A-Za-z0-9]{1,32}(\.[A-Za-z0-9]{1,32}){1,4}",
+    "ipv4": r"((25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)\.){3}(25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)",
+}
+"""Formats of strings that are written without quotes. Each is a part of what the format allows: the last days of
+months are left out, since a pattern that counts them costs more than it is worth."""
 
 
 class Member:
@@ -26,6 +39,9 @@ class Member:
         self.name = name
         self.schema = schema
         self.required = required
+
+
+Write = Callable[[Member], Node]
 
 
 def resolve(schema: Any, root: Schema) -> Schema:
@@ -39,7 +55,7 @@ def resolve(schema: Any, root: Schema) -> Schema:
 
 def _pointer(root: Any, reference: str) -> Any:
     if not reference.startswith("#/"):
-        return {}
+        return root if reference == "#" else {}
     for part in reference[2:].split("/"):
         key = part.replace("~1", "/").replace("~0", "~")
         root = root.get(key, {}) if isinstance(root, Mapping) else {}
@@ -47,20 +63,20 @@ def _pointer(root: Any, reference: str) -> Any:
 
 
 def members(schema: Schema, root: Schema) -> Iterator[Member]:
-    """The properties in their declared order, which is the order that the grammar fixes."""
-    required = set(schema.get("required") or ())
+    """The properties in their declared order, which is the order that the grammar fixes; then what is required and
+    not described."""
+    schema = resolve(schema, root)
+    required = schema.get("required")
+    names = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
     properties = schema.get("properties")
-    for name, value in properties.items() if isinstance(properties, Mapping) else ():
-        yield Member(name, resolve(value, root), name in required)
-
-
-def kind_of(schema: Schema) -> Kind:
-    """What the schema's values are, where it says so plainly; "json" where it does not."""
-    values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]] if "const" in schema else []
-    if values:
-        return "string" if all(isinstance(value, str) for value in values) else "json"
-    declared = schema.get("type")
-    return _SIMPLE.get(declared, "json") if isinstance(declared, str) else "json"
+    described: Mapping[str, Any] = properties if isinstance(properties, Mapping) else {}
+    for name, value in described.items():
+        if value is not False:
+            yield Member(name, resolve(value, root), name in names)
+    extra = schema.get("additionalProperties")
+    for name in names:
+        if name not in described and extra is not False:
+            yield Member(name, resolve(extra, root), True)
 
 
 def with_definitions(schema: Schema, root: Schema) -> dict[str, Any]:
@@ -80,94 +96,233 @@ class ValueWriter:
     def json(self, schema: Schema) -> Node:
         return self.alphabet.json(with_definitions(schema, self.root))
 
-    def closed(self, schema: Schema, end: str) -> Node:
-        """A value in the "tagged" style with what closes it: raw text for strings, else JSON."""
-        if kind_of(schema) != "string":
-            return sequence(self.json(schema), self.alphabet.literal(end))
-        bounded = self.choices(schema)
-        return sequence(bounded, self.alphabet.literal(end)) if bounded else self.alphabet.until(end)
+    def kinds(self, schema: Schema) -> frozenset[str]:
+        """The types that the parser will take a value of this schema for."""
+        return types(schema, self.root)
 
-    def choices(self, schema: Schema) -> Node | None:
-        """The fixed or patterned text of a string schema; None where any text will do."""
-        values = schema.get("enum") or ([schema["const"]] if "const" in schema else None)
-        if values:
-            return either(*(constant(str(value)) for value in values))
-        return pattern(schema["pattern"]) if anchored(schema.get("pattern")) else None
+    def closed(self, schema: Schema, end: str) -> Node:
+        """A value in the "tagged" style with what closes it: raw text for strings, JSON for what cannot be one. Where
+        it can be either, text that reads like JSON is JSON of the schema."""
+        kinds = self.kinds(schema)
+        if "string" not in kinds:
+            return self.alphabet.closed(end, content=self.json(schema))
+        if kinds == _STRING:
+            return self._text(schema, end)
+        if kinds == ANY:
+            return self.alphabet.closed(end)
+        others = self._others(schema, kinds)
+        choices = [self.alphabet.closed(end, content=others)] if others else []
+        for part in string_parts(schema, self.root):
+            bounded = self.bounded(part) or free()
+            guarded = (
+                bounded if bounded["type"] not in ("any_text", "regex") else {**bounded, "not_pattern": _LITERAL_LIKE}
+            )
+            choices.append(self.alphabet.closed(end, content=guarded))
+        return either(*choices) if choices else self.alphabet.closed(end)
+
+    def typed(self, schema: Schema, end: str) -> tuple[Node | None, Node | None]:
+        """A value whose type is declared in front of it: as text, and as JSON; None where it cannot be that."""
+        kinds = self.kinds(schema)
+        texts = [self._text(part, end) for part in string_parts(schema, self.root)] if "string" in kinds else []
+        text = either(*texts) if texts else None
+        others = self._others(schema, kinds) if kinds not in (_STRING, ANY) else None
+        return text, self.alphabet.closed(end, content=others) if others else None
+
+    def _others(self, schema: Schema, kinds: frozenset[str]) -> Node | None:
+        """JSON for the values that are no strings."""
+        if "string" not in kinds:
+            return self.json(schema)
+        rest = without_strings(schema, self.root)
+        return self.json(rest) if rest is not None else None
+
+    def _text(self, schema: Schema, end: str) -> Node:
+        bounded = self.bounded(schema)
+        return self.alphabet.closed(end, content=bounded) if bounded else self.alphabet.closed(end)
+
+    def bounded(self, schema: Schema) -> Node | None:
+        """The fixed, patterned or limited text of a string schema; None where any text will do."""
+        const = [schema["const"]] if "const" in schema else []
+        values = schema["enum"] if isinstance(schema.get("enum"), list) else const
+        texts = [value for value in values if isinstance(value, str)]
+        if texts:
+            return either(*(constant(text) for text in texts))
+        if isinstance(schema.get("pattern"), str):
+            return pattern(whole(schema["pattern"]))
+        if schema.get("format") in FORMAT_PATTERNS:
+            return pattern(FORMAT_PATTERNS[schema["format"]])
+        least, most = _count(schema, "minLength"), _count(schema, "maxLength")
+        if not least and most is None:
+            return None
+        return pattern(f"(?s:.){{{least or 0},{'' if most is None else most}}}")
 
     def python(self, schema: Schema) -> Node:
         """A Python literal; JSON's strings, numbers and containers are Python's too."""
-        match kind_of(schema):
-            case "boolean":
+        kinds = self.kinds(schema)
+        if "enum" not in schema and "const" not in schema:
+            if kinds == {"boolean"}:
                 return either(constant("True"), constant("False"))
-            case "null":
+            if kinds == {"null"}:
                 return constant("None")
         return self.json(schema)
 
     def bare(self, schema: Schema, depth: int = 0) -> Node:
         """A value in the "object" style: bare keys, strings between the format's own quotes."""
-        kind = kind_of(schema)
-        if kind == "string" and self.style.quote:
-            return self._quoted(schema)
-        if depth < MAX_DEPTH and kind == "object" and schema.get("properties"):
-            inner = self.listed(schema, lambda m: self.bare_member(m, depth + 1), constant(","))
-            return sequence(constant("{"), inner, constant("}"))
-        if depth < MAX_DEPTH and kind == "array":
-            item = self.bare(resolve(schema.get("items", {}), self.root), depth + 1)
-            return sequence(constant("["), _repeated(item, constant(","), schema), constant("]"))
-        return self.json(schema)
+        if not self.style.quote:
+            return self.json(schema)
+        fixed = (
+            schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]] if "const" in schema else []
+        )
+        if fixed:
+            return either(*(self._fixed(value) for value in fixed))
+        alternatives = schema.get("anyOf") or schema.get("oneOf")
+        if isinstance(alternatives, list):
+            return either(*(self.bare(resolve(each, self.root), depth + 1) for each in alternatives))
+        kinds = self.kinds(schema) - ({"integer"} if "number" in self.kinds(schema) else set())
+        kinds = kinds - {"object", "array"} if depth >= MAX_DEPTH else kinds
+        return either(*(self._bare_kind(kind, schema, depth) for kind in sorted(kinds)))
+
+    def _bare_kind(self, kind: str, schema: Schema, depth: int) -> Node:
+        match kind:
+            case "string":
+                return self._quoted(schema)
+            case "object":
+                return sequence(constant("{"), self._bare_members(schema, depth), constant("}"))
+            case "array":
+                items = schema.get("items")
+                below = MAX_DEPTH if not isinstance(items, Mapping) else depth + 1
+                item = self.bare(resolve(items, self.root), below)
+                return sequence(constant("["), _items(item, constant(","), schema), constant("]"))
+        return self.json({**schema, "type": kind})
+
+    def _bare_members(self, schema: Schema, depth: int) -> Node:
+        if any(members(schema, self.root)):
+            return self.listed(schema, lambda m: self.bare_member(m, depth + 1), constant(","))
+        extra = schema.get("additionalProperties")
+        if extra is False or schema.get("properties"):
+            return EMPTY
+        below = depth + 1 if isinstance(extra, Mapping) and extra else MAX_DEPTH
+        member = sequence(
+            pattern("[A-Za-z_][A-Za-z0-9_]{0,30}"), constant(":"), self.bare(resolve(extra, self.root), below)
+        )
+        return _items(member, constant(","), {})
+
+    def _fixed(self, value: Any) -> Node:
+        if isinstance(value, str):
+            return sequence(
+                self.alphabet.literal(self.style.quote), constant(value), self.alphabet.literal(self.style.quote)
+            )
+        return constant(json.dumps(value))
 
     def bare_member(self, member: Member, depth: int = 0) -> Node:
-        return sequence(self.alphabet.literal(f"{member.name}:"), self.bare(member.schema, depth))
+        return sequence(constant(f"{member.name}:"), self.bare(member.schema, depth))
 
     def _quoted(self, schema: Schema) -> Node:
         quote = self.style.quote
-        bounded = self.choices(schema)
-        opening = self.alphabet.literal(quote)
-        if bounded is not None:
-            return sequence(opening, bounded, opening)
-        return sequence(opening, self.alphabet.until(quote))
+        return sequence(self.alphabet.literal(quote), self.alphabet.closed(quote, content=self.bounded(schema)))
 
     def element(self, name: str, schema: Schema, depth: int = 0) -> Node:
         """`<name>VALUE</name>` of the "nested" style."""
         prefix = self.style.element_prefix
         opening, closing = f"{prefix}<{name}>", f"{prefix}</{name}>"
-        kind = kind_of(schema)
-        if depth < MAX_DEPTH and kind == "object" and schema.get("properties"):
-            inner = self.listed(schema, lambda m: self.element(m.name, m.schema, depth + 1), EMPTY)
-            return sequence(self.alphabet.literal(opening), inner, self.alphabet.literal(closing))
-        if depth < MAX_DEPTH and kind == "array":
-            item = self.element(self.style.item, resolve(schema.get("items", {}), self.root), depth + 1)
-            inner = _repeated(item, EMPTY, schema)
-            return sequence(self.alphabet.literal(opening), inner, self.alphabet.literal(closing))
-        return sequence(self.alphabet.literal(opening), self.closed(schema, closing))
+        kinds = self.kinds(schema)
+        ends = self.alphabet.literal(closing)
+        if depth < MAX_DEPTH and kinds == {"object"} and schema.get("properties"):
+            inside = self._elements(schema, depth)
+        elif depth < MAX_DEPTH and kinds == {"array"} and isinstance(schema.get("items"), Mapping):
+            item = self.element(self.style.item, resolve(schema["items"], self.root), depth + 1)
+            some = _items(item, EMPTY, {"minItems": 1, **{k: schema[k] for k in ("maxItems",) if k in schema}})
+            least = _count(schema, "minItems") or 0
+            inside = _items(item, EMPTY, schema) if least else either(constant("[]"), some)
+        else:
+            return sequence(self.alphabet.literal(opening), self._leaf(schema, closing))
+        return sequence(self.alphabet.literal(opening), inside, ends)
 
-    def listed(self, schema: Schema, write: Any, separator: Node) -> Node:
+    def _elements(self, schema: Schema, depth: int) -> Node:
+        """An object's elements, at least one; or an empty object, written as JSON."""
+        found = list(members(schema, self.root))
+        if any(member.required for member in found):
+            return self.listed(schema, lambda m: self.element(m.name, m.schema, depth + 1), EMPTY)
+        first = {**schema, "required": [found[0].name]} if found else schema
+        some = self.listed(first, lambda m: self.element(m.name, m.schema, depth + 1), EMPTY)
+        return either(constant("{}"), some)
+
+    def _leaf(self, schema: Schema, closing: str) -> Node:
+        """Text in an element: with a prefix any closing tag ends it."""
+        prefix = self.style.element_prefix
+        if not prefix or self.kinds(schema) != _STRING:
+            return self.closed(schema, closing)
+        bounded = self.bounded(schema)
+        if bounded is not None and bounded["type"] != "regex":
+            return sequence(bounded, self.alphabet.literal(closing))
+        return self.alphabet.closed(closing, content=bounded, excludes=[f"{prefix}</", f"{prefix}<"])
+
+    def listed(self, schema: Schema, write: Write, separator: Node) -> Node:
         """The members in order, optional ones optional, the separator between any two that are there."""
-        return self._rest(list(members(schema, self.root)), write, separator, first=True)
-
-    def _rest(self, left: list[Member], write: Any, separator: Node, *, first: bool) -> Node:
-        if not left:
-            return EMPTY
-        member, *others = left
-        node = write(member)
-        after = self._rest(others, write, separator, first=False)
-        if member.required:
-            return sequence(node if first else sequence(separator, node), after)
-        if not first or separator == EMPTY:
-            return sequence(optional(sequence(separator, node)), after)
-        without = self._rest(others, write, separator, first=True)
-        return either(sequence(node, after), without)
+        nodes = [(member.required, write(member)) for member in members(schema, self.root)]
+        return _rest(nodes, separator)
 
 
-def _repeated(item: Node, separator: Node, schema: Schema) -> Node:
-    """Items of an array; at least one where `minItems` asks for any."""
-    some = sequence(item, star(sequence(separator, item)))
-    return some if schema.get("minItems") else optional(some)
+def _rest(nodes: list[tuple[bool, Node]], separator: Node) -> Node:
+    """From the last member to the first: what may follow a member, and what may stand where none was yet."""
+    after = first = EMPTY
+    for required, node in reversed(nodes):
+        alone = sequence(node, after)
+        behind = sequence(separator, node)
+        first = alone if required else either(alone, first) if separator != EMPTY else sequence(optional(node), after)
+        after = sequence(behind, after) if required else sequence(optional(behind), after)
+    return first
 
 
-def anchored(expression: Any) -> bool:
-    """Whether a pattern holds for the whole string; a JSON schema's pattern matches anywhere, the backend's fully."""
-    return isinstance(expression, str) and expression.startswith("^") and expression.endswith("$")
+def string_parts(schema: Schema, root: Schema) -> list[Schema]:
+    """The alternatives of a schema that are strings, each with its own bounds."""
+    if isinstance(schema.get("enum"), list):
+        texts = [value for value in schema["enum"] if isinstance(value, str)]
+        return [{"enum": texts}] if texts else []
+    for keyword in ("anyOf", "oneOf"):
+        if isinstance(schema.get(keyword), list):
+            found = [part for each in schema[keyword] for part in string_parts(resolve(each, root), root)]
+            return [part for part in found if part]
+    return [schema] if "string" in types(schema, root) else []
+
+
+def without_strings(schema: Schema, root: Schema) -> dict[str, Any] | None:
+    """The part of a schema that is no string; None if that cannot be said, or nothing is left."""
+    declared = schema.get("type")
+    if isinstance(schema.get("enum"), list):
+        left = [value for value in schema["enum"] if not isinstance(value, str)]
+        return {"enum": left} if left else None
+    if isinstance(declared, list):
+        return {**schema, "type": [name for name in declared if name != "string"]}
+    for keyword in ("anyOf", "oneOf"):
+        if isinstance(schema.get(keyword), list):
+            rest = [resolve(each, root) for each in schema[keyword]]
+            kept = [each for each in rest if "string" not in types(each, root)]
+            return {keyword: kept} if kept else None
+    return None
+
+
+def _items(item: Node, separator: Node, schema: Schema) -> Node:
+    """Items of an array, as many as it asks for."""
+    least, most = _count(schema, "minItems") or 0, _count(schema, "maxItems")
+    if most == 0:
+        return EMPTY
+    following = repeated(sequence(separator, item), max(least - 1, 0), None if most is None else most - 1)
+    some = sequence(item, following)
+    return some if least else optional(some)
+
+
+def _count(schema: Schema, keyword: str) -> int | None:
+    value = schema.get(keyword)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def whole(expression: str) -> str:
+    """A JSON schema's pattern, which may match anywhere in a string, as one for the whole string."""
+    before = "" if expression.startswith("^") else "(?s:.*)"
+    after = "" if expression.endswith("$") and not expression.endswith(r"\$") else "(?s:.*)"
+    inner = expression.removeprefix("^")
+    inner = inner[:-1] if not after else inner
+    return f"{before}(?:{inner}){after}"
 
 
 def quoted(name: str) -> str:

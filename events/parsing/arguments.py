@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from events.formats.output_format import Arguments
-from events.parsing.json_text import JsonText, quoted
+from events.parsing.json_text import JsonText
+from events.parsing.literals import quoted
 from events.parsing.scanner import Scanner, scanner_for
-from events.parsing.schema import ANY, Schema, item_schema, property_schema, types
+from events.parsing.schema import ANY, Schema, item_schema, property_schema, resolved, types
 from events.parsing.source import Reading, Source
-from events.parsing.syntax import CallSyntax, Syntax
+from events.parsing.syntax import CallSyntax, Syntax, substantial
 from events.parsing.values import TypedValue, value_types
 
 NAME_LIMIT = 1024
@@ -168,7 +169,7 @@ def _wrapped_arguments(call: Call) -> Reading[None]:
 
 def _ends(calls: CallSyntax) -> tuple[str, ...]:
     """What ends a list of tagged arguments."""
-    following = (calls.name_prefix,) if len(calls.name_prefix) > 2 else ()
+    following = (calls.name_prefix,) if substantial(calls.name_prefix) else ()
     return tuple(dict.fromkeys((*calls.ends, *calls.starts, *following)))
 
 
@@ -220,7 +221,7 @@ def _tagged_value(call: Call, kinds: frozenset[str], ends: tuple[str, ...]) -> R
             value.write(source.text[source.position : stop])
             source.position = stop
         if marker is not None:
-            after = _follows(source, following, stop + len(marker))
+            after = _follows(source, following, calls.argument_name, stop + len(marker))
             if after is False:
                 value.write(marker)
             if after is not None:
@@ -237,8 +238,9 @@ def _tagged_value(call: Call, kinds: frozenset[str], ends: tuple[str, ...]) -> R
     call.write(value.take())
 
 
-def _follows(source: Source, following: Scanner, position: int) -> bool | None:
-    """Whether one of the scanner's markers, or the end, stands behind white space at `position`; None: undecided."""
+def _follows(source: Source, following: Scanner, argument: str, position: int) -> bool | None:
+    """Whether what belongs to the call stands at `position`, or the end: the next argument behind any white space, an
+    end marker at once or on a new line. None: undecided."""
     text, start = source.text, position
     while position < len(text) and text[position].isspace():
         position += 1
@@ -247,7 +249,9 @@ def _follows(source: Source, following: Scanner, position: int) -> bool | None:
     if position >= len(text):
         return True if source.final else None
     found = following.match(text, position, source.final)
-    return None if found is True else bool(found)
+    if found is True:
+        return None
+    return found == argument or (bool(found) and (position == start or "\n" in text[start:position]))
 
 
 def nested_arguments(call: Call) -> Reading[None]:
@@ -286,6 +290,7 @@ def _element_start(call: Call) -> Reading[str]:
 def _element(call: Call, name: str, schema: Schema, depth: int = 0) -> Reading[None]:
     """The rest of an element: a value, elements, or items; and its end."""
     prefix = call.calls.tools.arguments.element_prefix
+    schema = resolved(schema, call.schema)
     kinds = types(schema, call.schema)
     if depth < _DEPTH and (kinds == ANY or kinds <= {"object", "array", "null"}):
         yield from call.source.space()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from events.formats.output_format import Channels
-from events.parsing.json_text import quoted
+from events.parsing.literals import quoted
 from events.parsing.pieces import ArgumentText, CallEnd, CallStart
 from events.parsing.scanner import Scanner
 from events.parsing.source import Reading
@@ -33,7 +33,7 @@ def read_channels(parser: Parser) -> Reading[None]:
     channels = parser.format.channels
     assert channels is not None
     outside = parser.syntax.scanner(*channels.start, *channels.header_end, *channels.end, *parser.format.drop)
-    if channels.starts_in_header:
+    if channels.starts_in_header or channels.recipient:
         yield from _first_header(parser, channels)
     while True:
         marker = yield from parser.text(outside)
@@ -47,8 +47,15 @@ def read_channels(parser: Parser) -> Reading[None]:
 
 
 def _first_header(parser: Parser, channels: Channels) -> Reading[None]:
-    """The output may begin within a header that the prompt opened: a word in front of a marker."""
+    """The output may begin within a header that the prompt opened: with a recipient, or a word in front of a marker."""
     source = parser.source
+    if channels.recipient:
+        blank = yield from source.blank()
+        addressed = yield from source.ahead(parser.syntax.scanner(channels.recipient))
+        source.unread(blank)
+        if addressed:
+            yield from _header(parser, channels, "")
+        return
     text, marker = yield from source.until(
         parser.syntax.scanner(*channels.header_end, *channels.start, *channels.end, *_BLANKS), _HEADER_LIMIT
     )
@@ -87,16 +94,29 @@ def _destination(parser: Parser, channels: Channels, header: str) -> Destination
             return Destination("call", short)
         return Destination("drop")
     found = [(header.rfind(route.header), route.to) for route in channels.routes if route.header in header]
+    if not found and channels.named:
+        name = _bare_name(channels, header)
+        known = name.isidentifier() if declared is None else name in declared
+        return Destination("call", name) if known else Destination("")
     if not found:
-        return Destination("" if not channels.recipient else "content")
+        return Destination("content")
     return Destination(max(found, key=lambda place: place[0])[1])
 
 
 def _recipient(channels: Channels, header: str) -> str:
     if not channels.recipient or channels.recipient not in header:
         return ""
-    name = header.rpartition(channels.recipient)[2].partition("<")[0]
+    name = header.rpartition(channels.recipient)[2]
+    for marker in (*channels.start, *channels.header_end):
+        name = name.partition(marker)[0]
+    name = name.partition("<")[0]
     return (name.split() or [""])[0]
+
+
+def _bare_name(channels: Channels, header: str) -> str:
+    for marker in (*channels.start, *channels.header_end):
+        header = header.replace(marker, "")
+    return header.strip()
 
 
 def _body(parser: Parser, channels: Channels, header: str, last: str) -> Reading[None]:
@@ -158,8 +178,7 @@ def _call_body(parser: Parser, channels: Channels, name: str, header: str) -> Re
 def _text_call(parser: Parser, channels: Channels, header: str) -> Reading[None]:
     """A call whose one argument is the body's text."""
     parser.enter("content")
-    for marker in (*channels.start, *channels.header_end):
-        header = header.replace(marker, "")
+    name = _bare_name(channels, header)
     text, _ = yield from parser.source.until(parser.syntax.scanner(*channels.end), 1 << 62)
-    for piece in (CallStart(header.strip(), ""), ArgumentText(f'{{"text": {quoted(text)}}}'), CallEnd(True)):
+    for piece in (CallStart(name, ""), ArgumentText(f'{{"text": {quoted(text)}}}'), CallEnd(True)):
         parser.say(piece)

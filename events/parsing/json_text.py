@@ -12,9 +12,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from json.encoder import encode_basestring
 
-from events.parsing.schema import Schema, item_schema, property_schema
+from events.parsing.literals import escaped, literal, quoted
+from events.parsing.schema import Schema, item_schema, property_schema, resolved
 
 Coerce = Callable[[str, Schema], str]
 """A bare word and the schema of its place (or None) → JSON text."""
@@ -25,49 +25,12 @@ _WORD_ENDS = {  # keywords → where a bare word ends as a value, as a key
     False: (re.compile(r"[,\]}\n]"), re.compile(r"[:,\]}\n]")),
     True: (re.compile(r"[,\]})\n]"), re.compile(r"[:=,\]})\n]")),
 }
-_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _HEX = re.compile(r"[0-9a-fA-F]+")
-_WORDS = {
-    "true": "true", "True": "true", "TRUE": "true", "false": "false", "False": "false", "FALSE": "false",
-    "null": "null", "None": "null", "NULL": "null", "undefined": "null",
-    "NaN": "NaN", "Infinity": "Infinity", "-Infinity": "-Infinity",
-}  # fmt: skip
+_HEX_DIGITS = {"u": 4, "x": 2, "U": 8}
 _CLOSERS = {"{": "}", "[": "]"}
 _OPENERS = {"}": "{", "]": "[", ")": "["}
-_SPACE = re.compile(r"\s*")
+_SPACE = re.compile(r"[ \t\r\n]*")
 _SIMPLE_ESCAPES = frozenset('"\\/bfnrt')
-
-
-def quoted(text: str) -> str:
-    """`text` as a JSON string."""
-    return encode_basestring(text)
-
-
-def escaped(text: str) -> str:
-    """`text` as the inside of a JSON string."""
-    return encode_basestring(text)[1:-1]
-
-
-def number(word: str) -> str | None:
-    """JSON's spelling of a number as JSON or Python write it, else None."""
-    if _NUMBER.fullmatch(word):
-        return word
-    if len(word) > 64 or not word.isascii() or not any(map(str.isdigit, word)):
-        return None
-    try:
-        return str(int(word, 0))
-    except ValueError:
-        pass
-    try:
-        value = float(word)
-    except ValueError:
-        return None
-    return repr(value) if value - value == 0 else None
-
-
-def literal(word: str) -> str | None:
-    """The JSON text of a literal (number, boolean, null) as JSON or Python write it, else None."""
-    return _WORDS.get(word) or number(word)
 
 
 def word_to_json(word: str, schema: Schema = None) -> str:
@@ -107,7 +70,7 @@ class JsonText:
         self._keywords = keywords
         self._value_end, self._key_end = _WORD_ENDS[keywords]
         self._stack: list[tuple[str, Schema]] = []
-        self._schema = schema
+        self._schema = self._root = schema
         self._state: State = self._value
         self._separator: list[str] = []
         self._delimiter = ""
@@ -257,7 +220,9 @@ class JsonText:
     def _blank(self, text: str, position: int) -> int:
         """White space: kept where the model writes JSON itself, behind a comma only if something follows."""
         found = _SPACE.match(text, position)
-        end = found.end() if found else position + 1
+        end = found.end() if found else position
+        if end == position:
+            return position + 1  # white space that JSON does not know is left out
         if self._separator and not self._tidy:
             self._separator.append(text[position:end])
         elif not self._tidy:
@@ -308,8 +273,9 @@ class JsonText:
         self._word.clear()
         if self._is_key:
             self._write(quoted(word))
-        elif not self.committed and literal(word) is None:
+        elif self._stack and not self.committed and literal(word) is None:
             self.failed = True
+            return
         else:
             self.committed = True
             self._write(self._coerce(word, self._schema))
@@ -326,7 +292,8 @@ class JsonText:
     def _enter(self, key: list[str] | None) -> None:
         """The place below `key` of the innermost object."""
         if key is not None:
-            self._schema = property_schema(self._stack[-1][1], json.loads("".join(key)))
+            found = property_schema(self._stack[-1][1], json.loads("".join(key)))
+            self._schema = resolved(found, self._root)
 
     def _end_value(self) -> None:
         if self._stack:
@@ -339,7 +306,7 @@ class JsonText:
         self._write(bracket)
         self._stack.append((bracket, self._schema))
         if bracket == "[":
-            self._schema = item_schema(self._schema)
+            self._schema = resolved(item_schema(self._schema), self._root)
         self._state = self._key if bracket == "{" else self._value
 
     def _closer(self, char: str, text: str, position: int, final: bool) -> int:
@@ -389,8 +356,8 @@ class JsonText:
         char = text[position + 1 : position + 2]
         if not char and not final:
             return position
-        if char in ("u", "x"):
-            return self._hexadecimal(text, position, 4 if char == "u" else 2, final)
+        if char in _HEX_DIGITS:
+            return self._hexadecimal(text, position, _HEX_DIGITS[char], final)
         if char and char in _SIMPLE_ESCAPES:
             self._write("\\" + char)
             return position + 2
@@ -408,7 +375,7 @@ class JsonText:
         if len(code) < digits or not valid:
             self._write("\\\\")
             return position + 1
-        self._write("\\u" + code.zfill(4))
+        self._write("\\u" + code.zfill(4) if digits < 8 else json.dumps(chr(min(int(code, 16), 0x10FFFF)))[1:-1])
         return position + 2 + digits
 
 

@@ -11,9 +11,9 @@ from typing import Literal
 
 from events.formats.output_format import OutputFormat
 from events.parsing.calls import CallReader
-from events.parsing.channels import read_channels
 from events.parsing.pieces import ContentText, ParseWarning, Piece, ReasoningText
 from events.parsing.policy import Policy
+from events.parsing.readers import reader_for
 from events.parsing.scanner import Scanner
 from events.parsing.source import Reading, Source
 from events.parsing.syntax import Syntax, syntax_of
@@ -43,6 +43,7 @@ class Parser:
     ) -> None:
         self._tokens = MarkerTokens(output_format, marker_ids or {})
         self.format = self._tokens.format
+        self._message_start = output_format.message_start
         self.policy = policy
         self.source = Source()
         bare = policy.bare or (self.format.tools.bare if self.format.tools else "never")
@@ -68,7 +69,8 @@ class Parser:
         self._back: Mode = "content"
         self._after_call = self._after_section = self._withholds = False
         self.withheld: list[str] = []
-        self._reading: Reading[None] | None = read_channels(self) if self.format.channels else self._read()
+        reader = reader_for(self.format.reader, self.format.channels is not None)
+        self._reading: Reading[None] | None = reader(self) if reader else self._read()
         self._begin(opened, show_opened)
 
     def feed(self, text: str, token_id: int | None = None) -> list[Piece]:
@@ -106,13 +108,22 @@ class Parser:
         if self.format.content.prefix:
             self.say(ContentText(self.format.content.prefix))
         if opened:
-            start = self.format.message_start
-            found = bool(start) and start in opened
-            self._silent = not (show and found)
+            written = self._written_by_prompt(opened, show)
+            self._silent = not show or written is None
             self._opening = True
-            self.source.add(self._tokens.encode_prompt(opened.rpartition(start)[2] if found else opened))
+            self.source.add(self._tokens.encode_prompt(opened if written is None else written))
             self._resume()
-            self._settle(found)
+            self._settle(written is not None)
+
+    def _written_by_prompt(self, opened: str, show: bool) -> str | None:
+        """What the prompt holds of the message itself: the text behind its header; None if that cannot be told. A
+        header that is a message's own (`<|start|>assistant`) belongs to it."""
+        start, channels = self._message_start, self.format.channels
+        if not start or start not in opened:
+            return opened if show and not start else None
+        places = [start.find(self._tokens.decoded(mark)) for mark in (channels.start if channels else ())]
+        own = min((place for place in places if place >= 0), default=len(start))
+        return start[own:] + opened.partition(start)[2]
 
     def _settle(self, found: bool) -> None:
         """After the prompt's part. What it said silently is forgotten; where it left off is kept."""
@@ -261,6 +272,7 @@ class Parser:
 
     def enter(self, mode: Mode) -> None:
         """Go on with text of another kind. White space around the change belongs to neither."""
+        self._marked = True
         if self.mode == mode:
             return
         if self.mode == "content":

@@ -34,7 +34,8 @@ class CallEnd(NamedTuple):
 
 class ParseWarning(NamedTuple):
     """Something in the output was not as it should be. `kind`: "tool_call" (text that was no call, an undeclared
-    tool), "reasoning" (never closed), "protocol" (an order that strict boundaries forbid)."""
+    tool), "tool_call_error" (the same, where the request wants that to end the run), "reasoning" (never closed),
+    "protocol" (an order that strict boundaries forbid)."""
 
     kind: str
     message: str

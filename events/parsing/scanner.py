@@ -13,6 +13,11 @@ from functools import lru_cache
 _FEWEST = 5
 
 
+def is_token(character: str) -> bool:
+    """Whether a character stands for a token of the vocabulary (see events.parsing.tokens)."""
+    return "\ud800" <= character <= "\udfff"
+
+
 class Scanner:
     """A fixed set of markers. Build once per format (`scanner_for`), use for every text."""
 
@@ -52,12 +57,13 @@ class Scanner:
         few characters that no word begins with."""
         start = self._safe(text, position)
         partial = text[start:]
-        if len(partial) < _FEWEST or partial[0].isalnum():
-            return len(text)
-        return start
+        long_enough = len(partial) >= _FEWEST or any(map(is_token, partial))
+        return start if long_enough and not partial[0].isalnum() else len(text)
 
     def match(self, text: str, position: int, final: bool = False) -> str | bool:
         """The longest marker that stands exactly at `position`; True: not decided yet; False: none."""
+        if not self.markers:
+            return False
         if not final and (position >= len(text) or text[position:] in self._prefixes):
             return True
         found = self._pattern.match(text, position)

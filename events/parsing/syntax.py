@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from events.formats.output_format import OutputFormat, Tools
-from events.parsing.scanner import Scanner, scanner_for
+from events.parsing.scanner import Scanner, is_token, scanner_for
 
 _INDEX = re.compile(r"\{index\}")
 
@@ -42,9 +42,19 @@ class CallSyntax:
         return self.name_parts[-1] if self.name_parts else ""
 
 
+def substantial(marker: str) -> bool:
+    """Whether a marker is more than punctuation; a token of the vocabulary, one character in here, always is."""
+    return len(marker) > 2 or any(map(is_token, marker))
+
+
 def distinctive(marker: str) -> bool:
     """Whether a marker is unlikely to stand in prose: a tag or a special token, not punctuation or a word."""
-    return len(marker) > 2 and not marker.isalnum() and any(not c.isalnum() and c not in "_-.:`" for c in marker)
+    return substantial(marker) and not marker.isalnum() and any(not c.isalnum() and c not in "_-.:`" for c in marker)
+
+
+def is_tag(marker: str) -> bool:
+    """Whether a marker begins like a tag or with a token of the vocabulary."""
+    return distinctive(marker) and (marker[0] in "<[]" or is_token(marker[0]))
 
 
 @lru_cache(maxsize=1024)
@@ -62,7 +72,7 @@ def call_syntax(tools: Tools, messages: tuple[str, ...] = ()) -> CallSyntax:
     parts = tuple(part.strip() for part in _INDEX.split(tools.name_suffix) if part.strip())
     arguments_end = a.end.strip()
     starts = tuple(marker for marker in (section_start, call_start, *messages) if marker)
-    ends = tuple(m for m in (arguments_end, call_end, section_end) if len(m) > 2)
+    ends = tuple(m for m in (arguments_end, call_end, section_end) if substantial(m))
     return CallSyntax(
         tools=tools,
         section_start=section_start,
@@ -76,7 +86,7 @@ def call_syntax(tools: Tools, messages: tuple[str, ...] = ()) -> CallSyntax:
         arguments_start=a.start.strip(),
         arguments_end=arguments_end,
         argument_name=a.name_prefix.strip(),
-        argument_value=a.value_prefix.strip() or a.name_suffix.strip(),
+        argument_value=a.value_prefix.strip() or a.type_suffix.strip() or a.name_suffix.strip(),
         argument_end=a.value_suffix.strip(),
         starts=starts,
         ends=ends,

@@ -64,4 +64,8 @@ class MarkerTokens:
         """The piece with every token written out."""
         if not self._texts or isinstance(piece, CallEnd | ParseWarning):
             return piece
-        return type(piece)(*(_SURROGATE.sub(lambda found: self._texts[found.group()], part) for part in piece))
+        return type(piece)(*map(self.decoded, piece))
+
+    def decoded(self, text: str) -> str:
+        """The text with every token written out."""
+        return _SURROGATE.sub(lambda found: self._texts[found.group()], text) if self._texts else text

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import re
 
-from events.parsing.json_text import JsonText, escaped, literal, number, quoted
+from events.parsing.json_text import JsonText
+from events.parsing.literals import escaped, literal, number, quoted
 from events.parsing.schema import ANY, Schema, types
 
 _CONTAINERS = {"{": "object", "[": "array"}

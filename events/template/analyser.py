@@ -22,6 +22,14 @@ from events.template.tools import ToolAnalysis, analyse_tools
 from events.template.turn import END_OF_SEQUENCE, Turn, find_turn, markers_of
 
 CACHE_SIZE = 64
+_REASONS = {
+    "json_native": "the function's name stands inside a JSON object",
+    "tag_with_json": "the function's name stands outside of JSON, the arguments are a JSON object",
+    "tag_with_tagged": "the names and values of arguments stand each between markers of their own",
+    "python": "arguments are written as in a Python call",
+    "object": "arguments are an object with bare keys",
+    "nested": "arguments are elements named after their keys",
+}
 
 
 class TemplateAnalysis(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +101,7 @@ def _analyse_probe(probe: Probe) -> TemplateAnalysis:
         turn_end=turn.end.replace(END_OF_SEQUENCE, ""),
         stops=tuple(mark for mark in turn.stops if mark != END_OF_SEQUENCE),
         ends_with_eos=END_OF_SEQUENCE in turn.end,
-        prompts={key: turn.message_start + text for key, text in prompts_of(probe, turn, on, off).items()},
+        prompts={key: turn.message_start + text for key, text in prompts_of(probe, turn, switches).items()},
         findings=_findings(probe, turn, reasoning, content, tools, switches, family),
         renderings=probe.renderings,
     )
@@ -138,9 +146,13 @@ def _named(family: Family, derived: OutputFormat) -> OutputFormat:
         return derived
     if family.parts == "tools":
         return msgspec.structs.replace(derived, tools=named.tools)
-    drop = tuple(dict.fromkeys((*named.drop, *derived.drop)))
+    if named.tools and named.tools.arguments.quote:  # strings have quotes of their own, so what has none is none
+        arguments = msgspec.structs.replace(named.tools.arguments, untyped="json")
+        named = msgspec.structs.replace(named, tools=msgspec.structs.replace(named.tools, arguments=arguments))
+    heads = named.channels.start if named.channels else ()
+    drop = tuple(dict.fromkeys((*named.drop, *(mark for mark in derived.drop if not mark.startswith(heads)))))
     start = derived.message_start
-    for mark in named.channels.start if named.channels else ():
+    for mark in heads:
         start = start.removesuffix(mark)  # `>>>` begins a message's header, the role's header comes before it
     return msgspec.structs.replace(named, message_start=start, drop=drop)
 
@@ -149,8 +161,14 @@ def _ended_by(reasoning: Reasoning, tools: Tools) -> tuple[str, ...]:
     """A call's opening tag also ends reasoning where both are plain tags (`</think>`, `<tool_call>`): models of those
     families forget to close. Families with markers of another kind quote calls in their thoughts (`[TOOL_CALLS]`)."""
     opener = (tools.section_start or tools.call_start).strip()
-    plain = opener.startswith("<") and opener.endswith(">") and opener.isascii()
-    return (opener,) if plain and reasoning.end[0].strip().startswith("</") else ()
+    forgotten = reasoning.end[0].strip().startswith("</") or not reasoning.start
+    return (opener.removesuffix("[").rstrip(),) if plain_opener(opener) and forgotten else ()
+
+
+def plain_opener(opener: str) -> bool:
+    """Whether calls open with a plain tag: `<tool_call>`, `<tool_calls>[`."""
+    tag = opener.removesuffix("[").rstrip()
+    return tag.startswith("<") and tag.endswith(">") and tag.isascii()
 
 
 def _findings(
@@ -176,7 +194,9 @@ def _findings(
     if content.start:
         lines.append(f"content is wrapped ({content.wrapped}) in {content.start[0]!r} and {(*content.end, '')[0]!r}")
     if tools.tools:
-        lines.append(f"tool calls are {tools.mode}" + (" with Python dicts" if tools.python_dicts else ""))
+        reason = _REASONS[tools.mode] + (", spelled as Python dicts" if tools.python_dicts else "")
+        marker = (tools.tools.section_start or tools.tools.call_start or tools.tools.name_prefix).strip()
+        lines.append(f"tool calls ({tools.mode}) {f'behind {marker!r}' if marker else 'without a marker'}: {reason}")
     elif explained := explained_calls(probe):
         lines.append(f"tools are declared, but no call is rendered; JSON is read behind {explained.call_start!r}")
     return (*lines, *tools.findings)

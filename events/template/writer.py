@@ -61,7 +61,8 @@ def write_calls(tools: Tools, calls: Sequence[WrittenCall]) -> str:
     wrapped = [tools.call_start + text + tools.call_end for text in written]
     if tools.repeats_section:
         return tools.call_separator.join(tools.section_start + text + tools.section_end for text in wrapped)
-    return tools.section_start + tools.call_separator.join(wrapped) + tools.section_end
+    separator = tools.call_separator or ("" if tools.section_start or tools.call_start or tools.name_prefix else "\n")
+    return tools.section_start + separator.join(wrapped) + tools.section_end
 
 
 def _write_call(tools: Tools, call: WrittenCall, index: int) -> str:
@@ -151,19 +152,37 @@ def _nested_value(style: Arguments, value: Any) -> str:
 def _write_channels(
     output_format: OutputFormat, channels: Channels, reasoning: str, content: str, calls: Sequence[WrittenCall]
 ) -> str:
-    """Messages with headers, one after the other; the first continues the header that the prompt began."""
-    headers = {route.to: route.header for route in reversed(channels.routes)}
-    messages: list[tuple[str, str]] = []
-    if reasoning:
-        messages.append((headers.get("reasoning", ""), reasoning))
-    if content:
-        messages.append((headers.get("content", ""), content))
-    for call in calls:
-        header = f"{channels.recipient}{channels.namespace}{call.name}"
-        messages.append((header, _json(call.arguments)))
-    start, opened = channels.start[0], channels.header_end[0]
-    end = channels.end[0] if channels.end else ""
-    return "".join(f"{start}{header}{opened}{body}{end}" for header, body in messages)
+    """Messages with headers, one after the other. A format with two starts begins a message with the first, whose
+    header names the role, and a channel with the second (`<|start|>assistant<|channel|>final<|message|>`); the prompt
+    holds the first header's beginning."""
+    opening = output_format.message_start if len(channels.start) > 1 else ""
+    headers: dict[str, str] = {route.to: route.header for route in reversed(channels.routes)}
+    texts = (("reasoning", reasoning), ("content", content))
+    messages = [(headers[to], text, channels.end[:1]) for to, text in texts if text and to in headers]
+    parts = [f"{_header(channels, header)}{body}{''.join(end)}" for header, body, end in messages]
+    parts += [_channel_call(channels, call) for call in calls]
+    return opening.join(parts)
+
+
+def _header(channels: Channels, header: str) -> str:
+    """A route's header between the marks that begin and end it, which it may hold itself."""
+    begun = header if header.startswith(channels.start[-1]) else channels.start[-1] + header
+    return begun if begun.endswith(channels.header_end[0]) else begun + channels.header_end[0]
+
+
+def writes_reasoning(output_format: OutputFormat) -> bool:
+    """Whether the format has a way of writing reasoning."""
+    routes = output_format.channels.routes if output_format.channels else ()
+    return output_format.reasoning is not None or any(route.to == "reasoning" for route in routes)
+
+
+def _channel_call(channels: Channels, call: WrittenCall) -> str:
+    name = f"{channels.namespace}{call.name}"
+    end = "".join(channels.end[1:2]) if len(channels.start) > 1 else ""
+    if len(channels.start) == 1:
+        return f"{channels.start[0]}{name}{channels.header_end[0]}{_json(call.arguments)}{end}"
+    channel = channels.start[-1] + (channels.routes[-1].header if channels.routes else "")
+    return f" {channels.recipient}{name}{channel} json{channels.header_end[0]}{_json(call.arguments)}{end}"
 
 
 def _json(value: Any) -> str:

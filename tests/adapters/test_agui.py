@@ -143,6 +143,7 @@ MALFORMED: dict[str, Any] = {
     "an unknown role": BODY | {"messages": [{"id": "u", "role": "wizard", "content": ""}]},
     "content of another type": BODY | {"messages": [{"id": "u", "role": "user", "content": 5}]},
     "a part without text": BODY | {"messages": [{"id": "u", "role": "user", "content": [{"type": "text"}]}]},
+    "a part whose source has no form": BODY | {"messages": [{"id": "u", "role": "user", "content": [{"type": "image", "source": 5}]}]},
     "a tool message without its call": BODY | {"messages": [{"id": "u", "role": "tool", "content": ""}]},
     "ids that repeat": BODY | {"messages": BODY["messages"] * 2},
     "tools that repeat": BODY | {"tools": [{"name": "f", "description": ""}] * 2},
@@ -244,6 +245,8 @@ def test_a_list_bomb_costs_no_more_than_its_first_item(item):
 def test_parts_that_nobody_knows_are_dropped_with_a_warning_and_old_ones_are_mended():
     content = [
         {"type": "hologram", "x": 1},
+        {"type": ["text"]},
+        {"type": "image", "source": {"type": {}}},
         {"type": "image", "source": {"type": "quantum"}},
         {"type": "text", "text": "See"},
         {"type": "binary", "mimeType": "image/png", "data": "aGk=", "filename": "a.png"},
@@ -263,7 +266,7 @@ def test_parts_that_nobody_knows_are_dropped_with_a_warning_and_old_ones_are_men
             "source": {"type": "url", "value": "https://example.org/a.pdf", "mimeType": "application/pdf"},
         },
     ]
-    assert inbound.extra.warnings == ("messages.0: 2 content part(s) of an unknown kind left out.",)
+    assert inbound.extra.warnings == ("messages.0: 4 content part(s) of an unknown kind left out.",)
 
 
 @pytest.mark.parametrize(

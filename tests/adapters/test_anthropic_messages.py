@@ -15,6 +15,7 @@ from adapters.anthropic_messages import MessageFlags, MessageIdentity, MessageSt
 from adapters.anthropic_messages.signature import digest
 from adapters.errors import RequestError
 from adapters.inbound import Inbound
+from adapters.sealed import Seal, unwrap
 from events.vocabulary import (
     Event,
     ReasoningEncryptedValue,
@@ -31,7 +32,7 @@ from events.vocabulary import (
 )
 from tests.adapters import recorded
 
-IDENTITY = MessageIdentity(id="msg_1", model="m")
+IDENTITY = MessageIdentity(id="msg_1", model="m", thread_id="t")
 NO_FLAGS = MessageFlags()
 STREAMED: TypeAdapter[RawMessageStreamEvent] = TypeAdapter(RawMessageStreamEvent)
 USER = {"role": "user", "content": "Hi"}
@@ -220,7 +221,12 @@ SEALED: list[Event] = [
 
 
 def test_sealed_reasoning_is_redacted_thinking() -> None:
-    assert body(SEALED)["content"][0] == {"type": "redacted_thinking", "data": "sealed!"}
+    block = body(SEALED)["content"][0]
+    assert (block["type"], unwrap(block["data"])) == ("redacted_thinking", Seal("t", "r", "sealed!"))
+    inbound = read([USER, {"role": "assistant", "content": [block]}, USER])
+    assert inbound.input.thread_id == "t"
+    assert plain(inbound)[1] == {"role": "reasoning", "content": "", "encrypted_value": "sealed!"}
+    assert inbound.input.messages[1].id == "r"
     assert [frame["type"] for frame in frames(SEALED)][:2] == ["content_block_start", "content_block_stop"]
 
 
@@ -346,7 +352,7 @@ def test_a_whole_conversation() -> None:
         [
             {"role": "user", "content": "weather?"},
             {"role": "reasoning", "content": "hm"},
-            {"role": "reasoning", "content": "", "encrypted_value": "sealed"},
+            {"role": "reasoning", "content": ""},
             {
                 "role": "assistant",
                 "content": "Let me look.",

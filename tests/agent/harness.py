@@ -27,9 +27,13 @@ class House:
         self.model = model
         self.store = store
         agents = [agents] if isinstance(agents, Agent) else list(agents)
-        self.served = serve_agents(agents, model, sealer=more.get("sealer") or Sealer(), limits=more.get("limits") or Limits())
+        self.served = serve_agents(
+            agents, model, sealer=more.get("sealer") or Sealer(), limits=more.get("limits") or Limits()
+        )
         self._count = itertools.count(1)
-        self.manager = RunManager(self.served, store=store, limits=RunLimits(**more.get("run_limits", {})), new_id=self.new_id)
+        self.manager = RunManager(
+            self.served, store=store, limits=RunLimits(**more.get("run_limits", {})), new_id=self.new_id
+        )
         self.messages: list[dict[str, Any]] = []
         self.state: Any = None
         self.runs = itertools.count(1)
@@ -45,8 +49,6 @@ class House:
 
     async def __aexit__(self, *_: object) -> None:
         await self.manager.close(0)
-        for agent in set(self.served.values()):
-            await agent.close()
         await self.model.engine.close()
         if self.store is not None:
             await self.store.close()
@@ -54,10 +56,18 @@ class House:
     def input(self, text: str | None = None, **more: Any) -> RunAgentInput:
         if text is not None:
             self.messages.append({"id": f"user_{next(self._count)}", "role": "user", "content": text})
-        given = {"threadId": "t", "runId": f"run_{next(self.runs)}", "messages": self.messages, "state": self.state, **more}
+        given = {
+            "threadId": "t",
+            "runId": f"run_{next(self.runs)}",
+            "messages": self.messages,
+            "state": self.state,
+            **more,
+        }
         return RunAgentInput.model_validate(given)
 
-    async def start(self, text: str | None = None, *, options: GenerationOptions | None = None, agent: str = "default", **more: Any) -> Run:
+    async def start(
+        self, text: str | None = None, *, options: GenerationOptions | None = None, agent: str = "default", **more: Any
+    ) -> Run:
         chosen = options or GenerationOptions(store=self.store is not None)
         return await self.manager.start(self.input(text, **more), chosen, agent=agent)
 

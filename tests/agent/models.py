@@ -33,7 +33,9 @@ class JsonPrompts:
     def __init__(self, output_format: OutputFormat) -> None:
         self.output_format = output_format
 
-    async def build_async(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None) -> Prompt:
+    async def build_async(
+        self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None
+    ) -> Prompt:
         told = {
             "instructions": instructions,
             "messages": [message.model_dump(mode="json", by_alias=True) for message in input.messages],

@@ -25,6 +25,8 @@ from events.vocabulary import (
 from tests.agent.harness import House, client_tool, names, of
 from tests.agent.models import Model, call
 
+pytestmark = pytest.mark.usefixtures("nothing_blocks")
+
 sent: list[dict] = []
 
 
@@ -79,7 +81,11 @@ async def test_an_approval_stops_the_run_after_both_snapshots():
         last = await interrupted(it)
         (asked,) = last.outcome.interrupts
         (start,) = of(it.events, ToolCallStart)
-        assert (asked.reason, asked.tool_call_id, asked.message) == ("tool_call", start.tool_call_id, "Send mail to ann@example.org?")
+        assert (asked.reason, asked.tool_call_id, asked.message) == (
+            "tool_call",
+            start.tool_call_id,
+            "Send mail to ann@example.org?",
+        )
         assert asked.response_schema["required"] == ["approved"]
         assert set(asked.response_schema["properties"]) == {"approved", "editedArgs"}
         assert asked.metadata["arguments"] == {"to": "ann@example.org", "body": "Hi"}
@@ -156,7 +162,9 @@ async def test_rule_5_two_resumes_at_the_same_time_run_the_tool_once():
     assert len(sent) == 1
 
 
-@pytest.mark.parametrize("payload", [{"approved": "yes"}, {"ok": True}, [True], "approved", {"approved": True, "editedArgs": {"to": 3}}])
+@pytest.mark.parametrize(
+    "payload", [{"approved": "yes"}, {"ok": True}, [True], "approved", {"approved": True, "editedArgs": {"to": 3}}]
+)
 async def test_rule_6_a_payload_that_does_not_fit_the_schema_is_refused(payload):
     async with house(PROPOSED, "Done.") as it:
         (asked,) = (await interrupted(it)).outcome.interrupts
@@ -238,7 +246,9 @@ async def test_other_tools_of_the_turn_run_and_a_client_s_tool_stays_pending():
         tools = {"tools": [client_tool("change_background")]}
         (asked,) = (await interrupted(it, **tools)).outcome.interrupts
         assert [event.content for event in of(it.events, ToolCallResult)] == ["ann@example.org"]
-        background = next(event.tool_call_id for event in of(it.events, ToolCallStart) if event.tool_call_name == "change_background")
+        background = next(
+            event.tool_call_id for event in of(it.events, ToolCallStart) if event.tool_call_name == "change_background"
+        )
         events = await it.resume(yes(asked), **tools)
         assert events[-1].outcome.pending_tool_call_ids == [background]
         it.messages.insert(2, {"id": "c1", "role": "tool", "toolCallId": background, "content": "ok"})
@@ -253,7 +263,12 @@ async def test_a_client_that_sends_only_the_resume_gets_its_history_from_the_thr
         events = await it.resume(yes(asked))
         assert isinstance(events[-1].outcome, SuccessOutcome)
         assert [message["role"] for message in it.model.told[1]["messages"]] == ["user", "assistant", "tool"]
-        assert [message["role"] for message in await it.store.messages("", "t")] == ["user", "assistant", "tool", "assistant"]
+        assert [message["role"] for message in await it.store.messages("", "t")] == [
+            "user",
+            "assistant",
+            "tool",
+            "assistant",
+        ]
 
 
 async def test_a_predicate_decides_and_one_that_fails_counts_as_yes():
@@ -279,7 +294,9 @@ async def test_a_tool_may_ask_for_input_more_than_once():
     def schedule(topic: str, context: ToolContext) -> str:
         """Schedule a meeting."""
         calls.append(topic)
-        day = context.ask("Which day?", {"type": "object", "properties": {"day": {"enum": ["Mon", "Tue"]}}, "required": ["day"]})
+        day = context.ask(
+            "Which day?", {"type": "object", "properties": {"day": {"enum": ["Mon", "Tue"]}}, "required": ["day"]}
+        )
         hour = context.ask("Which hour?", {"type": "integer"})
         return f"{topic} on {day['day']} at {hour}"
 
@@ -352,4 +369,3 @@ async def test_an_answer_to_another_tenant_s_interrupt_finds_nothing():
         run = await it.manager.start(it.input(resume=[yes(asked)]), GenerationOptions(), tenant="other")
         assert isinstance(await run.wait(), RunError)
     assert sent == []
-

@@ -28,6 +28,8 @@ from events.vocabulary import (
 from tests.agent.harness import House, client_tool, names, of
 from tests.agent.models import Model, call
 
+pytestmark = pytest.mark.usefixtures("nothing_blocks")
+
 
 @tool
 def add(a: int, b: int) -> int:
@@ -50,15 +52,27 @@ async def test_the_default_agent_serves_the_model_as_it_is():
     async with House([], Model(["<think>\nHm.\n</think>\n\nHello."])) as house:
         events = await house.ask("Hi")
     assert names(events) == [
-        "RunStarted", "ReasoningStart", "ReasoningMessageStart", "ReasoningMessageContent", "ReasoningMessageEnd",
-        "ReasoningEnd", "TextMessageStart", "TextMessageContent", "TextMessageEnd", "RunFinished",
+        "RunStarted",
+        "ReasoningStart",
+        "ReasoningMessageStart",
+        "ReasoningMessageContent",
+        "ReasoningMessageEnd",
+        "ReasoningEnd",
+        "TextMessageStart",
+        "TextMessageContent",
+        "TextMessageEnd",
+        "RunFinished",
     ]
     assert "".join(event.delta for event in of(events, ReasoningMessageContent)).strip() == "Hm."
     assert text_of(events) == "Hello."
     last = events[-1]
     assert last.outcome == SuccessOutcome() and last.metadata["finishReason"] == "stop"
     (usage,) = last.usage
-    assert usage.model == "test-model" and usage.output_tokens > 5 and usage.total_tokens == usage.input_tokens + usage.output_tokens
+    assert (
+        usage.model == "test-model"
+        and usage.output_tokens > 5
+        and usage.total_tokens == usage.input_tokens + usage.output_tokens
+    )
     assert last.metadata["timings"]["total"] >= last.metadata["timings"]["firstToken"] > 0
 
 
@@ -110,14 +124,28 @@ async def test_what_goes_wrong_in_a_tool_is_told_to_the_model_and_the_run_goes_o
         await asyncio.Event().wait()
         return ""
 
-    wrong = [call("breaks"), call("refuses"), call("hangs"), call("add", a="two", b=3), call("add", a=1), call("missing", x=1)]
+    wrong = [
+        call("breaks"),
+        call("refuses"),
+        call("hangs"),
+        call("add", a="two", b=3),
+        call("add", a=1),
+        call("missing", x=1),
+    ]
     model = Model(["".join(wrong), "I see."])
     async with House(Agent(name="default", tools=[add, breaks, refuses, hangs]), model) as house:
         events = await house.ask("go")
     results = sorted(event.content for event in of(events, ToolCallResult))
     assert len(results) == 6 and all(result.startswith("Error: ") for result in results)
     joined = "\n".join(results)
-    for part in ("KeyError: 'the cupboard is bare'", "Not on a Sunday.", "longer than 0.05 s", "a: Input should be a valid integer", "b: Field required", "no tool called missing"):
+    for part in (
+        "KeyError: 'the cupboard is bare'",
+        "Not on a Sunday.",
+        "longer than 0.05 s",
+        "a: Input should be a valid integer",
+        "b: Field required",
+        "no tool called missing",
+    ):
         assert part in joined
     assert all(event.metadata == {"isError": True} for event in of(events, ToolCallResult))
     assert text_of(events) == "I see." and isinstance(events[-1], RunFinished)
@@ -308,8 +336,12 @@ async def test_token_details_ride_on_the_deltas_and_are_not_kept_in_messages():
 
 async def test_instructions_may_follow_the_state_and_settings_fill_what_the_request_leaves_open():
     agent = Agent(
-        name="default", instructions=lambda state: f"Be {state['mood']}.", state={"mood": "kind"}, state_in_prompt=True,
-        sampling=SamplingParams(temperature=0.3, max_tokens=7), thinking=False,
+        name="default",
+        instructions=lambda state: f"Be {state['mood']}.",
+        state={"mood": "kind"},
+        state_in_prompt=True,
+        sampling=SamplingParams(temperature=0.3, max_tokens=7),
+        thinking=False,
     )
     model = Model(["ok"])
     async with House(agent, model) as house:

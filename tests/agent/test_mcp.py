@@ -114,7 +114,13 @@ async def test_a_server_killed_in_mid_call_is_that_call_s_error_and_the_run_goes
                 if ActivitySnapshot in seen and ToolCallResult in seen:
                     break
             content = seen[ActivitySnapshot].content
-            assert content == {"toolCallId": content["toolCallId"], "toolName": "hang", "progress": 1.0, "total": 10.0, "message": "begun"}
+            assert content == {
+                "toolCallId": content["toolCallId"],
+                "toolName": "hang",
+                "progress": 1.0,
+                "total": 10.0,
+                "message": "begun",
+            }
             box.kill()
             killed = time.monotonic()
             events = await house.follow(run)
@@ -144,7 +150,13 @@ async def test_tools_may_be_chosen_renamed_and_approved(tmp_path):
         assert model.told[0]["tools"] == ["box_add"]
         assert isinstance(events[-1].outcome, InterruptOutcome)
         (asked,) = events[-1].outcome.interrupts
-        events = await house.resume({"interruptId": asked.id, "status": "resolved", "payload": {"approved": True, "editedArgs": {"a": 5, "b": 5}}})
+        events = await house.resume(
+            {
+                "interruptId": asked.id,
+                "status": "resolved",
+                "payload": {"approved": True, "editedArgs": {"a": 5, "b": 5}},
+            }
+        )
         assert of(events, ToolCallResult)[0].content == "10"
 
 

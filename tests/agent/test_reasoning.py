@@ -21,6 +21,8 @@ from events.vocabulary import (
 from tests.agent.harness import House, names, of
 from tests.agent.models import Model
 
+pytestmark = pytest.mark.usefixtures("nothing_blocks")
+
 THOUGHT = "<think>\nThe secret is 42.\n</think>\n\nHello."
 
 
@@ -29,7 +31,13 @@ async def test_hidden_reasoning_travels_sealed_and_is_used_in_the_next_prompt():
     model = Model([THOUGHT, "Again."])
     async with House(Agent(name="default", reasoning="hidden"), model, Store("sqlite://"), sealer=sealer) as house:
         events = await house.ask("hi")
-        assert names(events)[1:6] == ["ReasoningStart", "ReasoningMessageStart", "ReasoningMessageEnd", "ReasoningEncryptedValue", "ReasoningEnd"]
+        assert names(events)[1:6] == [
+            "ReasoningStart",
+            "ReasoningMessageStart",
+            "ReasoningMessageEnd",
+            "ReasoningEncryptedValue",
+            "ReasoningEnd",
+        ]
         assert "42" not in repr(events)
         (reasoning,) = [message for message in house.messages if message["role"] == "reasoning"]
         assert reasoning["content"] == "" and reasoning["encryptedValue"]
@@ -52,7 +60,11 @@ async def test_a_summary_is_shown_instead_and_made_by_the_agent():
 
 
 async def test_without_a_function_the_model_makes_the_summary_and_it_is_counted():
-    model = Model(lambda told: "A number." if told["instructions"] is None and told["messages"][0]["role"] == "system" else THOUGHT)
+    model = Model(
+        lambda told: (
+            "A number." if told["instructions"] is None and told["messages"][0]["role"] == "system" else THOUGHT
+        )
+    )
     async with House(Agent(name="default", reasoning="summary"), model) as house:
         events = await house.ask("hi")
     assert "".join(event.delta for event in of(events, ReasoningMessageContent)) == "A number."
@@ -67,7 +79,11 @@ async def test_what_does_not_open_is_left_out_with_a_warning(spoil):
         await house.ask("hi")
         reasoning = next(message for message in house.messages if message["role"] == "reasoning")
         value = reasoning["encryptedValue"]
-        reasoning["encryptedValue"] = {"changed": value[:-6] + "AAAAAA", "nonsense": "\u2603 not base64", "other thread": value}[spoil]
+        reasoning["encryptedValue"] = {
+            "changed": value[:-6] + "AAAAAA",
+            "nonsense": "\u2603 not base64",
+            "other thread": value,
+        }[spoil]
         events = await house.ask("and?", threadId="t2" if spoil == "other thread" else "t")
         assert "could not be opened" in events[-1].metadata["warnings"][0]
         assert "42" not in repr(house.model.told[1])

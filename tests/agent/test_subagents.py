@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from agent_server.agent import Agent, ToolContext, tool
 from agent_server.engine.scripted import Fault, Script
 from agent_server.store import Store
@@ -17,6 +19,8 @@ from events.vocabulary import (
 from tests.agent.harness import House, of
 from tests.agent.models import Model, call
 
+pytestmark = pytest.mark.usefixtures("nothing_blocks")
+
 
 @tool
 def count_letters(word: str, context: ToolContext) -> int:
@@ -31,7 +35,9 @@ def publish(text: str) -> str:
     raise AssertionError("nobody agreed")
 
 
-LINGUIST = Agent(name="linguist", description="Knows words.", instructions="You know words.", tools=[count_letters, publish])
+LINGUIST = Agent(
+    name="linguist", description="Knows words.", instructions="You know words.", tools=[count_letters, publish]
+)
 CHIEF = Agent(name="default", instructions="You delegate.", tools=[LINGUIST], state={})
 
 
@@ -41,12 +47,20 @@ def script(*mine: str, theirs: list):
 
 
 async def test_a_subagent_s_work_is_marked_as_its_own_and_its_last_words_are_the_result():
-    model = Model(script(call("linguist", task="letters in tree"), "Four.", theirs=[call("count_letters", word="tree"), "4 letters"]))
+    model = Model(
+        script(
+            call("linguist", task="letters in tree"), "Four.", theirs=[call("count_letters", word="tree"), "4 letters"]
+        )
+    )
     async with House(CHIEF, model, Store("sqlite://")) as house:
         events = await house.ask("how many letters has tree?")
         (started,), (finished,) = of(events, SubagentStarted), of(events, SubagentFinished)
         calls = of(events, ToolCallStart)
-        assert (started.name, started.description, started.parent_tool_call_id) == ("linguist", "Knows words.", calls[0].tool_call_id)
+        assert (started.name, started.description, started.parent_tool_call_id) == (
+            "linguist",
+            "Knows words.",
+            calls[0].tool_call_id,
+        )
         assert finished.subagent_run_id == started.subagent_run_id and finished.result == "4 letters"
         assert [each.subagent_run_id for each in calls] == [None, started.subagent_run_id]
         inner, outer = of(events, ToolCallResult)
@@ -92,8 +106,14 @@ async def test_inside_a_subagent_what_needs_a_person_is_not_done():
 async def test_two_subagents_may_work_at_once():
     other = Agent(name="poet", instructions="You rhyme.")
     model = Model(
-        lambda told: {"You know words.": "words", "You rhyme.": "rhymes"}.get(told["instructions"])
-        or ("both" if any(m["role"] == "tool" for m in told["messages"]) else call("linguist", task="a") + call("poet", task="b"))
+        lambda told: (
+            {"You know words.": "words", "You rhyme.": "rhymes"}.get(told["instructions"])
+            or (
+                "both"
+                if any(m["role"] == "tool" for m in told["messages"])
+                else call("linguist", task="a") + call("poet", task="b")
+            )
+        )
     )
     async with House(Agent(name="default", instructions="x", tools=[LINGUIST, other]), model) as house:
         events = await house.ask("go")

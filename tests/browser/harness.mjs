@@ -58,13 +58,16 @@ export async function startBrowser() {
 /** A page in a fresh profile. `faults` collects console errors, page errors and requests that leave this machine. */
 export async function openPage(browser, url, { viewport = WIDE, colorScheme = "light", expected = [], storage } = {}) {
   const context = await browser.newContext({ viewport, colorScheme, acceptDownloads: true, storageState: storage });
+  context.setDefaultTimeout(8_000);
   const page = await context.newPage();
   const faults = [];
   page.on("console", (message) => {
     if (!["error", "warning"].includes(message.type())) return;
     if (!expected.some((pattern) => pattern.test(message.text()))) faults.push(`console ${message.type()}: ${message.text()}`);
   });
-  page.on("pageerror", (error) => faults.push(`page error: ${error.stack ?? error}`));
+  page.on("pageerror", (error) => {
+    if (!expected.some((pattern) => pattern.test(error.message))) faults.push(`page error: ${error.stack || `${error.name}: ${error.message}`}`);
+  });
   page.on("request", (request) => {
     const { protocol, hostname } = new URL(request.url());
     if (protocol.startsWith("http") && !["127.0.0.1", "localhost"].includes(hostname)) faults.push(`request to ${request.url()}`);
@@ -81,6 +84,7 @@ export async function openDemo(browser, url, options) {
 }
 
 export async function say(page, text) {
+  await page.getByPlaceholder("Ask something").waitFor();
   await page.getByRole("textbox", { name: "Message" }).fill(text);
   await page.keyboard.press("Enter");
 }

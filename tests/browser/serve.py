@@ -56,7 +56,7 @@ RULES: tuple[tuple[str, str], ...] = (
     (r"add salt", call("add_ingredient", name="salt")),
     (r"progress", call("count_slowly")),
     (r"remember", "I keep it in mind."),
-    (r"long|slow", LONG),
+    (r"long", LONG),
     (r"break", "This will not end well, because the engine"),
     (r"can you do", thought("A question about me.", LIST)),
     (r"hello|hi\b", thought("A greeting.", "Hello! How can I help?")),
@@ -78,7 +78,7 @@ def answer(prompt: str) -> Script:
             delay=0.01,
             fault=Fault(action="error", after=8, kind="connection", message="The engine was lost in mid-answer."),
         )
-    return Script(text=text, first_delay=0.05, delay=0.03 if "long" in asked else 0.012)
+    return Script(text=text, first_delay=0.05, delay=0.08 if re.search("long|slow", asked) else 0.012)
 
 
 class Recipe(BaseModel):

@@ -228,3 +228,45 @@ _MAKERS: list[tuple[Callable[[random.Random], Wire], float]] = [
     (_state, 6), (_activity, 5), (_snapshot, 3),
     (lambda rng: {"type": "RAW", "event": None}, 2), (lambda rng: {"type": "CUSTOM", "name": "n", "value": 1}, 2),
 ]  # fmt: skip
+
+
+_OPENERS = {
+    "TEXT_MESSAGE_": {"type": "TEXT_MESSAGE_START"},
+    "TOOL_CALL_": {"type": "TOOL_CALL_START", "toolCallName": "f"},
+    "REASONING_MESSAGE_": {"type": "REASONING_MESSAGE_START", "role": "reasoning"},
+    "REASONING_": {"type": "REASONING_START"},
+    "STEP_": {"type": "STEP_STARTED"},
+    "SUBAGENT_": {"type": "SUBAGENT_STARTED", "name": "helper"},
+}
+_CONTINUES = ("_CONTENT", "_ARGS", "_END", "_FINISHED", "_ERROR")
+_SCALARS: list[Any] = [None, 5, 1.5, "x", True, [], {}, [5], ["x"], [None], {"type": "x"}, [{"type": "x"}], [{"id": 5}]]
+
+
+def mutated(rng: random.Random, wire: Wire) -> list[Wire]:
+    """A stream that is legal up to `wire`, of which one member was removed, added or given another value."""
+    stream: list[Wire] = (
+        [] if wire["type"] == "RUN_STARTED" else [{"type": "RUN_STARTED", "threadId": "t", "runId": "r"}]
+    )
+    opener = next((opener for prefix, opener in _OPENERS.items() if wire["type"].startswith(prefix)), None)
+    if opener and wire["type"].endswith(_CONTINUES):
+        names = {"messageId", "toolCallId", "stepName", "subagentRunId"}
+        stream.append(opener | {name: value for name, value in wire.items() if name in names})
+    changed = copy.deepcopy(wire)
+    target = _some_object(rng, changed)
+    what = rng.random()
+    if what < 0.2 and len(target) > 1:
+        del target[rng.choice(list(target))]
+    elif what < 0.3:
+        target["unknownMember"] = rng.choice(_SCALARS)
+    elif what < 0.95:
+        target[rng.choice([*target, "metadata", "timestamp", "rawEvent"])] = rng.choice(_SCALARS)
+    return [*stream, changed]
+
+
+def _some_object(rng: random.Random, wire: Wire) -> Wire:
+    """The event itself, or now and then an object inside it that the protocol describes."""
+    inside = [wire]
+    for key in ("messages", "delta", "patch", "usage", "content", "outcome", "input"):
+        value = wire.get(key)
+        inside += [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, dict) and item]
+    return rng.choice(inside) if rng.random() < 0.4 else wire

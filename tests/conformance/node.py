@@ -29,7 +29,7 @@ class NodeClients:
             [self._node, script], cwd=HERE, input=text, capture_output=True, text=True, timeout=timeout, check=False
         )
         assert done.returncode == 0, done.stderr[-2000:]
-        return [json.loads(line) for line in done.stdout.splitlines()]
+        return [json.loads(line) for line in done.stdout.split("\n") if line]
 
     def command(self, script: str, *arguments: str) -> list[str]:
         """A command line for a script that is to run beside the test, in the folder of this file."""

@@ -46,12 +46,22 @@ async function replay(entry, index) {
     id: entry.id,
     verdict: error === null ? "accepts" : "rejects",
     error,
-    messages: agent.messages,
-    state: agent.state,
+    messages: finite(agent.messages),
+    state: finite(agent.state),
     interrupts: agent.pendingInterrupts ?? [],
     console: lines,
     events,
   };
+}
+
+// A patch that copies a document into itself leaves the client with a state that has no end.
+function finite(value) {
+  try {
+    JSON.stringify(value);
+    return value;
+  } catch {
+    return "circular";
+  }
 }
 
 let index = 0;

@@ -7,10 +7,11 @@ import random
 
 import pytest
 
-from events.encode import from_wire
+from events.encode import from_wire, to_wire
 from events.message import fold
 from events.patch import equal
-from tests.conformance.generate import random_stream
+from tests.conformance.generate import mutated, random_stream
+from tests.conformance.samples import examples
 from tests.conformance.streams import GAPS, conformance_streams, verdict
 
 SEED = int(os.environ.get("STREAM_SEED", "20"))
@@ -44,6 +45,19 @@ def test_random_streams_fold_to_the_clients_messages_and_state(replayed):
         if not equal(folder.messages, theirs["messages"]) or not equal(folder.state, theirs["state"]):
             wrong.append((stream, folder.messages, theirs["messages"], folder.state, theirs["state"]))
     assert not wrong, f"{len(wrong)} of {len(replayed)}; the first: {wrong[0]}"
+
+
+def test_malformed_events_get_the_clients_verdict(node_clients):
+    rng = random.Random(SEED)
+    streams = [mutated(rng, to_wire(event)) for event in examples(8, seed=SEED)]
+    answers = node_clients.run("replay.mjs", [{"stream": stream} for stream in streams])
+    wrong = [
+        (ours, why, theirs["error"], stream[-1])
+        for stream, theirs in zip(streams, answers, strict=True)
+        for ours, why in [verdict(stream)]
+        if ours != theirs["verdict"]
+    ]
+    assert not wrong, f"{len(wrong)} of {len(streams)}; the first: {min(wrong, key=lambda each: len(str(each)))}"
 
 
 def test_conformance_streams_replay_as_their_index_says(node_clients):

@@ -40,10 +40,14 @@ def test_what_is_not_recognised_is_dropped_and_the_event_stays(wire):
     assert len(warnings) == 1
 
 
-def test_unknown_patch_operations_and_parts_are_dropped():
+def test_unknown_patch_operations_messages_and_parts_are_dropped():
     good = {"op": "add", "path": "/a", "value": None, "note": "kept"}
     event, warnings = receive({"type": "STATE_DELTA", "delta": [{"op": "increment", "path": "/a"}, good]})
     assert (event.delta, len(warnings)) == ([good], 1)
+    event, warnings = receive({"type": "STATE_DELTA", "delta": [{"op": ["add"]}]})
+    assert (event.delta, len(warnings)) == ([], 1)
+    event, warnings = receive({"type": "MESSAGES_SNAPSHOT", "messages": [{"id": "u", "role": "wizard"}]})
+    assert (event.messages, len(warnings)) == ([], 1)
     parts = [{"type": "hologram"}, {"type": "text", "text": "x"}]
     event, warnings = receive(
         {"type": "MESSAGES_SNAPSHOT", "messages": [{"id": "u", "role": "user", "content": parts}]}
@@ -69,7 +73,13 @@ def test_unknown_patch_operations_and_parts_are_dropped():
         {"type": "STATE_DELTA", "delta": [{"op": "add", "path": "/a"}]},
         {"type": "STATE_DELTA", "delta": ["add"]},
         {"type": "STATE_DELTA", "delta": {}},
-        {"type": "MESSAGES_SNAPSHOT", "messages": [{"id": "u", "role": "wizard", "content": ""}]},
+        {"type": "STATE_DELTA", "delta": [{"op": "add", "path": "/a"}]},
+        {"type": "MESSAGES_SNAPSHOT", "messages": [{"id": "u", "role": "user"}]},
+        {"type": "MESSAGES_SNAPSHOT", "messages": [{"id": "u", "role": "assistant", "content": None}]},
+        {"type": "TOOL_CALL_RESULT", "messageId": "m", "toolCallId": "c", "content": [5]},
+        {"type": "RUN_STARTED", "threadId": "t", "runId": "r", "input": {"threadId": "t"}},
+        FINISHED | {"usage": [{"provider": None}]},
+        FINISHED | {"outcome": {"type": "success", "pendingToolCallIds": None}},
     ],
 )
 def test_what_is_recognised_and_malformed_is_an_error(wire):

@@ -8,6 +8,7 @@ import asyncpg
 import pytest
 
 from agent_server.store import Store
+from tests.blocking import nothing_blocks
 from tests.store import postgres
 
 
@@ -46,5 +47,6 @@ async def store(request, tmp_path):
         url = await fresh_database(request.getfixturevalue("postgres_server"))
     store = Store(url)
     await store.open()
-    yield store
+    with nothing_blocks():
+        yield store
     await store.close()

@@ -34,11 +34,11 @@ CATEGORY_WEIGHTS = {
     "name": 2,
     "call": 25,
     "two_calls": 9,
-    "invented_call": 3,
+    "invented_call": 2,
     "absent": 14,
     "answer": 13,
-    "two_answers": 7,
-    "invented_answer": 2,
+    "two_answers": 8,
+    "invented_answer": 1,
     "follow_up": 6,
 }
 QUESTION_STARTS = (
@@ -64,7 +64,7 @@ CALL_WEIGHTS = {
     "calculate": 3,
     "get_time": 2,
     "change_background": 2,
-    "generate_task_steps": 3,
+    "generate_task_steps": 5,
     "search": 2,
     "send_email": 4,
     "write_document": 3,
@@ -202,7 +202,7 @@ class DialogueFactory:
         """Return a system message and up to four earlier turns."""
         text = system_prompt(self.values)
         messages = [{"role": "system", "content": text}] if text else []
-        turns = self.values.pick((0,) * 14 + (1, 1, 1, 2, 3, 4))
+        turns = self.values.pick((0,) * 18 + (1, 1, 1, 2, 3, 4))
         return [*messages, *chain.from_iterable(self._past_turn(tools) for _ in range(turns))]
 
     def _past_turn(self, tools: list[ToolDefinition]) -> list[Message]:

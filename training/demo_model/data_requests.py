@@ -243,7 +243,7 @@ def _search_query(values: Values) -> str:
     queries: tuple[Callable[[], str], ...] = (
         values.topic,
         values.topic,
-        lambda: values.words(1, 4),
+        lambda: values.words(1, 3),
         lambda: f"hotels in {values.city()}",
         lambda: f"best {values.word()} in {values.city()}",
         lambda: f"how to {values.word()} a {values.word()}",
@@ -279,7 +279,7 @@ def ask_plan(values: Values) -> Request:
     kind, subject = _plan_subject(values)
     question = values.pick(PLAN_REQUESTS).format(subject)
     count = 5
-    if values.chance(0.25):
+    if values.chance(0.35):
         count = values.between(3, 10)
         question = f"{question} in {count} steps"
     steps = [{"description": step.format(subject), "status": "enabled"} for step in PLAN_STEPS[kind][:count]]
@@ -333,10 +333,14 @@ def _recipient(values: Values) -> str:
 
 def _email_body(values: Values) -> str:
     bodies: tuple[Callable[[], str], ...] = (
-        lambda: values.words(2, 6),
+        lambda: values.words(2, 4),
         lambda: f"see you in {values.city()}",
         lambda: f"hello {values.person()}",
         lambda: f"see you at {values.between(1, 12)}",
+        lambda: f"the meeting is at {values.between(1, 12)}",
+        lambda: f"i have a question about {values.topic()}",
+        lambda: f"happy birthday {values.person()}",
+        lambda: f"i will be late, {values.person()} knows why",
     )
     return values.pick(bodies)()
 
@@ -364,7 +368,7 @@ SUBJECT_EMAILS = (
 def ask_email(values: Values) -> Request:
     """Ask for an email with a subject, a body or both."""
     to, form = _recipient(values), values.rng.random()
-    subject = values.topic() if values.chance(0.5) else values.words(1, 3)
+    subject = values.topic() if values.chance(0.7) else values.words(1, 2)
     body = _email_body(values)
     patterns: tuple[str, ...] = FULL_EMAILS
     if form > 0.72:

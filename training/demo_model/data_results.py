@@ -197,9 +197,20 @@ def plan_outcome(values: Values, request: Request) -> Outcome:
     return _outcome(values, {"accepted": True, "steps": steps}, answer, enabled)
 
 
+def _title(values: Values) -> str:
+    titles = (
+        f"All about {values.topic()}",
+        f"{values.topic()} for beginners",
+        f"{values.topic()} in {values.city()}",
+        f"{values.words(1, 3)} explained",
+        values.words(2, 4),
+    )
+    return values.pick(titles)
+
+
 def search_outcome(values: Values, _request: Request) -> Outcome:
     """Answer with the first result."""
-    titles = [values.words(2, 6).capitalize() for _ in range(values.between(1, 3))]
+    titles = [_title(values) for _ in range(values.between(1, 3))]
     link = f"https://{values.word()}.com/{values.word()}"
     results: tuple[object, ...] = (
         {"results": titles},
@@ -241,7 +252,8 @@ def _plain_value(values: Values) -> str | int:
 
 def failure_outcome(values: Values, _request: Request) -> Outcome:
     """Report what went wrong."""
-    error = values.pick(ERRORS) if values.chance(0.6) else values.words(1, 4)
+    errors = (values.pick(ERRORS), values.pick(ERRORS), f"{values.word()} not found", values.words(1, 3))
+    error = values.pick(errors)
     results: tuple[object, ...] = ({"error": error}, {"error": error}, f"Error: {error}")
     answer = f"Sorry, the tool failed: {error}."
     return _outcome(values, values.pick(results), answer, error)

@@ -58,7 +58,7 @@ def _context(values: Values) -> str:
 def system_prompt(values: Values) -> str:
     """Return an agent's instructions, a client's context, both or nothing."""
     form = values.rng.random()
-    if form < 0.5:
+    if form < 0.6:
         return ""
     text = _instructions(values)
     if form > 0.85:

@@ -194,7 +194,7 @@ class Values:
             written = f"{first} {self.pick('+-*/')} {second}"
             written = written.replace(" ", "") if self.chance(0.3) else written
             return written, written
-        if form < 0.65:
+        if form < 0.6:
             written = self._three_terms(first, second)
             return written, written
         if form < 0.92:

@@ -1,7 +1,6 @@
 """Train the demo model on generated dialogues; an interrupted run goes on where it stopped."""
 
 import argparse
-import ctypes
 import math
 import random
 import time
@@ -24,7 +23,6 @@ from training.demo_model.parallel import Workers, run_workers
 from training.demo_model.tokenizer import build
 
 COPY_SHARE = 0.04
-M_MMAP_MAX, M_TRIM_THRESHOLD = -4, -1
 RAMP_STEPS = 50
 PROBE_ROWS = 24
 
@@ -170,14 +168,6 @@ class Trainer:
         )
 
 
-def keep_freed_memory() -> None:
-    """Tell glibc to reuse freed memory; giving it back costs a third of every step."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(M_MMAP_MAX, 0)
-        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
-
-
 def load_tokenizer(folder: Path) -> Tokenizer:
     """Load the run's tokenizer, made when there is none yet."""
     path = folder / "tokenizer.json"
@@ -230,7 +220,6 @@ def parse_options() -> argparse.Namespace:
 
 def work(options: argparse.Namespace, workers: Workers) -> None:
     """Train in one of the processes."""
-    keep_freed_memory()
     torch.set_num_threads(1)
     Trainer(options, workers).train()
 

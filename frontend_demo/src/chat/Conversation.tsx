@@ -68,7 +68,7 @@ export function Conversation({ thread, modelName, bundled, blocked, failure, int
         <div className="messages" role="log" aria-label="Messages" aria-busy={thread.running}>
           {fresh && !readOnly && thread.restored && <Empty modelName={modelName} bundled={bundled} disabled={blocked !== null} onPick={send} />}
           <RunningContext value={thread.running}>
-            <Messages messages={visible} running={thread.running} asked={asked} onRetry={onRetry} />
+            <Messages messages={visible} running={thread.running} asked={asked} onRetry={readOnly ? undefined : onRetry} />
           </RunningContext>
           {interrupt}
           {failure && (

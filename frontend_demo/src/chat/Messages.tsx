@@ -13,7 +13,7 @@ interface Props {
   running: boolean;
   /** Tool calls that wait for a person elsewhere on the page. */
   asked: ReadonlySet<string>;
-  onRetry: () => void;
+  onRetry: (() => void) | undefined;
 }
 
 export function Messages({ messages, running, asked, onRetry }: Props) {

@@ -6,6 +6,7 @@
  */
 
 import type { AbstractAgent } from "@ag-ui/client";
+import { partialJSONParse } from "@copilotkit/shared";
 import { useEffect, useState } from "react";
 
 export interface Prediction {
@@ -37,11 +38,13 @@ export function usePredicted(agent: AbstractAgent, onBegin: () => void): Predict
         if (event.name === "PredictState" && Array.isArray(event.value)) rules = [KNOWN, ...(event.value as Prediction[])];
       },
       onToolCallStartEvent: ({ event }) => {
+        if (!rules.some((rule) => rule.tool === event.toolCallName)) return;
+        setPredicted((now) => ({ ...now, writing: true }));
         if (event.toolCallName === KNOWN.tool) onBegin();
       },
-      onToolCallArgsEvent: ({ toolCallName, partialToolCallArgs }) => {
-        const values = predict(rules, toolCallName, partialToolCallArgs ?? {});
-        if (Object.keys(values).length) setPredicted((now) => ({ values: { ...now.values, ...values }, writing: true }));
+      onToolCallArgsEvent: ({ event, toolCallName, toolCallBuffer }) => {
+        const values = predict(rules, toolCallName, partialJSONParse(toolCallBuffer + event.delta) as Record<string, unknown>);
+        if (Object.keys(values).length) setPredicted((now) => ({ ...now, values: { ...now.values, ...values } }));
       },
       onToolCallEndEvent: () => setPredicted((now) => (now.writing ? { ...now, writing: false } : now)),
       onStateChanged: ({ state }) => setPredicted((now) => ({ ...now, values: unconfirmed(now.values, state as Record<string, unknown>) })),

@@ -11,11 +11,10 @@ import { Icon } from "../ui/icons";
 import { useTheme } from "../ui/theme";
 import type { Toasts } from "../ui/toasts";
 import { Mark } from "../ui/TopBar";
-import { ReplayAgent } from "./agent";
+import { REPLAY_ID as ID, ReplayAgent } from "./agent";
 import { loadAddress, loadText, type Loaded } from "./load";
 import { ReplayBar } from "./ReplayBar";
 
-const ID = "replay";
 const nothing = () => undefined;
 
 export function Replay({ address, notify }: { address: string; notify: Toasts["show"] }) {

@@ -6,6 +6,7 @@ import type { AgEvent } from "../stream/describe";
 import { addChunk, addEvent, empty, type Logged, type Recording } from "../stream/record";
 import type { StreamStore } from "../stream/store";
 
+export const REPLAY_ID = "replay";
 const EVEN_MS = 30;
 const LONGEST_MS = 2_000;
 
@@ -34,7 +35,7 @@ export class ReplayAgent extends AbstractAgent {
   onProgress: (position: number) => void = () => undefined;
 
   constructor(log: readonly Logged[], chunks: readonly string[][], store: StreamStore) {
-    super({ agentId: "default" });
+    super({ agentId: REPLAY_ID });
     this.#log = log;
     this.#chunks = chunks;
     this.#store = store;

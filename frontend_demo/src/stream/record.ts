@@ -20,6 +20,10 @@ export interface Recording {
   rows: Row[];
   began: number;
   over: boolean;
+  /** Followed from the middle: its first events were old when they came. */
+  joined: boolean;
+  /** The messages that the run began from: a log without the question is half a report. */
+  before: readonly unknown[];
 }
 
 export interface Meters {
@@ -33,8 +37,8 @@ export interface Meters {
 
 const PIECES = new Set(["TEXT_MESSAGE_CONTENT", "REASONING_MESSAGE_CONTENT", "TOOL_CALL_ARGS"]);
 
-export function empty(runId = "", began = 0): Recording {
-  return { runId, rows: [], began, over: false };
+export function empty(runId = "", began = 0, before: readonly unknown[] = []): Recording {
+  return { runId, rows: [], began, over: false, joined: false, before };
 }
 
 export function addEvent(recording: Recording, sequence: number, event: AgEvent, now: number): void {
@@ -58,14 +62,23 @@ export function meters(recording: Recording): Meters {
   const tokens = counted ?? pieces.reduce((sum, row) => sum + tokensOf(row.event), 0);
   const first = pieces[0];
   const last = pieces.at(-1);
-  const seconds = first && last ? (last.at - first.at) / 1000 : 0;
+  const told = timings(end);
+  const measured = first && !recording.joined ? first.at : null;
+  const seconds = told ? (told.total - told.firstToken) / 1000 : first && last ? (last.at - first.at) / 1000 : 0;
   return {
-    firstToken: first ? first.at : null,
+    firstToken: told?.firstToken ?? measured,
     tokensPerSecond: seconds > 0.02 && tokens > 1 ? (tokens - 1) / seconds : null,
     tokens,
     exact: counted !== null,
     chunks: recording.rows.reduce((sum, row) => sum + row.chunks.length, 0),
   };
+}
+
+/** The server's own measure in milliseconds, once the run is over: a busy browser sees events late and in heaps. */
+function timings(end: AgEvent | undefined): { firstToken: number; total: number } | null {
+  const told = isFields(end?.metadata) ? end.metadata.timings : undefined;
+  if (!isFields(told) || typeof told.firstToken !== "number" || typeof told.total !== "number") return null;
+  return { firstToken: told.firstToken * 1000, total: told.total * 1000 };
 }
 
 function tokensOf(event: AgEvent): number {
@@ -83,8 +96,15 @@ function outputTokens(usage: Json | undefined): number | null {
 /** An event log: one line of JSON an event, with its number and its time in milliseconds. */
 export function toLog(recording: Recording): string {
   return recording.rows
-    .map(({ sequence, at, event }) => JSON.stringify({ sequence, at: Math.round(at), event }) + "\n")
+    .map(({ sequence, at, event }) => JSON.stringify({ sequence, at: Math.round(at), event: withQuestion(event, recording.before) }) + "\n")
     .join("");
+}
+
+/** RUN_STARTED with the input's messages, where AG-UI has a place for them. */
+function withQuestion(event: AgEvent, messages: readonly unknown[]): AgEvent {
+  if (event.type !== "RUN_STARTED" || event.input !== undefined || !messages.length) return event;
+  const { threadId = "", runId = "" } = event;
+  return { ...event, input: { threadId, runId, messages: messages as Json[], tools: [], context: [], state: {}, forwardedProps: {} } };
 }
 
 export interface Logged {

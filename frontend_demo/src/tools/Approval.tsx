@@ -33,7 +33,7 @@ function parsed(text: string): Values {
 }
 
 export function Approval({ interrupt, call, resolve, cancel }: Props) {
-  const asksApproval = call !== null || hasApproved(interrupt.responseSchema);
+  const asksApproval = isApproval(interrupt, call);
   const [values, setValues] = useState<Values>(() => (asksApproval ? (call?.args ?? {}) : {}));
   const [edited, setEdited] = useState<{ [name: string]: { text: string; wrong: boolean } }>({});
   const [sent, setSent] = useState(false);
@@ -49,7 +49,7 @@ export function Approval({ interrupt, call, resolve, cancel }: Props) {
   return (
     <section className="tool approval" aria-label="The model waits for you">
       <div className="head">
-        <Icon name={call ? "tool" : "question"} className="kind" />
+        <Icon name={asksApproval ? "tool" : "question"} className="kind" />
         <span className="question">{interrupt.message ?? (call ? `${titleOf(call.name)}?` : "The model asks")}</span>
       </div>
       <div className="body">
@@ -83,6 +83,12 @@ function Question({ schema, values, onChange }: { schema: Schema | undefined; va
 /** An object answers an object's schema; anything else answers with the one value. */
 export function payloadOf(values: Values, schema: unknown): unknown {
   return (schema as Schema | undefined)?.type === "object" ? values : values.answer;
+}
+
+/** A yes or no about a tool call, rather than a question with its own answer. */
+export function isApproval(interrupt: Pick<Interrupt, "reason" | "responseSchema">, call: unknown): boolean {
+  if (interrupt.responseSchema) return hasApproved(interrupt.responseSchema);
+  return interrupt.reason === "tool_call" || interrupt.reason === "confirmation" || call !== null;
 }
 
 function hasApproved(schema: unknown): boolean {

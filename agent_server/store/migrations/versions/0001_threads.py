@@ -72,8 +72,15 @@ def upgrade() -> None:
         sa.Column("comment", sa.Text, nullable=False),
         sa.Column("created_at", sa.BigInteger, nullable=False),
     )
+    op.create_table(
+        "responses",
+        sa.Column("tenant", sa.Text, primary_key=True),
+        sa.Column("id", sa.Text, primary_key=True),
+        sa.Column("body", sa.Text, nullable=False),
+        sa.Column("created_at", sa.BigInteger, nullable=False),
+    )
 
 
 def downgrade() -> None:
-    for name in ("feedback", "interrupts", "runs", "messages", "threads"):
+    for name in ("responses", "feedback", "interrupts", "runs", "messages", "threads"):
         op.drop_table(name)

@@ -1,0 +1,21 @@
+"""OpenAI's Responses."""
+
+from adapters.openai_responses.fields import FIELDS
+from adapters.openai_responses.inbound import Continuation, ResponseFlags, parse, with_history
+from adapters.openai_responses.outbound import ResponseIdentity, ResponseStream, response_object
+from adapters.openai_responses.stored import ResponseRecord, deleted_body, item_list, read_query
+
+__all__ = [
+    "FIELDS",
+    "Continuation",
+    "ResponseFlags",
+    "ResponseIdentity",
+    "ResponseRecord",
+    "ResponseStream",
+    "deleted_body",
+    "item_list",
+    "parse",
+    "read_query",
+    "response_object",
+    "with_history",
+]

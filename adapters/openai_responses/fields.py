@@ -1,0 +1,51 @@
+"""Every field a Responses request can have, and what this server does with it. See adapters.request_fields."""
+
+from __future__ import annotations
+
+from adapters.request_fields import Field, accepted, honoured, refused
+
+FIELDS: dict[str, Field] = {
+    "background": honoured("needs `store`; resume with `starting_after`"),
+    "include": honoured("`reasoning.encrypted_content`, `message.output_text.logprobs`"),
+    "input": honoured("text, messages, function calls and their outputs, reasoning"),
+    "instructions": honoured("for this response alone, as in the protocol"),
+    "max_output_tokens": honoured(),
+    "metadata": honoured("returned with the response"),
+    "model": honoured("a name of `/v1/models`"),
+    "parallel_tool_calls": honoured(),
+    "previous_response_id": honoured("of a stored response"),
+    "reasoning": honoured("`effort`; `summary` shows reasoning as a summary"),
+    "safety_identifier": honoured("as `user`, where that is absent"),
+    "store": honoured("true if absent"),
+    "stream": honoured(),
+    "stream_options": honoured("`include_obfuscation: true` is refused"),
+    "temperature": honoured(),
+    "text": honoured("`format`: text, json_object, json_schema"),
+    "tool_choice": honoured("auto, none, required, a function, allowed_tools"),
+    "tools": honoured("functions; built-in tools are refused"),
+    "top_logprobs": honoured("with `include`"),
+    "top_p": honoured(),
+    "user": honoured("kept with the run"),
+    "prompt_cache_key": accepted("prefixes are cached by their content, whatever the key"),
+    "prompt_cache_retention": accepted("prefixes stay cached while there is room"),
+    "prompt_cache_options": accepted("prefixes are cached by their content, whatever the breakpoints"),
+    "service_tier": refused("there is one tier", neutral=("auto", "default")),
+    "truncation": refused("nothing is left out of a conversation in silence", neutral=("disabled",)),
+    "context_management": refused("conversations are not compacted", neutral=([],)),
+    "access_programs": refused("there are no such programs"),
+    "conversation": refused("use `previous_response_id`"),
+    "image": refused("there is no image compression"),
+    "max_tool_calls": refused("it bounds built-in tools, of which there are none"),
+    "moderation": refused("nothing is moderated"),
+    "prompt": refused("there are no stored prompts"),
+    # this server's own, as on Chat Completions
+    "top_k": honoured(),
+    "min_p": honoured(),
+    "repetition_penalty": honoured(),
+    "presence_penalty": honoured(),
+    "frequency_penalty": honoured(),
+    "seed": honoured(),
+    "stop": honoured(),
+    "chat_template_kwargs": honoured("variables for the chat template; never the template itself"),
+    "enable_thinking": honoured(),
+}

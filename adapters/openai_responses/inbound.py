@@ -1,0 +1,245 @@
+"""A Responses request → RunAgentInput and GenerationOptions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, Literal
+
+import msgspec
+from ag_ui.core import Message, RunAgentInput, SystemMessage
+
+from adapters.body import convert, flag, read_object, wrong
+from adapters.history import NewId, Placed, put_in_order
+from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
+from adapters.openai_responses.fields import FIELDS
+from adapters.openai_responses.items import read_input, sealed_thread
+from adapters.request_fields import check_names, check_values
+from adapters.sampling import KNOWN, check_tool_choice, read_options, response_format
+from adapters.tool_list import Tools, ToolSpec, read_tools
+from events.options import GenerationOptions, ResponseFormat
+
+ENCRYPTED, LOGPROBS = "reasoning.encrypted_content", "message.output_text.logprobs"
+
+
+class ResponseFlags(msgspec.Struct, frozen=True, kw_only=True):
+    """What the outbound side and the store must know of the request (`Inbound.extra`).
+
+    echo: the request's fields that the response object repeats. items: `input` as it came, for the list of input
+    items. summary: show reasoning as a summary. instructions: whether the first message is the instructions, which
+    are not part of the conversation.
+    """
+
+    echo: dict[str, Any] = {}
+    items: list[dict[str, Any]] = []
+    previous: str | None = None
+    background: bool = False
+    store: bool = True
+    summary: bool = False
+    encrypted: bool = False
+    logprobs: int | None = None
+    instructions: bool = False
+
+
+class _Head(msgspec.Struct):
+    """What every body must have."""
+
+    input: str | list[Any]
+
+
+def parse(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS, media: Collection[str] = ()) -> Inbound:
+    """The input's own messages; `with_history` puts a previous response's before them. Raises RequestError."""
+    values = read_object(body, limits, shape=_Head)
+    check_names(values, FIELDS)
+    check_values(values, FIELDS)
+    tools = _tools(values.get("tools"), limits)
+    options, flags = _options(values, tools)
+    if flags.background and not flags.store:
+        raise wrong("background", "needs store: the answer could not be fetched")
+    placed = read_input(values["input"], new_id=new_id, limits=limits, media=media)
+    instructions = values.get("instructions")
+    if instructions is not None and not isinstance(instructions, str):
+        raise wrong("instructions", "must be a string")
+    run = RunAgentInput(
+        thread_id=sealed_thread(values["input"]) or new_id("thread"),
+        run_id=new_id("run"),
+        messages=[] if flags.previous else put_in_order(placed, new_id, id_field="call_id"),
+        tools=tools.tools,
+        context=[],
+        state={},
+        forwarded_props={},
+    )
+    pending = Pending(inbound_messages=placed, instructions=instructions)
+    inbound = Inbound(input=run, options=options, stream=flag(values, "stream"), extra=flags)
+    return _with_instructions(inbound, pending, new_id) if not flags.previous else _deferred(inbound, pending)
+
+
+class Pending(msgspec.Struct, frozen=True, kw_only=True):
+    """The messages of a request that continues a stored response, until that is fetched."""
+
+    inbound_messages: list[Placed]
+    instructions: str | None
+
+
+class Continuation(msgspec.Struct, frozen=True, kw_only=True):
+    """`Inbound.extra` of a request with `previous_response_id`; `with_history` turns it into ResponseFlags."""
+
+    flags: ResponseFlags
+    pending: Pending
+
+
+def _deferred(inbound: Inbound, pending: Pending) -> Inbound:
+    return msgspec.structs.replace(inbound, extra=Continuation(flags=inbound.extra, pending=pending))
+
+
+def _with_instructions(inbound: Inbound, pending: Pending, new_id: NewId) -> Inbound:
+    if not pending.instructions:
+        return inbound
+    message = SystemMessage(id=new_id("msg"), content=pending.instructions)
+    messages = [message, *inbound.input.messages]
+    return msgspec.structs.replace(
+        inbound,
+        input=inbound.input.model_copy(update={"messages": messages}),
+        extra=msgspec.structs.replace(inbound.extra, instructions=True),
+    )
+
+
+def with_history(inbound: Inbound, thread_id: str, history: Sequence[Message], new_id: NewId) -> Inbound:
+    """A request that continues a response, with that response's conversation before its own messages.
+
+    Raises RequestError for results of calls that neither holds.
+    """
+    waiting: Continuation = inbound.extra
+    earlier = [Placed(message, "previous_response_id") for message in history]
+    taken = {message.id for message in history}
+    own = [_renamed(placed, taken, new_id) for placed in waiting.pending.inbound_messages]
+    messages = put_in_order([*earlier, *own], new_id, id_field="call_id")
+    run = inbound.input.model_copy(update={"messages": messages, "thread_id": thread_id})
+    whole = msgspec.structs.replace(inbound, input=run, extra=waiting.flags)
+    return _with_instructions(whole, waiting.pending, new_id)
+
+
+def _renamed(placed: Placed, taken: set[str], new_id: NewId) -> Placed:
+    """A message whose id the history already has gets another: the client repeats an item."""
+    if placed.message.id not in taken:
+        taken.add(placed.message.id)
+        return placed
+    return Placed(placed.message.model_copy(update={"id": new_id("msg")}), placed.at)
+
+
+class TextConfig(msgspec.Struct, forbid_unknown_fields=True):
+    format: Any = None
+    verbosity: Literal["medium"] | None = None
+
+
+class ReasoningConfig(msgspec.Struct, forbid_unknown_fields=True):
+    effort: Any = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    context: Literal["auto"] | None = None
+    mode: Literal["standard"] | None = None
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    include_obfuscation: bool | None = None
+
+
+def _options(values: dict[str, Any], tools: Tools) -> tuple[GenerationOptions, ResponseFlags]:
+    text: TextConfig = convert(values.get("text") or {}, TextConfig, "text")
+    reasoning: ReasoningConfig = convert(values.get("reasoning") or {}, ReasoningConfig, "reasoning")
+    stream: StreamOptions = convert(values.get("stream_options") or {}, StreamOptions, "stream_options")
+    if stream.include_obfuscation:
+        raise wrong("stream_options.include_obfuscation", "is not supported")
+    include = _include(values.get("include"))
+    given = {name: value for name, value in values.items() if name in KNOWN and name != "top_logprobs"}
+    given |= {
+        "max_tokens": values.get("max_output_tokens"),
+        "reasoning_effort": reasoning.effort,
+        "user": values.get("user") or values.get("safety_identifier"),
+    }
+    if LOGPROBS in include:
+        given |= {"logprobs": True, "top_logprobs": values.get("top_logprobs")}
+    elif values.get("top_logprobs"):
+        raise wrong("top_logprobs", f'needs "{LOGPROBS}" in include')
+    options, _ = read_options(given)
+    check_tool_choice(options.tool_choice, tools.names)
+    store = flag(values, "store", True)
+    shape = response_format("text.format", text.format) if text.format is not None else None
+    options = msgspec.structs.replace(options, response_format=shape, strict_tools=tools.strict, store=store)
+    return options, _flags(values, options, include, reasoning, shape)
+
+
+def _include(value: Any) -> list[str]:
+    if value is None:
+        return []
+    if not isinstance(value, list) or any(item not in (ENCRYPTED, LOGPROBS) for item in value):
+        raise wrong("include", f'may hold "{ENCRYPTED}" and "{LOGPROBS}"')
+    return value
+
+
+def _flags(
+    values: dict[str, Any],
+    options: GenerationOptions,
+    include: list[str],
+    reasoning: ReasoningConfig,
+    shape: ResponseFormat | None,
+) -> ResponseFlags:
+    previous = values.get("previous_response_id")
+    if previous is not None and not isinstance(previous, str):
+        raise wrong("previous_response_id", "must be a string")
+    items = values["input"]
+    if isinstance(items, str):
+        items = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": items}]}]
+    return ResponseFlags(
+        echo=_echo(values, options, reasoning),
+        items=items,
+        previous=previous,
+        background=flag(values, "background"),
+        store=options.store,
+        summary=(reasoning.summary or reasoning.generate_summary) is not None,
+        encrypted=ENCRYPTED in include,
+        logprobs=options.sampling.logprobs,
+    )
+
+
+def _echo(values: dict[str, Any], options: GenerationOptions, reasoning: ReasoningConfig) -> dict[str, Any]:
+    """The fields of a response object that come from its request."""
+    return {
+        "background": bool(values.get("background")),
+        "instructions": values.get("instructions"),
+        "max_output_tokens": values.get("max_output_tokens"),
+        "metadata": options.metadata,
+        "parallel_tool_calls": options.parallel_tool_calls,
+        "previous_response_id": values.get("previous_response_id"),
+        "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary or reasoning.generate_summary},
+        "service_tier": "default",
+        "store": options.store,
+        "temperature": options.sampling.temperature,
+        "text": values.get("text") or {"format": {"type": "text"}},
+        "tool_choice": values.get("tool_choice") or "auto",
+        "tools": values.get("tools") or [],
+        "top_logprobs": options.sampling.logprobs or 0,
+        "top_p": options.sampling.top_p,
+        "truncation": "disabled",
+        "user": values.get("user"),
+    }
+
+
+class ResponseTool(msgspec.Struct):
+    """A function; `type` names anything else."""
+
+    type: Any = None
+    name: Any = None
+    description: Any = None
+    parameters: Any = None
+    strict: Any = None
+
+
+def _tools(value: Any, limits: Limits) -> Tools:
+    declared: list[ResponseTool] = convert(value, list[ResponseTool], "tools") if value is not None else []
+    return read_tools([_spec(tool, f"tools.{i}") for i, tool in enumerate(declared)], limits)
+
+
+def _spec(tool: ResponseTool, at: str) -> ToolSpec:
+    if tool.type != "function":
+        raise wrong(f"{at}.type", 'must be "function": there are no built-in tools')
+    return ToolSpec(tool.name, tool.description, tool.parameters, tool.strict, at)

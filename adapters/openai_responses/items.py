@@ -1,0 +1,164 @@
+"""Responses input items → AG-UI messages.
+
+A turn of the model is a row of items (reasoning, message, function calls); here it becomes one assistant message, with
+its reasoning before it, as the model wrote it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from ag_ui.core import (
+    AssistantMessage,
+    ContentPart,
+    DeveloperMessage,
+    FunctionCall,
+    Message,
+    ReasoningMessage,
+    SystemMessage,
+    TextPart,
+    ToolCall,
+    ToolMessage,
+    UserMessage,
+)
+
+from adapters.body import wrong
+from adapters.history import NewId, Placed, object_text
+from adapters.inbound import Limits
+from adapters.openai_chat.messages import read_part
+from adapters.sealed import unwrap
+
+
+def read_input(value: Any, *, new_id: NewId, limits: Limits, media: Collection[str] = ()) -> list[Placed]:
+    """`input` as messages with their places. Raises RequestError("invalid_request") naming the item."""
+    if isinstance(value, str):
+        return [Placed(UserMessage(id=new_id("msg"), content=value), "input")]
+    if not isinstance(value, list) or not value:
+        raise wrong("input", "must be text or an array of items")
+    if len(value) > limits.messages:
+        raise wrong("input", f"must have at most {limits.messages} items")
+    reader = _Reader(new_id, limits, media)
+    for index, item in enumerate(value):
+        reader.read(item, f"input.{index}")
+    return reader.messages
+
+
+class _Reader:
+    """`messages` grows; `_turn` is the assistant message that calls may still join."""
+
+    def __init__(self, new_id: NewId, limits: Limits, media: Collection[str]) -> None:
+        self.messages: list[Placed] = []
+        self._new_id = new_id
+        self._limits = limits
+        self._media = media
+        self._turn: AssistantMessage | None = None
+
+    def read(self, item: Any, at: str) -> None:
+        if not isinstance(item, dict):
+            raise wrong(at, "must be an object")
+        kind = item.get("type") or ("message" if "role" in item else None)
+        match kind:
+            case "message":
+                self._message(item, at)
+            case "function_call":
+                self._call(item, at)
+            case "function_call_output":
+                self._add(self._output(item, at), at)
+            case "reasoning":
+                self._add(self._reasoning(item, at), at)
+            case "item_reference":
+                raise wrong(at, "refers to an item: send it whole, or continue with previous_response_id")
+            case _:
+                raise wrong(f"{at}.type", "is not a kind of item that this server reads")
+
+    def _add(self, message: Message, at: str) -> None:
+        self.messages.append(Placed(message, at))
+        self._turn = message if isinstance(message, AssistantMessage) else None
+
+    def _message(self, item: dict[str, Any], at: str) -> None:
+        role, content = item.get("role"), item.get("content")
+        match role:
+            case "user":
+                self._add(UserMessage(id=self._id(item), content=self._content(content, at)), at)
+            case "system":
+                self._add(SystemMessage(id=self._id(item), content=self._text(content, at)), at)
+            case "developer":
+                self._add(DeveloperMessage(id=self._id(item), content=self._text(content, at)), at)
+            case "assistant":
+                self._add(AssistantMessage(id=self._id(item), content=self._text(content, at)), at)
+            case _:
+                raise wrong(f"{at}.role", "must be user, assistant, system or developer")
+
+    def _call(self, item: dict[str, Any], at: str) -> None:
+        name = self._name(item.get("name"), f"{at}.name")
+        call_id = self._name(item.get("call_id") or item.get("id"), f"{at}.call_id")
+        arguments = object_text(item.get("arguments"), f"{at}.arguments")
+        call = ToolCall(id=call_id, function=FunctionCall(name=name, arguments=arguments))
+        if self._turn is None:
+            self._add(AssistantMessage(id=self._new_id("msg"), tool_calls=[]), at)
+        assert self._turn is not None
+        self._turn.tool_calls = [*(self._turn.tool_calls or []), call]
+        if len(self._turn.tool_calls) > self._limits.tool_calls:
+            raise wrong(at, f"is more than {self._limits.tool_calls} calls in one turn")
+
+    def _output(self, item: dict[str, Any], at: str) -> ToolMessage:
+        call_id = self._name(item.get("call_id"), f"{at}.call_id")
+        content = self._content(item.get("output"), at, "output")
+        return ToolMessage(id=self._new_id("msg"), tool_call_id=call_id, content=content)
+
+    def _reasoning(self, item: dict[str, Any], at: str) -> ReasoningMessage:
+        sealed = item.get("encrypted_content")
+        if sealed is not None and not isinstance(sealed, str):
+            raise wrong(f"{at}.encrypted_content", "must be a string")
+        seal = unwrap(sealed) if sealed else None
+        return ReasoningMessage(
+            id=seal.message_id if seal else self._id(item),
+            content=self._said(item.get("content"), f"{at}.content")
+            or self._said(item.get("summary"), f"{at}.summary"),
+            encrypted_value=seal.value if seal else sealed or None,
+        )
+
+    def _said(self, parts: Any, at: str) -> str:
+        if parts is None:
+            return ""
+        if not isinstance(parts, list) or not all(
+            isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts
+        ):
+            raise wrong(at, "must be an array of texts")
+        return "\n".join(part["text"] for part in parts)
+
+    def _id(self, item: dict[str, Any]) -> str:
+        """The item's own id if it has one: it tells the conversation's messages apart."""
+        given = item.get("id")
+        return given if isinstance(given, str) and 0 < len(given) <= self._limits.name else self._new_id("msg")
+
+    def _name(self, value: Any, at: str) -> str:
+        if not isinstance(value, str) or not 0 < len(value) <= self._limits.name:
+            raise wrong(at, f"must be a string of 1 to {self._limits.name} characters")
+        return value
+
+    def _text(self, content: Any, at: str) -> str:
+        if content is None or isinstance(content, str):
+            return content or ""
+        parts = self._parts(content, at, "content", ())
+        return "".join(part.text for part in parts if isinstance(part, TextPart))
+
+    def _content(self, content: Any, at: str, field: str = "content") -> str | list[ContentPart]:
+        if content is None or isinstance(content, str):
+            return content or ""
+        parts = self._parts(content, at, field, self._media)
+        return parts[0].text if len(parts) == 1 and isinstance(parts[0], TextPart) else parts
+
+    def _parts(self, content: Any, at: str, field: str, media: Collection[str]) -> list[ContentPart]:
+        if not isinstance(content, list) or len(content) > self._limits.parts:
+            raise wrong(f"{at}.{field}", f"must be a string or an array of at most {self._limits.parts} parts")
+        return [read_part(part, f"{at}.{field}.{i}", media) for i, part in enumerate(content)]
+
+
+def sealed_thread(value: Any) -> str | None:
+    """The thread that the last sealed reasoning item among these belongs to."""
+    items: Sequence[Any] = value if isinstance(value, list) else ()
+    seals = (item.get("encrypted_content") for item in items if isinstance(item, dict))
+    opened = [seal for text in seals if isinstance(text, str) and (seal := unwrap(text)) is not None]
+    return opened[-1].thread_id if opened else None

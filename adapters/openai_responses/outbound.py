@@ -1,0 +1,380 @@
+"""Events → Responses: numbered, typed events, or one response object.
+
+What is sent is a function of the run's events and of the request alone. So a stream can be resumed by encoding the
+run again and leaving out what the client has, and the object is what the stream's last event carries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from adapters import sse
+from adapters.answer import finish_reason
+from adapters.json_text import json_bytes, json_string
+from adapters.openai_responses.inbound import ResponseFlags
+from adapters.openai_tokens import TokenDetail, chat_logprobs, tokens_of
+from adapters.sealed import Seal, wrap
+from events.vocabulary import (
+    Event,
+    InterruptOutcome,
+    ReasoningEncryptedValue,
+    ReasoningEnd,
+    ReasoningMessageContent,
+    ReasoningMessageEnd,
+    ReasoningMessageStart,
+    ReasoningStart,
+    RunError,
+    RunFinished,
+    RunStarted,
+    TextMessageContent,
+    TextMessageEnd,
+    TextMessageStart,
+    TokenUsage,
+    ToolCallArgs,
+    ToolCallEnd,
+    ToolCallStart,
+)
+
+Kind = Literal["message", "reasoning", "function_call"]
+NO_FLAGS = ResponseFlags()
+_ERRORS = {"invalid_request": "invalid_prompt", "context_length_exceeded": "invalid_prompt"} | dict.fromkeys(
+    ("rate_limited", "overloaded"), "rate_limit_exceeded"
+)
+
+
+class ResponseIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """created: seconds since the epoch. hidden_tools: names of the server's own tools."""
+
+    id: str
+    model: str
+    created: int
+    thread_id: str = ""
+    hidden_tools: Container[str] = ()
+
+
+class _Item:
+    """One output item while it is written. `index` is its place in the output."""
+
+    __slots__ = ("deltas", "head", "id", "index", "kind", "name", "sealed", "source", "tokens")
+
+    def __init__(self, kind: Kind, source: str, id: str, index: int, name: str = "") -> None:
+        self.kind: Kind = kind
+        self.source = source
+        self.id = id
+        self.index = index
+        self.name = name
+        self.sealed: str | None = None
+        self.deltas: list[str] = []
+        self.tokens: list[TokenDetail] = []
+        self.head = b""
+
+    @property
+    def text(self) -> str:
+        return "".join(self.deltas)
+
+
+def usage_object(usage: Iterable[TokenUsage]) -> dict[str, Any]:
+    parts = list(usage)
+    read = sum(part.input_tokens or 0 for part in parts)
+    written = sum(part.output_tokens or 0 for part in parts)
+    return {
+        "input_tokens": read,
+        "input_tokens_details": {
+            "cached_tokens": sum(part.cached_input_tokens or 0 for part in parts),
+            "cache_write_tokens": 0,
+        },
+        "output_tokens": written,
+        "output_tokens_details": {"reasoning_tokens": sum(part.reasoning_tokens or 0 for part in parts)},
+        "total_tokens": read + written,
+    }
+
+
+class ResponseStream:
+    """Encodes one run's events. Frames with a number up to `after` are left out; numbers count from 0.
+
+    `response` is the response object as it stands. An item is closed by the event that follows its end, when it is
+    known how the run goes on.
+    """
+
+    content_type = sse.CONTENT_TYPE
+
+    def __init__(self, identity: ResponseIdentity, flags: ResponseFlags = NO_FLAGS, *, after: int = -1) -> None:
+        self._identity = identity
+        self._flags = flags
+        self._after = after
+        self._number = -1
+        self._open: dict[tuple[Kind, str], _Item] = {}
+        self._ended: list[_Item] = []
+        self._ids: set[str] = set()
+        self._output: list[dict[str, Any]] = []
+        self._state: dict[str, Any] = {"status": "queued" if flags.background else "in_progress"}
+
+    @property
+    def response(self) -> dict[str, Any]:
+        identity = self._identity
+        return {
+            "id": identity.id,
+            "object": "response",
+            "created_at": identity.created,
+            "model": identity.model,
+            "error": None,
+            "incomplete_details": None,
+            "usage": None,
+            **self._flags.echo,
+            **self._state,
+            "output": list(self._output),
+        }
+
+    @property
+    def has_output(self) -> bool:
+        return bool(self._output)
+
+    def finish(self) -> bytes:
+        return b""
+
+    def keep_alive(self) -> bytes:
+        return sse.KEEP_ALIVE
+
+    def encode(self, event: Event, *, sequence: int | None = None, choice: int = 0) -> bytes:
+        if choice or getattr(event, "subagent_run_id", None) is not None:
+            return b""
+        closing = b"" if not self._ended or isinstance(event, _KEEPS_OPEN) else self._close_ended(event)
+        return closing + self._encode(event)
+
+    def _encode(self, event: Event) -> bytes:
+        match event:
+            case TextMessageContent(message_id=id, delta=delta):
+                return self._delta("message", id, delta, event.metadata)
+            case ReasoningMessageContent(message_id=id, delta=delta):
+                return self._delta("reasoning", id, delta, None)
+            case ToolCallArgs(tool_call_id=id, delta=delta):
+                return self._delta("function_call", id, delta, None)
+            case TextMessageStart(message_id=id):
+                return self._begin("message", id)
+            case ReasoningMessageStart(message_id=id):
+                return self._begin("reasoning", id)
+            case ToolCallStart(tool_call_id=id, tool_call_name=name):
+                return b"" if name in self._identity.hidden_tools else self._begin("function_call", id, name)
+            case TextMessageEnd(message_id=id):
+                return self._end("message", id)
+            case ReasoningMessageEnd(message_id=id):
+                return self._end("reasoning", id)
+            case ToolCallEnd(tool_call_id=id):
+                return self._end("function_call", id)
+            case ReasoningEncryptedValue(subtype="message", entity_id=id, encrypted_value=value):
+                self._seal(id, value)
+            case RunStarted():
+                return self._started()
+            case RunFinished():
+                return self._finished(event)
+            case RunError():
+                return self._failed(event)
+            case _:
+                pass
+        return b""
+
+    # ---- frames -----------------------------------------------------------------------------------------------------
+
+    def _frame(self, kind: str, **data: Any) -> bytes:
+        self._number += 1
+        if self._number <= self._after:
+            return b""
+        body = json_bytes({"type": kind, "sequence_number": self._number, **data})
+        return b"event: " + kind.encode() + b"\ndata: " + body + b"\n\n"
+
+    def _of(self, item: _Item, kind: str, **data: Any) -> bytes:
+        return self._frame(kind, item_id=item.id, output_index=item.index, **data)
+
+    def _started(self) -> bytes:
+        frames = self._frame("response.created", response=self.response)
+        if self._flags.background:
+            frames += self._frame("response.queued", response=self.response)
+        self._state["status"] = "in_progress"
+        return frames + self._frame("response.in_progress", response=self.response)
+
+    def _begin(self, kind: Kind, source: str, name: str = "") -> bytes:
+        item = _Item(kind, source, self._item_id(kind, source), len(self._output), name)
+        self._open[kind, source] = item
+        self._output.append(self._item(item, "in_progress"))
+        frames = self._frame("response.output_item.added", output_index=item.index, item=self._output[item.index])
+        return frames + self._part_added(item)
+
+    def _item_id(self, kind: Kind, source: str) -> str:
+        """The event's own id, with a number where a message is opened again behind a call."""
+        wanted = f"fc_{source}" if kind == "function_call" else source
+        number = 1
+        while wanted in self._ids:
+            number += 1
+            wanted = f"{source}_{number}"
+        self._ids.add(wanted)
+        return wanted
+
+    def _part_added(self, item: _Item) -> bytes:
+        if item.kind == "message":
+            part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            added = self._of(item, "response.content_part.added", content_index=0, part=part)
+        elif item.kind == "reasoning" and self._flags.summary:
+            part = {"type": "summary_text", "text": ""}
+            added = self._of(item, "response.reasoning_summary_part.added", summary_index=0, part=part)
+        elif item.kind == "reasoning":
+            part = {"type": "reasoning_text", "text": ""}
+            added = self._of(item, "response.content_part.added", content_index=0, part=part)
+        else:
+            added = b""
+        item.head = self._delta_head(item)
+        return added
+
+    def _delta_head(self, item: _Item) -> bytes:
+        kind = self._names(item)[0].encode()
+        place = b"" if item.kind == "function_call" else b'"%b":0,' % self._names(item)[1].encode()
+        return b'event: %b\ndata: {"type":"%b","item_id":%b,"output_index":%d,%b"delta":' % (
+            kind,
+            kind,
+            json_string(item.id),
+            item.index,
+            place,
+        )
+
+    def _names(self, item: _Item) -> tuple[str, str, str]:
+        """(delta event, index field, done event) of an item's text."""
+        if item.kind == "message":
+            return "response.output_text.delta", "content_index", "response.output_text.done"
+        if item.kind == "function_call":
+            return "response.function_call_arguments.delta", "", "response.function_call_arguments.done"
+        if self._flags.summary:
+            return (
+                "response.reasoning_summary_text.delta", "summary_index", "response.reasoning_summary_text.done",
+            )  # fmt: skip
+        return "response.reasoning_text.delta", "content_index", "response.reasoning_text.done"
+
+    def _delta(self, kind: Kind, source: str, delta: str, metadata: dict[str, Any] | None) -> bytes:
+        item = self._open.get((kind, source))
+        if item is None:
+            return b""
+        tokens = tokens_of(metadata) if self._flags.logprobs is not None else ()
+        if not delta and not tokens:
+            return b""
+        item.deltas.append(delta)
+        item.tokens.extend(tokens)
+        self._number += 1
+        if self._number <= self._after:
+            return b""
+        logprobs = b""
+        if kind == "message":
+            logprobs = b',"logprobs":' + (json_bytes(self._logprobs(tokens)) if tokens else b"[]")
+        return item.head + json_string(delta) + logprobs + b',"sequence_number":%d}\n\n' % self._number
+
+    def _logprobs(self, tokens: Sequence[TokenDetail]) -> list[dict[str, Any]]:
+        return chat_logprobs(tokens, self._flags.logprobs or 0)
+
+    # ---- ends -------------------------------------------------------------------------------------------------------
+
+    def _end(self, kind: Kind, source: str) -> bytes:
+        if (item := self._open.pop((kind, source), None)) is not None:
+            self._ended.append(item)
+        return b""
+
+    def _seal(self, source: str, value: str) -> None:
+        seal = wrap(Seal(self._identity.thread_id, source, value))
+        for item in (*self._ended, *self._open.values()):
+            if item.kind == "reasoning" and item.source == source:
+                item.sealed = seal
+
+    def _close_ended(self, event: Event) -> bytes:
+        """Close what ended before `event`; the last item of a run that was cut off is incomplete."""
+        cut = isinstance(event, RunError)
+        if isinstance(event, RunFinished):
+            cut = finish_reason(event) in ("length", "cancelled")
+        frames = b""
+        last = len(self._output) - 1
+        for item in self._ended:
+            frames += self._close(item, "incomplete" if cut and item.index == last else "completed")
+        self._ended.clear()
+        return frames
+
+    def _close(self, item: _Item, status: str) -> bytes:
+        done = self._item(item, status)
+        self._output[item.index] = done
+        text = item.text
+        kind, field = self._names(item)[2], self._names(item)[1]
+        if item.kind == "function_call":
+            frames = self._of(item, kind, arguments=text, name=item.name)
+        elif item.kind == "message":
+            logprobs = self._logprobs(item.tokens)
+            frames = self._of(item, kind, content_index=0, text=text, logprobs=logprobs)
+            frames += self._of(item, "response.content_part.done", content_index=0, part=done["content"][0])
+        else:
+            frames = self._of(item, kind, **{field: 0}, text=text)
+            frames += self._reasoning_part_done(item, text)
+        return frames + self._frame("response.output_item.done", output_index=item.index, item=done)
+
+    def _reasoning_part_done(self, item: _Item, text: str) -> bytes:
+        if self._flags.summary:
+            part = {"type": "summary_text", "text": text}
+            return self._of(item, "response.reasoning_summary_part.done", summary_index=0, part=part)
+        part = {"type": "reasoning_text", "text": text}
+        return self._of(item, "response.content_part.done", content_index=0, part=part)
+
+    def _item(self, item: _Item, status: str) -> dict[str, Any]:
+        text = item.text
+        begun = status != "in_progress"
+        match item.kind:
+            case "message":
+                logprobs = self._logprobs(item.tokens)
+                part = {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+                content = [part] if begun else []
+                return {"id": item.id, "type": "message", "role": "assistant", "status": status, "content": content}
+            case "function_call":
+                return {
+                    "id": item.id,
+                    "type": "function_call",
+                    "call_id": item.source,
+                    "name": item.name,
+                    "arguments": text,
+                    "status": status,
+                }
+        found: dict[str, Any] = {"id": item.id, "type": "reasoning", "status": status, "summary": [], "content": []}
+        if begun and text:
+            shown = "summary" if self._flags.summary else "content"
+            found[shown] = [{"type": "summary_text" if self._flags.summary else "reasoning_text", "text": text}]
+        if self._flags.encrypted and item.sealed is not None:
+            found["encrypted_content"] = item.sealed
+        return found
+
+    def _finished(self, event: RunFinished) -> bytes:
+        self._state["usage"] = usage_object(event.usage or ())
+        reason = finish_reason(event)
+        if reason == "cancelled":
+            self._state["status"] = "cancelled"
+            return self._frame("response.incomplete", response=self.response)
+        if reason == "length" or isinstance(event.outcome, InterruptOutcome):
+            why = "max_output_tokens" if reason == "length" else "interrupted"
+            self._state |= {"status": "incomplete", "incomplete_details": {"reason": why}}
+            return self._frame("response.incomplete", response=self.response)
+        self._state["status"] = "completed"
+        return self._frame("response.completed", response=self.response)
+
+    def _failed(self, event: RunError) -> bytes:
+        code = _ERRORS.get(event.code or "", "server_error")
+        self._state |= {
+            "status": "cancelled" if event.code == "cancelled" else "failed",
+            "error": {"code": code, "message": event.message},
+            "usage": usage_object(event.usage) if event.usage else None,
+        }
+        return self._frame("response.failed", response=self.response)
+
+
+_KEEPS_OPEN = (ReasoningEncryptedValue, ReasoningEnd, ReasoningStart, TextMessageEnd, ToolCallEnd, ReasoningMessageEnd)
+
+
+def response_object(
+    events: Iterable[Event], identity: ResponseIdentity, flags: ResponseFlags = NO_FLAGS
+) -> dict[str, Any]:
+    """The response as its stream would have it after these events."""
+    stream = ResponseStream(identity, flags)
+    for event in events:
+        stream.encode(event)
+    return stream.response

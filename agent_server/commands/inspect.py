@@ -1,0 +1,141 @@
+"""`agent-server inspect`: what was found in a chat template and why, with examples in the model's own format."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from events.formats.output_format import OutputFormat
+from events.template.analyser import TemplateAnalysis, analyse
+from events.template.writer import WrittenCall, write, writes_reasoning
+
+_REASONING = "The user asks about the weather; I should look it up."
+_TEXT = "It is sunny in Paris."
+_CALLS = (
+    WrittenCall("get_weather", {"city": "Paris", "days": 2}, "call00001"),
+    WrittenCall("get_time", {"city": "Rome", "exact": True}, "call00002"),
+)
+
+
+class Inspection(msgspec.Struct, frozen=True, kw_only=True):
+    """source: what was inspected. name: which of its templates ("default", "tool_use"). examples: each kind of output
+    as the model writes it; a kind that the format has no way of writing is left out."""
+
+    source: str
+    name: str
+    analysis: TemplateAnalysis
+    examples: dict[str, str]
+
+
+def inspect(
+    target: Annotated[str, typer.Argument(help="A model's folder or name, or a chat template's file.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything that was found as JSON.")] = False,
+) -> None:
+    """Show what a chat template says about how its model writes, and why."""
+    try:
+        sources = read_templates(target)
+    except (OSError, ValueError) as error:
+        typer.echo(f"Cannot read {target}: {error}", err=True)
+        raise typer.Exit(1) from error
+    if not sources:
+        typer.echo(f"{target} has no chat template; only text completion is possible.", err=True)
+        raise typer.Exit(1)
+    found = [inspection(target, name, source) for name, source in sources.items()]
+    typer.echo(to_json(found) if as_json else "\n\n".join(describe(each) for each in found))
+
+
+def read_templates(target: str) -> dict[str, str]:
+    """The templates of a file, a model's folder or a model's name, by their names. Raises OSError, ValueError."""
+    path = Path(target)
+    if path.is_file():
+        return {"default": path.read_text("utf-8")}
+    if path.is_dir():
+        from agent_server.engine.model_files import folder_templates
+
+        return folder_templates(path)
+    if target.startswith(("/", ".")) or target.endswith(".jinja"):
+        raise FileNotFoundError("there is no such file or folder")
+    from agent_server.engine.model_files import load_model_files
+
+    return dict(load_model_files(target).templates)
+
+
+def inspection(target: str, name: str, source: str) -> Inspection:
+    analysis = analyse(source)
+    return Inspection(source=target, name=name, analysis=analysis, examples=examples(analysis.output_format))
+
+
+def examples(output_format: OutputFormat) -> dict[str, str]:
+    """One example of each kind of output that the format can write."""
+    found = {"text": write(output_format, content=_TEXT)}
+    if writes_reasoning(output_format):
+        found["reasoning"] = write(output_format, reasoning=_REASONING, content=_TEXT)
+    if output_format.tools:
+        found["one call"] = write(output_format, calls=_CALLS[:1])
+        found["two calls"] = write(output_format, calls=_CALLS)
+    return found
+
+
+def to_json(found: list[Inspection]) -> str:
+    """One object, or a list of them where a model has several templates."""
+    values: list[Any] = [msgspec.to_builtins(each) for each in found]
+    return json.dumps(values[0] if len(values) == 1 else values, ensure_ascii=False, indent=2)
+
+
+def describe(found: Inspection) -> str:
+    """The inspection as text for a person."""
+    analysis = found.analysis
+    title = found.source if found.name == "default" else f"{found.source} ({found.name})"
+    lines = [title, "=" * len(title)]
+    lines += [f"  {line}" for line in analysis.findings]
+    lines += [f"  warning: {line}" for line in analysis.warnings]
+    lines += ["", "The prompt ends with"]
+    lines += [f"  {text!r}  ({_when(keys)})" for text, keys in _grouped(analysis.prompts).items()]
+    lines += ["", "The template", *(f"  {line}" for line in _abilities(analysis)), "", "The model writes"]
+    for kind, text in found.examples.items():
+        lines += [f"  {kind}:", *(f"    │{line}" for line in text.split("\n"))]
+    return "\n".join(lines)
+
+
+def _grouped(prompts: dict[str, str]) -> dict[str, list[str]]:
+    grouped: dict[str, list[str]] = {}
+    for key, text in prompts.items():
+        grouped.setdefault(text, []).append(key)
+    return grouped
+
+
+def _when(keys: list[str]) -> str:
+    if len(keys) == 3:
+        return "always"
+    return ", ".join({"default": "by default", "on": "thinking on", "off": "thinking off"}[key] for key in keys)
+
+
+def _abilities(analysis: TemplateAnalysis) -> list[str]:
+    """What the template renders, one line each."""
+    can = analysis.capabilities
+    lines = ["renders system messages" if can.system_role else "has no system role: it is put into the user's message"]
+    if can.alternation:
+        lines.append("wants user and assistant to alternate")
+    if not can.tools:
+        lines.append("does not show declared tools to the model")
+    elif can.tools_in_system:
+        lines.append("shows declared tools given with the system message")
+    else:
+        variable = "" if can.tools_variable == "tools" else f" (as {can.tools_variable})"
+        lines.append(f"shows declared tools{variable}")
+    if can.tool_calls:
+        several = "several calls" if can.parallel_calls else "one call"
+        lines.append(f"renders {several} in a message, with arguments as {_arguments(can.arguments)}")
+    else:
+        lines.append("renders no calls: those of the history are written into the text")
+    if can.reasoning_field:
+        lines.append(f"takes reasoning of the history from {can.reasoning_field!r}")
+    return lines
+
+
+def _arguments(kind: str) -> str:
+    return "an object" if kind == "object" else "JSON text"

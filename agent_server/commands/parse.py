@@ -1,0 +1,70 @@
+"""`agent-server parse`: what a model's raw output says, as events or as the message."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from agent_server.commands.parse_cases import CaseError, pieces_of, run_case, translator_for
+from events.encode import encode
+
+
+def parse(
+    file: Annotated[Path | None, typer.Argument(help="Raw output to read; none reads standard input.")] = None,
+    format: Annotated[str | None, typer.Option(help="Output format by name, such as hermes.")] = None,
+    template: Annotated[Path | None, typer.Option(help="Chat template to derive the format from.")] = None,
+    tools: Annotated[Path | None, typer.Option(help="JSON file with the declared tools, in OpenAI's form.")] = None,
+    prefix: Annotated[str | None, typer.Option(help="What the prompt already opened, such as '<think>'.")] = None,
+    message: Annotated[bool, typer.Option("--message", help="Print the message instead of events.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Strict boundaries between text and calls.")] = False,
+    split: Annotated[str, typer.Option(help="Feed it in pieces: whole, chars, N or random:SEED.")] = "whole",
+    batch: Annotated[bool, typer.Option("--batch", help="One JSON case a line in, one result a line out.")] = False,
+) -> None:
+    """Read a model's raw output and print the events it becomes."""
+    if batch:
+        run_batch()
+        return
+    case: dict[str, Any] = {
+        "text": file.read_text("utf-8") if file else sys.stdin.read(),
+        "format": format,
+        "template": str(template) if template else None,
+        "tools": json.loads(tools.read_text("utf-8")) if tools else None,
+        "prefix": prefix,
+        "boundaries": "strict" if strict else None,
+        "split": split,
+    }
+    if not format and not template:
+        case["format"] = "hermes"
+    if message:
+        print(json.dumps(run_case(case), ensure_ascii=False, indent=2))
+        return
+    try:
+        translator = translator_for(case, Path())
+        for piece in pieces_of(case["text"], split):
+            show(translator.feed(piece))
+        show(translator.finish())
+    except (CaseError, KeyError, OSError) as error:
+        typer.echo(f"agent-server: {error.args[0] if error.args else error}", err=True)
+        raise typer.Exit(2) from None
+
+
+def show(events: list[Any]) -> None:
+    for event in events:
+        print(encode(event).decode())
+
+
+def run_batch() -> None:
+    """Cases from standard input to results on standard output, a line each; a line that is no case is a result too."""
+    for line in sys.stdin:
+        if not line.strip():
+            continue
+        try:
+            case = json.loads(line)
+            result = run_case(case if isinstance(case, dict) else {})
+        except ValueError as error:
+            result = {**run_case({}), "error": f"no JSON: {error}"}
+        print(json.dumps(result, ensure_ascii=False), flush=True)

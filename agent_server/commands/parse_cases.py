@@ -1,0 +1,207 @@
+"""One case of `agent-server parse`: a raw output and what is known of its request → the message.
+
+The same path as in the server: the template is analysed and rendered by the prompt builder (with a tokenizer that
+knows no tokens), and what the prompt opened starts the translator.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ag_ui.core import RunAgentInput
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from adapters.errors import RequestError
+from adapters.inbound import Limits
+from adapters.openai_chat.inbound import read_conversation
+from agent_server.engine.model_files import ModelFiles
+from agent_server.engine.prompt import PromptBuilder
+from agent_server.engine.protocol import EngineError
+from events.formats.output_format import OutputFormat
+from events.formats.registry import named
+from events.lifecycle import event_type
+from events.options import GenerationOptions, ToolChoice
+from events.parsing.policy import Policy, declared_tools
+from events.translator import Translator
+from events.vocabulary import Event, ReasoningMessageContent, TextMessageContent, ToolCallArgs, ToolCallStart
+
+Case = Mapping[str, Any]
+LIMITS = Limits(messages=100_000)
+OURS = "call_of_ours_"
+
+
+class CaseError(Exception):
+    """Why a case cannot be run at all."""
+
+
+def run_case(case: Case, directory: Path = Path()) -> dict[str, Any]:
+    """The result of one case, as `agent-server parse --batch` writes it. Never raises; `error` says what kept it."""
+    result: dict[str, Any] = {"id": case.get("id"), **EMPTY}
+    try:
+        translator = translator_for(case, directory)
+        text = case.get("text")
+        if not isinstance(text, str):
+            raise CaseError("`text` must be a string")
+        events = [event for piece in pieces_of(text, case.get("split")) for event in translator.feed(piece)]
+        if not case.get("is_partial"):
+            events += translator.finish("stop")
+    except (CaseError, EngineError, RequestError, KeyError, OSError, ValueError) as error:
+        return {**result, "error": f"{type(error).__name__}: {error.args[0] if error.args else error}"}
+    reason = None if case.get("is_partial") else "error" if translator.failed else translator.finish_reason("stop")
+    return {
+        **result,
+        **message_of(events),
+        "finish_reason": reason,
+        "warnings": list(dict.fromkeys(translator.warnings)),
+        "event_types": merged_types(events),
+    }
+
+
+EMPTY: dict[str, Any] = {
+    "reasoning": "",
+    "content": "",
+    "tool_calls": [],
+    "finish_reason": None,
+    "warnings": [],
+    "error": None,
+    "event_types": [],
+}
+
+
+def translator_for(case: Case, directory: Path) -> Translator:
+    """A translator in the state in which the case's output starts."""
+    output_format, opened, known = source_of(case, directory)
+    numbers = itertools.count()
+    return Translator(
+        output_format,
+        tools=None,
+        opened=opened,
+        new_id=lambda kind: f"{OURS}{next(numbers)}" if kind == "tool_call" else f"{kind}_{next(numbers)}",
+        policy=policy_of(case),
+        show_opened=known,
+    )
+
+
+def policy_of(case: Case) -> Policy:
+    tools = declared_tools(case.get("tools"))
+    schema = case.get("json_schema")
+    return Policy(
+        tools={} if case.get("tool_choice") == "none" else tools,
+        extract_reasoning=case.get("reasoning_format") != "none",
+        parallel=case.get("parallel_tool_calls") is not False,
+        bare="never" if schema else None,
+        boundaries=case.get("boundaries"),
+    )
+
+
+def source_of(case: Case, directory: Path) -> tuple[OutputFormat, str | None, bool]:
+    """(format, what the prompt opened, whether that is known to be part of the message)."""
+    if name := case.get("format"):
+        prefix = case.get("prefix")
+        return named(str(name)), prefix if isinstance(prefix, str) else None, False
+    if isinstance(template := case.get("template_text"), str):
+        source = template
+    elif isinstance(path := case.get("template"), str):
+        source = (directory / path).read_text("utf-8")
+    else:
+        raise CaseError("one of `template`, `template_text` and `format` must be given")
+    if isinstance(prefix := case.get("prefix"), str) and prefix:
+        return builder(source).output_format(), prefix, False
+    prompt = builder(source).build(*request_of(case))
+    return prompt.output_format, prompt.opened, True
+
+
+@lru_cache(maxsize=64)
+def builder(template: str) -> PromptBuilder:
+    """Builds prompts for a template alone: no vocabulary, so that no marker is a token."""
+    tokenizer = Tokenizer(WordLevel({"?": 0}, unk_token="?"))
+    return PromptBuilder(ModelFiles(tokenizer=tokenizer, templates={"default": template}))
+
+
+def request_of(case: Case) -> tuple[RunAgentInput, GenerationOptions]:
+    numbers = itertools.count()
+
+    def new_id(kind: str) -> str:
+        return f"{kind}_{next(numbers)}"
+
+    values = {
+        "messages": case.get("messages") or [{"role": "user", "content": "?"}],
+        "tools": case.get("tools") or None,
+    }
+    messages, tools = read_conversation(values, new_id=new_id, limits=LIMITS)
+    run = RunAgentInput(
+        thread_id="thread", run_id="run", messages=messages, tools=tools, context=[], state={}, forwarded_props={}
+    )
+    choice = case.get("tool_choice")
+    thinking = case.get("enable_thinking")
+    return run, GenerationOptions(
+        thinking=True if thinking is None else bool(thinking),
+        tool_choice=ToolChoice("none") if choice == "none" else ToolChoice(),
+        parallel_tool_calls=case.get("parallel_tool_calls") is not False,
+        continue_final_message=case.get("continue_final_message") not in (None, False, "none"),
+    )
+
+
+def pieces_of(text: str, split: Any) -> Iterator[str]:
+    """The text in pieces: "whole", "chars", a number of characters, or "random:SEED"."""
+    if split in (None, "whole", ""):
+        yield text
+        return
+    size = sizes(split)
+    position = 0
+    while position < len(text):
+        end = position + size()
+        yield text[position:end]
+        position = end
+
+
+def sizes(split: Any) -> Callable[[], int]:
+    if isinstance(split, str) and split.startswith("random:"):
+        generator = random.Random(split.removeprefix("random:"))
+        return lambda: generator.randint(1, generator.choice((1, 4, 16, 64)))
+    try:
+        number = 1 if split == "chars" else int(split)
+    except (TypeError, ValueError):
+        raise CaseError(f"`split` cannot be {split!r}") from None
+    if number < 1:
+        raise CaseError("`split` must be at least 1")
+    return lambda: number
+
+
+def message_of(events: list[Event]) -> dict[str, Any]:
+    """Reasoning, content and calls of the events. `id` is the model's own, or ""."""
+    reasoning: list[str] = []
+    content: list[str] = []
+    calls: dict[str, dict[str, Any]] = {}
+    order: list[dict[str, Any]] = []
+    for event in events:
+        if isinstance(event, TextMessageContent):
+            content.append(event.delta)
+        elif isinstance(event, ReasoningMessageContent):
+            reasoning.append(event.delta)
+        elif isinstance(event, ToolCallStart):
+            call_id = "" if event.tool_call_id.startswith(OURS) else event.tool_call_id
+            calls[event.tool_call_id] = {"id": call_id, "name": event.tool_call_name, "arguments": []}
+            order.append(calls[event.tool_call_id])
+        elif isinstance(event, ToolCallArgs):
+            calls[event.tool_call_id]["arguments"].append(event.delta)
+    return {
+        "reasoning": "".join(reasoning),
+        "content": "".join(content),
+        "tool_calls": [{**call, "arguments": "".join(call["arguments"])} for call in order],
+    }
+
+
+def merged_types(events: list[Event]) -> list[str]:
+    """The events' types in order; deltas of one kind that follow each other count once."""
+    types = [event_type(event) for event in events]
+    deltas = ("_CONTENT", "_ARGS")
+    return [
+        kind for kind, before in zip(types, ["", *types], strict=False) if kind != before or not kind.endswith(deltas)
+    ]

@@ -1,0 +1,164 @@
+"""Constraints compiled and masks filled: llguidance, and xgrammar for what llguidance has no words for.
+
+The rule: what `events.grammar.lark` can write, JSON schemas, regular expressions, choices and Lark go to llguidance,
+which compiles in milliseconds, refuses what it cannot enforce and bounds its own work. EBNF, and structural tags of
+other kinds, go to xgrammar. Both see the vocabulary as bytes, in which control tokens are no text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import llguidance
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from agent_server.engine.protocol import Constraint
+from agent_server.generation.constraint import ConstraintError, Grammar, Matcher
+from events.grammar.lark import Unwritable, lark
+from events.grammar.nodes import Node, constant, either, pattern
+
+LIMITS = llguidance.LLParserLimits(
+    max_grammar_size=200_000,
+    initial_lexer_fuel=2_000_000,
+    step_lexer_fuel=200_000,
+    max_lexer_states=50_000,
+    verbose_errors=False,
+)
+"""Of one grammar. A step that needs more fuel than this, about 14 ms, ends its generation."""
+
+
+class LarkMatcher:
+    """A generation's place in an llguidance grammar."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def accept(self, token: int) -> bool:
+        return bool(self.inner.consume_token(token))
+
+    def rollback(self, count: int) -> None:
+        self.inner.rollback(count)
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.inner.is_stopped()) and not self.inner.is_error()
+
+    @property
+    def accepting(self) -> bool:
+        return bool(self.inner.is_accepting())
+
+    @property
+    def error(self) -> str | None:
+        return str(self.inner.get_error()) if self.inner.is_error() else None
+
+
+class LarkGrammar:
+    """A compiled grammar: a matcher at its start, which others are copied from."""
+
+    def __init__(self, first: Any) -> None:
+        self._first = first
+
+    def matcher(self) -> LarkMatcher:
+        return LarkMatcher(self._first.deep_copy())
+
+
+class GrammarBackend:
+    """Grammars over one vocabulary.
+
+    vocab_size: of the model's logits, which may be more than the tokenizer has. ends: ids that end an answer.
+    Raises ConstraintError where the tokenizer is of a kind that neither library reads.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, ends: Collection[int]) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self.ends = sorted(ends) or [_some_end(tokenizer)]
+        self._controls = control_tokens(tokenizer)
+        try:
+            self._vocabulary = llguidance.LLTokenizer(
+                _with_special_controls(tokenizer, self._controls), n_vocab=vocab_size, eos_token=self.ends
+            )
+        except Exception as error:
+            raise ConstraintError(f"Grammars cannot use this tokenizer: {str(error)[:200]}") from error
+        self._executor = llguidance.LLExecutor()
+        self._second: Any = None
+
+    def compile(self, constraint: Constraint) -> Grammar:
+        node = node_of(constraint)
+        try:
+            grammar = lark(node, self._controls) if node is not None else str(constraint.value)
+        except Unwritable:
+            return self._xgrammar().compile(constraint)  # type: ignore[no-any-return]
+        matcher = llguidance.LLMatcher(self._vocabulary, grammar, log_level=0, limits=LIMITS)
+        if matcher.is_error():
+            raise ConstraintError(f"The grammar cannot be compiled: {reason(matcher.get_error())}")
+        return LarkGrammar(matcher)
+
+    def _xgrammar(self) -> Any:
+        if self._second is None:
+            from agent_server.generation.xgrammar import XGrammarBackend
+
+            size = self._tokenizer.get_vocab_size(with_added_tokens=True)
+            spelled = [self._vocabulary.decode_bytes([number]) for number in range(size)]
+            self._second = XGrammarBackend(spelled, self._controls, self._vocab_size, self.ends)
+        return self._second
+
+    def fill(self, matchers: Sequence[Matcher], bits: Tensor) -> None:
+        ours = [(matcher.inner, row) for row, matcher in enumerate(matchers) if isinstance(matcher, LarkMatcher)]
+        if len(ours) == 1 and len(matchers) == 1:
+            ours[0][0].unsafe_compute_mask_ptr(bits.data_ptr(), bits.shape[1] * 4)
+        elif ours:
+            self._executor.unsafe_compute_mask_ptr(ours, bits.data_ptr(), bits.shape[1] * 4, len(matchers))
+        others = [(m, row) for row, m in enumerate(matchers) if not isinstance(m, LarkMatcher)]
+        if others:
+            self._second.fill(others, bits)
+
+
+def node_of(constraint: Constraint) -> Node | None:
+    """The constraint as a node; None for a Lark grammar, which is one already."""
+    value = constraint.value
+    match constraint.kind:
+        case "structural_tag":
+            return dict(value.get("format", value))
+        case "json_schema":
+            return {"type": "json_schema", "json_schema": value}
+        case "json_object":
+            return {"type": "json_schema", "json_schema": {"type": "object"}}
+        case "regex":
+            return pattern(value)
+        case "choice":
+            return either(*(constant(text) for text in value))
+        case "ebnf":
+            return {"type": "grammar", "grammar": value}
+        case "lark":
+            return None
+
+
+def control_tokens(tokenizer: Tokenizer) -> list[int]:
+    """Ids of tokens that are no text: every added token but plain white space, as the prompt's side has it."""
+    added = tokenizer.get_added_tokens_decoder()
+    return sorted(number for number, token in added.items() if token.special or token.content.strip())
+
+
+def _with_special_controls(tokenizer: Tokenizer, controls: Collection[int]) -> str:
+    """The tokenizer's JSON with every control token marked special, so that no text spells one."""
+    spec = json.loads(tokenizer.to_str())
+    spec["truncation"] = spec["padding"] = None
+    for token in spec.get("added_tokens", ()):
+        token["special"] = token["id"] in controls
+    return json.dumps(spec)
+
+
+def _some_end(tokenizer: Tokenizer) -> int:
+    """An id for the end where the model names none; the step never offers it to such a model."""
+    return max(control_tokens(tokenizer), default=0)
+
+
+def reason(message: str) -> str:
+    """The sentence of a library's error, without the grammar that it quotes."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    first = lines[0] if lines else "unknown reason"
+    return (first.partition(": ")[2] if first.startswith("at ") else first)[:300]

@@ -1,0 +1,266 @@
+"""OpenAI's Responses: create, fetch, resume, cancel, delete, and list the input of stored ones."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from adapters import openai_responses
+from adapters.errors import RequestError
+from adapters.inbound import Inbound
+from adapters.json_text import json_bytes
+from adapters.openai_responses import (
+    Continuation,
+    ResponseFlags,
+    ResponseIdentity,
+    ResponseRecord,
+    ResponseStream,
+    deleted_body,
+    item_list,
+    read_query,
+    response_object,
+    with_history,
+)
+from agent_server.ids import new_id
+from agent_server.routes.answering import (
+    CLIENT_GONE,
+    ServersOwn,
+    agent_for,
+    collect,
+    failed,
+    model_name,
+    read_request,
+    servers_own,
+    start_runs,
+    stream_answer,
+)
+from agent_server.routes.http import guarded
+from events.message import fold, to_dicts, to_models
+from events.vocabulary import Event, RunError
+
+if TYPE_CHECKING:
+    from agent_server.runs import Run
+    from agent_server.server import Server
+
+logger = logging.getLogger("agent_server.responses")
+FOR_EVER = float("inf")
+TOO_LONG = "The response is longer than what the server keeps of a run."
+
+
+class Responses:
+    """The wire's life on one server: what it starts, keeps and finds again."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self._keeping: set[asyncio.Task[None]] = set()
+
+    async def create(self, request: Request) -> Response:
+        parse = partial(openai_responses.parse, new_id=new_id)
+        inbound = await read_request(request, self.server.settings.max_body, parse)
+        inbound = await self._continued(inbound, request.state.tenant)
+        flags: ResponseFlags = inbound.extra
+        identity = self._identity(inbound)
+        (run,) = await start_runs(self.server, request, inbound, grace=FOR_EVER if flags.background else 0.0)
+        kept = await self._keep(run, identity, inbound) if flags.store else None
+        if inbound.stream:
+            encoder = ResponseStream(identity, flags)
+            hold = not flags.background
+            return await stream_answer(self.server, request, [run], encoder, hold=hold, before_end=kept)
+        if flags.background:
+            return answer(response_object((), identity, flags))
+        return await self._whole(request, run, identity, flags, kept)
+
+    async def _continued(self, inbound: Inbound, tenant: str) -> Inbound:
+        if not isinstance(inbound.extra, Continuation):
+            return inbound
+        record = await self._record(tenant, inbound.extra.flags.previous or "", "previous_response_id")
+        if record.going_on:
+            raise RequestError("invalid_request", "The previous response is not complete.", "previous_response_id")
+        return with_history(inbound, record.thread_id, to_models(record.messages), new_id)
+
+    def _identity(self, inbound: Inbound) -> ResponseIdentity:
+        return ResponseIdentity(
+            id=f"resp_{inbound.input.run_id.removeprefix('run_')}",
+            model=model_name(self.server, inbound.options),
+            created=int(time.time()),
+            thread_id=inbound.input.thread_id,
+            hidden_tools=servers_own(self.server, inbound),
+        )
+
+    async def _whole(
+        self, request: Request, run: Run, identity: ResponseIdentity, flags: ResponseFlags, kept: Keeping | None
+    ) -> Response:
+        answers = await collect(request, [run])
+        if answers is None:
+            return Response(status_code=CLIENT_GONE)
+        if kept is not None:
+            await kept()
+        found = response_object(answers[0], identity, flags)
+        end = answers[0][-1]
+        if isinstance(end, RunError) and not found["output"]:
+            raise failed(end)
+        return answer(found)
+
+    # ---- keeping ----------------------------------------------------------------------------------------------------
+
+    async def _keep(self, run: Run, identity: ResponseIdentity, inbound: Inbound) -> Keeping:
+        """Keep the response from now on; the result waits until its end is kept, too."""
+        flags: ResponseFlags = inbound.extra
+        record = ResponseRecord(
+            id=identity.id,
+            agent=run.agent,
+            run_id=run.id,
+            thread_id=run.thread_id,
+            response=response_object((), identity, flags),
+            flags=flags,
+        )
+        await self._save(run.tenant, record)
+        task = asyncio.create_task(self._keep_end(run, identity, record))
+        self._keeping.add(task)
+        task.add_done_callback(self._keeping.discard)
+        return Keeping(task)
+
+    async def _keep_end(self, run: Run, identity: ResponseIdentity, record: ResponseRecord) -> None:
+        await run.wait()
+        events = so_far(run)
+        if events is None:
+            await self._save(run.tenant, msgspec.structs.replace(record, response=_lost(record, TOO_LONG)))
+            return
+        messages = list(run.input.messages[1 if record.flags.instructions else 0 :])
+        folded = fold(events, to_dicts(messages)).messages
+        record = msgspec.structs.replace(
+            record,
+            response=response_object(events, identity, record.flags),
+            messages=[plain(message) for message in folded if message["role"] != "activity"],
+        )
+        try:
+            await self._save(run.tenant, record)
+        except Exception:
+            logger.exception("a response could not be kept")
+
+    async def _save(self, tenant: str, record: ResponseRecord) -> None:
+        await self.server.store.save_response(tenant, record.id, msgspec.to_builtins(record))
+
+    async def _record(self, tenant: str, response_id: str, param: str = "response_id") -> ResponseRecord:
+        found = await self.server.store.response(tenant, response_id)
+        if found is None:
+            raise RequestError("not_found", "There is no such response; it was not stored, or it was deleted.", param)
+        return msgspec.convert(found, ResponseRecord)
+
+    # ---- stored responses -------------------------------------------------------------------------------------------
+
+    async def retrieve(self, request: Request) -> Response:
+        record = await self._record(request.state.tenant, request.path_params["id"])
+        query = read_query(request.query_params)
+        run = self._run(record, request.state.tenant)
+        if not query.stream:
+            return answer(self._now(record, run))
+        if run is None:
+            message = "The events of this response are not kept any more; fetch it without stream."
+            raise RequestError("invalid_request", message, "stream")
+        encoder = ResponseStream(self._identity_of(record), record.flags, after=query.after)
+        return await stream_answer(self.server, request, [run], encoder, hold=False)
+
+    async def cancel(self, request: Request) -> Response:
+        record = await self._record(request.state.tenant, request.path_params["id"])
+        run = self._run(record, request.state.tenant)
+        if run is None or run.finished:
+            raise RequestError("invalid_request", "This response is not going on, so it cannot be cancelled.")
+        await run.cancel()
+        await run.wait()
+        return answer(self._now(record, run))
+
+    async def delete(self, request: Request) -> Response:
+        tenant, response_id = request.state.tenant, request.path_params["id"]
+        record = await self._record(tenant, response_id)
+        if (run := self._run(record, tenant)) is not None and not run.finished:
+            await run.cancel()
+            await run.wait()
+            await asyncio.gather(*self._keeping)
+        await self.server.store.delete_response(tenant, response_id)
+        return Response(deleted_body(response_id), media_type="application/json")
+
+    async def input_items(self, request: Request) -> Response:
+        record = await self._record(request.state.tenant, request.path_params["id"])
+        return Response(item_list(record.items, request.query_params), media_type="application/json")
+
+    def _run(self, record: ResponseRecord, tenant: str) -> Run | None:
+        try:
+            return self.server.runs.get(record.run_id, tenant)
+        except RequestError:
+            return None
+
+    def _now(self, record: ResponseRecord, run: Run | None) -> dict[str, Any]:
+        """The object as it stands: while its run goes on, what there is of it."""
+        if not record.going_on:
+            return record.response
+        if run is None:
+            return _lost(record, "The server stopped before the response was complete.")
+        events = so_far(run)
+        if events is None:
+            return {**record.response, "status": "in_progress"}
+        return response_object(events, self._identity_of(record), record.flags)
+
+    def _identity_of(self, record: ResponseRecord) -> ResponseIdentity:
+        declared = [str(tool.get("name")) for tool in record.response.get("tools") or ()]
+        agent = self.server.agents[agent_for(self.server, record.agent)].agent
+        return ResponseIdentity(
+            id=record.id,
+            model=record.response["model"],
+            created=record.response["created_at"],
+            thread_id=record.thread_id,
+            hidden_tools=ServersOwn(agent, declared),
+        )
+
+
+def _lost(record: ResponseRecord, message: str) -> dict[str, Any]:
+    return {**record.response, "status": "failed", "error": {"code": "server_error", "message": message}}
+
+
+class Keeping:
+    """Call it to wait until a response's end is stored."""
+
+    def __init__(self, task: asyncio.Task[None]) -> None:
+        self._task = task
+
+    async def __call__(self) -> None:
+        await asyncio.shield(self._task)
+
+
+def so_far(run: Run) -> list[Event] | None:
+    """The events of a run until now; None if the first ones are not kept any more."""
+    if run.log.oldest > 1:
+        return None
+    return [run.log.get(number) for number in range(1, run.log.last + 1)]
+
+
+def plain(message: dict[str, Any]) -> dict[str, Any]:
+    """A message without what was only for those who watched it being written."""
+    return {name: value for name, value in message.items() if name != "metadata"}
+
+
+def answer(response: dict[str, Any]) -> Response:
+    return Response(json_bytes(response), media_type="application/json")
+
+
+def routes(server: Server) -> list[BaseRoute]:
+    wire = Responses(server)
+    stored: list[tuple[str, str, Callable[[Request], Any]]] = [
+        ("/v1/responses/{id}", "GET", wire.retrieve),
+        ("/v1/responses/{id}", "DELETE", wire.delete),
+        ("/v1/responses/{id}/cancel", "POST", wire.cancel),
+        ("/v1/responses/{id}/input_items", "GET", wire.input_items),
+    ]
+    return [
+        Route("/v1/responses", guarded(wire.create), methods=["POST"]),
+        *(Route(path, guarded(endpoint), methods=[method]) for path, method, endpoint in stored),
+    ]

@@ -1,0 +1,50 @@
+"""What to expect of a model of which nothing but its name is known (an upstream engine without a chat template).
+
+The rules are those of the streaming specification, "Detection Logic": a list of reasoning models, the request's
+thinking flag, three families of reasoning markers, four forms of tool calls. Where reasoning is not detected, text is
+content.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+from events.formats.output_format import Arguments, OutputFormat, Reasoning, Tools
+
+REASONING_MODELS = ("deepseek-r1", "deepseek-r1-*", "qwq-*", "ministral-*-reasoning*", "*reasoning*", "*thinking*")
+REASONING_MARKERS = (("<think>", "</think>"), ("<reasoning>", "</reasoning>"), ("<thought>", "</thought>"))
+
+GENERIC_TOOLS = Tools(
+    style="tag",
+    section_start="[TOOL_CALLS]",
+    call_start="<tool_call>\n",
+    call_end="\n</tool_call>",
+    name_prefix="<function=",
+    name_suffix=">",
+    arguments=Arguments(end="</function>"),
+)
+"""Mistral's list, Llama's function tag, Qwen's tag, and bare JSON where a declared tool has the name: a call that
+begins with `{` is read as JSON in every format."""
+
+
+def is_reasoning_model(model: str) -> bool:
+    """Whether a model's name (with or without its organisation) is in the specification's list."""
+    name = model.lower().rpartition("/")[2]
+    return any(fnmatchcase(name, pattern) for pattern in REASONING_MODELS)
+
+
+def is_reasoning_token(text: str, model: str, *, thinking: bool, worker: bool = False) -> bool:
+    """The specification's test of one token: the worker's word, else a marker's in a thinking reasoning model."""
+    if worker:
+        return True
+    if not thinking or not is_reasoning_model(model):
+        return False
+    lowered = text.lower()
+    return any(marker in lowered for pair in REASONING_MARKERS for marker in pair)
+
+
+def detected_format(model: str, *, thinking: bool = True) -> OutputFormat:
+    """The format of a model by its name alone."""
+    starts, ends = zip(*REASONING_MARKERS, strict=True)
+    reasoning = Reasoning(start=starts, end=ends) if thinking and is_reasoning_model(model) else None
+    return OutputFormat(name="generic", reasoning=reasoning, tools=GENERIC_TOOLS)

@@ -1,0 +1,207 @@
+"""A structural tag as a Lark grammar in llguidance's dialect: each node becomes an expression.
+
+Text that is bounded by what follows it becomes one terminal together with its end, so that the lexer, which takes the
+longest match, cannot run past the end. Free text in front of a trigger is a lazy terminal, which ends at the first.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from events.grammar.nodes import Node
+
+ANY = "/(?s:.*)/"
+JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+"""JSON as models are trained on it: one line, at most one space behind a comma or colon."""
+
+
+class Unwritable(ValueError):
+    """A node that has no counterpart in Lark."""
+
+
+def lark(node: Node, control_tokens: Iterable[int] = ()) -> str:
+    """The whole grammar. `control_tokens`: every id that is no text, for free text that may hold some of them."""
+    return LarkWriter(control_tokens).grammar(node)
+
+
+class LarkWriter:
+    """Rules and terminals of one grammar; equal nodes share a rule."""
+
+    def __init__(self, control_tokens: Iterable[int]) -> None:
+        self._control_tokens = frozenset(control_tokens)
+        self._lines: dict[str, str] = {}
+        self._names: dict[str, str] = {}
+
+    def grammar(self, node: Node) -> str:
+        start = self._write(node)
+        lines = [f"{name}: {body}" for name, body in self._lines.items()]
+        return "\n".join(["%llguidance {}", f"start: {start}", *lines]) + "\n"
+
+    def _define(self, kind: str, body: str, options: str = "") -> str:
+        """The name of a rule (`r`) or terminal (`T`) with this body."""
+        key = f"{kind}{options}:{body}"
+        if key not in self._names:
+            self._names[key] = f"{kind}{len(self._names)}"
+            self._lines[self._names[key] + options] = body
+        return self._names[key]
+
+    def _write(self, node: Node) -> str:
+        match node["type"]:
+            case "const_string":
+                return literal(node["value"])
+            case "regex" if not node.get("excludes"):
+                return regex(node["pattern"])
+            case "token":
+                return f"<[{int(node['token'])}]>"
+            case "any_text" | "regex":
+                return self._text(node)
+            case "json_schema":
+                return self._json(node)
+            case "sequence":
+                return " ".join(self._write(part) for part in node["elements"])
+            case "or":
+                return self._rule(" | ".join(self._write(part) for part in node["elements"]))
+            case "optional":
+                return f"({self._write(node['content'])})?"
+            case "star":
+                return f"({self._write(node['content'])})*"
+            case "repeat":
+                most = "" if node["max"] < 0 else node["max"]
+                return f"({self._write(node['content'])}){{{node['min']},{most}}}"
+            case "tag":
+                return self._tag(node)
+            case "triggered_tags":
+                return self._triggered(node)
+            case "token_triggered_tags":
+                return self._token_triggered(node)
+            case "grammar" if node.get("syntax") == "lark":
+                return f"%lark {{\n{node['grammar']}\n}}"
+        raise Unwritable(f"Lark has no {node['type']!r}.")
+
+    def _rule(self, body: str) -> str:
+        return self._define("r", body)
+
+    def _terminal(self, body: str) -> str:
+        return self._define("T", body)
+
+    def _json(self, node: Node) -> str:
+        """An inner grammar; its definitions are its own, so references stay what they are."""
+        schema = node["json_schema"]
+        schema = {**schema, "x-guidance": JSON_OPTIONS} if isinstance(schema, dict) else schema
+        return self._rule("%json " + json.dumps(schema, ensure_ascii=True))
+
+    def _text(self, node: Node) -> str:
+        text = ANY if node["type"] == "any_text" else regex(node["pattern"])
+        return self._terminal(without(text, node.get("excludes", ()), node.get("not_pattern", "")))
+
+    def _tag(self, node: Node) -> str:
+        begin, content, end = node["begin"], node["content"], node["end"]
+        head = self._marker(begin)
+        if isinstance(end, str) and end and content["type"] in ("any_text", "regex"):
+            closed = self._terminal(f"{self._text(content)} {literal(end)}")
+            closed = closed if node.get("greedy") else self._define("r", closed, "[lazy]")
+            return f"{head} {closed}".strip()
+        return " ".join(part for part in (head, self._write(content), self._marker(end)) if part)
+
+    def _marker(self, marker: Any) -> str:
+        if isinstance(marker, dict):
+            return self._write(marker)
+        return literal(marker) if marker else ""
+
+    def _between(self, text: str, excluded: Iterable[int]) -> str:
+        """Text in which control tokens may stand, but those excluded; ends with such a token or is empty."""
+        allowed = self._control_tokens.difference(excluded)
+        return f"({text} {tokens(sorted(allowed))})*" if allowed else ""
+
+    def _triggered(self, node: Node) -> str:
+        triggers: Sequence[str] = node["triggers"]
+        text = self._terminal(without(ANY, triggers))
+        between = self._between(text, node.get("exclude_tokens", ()))
+        calls = []
+        for trigger in triggers:
+            head = self._define("r", self._terminal(f"{ANY} {literal(trigger)}"), "[lazy]")
+            rests = [self._rest(tag, trigger) for tag in node["tags"] if _trigger_of(tag, triggers) == trigger]
+            calls.append(f"{head} ({' | '.join(rests)})")
+        call = self._rule(f"{between} ({' | '.join(calls)})")
+        return self._until_last(call, f"{between} {text}", node)
+
+    def _rest(self, tag: Node, trigger: str) -> str:
+        return self._tag({**tag, "begin": tag["begin"][len(trigger) :]})
+
+    def _token_triggered(self, node: Node) -> str:
+        text = self._terminal(ANY)
+        between = self._between(text, [*node.get("exclude_tokens", ()), *node["trigger_tokens"]])
+        call = self._rule(f"{between} {text} ({' | '.join(self._tag(tag) for tag in node['tags'])})")
+        return self._until_last(call, f"{between} {text}", node)
+
+    def _until_last(self, call: str, text: str, node: Node) -> str:
+        """Calls with text around them, and text to the end; with `stop_after_first` nothing behind a call."""
+        if node.get("stop_after_first"):
+            return self._rule(f"{call} | {text}")
+        return f"{call}{'+' if node.get('at_least_one') else '*'} {text}"
+
+
+def _trigger_of(tag: Node, triggers: Sequence[str]) -> str:
+    return max((t for t in triggers if tag["begin"].startswith(t)), key=len, default="")
+
+
+def literal(text: str) -> str:
+    """A Lark string, whose escapes are JSON's."""
+    return json.dumps(text, ensure_ascii=True)
+
+
+def regex(pattern: str) -> str:
+    """A pattern between slashes. Anchors go: a terminal is matched whole."""
+    inner = ascii_classes(unanchored(pattern))
+    return "/" + re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", inner).replace("\n", "\\n") + "/"
+
+
+_CLASSES = {"d": "0-9", "w": "0-9A-Za-z_", "s": r" \t\n\r\f\v"}
+
+
+def ascii_classes(pattern: str) -> str:
+    """\\d, \\w and \\s as JSON schema has them, which is ASCII."""
+    written: list[str] = []
+    inside = False
+    for piece in re.findall(r"(?s)\\.|.", pattern):
+        name = piece[1:] if len(piece) == 2 else ""
+        if not name and piece in "[]":
+            inside = piece == "["
+        if name.lower() in _CLASSES and not (inside and name.isupper()):
+            ranges = _CLASSES[name.lower()]
+            piece = ranges if inside else f"[{'^' if name.isupper() else ''}{ranges}]"
+        written.append(piece)
+    return "".join(written)
+
+
+def unanchored(pattern: str) -> str:
+    """The pattern without ^ at its start and $ at its end, which mean nothing where all of a text is matched."""
+    pattern = pattern.removeprefix("^")
+    if pattern.endswith("$") and not re.search(r"(?<!\\)(?:\\\\)*\\\$$", pattern):
+        pattern = pattern[:-1]
+    return pattern
+
+
+def without(text: str, excludes: Iterable[str], not_pattern: str = "") -> str:
+    """A terminal's body: `text`, none of `excludes` in it, and not matching `not_pattern` as a whole."""
+    wanted = [literal(each) for each in excludes if each]
+    parts = [text]
+    if wanted:
+        parts.append(f"~({ANY} ({' | '.join(wanted)}) {ANY})")
+    if not_pattern:
+        parts.append(f"~{regex(not_pattern)}")
+    return " & ".join(parts)
+
+
+def tokens(ids: Sequence[int]) -> str:
+    """Any one of these tokens, as ranges."""
+    ranges: list[list[int]] = []
+    for number in ids:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return "<[" + ",".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges) + "]>"

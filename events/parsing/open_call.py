@@ -1,0 +1,171 @@
+"""The call that is being read: what is known of it, when it is announced, and what becomes of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from events.formats.output_format import Tools
+from events.parsing.arguments import NoCall
+from events.parsing.pieces import ArgumentText, CallEnd, CallStart, ParseWarning, Piece
+from events.parsing.policy import Policy
+from events.parsing.schema import Schema
+from events.parsing.source import Source
+from events.parsing.syntax import Syntax, substantial
+
+
+class CutOff(Exception):
+    """The output ended within a call that was not announced."""
+
+
+class OpenCall:
+    """One call after the other: `begin`, `declare` its name, `write` its arguments, `finish`.
+
+    The first argument text announces a call, unless something of the announcement is still to come (its id, where the
+    format writes it last) or the format announces calls only whole. count: calls that were announced.
+    """
+
+    def __init__(self, source: Source, syntax: Syntax, policy: Policy, emit: Callable[[Piece], None]) -> None:
+        assert syntax.calls is not None
+        self.source = source
+        self.syntax = syntax
+        self.calls = syntax.calls
+        self.tools: Tools = syntax.calls.tools
+        self.policy = policy
+        self.count = 0
+        self.unmarked = False
+        self._emit = emit
+        self.begin()
+
+    def begin(self) -> None:
+        self.name = self.id = ""
+        self.schema: Schema = None
+        self.announced = self.closed = self.nameless = False
+        self._muted = False
+        self._held: list[str] = []
+        self._pieces: list[Piece] = []
+
+    def declare(self, name: str) -> None:
+        """The name is known: is it a tool's? A call without its opening marker must be one's."""
+        tools = self.policy.tools
+        self.name = name
+        if tools is None:
+            if self.unmarked and self.setting("bare") != "always":
+                raise NoCall("a call without its marker, and no tools are declared")
+        elif name in tools:
+            self.schema = tools[name]
+        elif self.unmarked or self.setting("undeclared") == "content":
+            raise NoCall(f"{name[:40]!r} is not a declared tool")
+        else:
+            self.warn(f"the tool {name[:40]!r} was not declared")
+            self._muted = self.setting("undeclared") == "drop"
+
+    def write(self, text: str) -> None:
+        """Argument text."""
+        if self.nameless or (self._waits_for_id and not self.announced):
+            self._held.append(text)
+            return
+        if not self.announced:
+            self._announce()
+        if text:
+            self._say(ArgumentText(text))
+
+    def finish(self) -> None:
+        """The call is over; one that was read without any argument text has no arguments."""
+        ended = self.source.final and self.source.position >= len(self.source.text)
+        closes = bool(self.calls.call_end) or substantial(self.calls.arguments_end)
+        complete = self.closed or not (ended and closes)
+        held = "".join(self._held)
+        if self.nameless:
+            self._infer_name(held)
+        if not self.announced:
+            if not held and not complete and self.setting("truncated") == "drop":
+                raise CutOff
+            self._announce()
+            self.write(held or "{}")
+        self.end(complete)
+
+    def end(self, complete: bool) -> None:
+        """Say that the call is over; a call that is only announced whole is announced now."""
+        if self.tools.commit == "call" and not complete:
+            raise NoCall("the output ended within a call")
+        self._say(CallEnd(complete))
+        self.source.forget()
+        self._say_whole()
+        self.count += not self._muted
+
+    def cut_off(self) -> str:
+        """The output ended within the call: an announced one is over, of another the name may be enough. Returns what
+        is to be shown of one that cannot be said."""
+        self.warn("the output ended within a call")
+        shown = ""
+        if self.tools.commit == "call":
+            shown = self.source.remembered if self.setting("failed") == "content" else ""
+        elif self.announced or (self.name and self.setting("truncated") != "drop" and self.tools.style == "tag"):
+            if not self.announced:
+                self._announce()
+                self.write("".join(self._held) or "{}")
+            self.end(False)
+        self.source.forget()
+        return shown
+
+    def keep_as_text(self, text: str) -> None:
+        """A call whose arguments cannot be read, with their text as they are."""
+        self._announce()
+        self.write(text)
+        self.end(True)
+
+    def warn(self, message: str, kind: str = "tool_call") -> None:
+        self._emit(ParseWarning(kind, message))
+
+    def setting(self, name: str) -> str:
+        """The request's setting of this name, else the format's."""
+        return getattr(self.policy, name) or str(getattr(self.tools, name))
+
+    @property
+    def _waits_for_id(self) -> bool:
+        last = self.tools.id.position == "after_arguments"
+        return last and self.policy.wait_for_id and not self.id
+
+    def _infer_name(self, arguments: str) -> None:
+        """A call that gives its number in place of its name means the one tool that its arguments fit."""
+        self.nameless = False
+        try:
+            given = set(json.loads(arguments))
+        except (ValueError, TypeError):
+            given = {""}
+        fitting = [name for name, schema in (self.policy.tools or {}).items() if _fits(given, schema)]
+        if len(fitting) != 1:
+            raise NoCall("a call without a name", incomplete=True)
+        self.declare(fitting[0])
+
+    def _announce(self) -> None:
+        self.announced = True
+        if self.count and not self.policy.parallel:
+            self._muted = True
+            self.warn("a further call was left out: parallel calls are off")
+        if self.tools.commit == "arguments":
+            self.source.forget()
+        self._say(CallStart(self.name, self.id))
+
+    def _say(self, piece: Piece) -> None:
+        if self.tools.commit == "call":
+            self._pieces.append(piece)
+        elif not self._muted:
+            self._emit(piece)
+
+    def _say_whole(self) -> None:
+        """A call that was held back, its arguments in one piece."""
+        pieces, self._pieces = self._pieces, []
+        if pieces and not self._muted:
+            self._emit(pieces[0])
+            self._emit(ArgumentText("".join(piece.text for piece in pieces if isinstance(piece, ArgumentText))))
+            self._emit(pieces[-1])
+
+
+def _fits(given: set[str], schema: Schema) -> bool:
+    """Whether these are arguments that a tool with this schema can have."""
+    if not isinstance(schema, dict) or not isinstance(schema.get("properties"), dict):
+        return False
+    required = schema.get("required")
+    return set(required if isinstance(required, list) else ()) <= given <= set(schema["properties"])

@@ -1,0 +1,49 @@
+"""Text that is nobody's format: the output of a prompt that went to the model as it is becomes one message, unread.
+
+Nothing is trimmed, held back or looked for in it, so what the tokens say is what the client gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from events.vocabulary import Event, TextMessageContent, TextMessageEnd, TextMessageStart
+
+
+class PlainTranslator:
+    """Has the face of `events.translator.Translator`."""
+
+    def __init__(self, new_id: Callable[[str], str]) -> None:
+        self._message_id = new_id("message")
+        self._open = False
+        self.warnings: list[str] = []
+        self.calls = 0
+        self.failed = False
+        self.reasoning = False
+
+    def feed(
+        self, text: str, token_id: int | None = None, detail: Any = None, is_reasoning: bool | None = None
+    ) -> list[Event]:
+        """One delta for each token that has text; with `detail`, for each token, since its row must be seen too.
+        is_reasoning: an engine's word, which plain text has no use for."""
+        if not text and detail is None:
+            return []
+        metadata = None if detail is None else {"tokens": [detail]}
+        content = TextMessageContent(message_id=self._message_id, delta=text, metadata=metadata)
+        if self._open:
+            return [content]
+        self._open = True
+        return [TextMessageStart(message_id=self._message_id, role="assistant"), content]
+
+    def finish(self, reason: str = "stop") -> list[Event]:
+        return self.abort()
+
+    def abort(self) -> list[Event]:
+        if not self._open:
+            return []
+        self._open = False
+        return [TextMessageEnd(message_id=self._message_id)]
+
+    def finish_reason(self, reason: str) -> str:
+        return reason

@@ -1,0 +1,128 @@
+"""The tables of request fields are true: complete, and what they say is what the adapters do."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from adapters import anthropic_messages, openai_chat, openai_completions, openai_responses
+from adapters.errors import RequestError
+from adapters.inbound import Inbound
+from tests.adapters.field_tables import TABLES, Table, document
+
+PAGE = Path(__file__).parents[2] / "docs" / "openai-fields.md"
+Parse = Callable[..., Inbound]
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+FLAT_TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+USER = [{"role": "user", "content": "Hi"}]
+PREFILL = [*USER, {"role": "assistant", "content": "It"}]
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
+
+# field → (a value that asks for something, other fields that it needs)
+COMMON: dict[str, tuple[Any, dict[str, Any]]] = {
+    "temperature": (0.5, {}), "top_p": (0.5, {}), "top_k": (5, {}), "min_p": (0.1, {}), "typical_p": (0.9, {}),
+    "repetition_penalty": (1.1, {}), "presence_penalty": (1, {}), "frequency_penalty": (1, {}), "seed": (1, {}),
+    "logit_bias": ({"5": 1}, {}), "stop": ("x", {}), "stop_token_ids": ([5], {}), "min_tokens": (1, {}),
+    "ignore_eos": (True, {}), "max_tokens": (5, {}), "n": (2, {}), "model": ("m", {}), "stream": (True, {}),
+    "stream_options": ({"include_usage": True}, {"stream": True}), "user": ("u", {}), "metadata": ({"k": "v"}, {}),
+    "return_token_ids": (True, {}), "structured_outputs": ({"regex": "a+"}, {}), "response_format": (SCHEMA, {}),
+    "chat_template_kwargs": ({"a": 1}, {}), "enable_thinking": (True, {}), "safety_identifier": ("s", {}),
+    "parallel_tool_calls": (False, {}), "prompt_cache_key": ("k", {}), "prompt_cache_retention": ("24h", {}),
+    "prompt_cache_options": ({"mode": "implicit"}, {}), "service_tier": ("flex", {}),
+}  # fmt: skip
+CHAT = COMMON | {
+    "messages": ([{"role": "user", "content": "Bye"}], {}), "max_completion_tokens": (5, {}), "logprobs": (True, {}),
+    "top_logprobs": (2, {"logprobs": True}), "reasoning_effort": ("low", {}), "store": (True, {}),
+    "tools": ([TOOL], {}), "tool_choice": ("required", {"tools": [TOOL]}), "thinking": (True, {}),
+    "reasoning": ({"effort": "low"}, {}), "include_reasoning": (False, {}), "delivery": ("adaptive", {}),
+    "continue_final_message": (True, {"messages": PREFILL}), "boundaries": ("strict", {}),
+    "constrain_tools": (False, {}), "verbosity": ("low", {}), "modalities": (["audio"], {}), "audio": ({"a": 1}, {}),
+    "function_call": ("auto", {}), "functions": ([{"name": "f"}], {}), "moderation": ({"model": "m"}, {}),
+    "prediction": ({"type": "content", "content": "x"}, {}), "web_search_options": ({"a": 1}, {}), "echo": (True, {}),
+    "skip_special_tokens": (False, {}), "include_stop_str_in_output": (True, {}), "prompt_logprobs": (1, {}),
+    "add_generation_prompt": (False, {}),
+}  # fmt: skip
+RESPONSES = COMMON | {
+    "input": ("Bye", {}), "background": (True, {}), "include": (["reasoning.encrypted_content"], {}),
+    "instructions": ("Be brief.", {}), "max_output_tokens": (5, {}), "previous_response_id": ("resp_1", {}),
+    "reasoning": ({"effort": "low"}, {}), "store": (False, {}), "text": ({"format": {"type": "json_object"}}, {}),
+    "stream_options": ({"include_obfuscation": False}, {}),
+    "tools": ([FLAT_TOOL], {}), "tool_choice": ("required", {"tools": [FLAT_TOOL]}),
+    "top_logprobs": (2, {"include": ["message.output_text.logprobs"]}), "truncation": ("auto", {}),
+    "context_management": ([{"type": "compaction"}], {}), "access_programs": ({"cyber": "standard"}, {}),
+    "conversation": ("c", {}), "image": ({"context_compression": "auto"}, {}), "max_tool_calls": (1, {}),
+    "moderation": ({"model": "m"}, {}), "prompt": ({"id": "p"}, {}),
+}  # fmt: skip
+COMPLETIONS = COMMON | {
+    "prompt": ("Bye", {}), "best_of": (3, {}), "echo": (True, {}), "logprobs": (2, {}), "suffix": ("x", {}),
+    "skip_special_tokens": (False, {}), "include_stop_str_in_output": (True, {}), "prompt_logprobs": (1, {}),
+}  # fmt: skip
+ANTHROPIC = COMMON | {
+    "messages": ([{"role": "user", "content": "Bye"}], {}), "metadata": ({"user_id": "u"}, {}),
+    "output_config": ({"effort": "low"}, {}), "stop_sequences": (["x"], {}), "system": ("Be brief.", {}),
+    "thinking": ({"type": "enabled", "budget_tokens": 1024}, {}), "tools": ([{"name": "f", "input_schema": {}}], {}),
+    "tool_choice": ({"type": "any"}, {"tools": [{"name": "f", "input_schema": {}}]}),
+    "cache_control": ({"type": "ephemeral"}, {}), "context_management": ({"edits": []}, {}), "speed": ("fast", {}),
+    "service_tier": ("batch", {}), "container": ({"id": "c"}, {}), "diagnostics": ({"a": 1}, {}),
+    "inference_geo": ("eu", {}), "mcp_servers": ([{"a": 1}], {}), "user_profile_id": ("u", {}), "workspace_id": ("w", {}),
+}  # fmt: skip
+
+WIRES: dict[str, tuple[Parse, dict[str, Any], dict[str, tuple[Any, dict[str, Any]]]]] = {
+    "/v1/chat/completions": (openai_chat.parse, {"messages": USER}, CHAT),
+    "/v1/responses": (openai_responses.parse, {"input": "Hi"}, RESPONSES),
+    "/v1/completions": (openai_completions.parse, {"prompt": "Hi"}, COMPLETIONS),
+    "/v1/messages": (anthropic_messages.parse, {"messages": USER, "max_tokens": 9}, ANTHROPIC),
+}
+CASES = [pytest.param(table, name, id=f"{table.title} {name}") for table in TABLES for name in table.fields]
+
+
+def read(table: Table, **fields: Any) -> Any:
+    """What a request comes to, as plain data."""
+    parse, base, _ = WIRES[table.path]
+    counter = itertools.count()
+    inbound = parse(json.dumps({**base, **fields}).encode(), new_id=lambda prefix: f"{prefix}{next(counter)}")
+    found = msgspec.to_builtins(inbound, enc_hook=lambda value: value.model_dump(mode="json"))
+    if table.path == "/v1/responses":
+        found["extra"].pop("echo", None)
+    return found
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert PAGE.read_text() == document(), "run: python -m tests.adapters.field_tables > docs/openai-fields.md"
+
+
+@pytest.mark.parametrize("table", TABLES, ids=[table.title for table in TABLES])
+def test_every_field_of_the_package_has_a_row(table: Table) -> None:
+    assert not set(table.package) - set(table.fields)
+
+
+@pytest.mark.parametrize(("table", "name"), CASES)
+def test_a_field_does_what_its_row_says(table: Table, name: str) -> None:
+    value, needs = WIRES[table.path][2][name]
+    field = table.fields[name]
+    if field.status == "refused":
+        with pytest.raises(RequestError) as caught:
+            read(table, **needs, **{name: value})
+        assert (caught.value.kind, caught.value.param) == ("invalid_request", name)
+        for neutral in (None, *field.neutral):
+            assert read(table, **{name: neutral}) == read(table)
+        return
+    changed = read(table, **{**needs, name: value}) != read(table, **needs)
+    inert = {"stream_options"} if table.path == "/v1/responses" else set()
+    assert changed == (field.status == "honoured" and name not in inert)
+    if name not in WIRES[table.path][1]:
+        assert read(table, **{name: None}) == read(table)
+
+
+@pytest.mark.parametrize("table", TABLES, ids=[table.title for table in TABLES])
+def test_an_unknown_field_is_refused(table: Table) -> None:
+    with pytest.raises(RequestError) as caught:
+        read(table, frobnicate=None)
+    assert caught.value.param == "frobnicate"

@@ -1,0 +1,89 @@
+"""The real clients hold conversations with the bundled model on the embedded engine: nothing between is a stand-in."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from adapters import sse
+from tests.conformance.node import NodeClients
+from tests.server import serving
+
+LOCATION = {"type": "object", "properties": {"location": {"type": "string"}}, "required": ["location"]}
+WEATHER = {"name": "get_weather", "description": "The weather in a place", "parameters": LOCATION}
+RESULT = {"city": "Oslo", "temperature": 7, "conditions": "cloudy"}
+QUESTION = "What is the weather in Oslo?"
+FUNCTION = {"type": "function", "function": WEATHER}
+
+
+def arguments(message: dict[str, Any]) -> list[Any]:
+    return [json.loads(call["function"]["arguments"]) for call in message.get("toolCalls") or ()]
+
+
+@pytest.mark.parametrize("client", ["1.0.0", "0.0.59"])
+async def test_ag_ui_clients_get_reasoning_a_call_and_an_answer(node_clients: NodeClients, client: str):
+    async with serving() as running:
+        entry = {
+            "url": f"{running.url}/agui", "client": client, "tools": [WEATHER], "results": {"get_weather": RESULT},
+            "turns": [QUESTION, "Thank you!"],
+        }  # fmt: skip
+        [report] = await asyncio.to_thread(node_clients.run, "converse.mjs", [entry])
+    assert report["problems"] == []
+    assert [run["error"] for run in report["runs"]] == [None, None, None]
+    assert {run["events"][-1] for run in report["runs"]} == {"RUN_FINISHED"}
+    assert "REASONING_MESSAGE_CONTENT" in report["runs"][0]["events"]
+    roles = [message["role"] for message in report["messages"] if message["role"] != "reasoning"]
+    assert roles == ["user", "assistant", "tool", "assistant", "user", "assistant"]
+    spoken = [message for message in report["messages"] if message["role"] == "assistant"]
+    assert arguments(spoken[0]) == [{"location": "Oslo"}]
+    assert "7" in spoken[1]["content"] and "cloudy" in spoken[1]["content"]
+    assert report["runs"][0]["usage"][0]["outputTokens"] > 0
+
+
+async def test_the_openai_sdk_gets_the_same_message_streaming_and_not():
+    messages: list[Any] = [{"role": "user", "content": QUESTION}]
+    async with serving() as running, openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key="-") as client:
+        request: dict[str, Any] = {"model": "agent-server-demo", "messages": messages, "tools": [FUNCTION]}
+        whole = (await client.chat.completions.create(**request)).choices[0]
+        async with client.chat.completions.stream(**request) as stream:
+            streamed = (await stream.get_final_completion()).choices[0]
+        assert whole.finish_reason == streamed.finish_reason == "tool_calls"
+        calls = [
+            [call.function.model_dump(include={"name", "arguments"}) for call in each.message.tool_calls or ()]
+            for each in (whole, streamed)
+        ]
+        assert calls[0] == calls[1] and json.loads(calls[0][0]["arguments"]) == {"location": "Oslo"}
+        assert whole.message.model_extra and whole.message.model_extra["reasoning"]
+        call = (whole.message.tool_calls or [])[0]
+        messages += [
+            whole.message.model_dump(exclude_none=True),
+            {"role": "tool", "tool_call_id": call.id, "content": json.dumps(RESULT)},
+        ]
+        answer = (await client.chat.completions.create(**request)).choices[0]
+    assert answer.finish_reason == "stop" and "cloudy" in (answer.message.content or "")
+
+
+async def test_one_generation_is_the_same_on_both_wires():
+    body = {
+        "threadId": "t", "runId": "r", "protocolVersion": "1.0", "state": {}, "context": [], "tools": [WEATHER],
+        "messages": [{"id": "u", "role": "user", "content": QUESTION}], "forwardedProps": {"temperature": 0},
+    }  # fmt: skip
+    chat = {"messages": [{"role": "user", "content": QUESTION}], "tools": [FUNCTION], "temperature": 0}
+    async with serving() as running, httpx.AsyncClient(base_url=running.url, timeout=60) as client:
+        stream = (await client.post("/agui", json=body)).content
+        message = (await client.post("/v1/chat/completions", json=chat)).json()["choices"][0]["message"]
+    events = [json.loads(frame["data"]) for frame in sse.parse([stream])]
+
+    def joined(kind: str) -> str:
+        return "".join(event["delta"] for event in events if event["type"] == kind)
+
+    assert joined("REASONING_MESSAGE_CONTENT") == message["reasoning"]
+    assert joined("TEXT_MESSAGE_CONTENT") == (message["content"] or "")
+    assert joined("TOOL_CALL_ARGS") == message["tool_calls"][0]["function"]["arguments"]
+    names = [event["toolCallName"] for event in events if event["type"] == "TOOL_CALL_START"]
+    assert names == [message["tool_calls"][0]["function"]["name"]]

@@ -1,0 +1,242 @@
+"""Random walks: random logits through the real sampler under a grammar's masks, read by the real parser.
+
+    python -m tests.grammar.walks --runs 1000 [--format hermes] [--mode auto]
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from random import Random
+from typing import Any
+
+import jsonschema
+import torch
+
+from agent_server.engine.protocol import Constraint
+from agent_server.generation.grammar import GrammarBackend
+from agent_server.generation.sampler import Masks, Sampler, Settings
+from events.formats import registry
+from events.formats.output_format import OutputFormat, markers
+from events.grammar import Function, Stage, plan
+from events.options import ResponseFormat, SamplingParams, ToolChoice
+from events.translator import Translator
+from events.vocabulary import TextMessageContent, ToolCallArgs, ToolCallStart
+from tests.grammar.toolsets import tool_set
+from tests.grammar.vocabulary import END, byte_fallback, byte_level
+
+LONGEST = 1200
+CONTROL = re.compile(r"<[|｜][^<>]+[|｜]>|<\|\w+>|<\w+\|>|</?[a-z_:]+>|\[[A-Z_/]+\]|\]<\]minimax\[>\[|<\|\"\|>")
+"""What vocabularies hold as one token, of the markers that formats are made of."""
+KINDS = {
+    "JSON in a tag": "hermes",
+    "JSON array": "jamba",
+    "name as key": "apertus",
+    "tag with JSON": "mistral",
+    "tags and fences": "deepseek_v3",
+    "id in the name": "kimi_k2",
+    "tagged values": "qwen3_coder",
+    "key and value tags": "glm45",
+    "typed values": "deepseek_v32",
+    "pythonic": "lfm2",
+    "bare-key object": "gemma4",
+    "nested elements": "minimax_m3",
+    "channels": "openai",
+}
+
+
+@dataclass
+class Tally:
+    """Counts of one format. `problems`: what went wrong, shortened."""
+
+    runs: int = 0
+    calls: int = 0
+    unfinished: int = 0
+    problems: Counter[str] = field(default_factory=Counter)
+    examples: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Walker:
+    """One format over one vocabulary."""
+
+    output_format: OutputFormat
+    tokenizer: Any
+    backend: GrammarBackend
+    ids: dict[str, int]
+    nudge: torch.Tensor
+
+
+@lru_cache(maxsize=64)
+def walker(name: str, *, tokens: bool = True, fallback: bool = False, padded: int = 40) -> Walker:
+    """tokens: the format's markers are tokens of the vocabulary. padded: ids that the model has and the tokenizer
+    does not."""
+    output_format = registry.named(name)
+    spelled = (found for marker in markers(output_format) for found in CONTROL.findall(marker))
+    added = (*spelled, "<|constrain|>", "<|other|>") if tokens or output_format.channels else ()
+    tokenizer = (byte_fallback if fallback else byte_level)(tuple(added))
+    size = tokenizer.get_vocab_size(with_added_tokens=True) + padded
+    backend = GrammarBackend(tokenizer, size, [tokenizer.token_to_id(END)])
+    ids = {token.content: number for number, token in tokenizer.get_added_tokens_decoder().items()}
+    texts = [tokenizer.decode([number], skip_special_tokens=False) for number in range(size)]
+    nudge = torch.tensor([_nudge(text, text in ids) for text in texts])
+    return Walker(output_format, tokenizer, backend, ids, nudge)
+
+
+def _nudge(text: str, control: bool) -> float:
+    """What ends things is made likelier, or random text would go on until the limit."""
+    if text == END:
+        return 4.0
+    return 3.0 if control or any(char in text for char in "\"]})<\n'") else 0.0
+
+
+def walk(
+    walker: Walker, functions: Sequence[Function], seed: int, rows: int = 1, **asked: Any
+) -> list[tuple[list[int], bool]]:
+    """`rows` outputs under one plan, and whether each came to its end."""
+    matchers, masks = _matchers(walker, functions, rows, **asked)
+    size = walker.nudge.shape[0]
+    sampler = Sampler(rows, size, torch.device("cpu"))
+    for row in range(rows):
+        sampler.set(row, row, Settings(SamplingParams(temperature=1.0), seed * 1000 + row), [], [])
+    generator = torch.Generator().manual_seed(seed)
+    outputs: list[list[int]] = [[] for _ in range(rows)]
+    ended = [False] * rows
+    end = walker.ids[END]
+    for position in range(LONGEST):
+        live = [row for row in range(rows) if not ended[row]]
+        if not live:
+            break
+        logits = torch.randn(len(live), size, generator=generator) + walker.nudge
+        masks = torch.full((len(live), -(-size // 32)), -1, dtype=torch.int32)
+        walker.backend.fill([matchers[row] for row in live], masks)
+        picked = sampler.sample(logits, live, [position] * len(live), Masks(masks, list(range(len(live))))).tokens
+        for row, token in zip(live, picked.tolist(), strict=True):
+            if token == end:
+                ended[row] = True
+                continue
+            assert matchers[row].accept(token), f"the mask allowed {token}: {matchers[row].error} {walker.tokenizer.decode(outputs[row])!r}"
+            outputs[row].append(token)
+            ended[row] = matchers[row].finished
+    return list(zip(outputs, ended, strict=True))
+
+
+def _matchers(walker: Walker, functions: Sequence[Function], rows: int, **asked: Any) -> tuple[list[Any], Any]:
+    planned = plan(
+        walker.output_format,
+        functions=functions,
+        choice=asked.get("choice", ToolChoice("required")),
+        parallel=asked.get("parallel", True),
+        response_format=asked.get("response_format"),
+        stage=asked.get("stage", "content"),
+        marker_ids=walker.ids,
+    )
+    assert planned.tag is not None, planned.warnings
+    grammar = walker.backend.compile(Constraint(kind="structural_tag", value=planned.tag))
+    return [grammar.matcher() for _ in range(rows)], planned
+
+
+def read(walker: Walker, functions: Sequence[Function], ids: Sequence[int], stage: Stage) -> tuple[list[Any], str]:
+    """The calls (name, arguments as text) and the text that the parser finds."""
+    start = walker.output_format.reasoning.start if walker.output_format.reasoning else ()
+    opened = walker.output_format.message_start + (start[0] if stage == "reasoning" and start else "")
+    numbers = itertools.count()
+    translator = Translator(
+        walker.output_format,
+        tools=[{"name": function.name, "parameters": function.schema} for function in functions],
+        opened=opened,
+        new_id=lambda kind: f"{kind}{next(numbers)}",
+        marker_ids={text: walker.ids[text] for text in markers(walker.output_format) if text in walker.ids},
+    )
+    events = []
+    decoded = ""
+    for number, token in enumerate(ids):
+        text = walker.tokenizer.decode(list(ids[: number + 1]), skip_special_tokens=False)
+        stable = text[: -1] if text.endswith("\ufffd") else text
+        events += translator.feed(stable[len(decoded) :], token)
+        decoded = stable
+    events += translator.finish()
+    calls: dict[str, list[str]] = {}
+    for event in events:
+        if isinstance(event, ToolCallStart):
+            calls[event.tool_call_id] = [event.tool_call_name, ""]
+        elif isinstance(event, ToolCallArgs):
+            calls[event.tool_call_id][1] += event.delta
+    said = "".join(event.delta for event in events if isinstance(event, TextMessageContent))
+    return list(calls.values()), said
+
+
+def judge(tally: Tally, walker: Walker, functions: Sequence[Function], output: tuple[list[int], bool], **asked: Any) -> None:
+    ids, ended = output
+    tally.runs += 1
+    if not ended:
+        tally.unfinished += 1
+        return
+    calls, said = read(walker, functions, ids, asked.get("stage", "content"))
+    required = asked.get("choice", ToolChoice("required")).mode != "auto"
+    problems = [] if calls or not required else ["no call"]
+    problems += ["text in front of or behind calls"] if required and said.strip() else []
+    declared = {function.name: function.schema for function in functions}
+    for name, arguments in calls:
+        tally.calls += 1
+        if name not in declared:
+            problems.append("undeclared name")
+            continue
+        try:
+            jsonschema.validate(json.loads(arguments), declared[name], format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER)
+        except ValueError:
+            problems.append("no JSON")
+        except jsonschema.ValidationError as error:
+            problems.append(f"invalid: {error.validator} {error.message[:80]}")
+    for problem in problems:
+        tally.problems[problem.split(":")[0]] += 1
+        if len(tally.examples) < 5:
+            text = walker.tokenizer.decode(ids, skip_special_tokens=False)
+            tally.examples.append(f"{problem}\n   {text!r}\n   {calls}")
+
+
+def tally_of(name: str, sets: int, runs: int, *, tokens: bool = True, fallback: bool = False, **asked: Any) -> Tally:
+    """`runs` walks over each of `sets` generated tool sets."""
+    tally, walking = Tally(), walker(name, tokens=tokens, fallback=fallback)
+    for seed in range(sets):
+        functions = tool_set(Random(seed))
+        for output in walk(walking, functions, seed, runs, **asked):
+            judge(tally, walking, functions, output, **asked)
+    return tally
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--runs", type=int, default=1000, help="walks for each format, over 50 tool sets")
+    parser.add_argument("--format", action="append")
+    parser.add_argument("--mode", default="required")
+    parser.add_argument("--text", action="store_true", help="markers are text, not tokens")
+    parser.add_argument("--fallback", action="store_true", help="a sentencepiece-like vocabulary")
+    parser.add_argument("--stage", default=None)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    names = given.format or list(KINDS.values())
+    stage = given.stage or ("content" if given.mode == "required" else "start")
+    print(f"{'format':16} {'runs':>5} {'calls':>6} {'cut off':>7}  problems")
+    for name in names:
+        sets = min(50, given.runs)
+        at = "start" if registry.named(name).channels else stage
+        tally = tally_of(
+            name, sets, given.runs // sets, tokens=not given.text, fallback=given.fallback,
+            choice=ToolChoice(given.mode), stage=at,
+        )  # fmt: skip
+        print(f"{name:16} {tally.runs:5} {tally.calls:6} {tally.unfinished:7}  {dict(tally.problems) or 'none'}", flush=True)
+        for example in tally.examples:
+            print("  ", example)
+
+
+if __name__ == "__main__":
+    main()
+
+__all__ = ["KINDS", "ResponseFormat", "Tally", "judge", "read", "tally_of", "walk", "walker"]

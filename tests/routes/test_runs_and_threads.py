@@ -1,0 +1,149 @@
+"""Runs and threads over HTTP: control, reading again, lists, changes, refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from adapters import sse
+from agent_server.engine.scripted import Script
+from tests.server import scripted, serving
+
+
+def body(text: str = "Hi", **changes: Any) -> dict[str, Any]:
+    messages = [{"id": "u1", "role": "user", "content": text}]
+    return {"threadId": "t1", "runId": "r1", "protocolVersion": "1.0", "messages": messages, **changes}
+
+
+async def begun(client: httpx.AsyncClient, **changes: Any) -> asyncio.Task[httpx.Response]:
+    """A run under way; the task reads its stream."""
+    task = asyncio.create_task(client.post("/agui", json=body(**changes)))
+    async with asyncio.timeout(5):
+        while (await client.get("/agui/runs/r1")).json().get("lastEvent", 0) < 4:
+            await asyncio.sleep(0.01)
+    return task
+
+
+def events_of(response: httpx.Response) -> list[dict[str, Any]]:
+    return [json.loads(frame["data"]) for frame in sse.parse([response.content])]
+
+
+async def test_a_run_is_cancelled_and_its_stream_says_so():
+    slow = scripted([Script(text="word " * 1000, delay=0.01)])
+    async with serving(slow) as running, httpx.AsyncClient(base_url=running.url) as client:
+        reading = await begun(client)
+        assert (await client.post("/agui/runs/r1/cancel")).status_code == 202
+        events = events_of(await reading)
+        assert [event["type"] for event in events[-2:]] == ["TEXT_MESSAGE_END", "RUN_FINISHED"]
+        assert events[-1]["outcome"] == {"type": "cancelled"}
+        again = await client.post("/agui/runs/r1/cancel")
+        assert again.status_code == 409
+        runs = (await client.get("/agui/threads/t1/runs")).json()["runs"]
+        assert [(run["id"], run["status"]) for run in runs] == [("r1", "cancelled")]
+
+
+async def test_a_run_is_paused_modified_and_resumed():
+    slow = scripted([Script(text="word " * 400, delay=0.005)])
+    async with serving(slow) as running, httpx.AsyncClient(base_url=running.url) as client:
+        reading = await begun(client)
+        paused = await client.post("/agui/runs/r1/pause")
+        assert paused.status_code == 202 and paused.json()["paused"] is True
+        await asyncio.sleep(0.05)
+        held = (await client.get("/agui/runs/r1")).json()["lastEvent"]
+        await asyncio.sleep(0.1)
+        assert (await client.get("/agui/runs/r1")).json()["lastEvent"] == held
+        bad = await client.post("/agui/runs/r1/modify", json={"no_such": 1})
+        assert bad.status_code == 400 and "sampling parameter" in bad.text
+        assert (await client.post("/agui/runs/r1/modify", content=b"[]")).status_code == 400
+        assert (await client.post("/agui/runs/r1/modify", json={"max_tokens": 30})).status_code == 202
+        assert (await client.post("/agui/runs/r1/resume")).status_code == 202
+        events = events_of(await reading)
+    assert events[-1]["metadata"]["finishReason"] == "length"
+    assert events[-1]["usage"][0]["outputTokens"] <= max(30, held)
+
+
+@pytest.mark.parametrize("query", ["?after=999", "?after=-1", "?after=x", "?after=" + "9" * 40])
+async def test_a_position_that_makes_no_sense_is_refused(query):
+    async with serving(scripted("ok")) as running, httpx.AsyncClient(base_url=running.url) as client:
+        await client.post("/agui", json=body())
+        response = await client.get("/agui/runs/r1/events" + query)
+        assert response.status_code == 400
+
+
+async def test_another_tenant_finds_neither_run_nor_thread():
+    keys = ("mine:k1", "theirs:k2")
+    async with serving(scripted("ok"), api_keys=keys) as running, httpx.AsyncClient(base_url=running.url) as client:
+        mine, theirs = ({"authorization": f"Bearer {key}"} for key in ("k1", "k2"))
+        assert (await client.post("/agui", json=body(), headers=mine)).status_code == 200
+        for path in (
+            "/agui/runs/r1",
+            "/agui/runs/r1/events",
+            "/agui/threads/t1",
+            "/agui/threads/t1/messages",
+            "/agui/threads/t1/runs",
+        ):
+            assert (await client.get(path, headers=mine)).status_code == 200
+            assert (await client.get(path, headers=theirs)).status_code == 404
+            assert (await client.get(path)).status_code == 401
+        assert (await client.delete("/agui/threads/t1", headers=theirs)).status_code == 404
+        assert (await client.get("/agui/threads", headers=theirs)).json() == {"threads": [], "nextCursor": None}
+
+
+async def test_threads_are_listed_read_renamed_archived_judged_and_deleted():
+    async with serving(scripted("Fine.")) as running, httpx.AsyncClient(base_url=running.url) as client:
+        for number in range(3):
+            await client.post(
+                "/agui", json=body(f"Question {number}", threadId=f"t{number}", runId=f"r{number}", state={"n": number})
+            )
+        first = (await client.get("/agui/threads?limit=2")).json()
+        assert [each["id"] for each in first["threads"]] == ["t2", "t1"]
+        rest = (await client.get("/agui/threads", params={"cursor": first["nextCursor"]})).json()
+        assert [each["name"] for each in rest["threads"]] == ["Question 0"]
+        whole = (await client.get("/agui/threads/t1")).json()
+        assert [message["role"] for message in whole["messages"]] == ["user", "assistant"]
+        assert whole["state"] == {"n": 1} and whole["interrupts"] == [] and whole["running"] == []
+        renamed = await client.patch("/agui/threads/t1", json={"name": "Mine", "archived": True, "metadata": {"a": 1}})
+        assert renamed.json()["thread"]["name"] == "Mine" and renamed.json()["thread"]["metadata"] == {"a": 1}
+        assert "t1" not in (await client.get("/agui/threads")).text
+        assert "t1" in (await client.get("/agui/threads?archived=true")).text
+        said = whole["messages"][1]["id"]
+        judged = await client.post("/agui/threads/t1/feedback", json={"messageId": said, "score": 1, "comment": "yes"})
+        assert judged.status_code == 201
+        assert (await client.get("/agui/threads/t1/feedback")).json()["feedback"][0]["messageId"] == said
+        assert (await client.delete("/agui/threads/t1")).status_code == 204
+        assert (await client.get("/agui/threads/t1/messages")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content"),
+    [
+        ("PATCH", "/agui/threads/t1", b'{"name": ""}'),
+        ("PATCH", "/agui/threads/t1", b'{"nope": 1}'),
+        ("PATCH", "/agui/threads/t1", b"\xff"),
+        ("PATCH", "/agui/threads/t1", b"[" * 100_000),
+        ("POST", "/agui/threads/t1/feedback", b'{"messageId": "x", "score": 7}'),
+        ("GET", "/agui/threads?limit=0", b""),
+        ("GET", "/agui/threads?limit=nine", b""),
+        ("GET", "/agui/threads?cursor=nine", b""),
+    ],
+)
+async def test_what_makes_no_sense_is_refused_with_four_hundred(method, path, content):
+    async with serving(scripted("ok")) as running, httpx.AsyncClient(base_url=running.url) as client:
+        await client.post("/agui", json=body())
+        response = await client.request(method, path, content=content)
+        assert response.status_code == 400 and len(response.content) < 2_000
+
+
+async def test_a_thread_with_a_run_going_on_is_not_deleted():
+    slow = scripted([Script(text="word " * 1000, delay=0.01)])
+    async with serving(slow) as running, httpx.AsyncClient(base_url=running.url) as client:
+        reading = await begun(client)
+        assert (await client.get("/agui/threads/t1")).json()["running"] == ["r1"]
+        assert (await client.delete("/agui/threads/t1")).status_code == 409
+        await client.post("/agui/runs/r1/cancel")
+        await reading
+        assert (await client.delete("/agui/threads/t1")).status_code == 204
