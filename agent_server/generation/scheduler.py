@@ -2,7 +2,8 @@
 
 Rules:
 - A running sequence gets its next token in every step; prompts are computed in chunks in what is left of the budget,
-  in equal shares, so that a short prompt does not wait for a long one.
+  the shortest remainder first, so that a short prompt does not wait for a long one; a quarter is kept for the prompt
+  that was admitted first, so that a long one does not wait for ever.
 - Of those waiting, the highest priority goes first, then the tenant with the fewest running sequences, then the one
   that was served longest ago, then the order of arrival. Who has waited for `patience` steps goes before everybody.
 - Without room for the next token, the youngest sequence of the lowest priority goes back to the queue and is
@@ -65,6 +66,11 @@ def _promise(sequence: Sequence) -> None:
 def _unpromise(sequence: Sequence) -> None:
     sequence.tokens.pop()
     sequence.pending -= 1
+
+
+def _remaining(sequence: Sequence) -> int:
+    """Tokens that are known and not computed."""
+    return len(sequence.tokens) - sequence.computed
 
 
 def _rank(sequence: Sequence) -> tuple[int, int]:
@@ -218,18 +224,22 @@ class Scheduler:
         )
 
     def _chunks(self, budget: int) -> list[Chunk]:
-        """Chunks for the prompts under way, the shortest remainder first."""
+        """Chunks for the prompts under way: the shortest remainder first, and a quarter of the budget kept for the
+        one that was admitted first."""
         prompts = [s for s in self.running if s.prefilling and (self.chunked or not s.held)]
-        prompts.sort(key=lambda sequence: len(sequence.tokens) - sequence.computed)
+        if not prompts:
+            return []
+        oldest = prompts[0]
+        prompts.sort(key=_remaining)
+        kept = min(_remaining(oldest), -(-budget // 4))
+        budget -= kept
         chunks: list[Chunk] = []
-        for index, sequence in enumerate(prompts):
-            remaining = len(sequence.tokens) - sequence.computed
-            share = min(budget, max(1, budget // (len(prompts) - index)))
-            length = min(remaining - sequence.held, share) if self.chunked else remaining
-            end = sequence.computed + length
-            if length > 0 and sequence.state == "running" and self._grow(sequence, end):
-                chunks.append(Chunk(sequence, sequence.computed, length, length == remaining))
-                budget -= length
+        for sequence in prompts:
+            room = budget + kept if sequence is oldest else budget
+            length = min(_remaining(sequence) - sequence.held, room) if self.chunked else _remaining(sequence)
+            if length > 0 and sequence.state == "running" and self._grow(sequence, sequence.computed + length):
+                chunks.append(Chunk(sequence, sequence.computed, length, length == _remaining(sequence)))
+                budget -= max(0, length - kept) if sequence is oldest else length
         return chunks
 
     def _grow(self, sequence: Sequence, tokens: int) -> bool:

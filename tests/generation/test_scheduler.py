@@ -235,6 +235,16 @@ def test_a_short_prompt_does_not_wait_for_a_long_one():
     assert machine.delivered[1] == []
 
 
+def test_a_long_prompt_gets_on_beside_a_stream_of_short_ones():
+    machine = Machine(PagedMemory(400, 4), step_tokens=8)
+    long = make(1, range(1, 200), 201)
+    machine.add(long)
+    for number in range(2, 300):
+        machine.add(make(number, [300 + number] * 8, 9))
+        machine.step()
+    assert machine.delivered[1] == [199, 200]
+
+
 def test_a_prompt_in_chunks_does_not_stop_those_that_decode():
     machine = Machine(PagedMemory(200, 4), step_tokens=8)
     machine.add(make(1, [1, 2], 100))
