@@ -80,7 +80,10 @@ def _parallel(model: LanguageModel) -> bool | None:
 
 
 def _output(model: LanguageModel) -> OutputCapabilities:
-    return OutputCapabilities(structured_output=model.engine.info.supports_constraints)
+    try:
+        return OutputCapabilities(structured_output=model.engine.info.supports_constraints)
+    except EngineError:
+        return OutputCapabilities()
 
 
 def _multi_agent(agent: Agent) -> MultiAgentCapabilities:
