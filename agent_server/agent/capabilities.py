@@ -23,6 +23,7 @@ from ag_ui.core import (
 
 from agent_server.agent.agent import Agent
 from agent_server.agent.turn import LanguageModel
+from agent_server.engine.output import OutputSettings
 
 SERVER_TYPE = "agent-server"
 
@@ -49,6 +50,7 @@ def capabilities_of(agent: Agent, model: LanguageModel) -> AgentCapabilities:
         multi_agent=_multi_agent(agent),
         reasoning=_reasoning(agent, model),
         multimodal=_multimodal(model),
+        custom={"constrainedToolCalls": _constrains(model)},
         execution=ExecutionCapabilities(code_execution=False, max_iterations=agent.max_steps),
         human_in_the_loop=HumanInTheLoopCapabilities(
             supported=True,
@@ -71,6 +73,12 @@ def _tools(agent: Agent, model: LanguageModel) -> ToolsCapabilities:
 
 def _output(model: LanguageModel) -> OutputCapabilities:
     return OutputCapabilities(structured_output=model.engine.info.supports_constraints)
+
+
+def _constrains(model: LanguageModel) -> bool:
+    """Whether declared tools' calls are held to their schemas while they are generated, unless a request says no."""
+    wanted = getattr(model, "output", OutputSettings()).constrain_tools
+    return wanted and model.engine.info.supports_constraints
 
 
 def _multi_agent(agent: Agent) -> MultiAgentCapabilities:

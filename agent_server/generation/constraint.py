@@ -6,8 +6,8 @@ What compiles is a backend behind two small protocols; the core knows nothing of
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
