@@ -92,7 +92,9 @@ class Core:
         self._obey()
         plan = self.scheduler.plan()
         self._vacate()
-        flight = self._launch(plan) if plan else self._rest()
+        flight = self._launch(plan) if plan else None
+        if not plan:
+            self._rest()
         if not self.overlap or self._constrained:
             self._land(self._flight)
             self._land(flight)

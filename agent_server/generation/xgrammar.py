@@ -54,7 +54,9 @@ class XGrammar:
 class XGrammarBackend:
     """spelled: the tokens' bytes, by id. controls: ids that are no text. ends: ids that end an answer."""
 
-    def __init__(self, spelled: Sequence[bytes], controls: Collection[int], vocab_size: int, ends: Sequence[int]) -> None:
+    def __init__(
+        self, spelled: Sequence[bytes], controls: Collection[int], vocab_size: int, ends: Sequence[int]
+    ) -> None:
         marked = set(controls)
         vocabulary = [NO_TEXT + text if number in marked else text for number, text in enumerate(spelled)]
         info = xgrammar.TokenizerInfo(

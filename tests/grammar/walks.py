@@ -1,6 +1,6 @@
 """Random walks: random logits through the real sampler under a grammar's masks, read by the real parser.
 
-    python -m tests.grammar.walks --runs 1000 [--format hermes] [--mode auto]
+python -m tests.grammar.walks --runs 1000 [--format hermes] [--mode auto]
 """
 
 from __future__ import annotations
@@ -121,7 +121,9 @@ def walk(
             if token == end:
                 ended[row] = True
                 continue
-            assert matchers[row].accept(token), f"the mask allowed {token}: {matchers[row].error} {walker.tokenizer.decode(outputs[row])!r}"
+            assert matchers[row].accept(token), (
+                f"the mask allowed {token}: {matchers[row].error} {walker.tokenizer.decode(outputs[row])!r}"
+            )
             outputs[row].append(token)
             ended[row] = matchers[row].finished
     return list(zip(outputs, ended, strict=True))
@@ -158,7 +160,7 @@ def read(walker: Walker, functions: Sequence[Function], ids: Sequence[int], stag
     decoded = ""
     for number, token in enumerate(ids):
         text = walker.tokenizer.decode(list(ids[: number + 1]), skip_special_tokens=False)
-        stable = text[: -1] if text.endswith("\ufffd") else text
+        stable = text[:-1] if text.endswith("\ufffd") else text
         events += translator.feed(stable[len(decoded) :], token)
         decoded = stable
     events += translator.finish()
@@ -172,7 +174,9 @@ def read(walker: Walker, functions: Sequence[Function], ids: Sequence[int], stag
     return list(calls.values()), said
 
 
-def judge(tally: Tally, walker: Walker, functions: Sequence[Function], output: tuple[list[int], bool], **asked: Any) -> None:
+def judge(
+    tally: Tally, walker: Walker, functions: Sequence[Function], output: tuple[list[int], bool], **asked: Any
+) -> None:
     ids, ended = output
     tally.runs += 1
     if not ended:
@@ -189,7 +193,9 @@ def judge(tally: Tally, walker: Walker, functions: Sequence[Function], output: t
             problems.append("undeclared name")
             continue
         try:
-            jsonschema.validate(json.loads(arguments), declared[name], format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER)
+            jsonschema.validate(
+                json.loads(arguments), declared[name], format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
+            )
         except ValueError:
             problems.append("no JSON")
         except jsonschema.ValidationError as error:
@@ -231,7 +237,10 @@ def main() -> None:
             name, sets, given.runs // sets, tokens=not given.text, fallback=given.fallback,
             choice=ToolChoice(given.mode), stage=at,
         )  # fmt: skip
-        print(f"{name:16} {tally.runs:5} {tally.calls:6} {tally.unfinished:7}  {dict(tally.problems) or 'none'}", flush=True)
+        print(
+            f"{name:16} {tally.runs:5} {tally.calls:6} {tally.unfinished:7}  {dict(tally.problems) or 'none'}",
+            flush=True,
+        )
         for example in tally.examples:
             print("  ", example)
 
