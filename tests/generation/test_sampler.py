@@ -68,8 +68,7 @@ PARAMETERS = {
 def test_the_distribution_is_transformers_own(name, candidates, monkeypatch):
     """With few candidates the rows that may keep more must notice it and be sorted whole."""
     monkeypatch.setattr(module, "CANDIDATES", candidates)
-    if candidates < VOCAB:
-        monkeypatch.setattr(module, "SORT_WHOLE", 0)
+    monkeypatch.setattr(module, "FEW", candidates // 2)
     torch.manual_seed(5)
     logits = torch.randn(VOCAB) * 2
     params = PARAMETERS[name]
