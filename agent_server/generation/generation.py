@@ -18,6 +18,15 @@ SEED_BYTES = 7
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """context_length: tokens of prompt and answer. max_queued: generations that may wait."""
+
+    context_length: int
+    vocab_size: int
+    max_queued: int = 512
+
+
+@dataclass(frozen=True, slots=True)
 class Defaults:
     """What the model's generation_config says, and which tokens end a generation."""
 

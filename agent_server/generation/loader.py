@@ -19,7 +19,7 @@ from agent_server.generation.config import EngineConfig
 from agent_server.generation.constraint import Compiler, ConstraintError
 from agent_server.generation.device import choose_device, choose_dtype, free_bytes, weight_bytes
 from agent_server.generation.fallback import SeparateMemory, SeparateRunner
-from agent_server.generation.generation import Defaults
+from agent_server.generation.generation import Defaults, Limits
 from agent_server.generation.kv_cache import KVCache, bytes_per_token
 from agent_server.generation.pages import PagedMemory
 from agent_server.generation.probe import Unfit, fit
@@ -27,7 +27,7 @@ from agent_server.generation.runner import PackedRunner
 from agent_server.generation.sampler import Sampler
 from agent_server.generation.scheduler import Scheduler
 from agent_server.generation.slabs import SlabMemory
-from agent_server.generation.step import Core, Limits
+from agent_server.generation.step import Core
 
 logger = logging.getLogger("agent_server.generation")
 Report = Callable[[EngineStatus], None]
@@ -262,11 +262,10 @@ def _runner(config: EngineConfig, model: Any, context: int, device: torch.device
         return SeparateRunner(model, SeparateMemory(context * config.max_batch), device), str(reason)
     per_token = bytes_per_token(layers, model.dtype)
     tokens = _cache_tokens(config, per_token, context, device)
-    paged = config.memory == "paged" or (config.memory == "auto" and device.type == "cuda")
-    if paged:
+    if config.memory == "paged" or device.type != "cpu":
         from agent_server.generation.paged_batch import kernel_fits
 
-        kernel = kernel_fits(device, model.dtype, layers)
+        kernel = kernel_fits(device, model.dtype, layers, PAGE_SIZE)
         size = PAGE_SIZE if kernel else GATHERED_PAGE_SIZE
         pages = PagedMemory(max(2, tokens // size), size)
         cache = KVCache(layers, (pages.total + 1) * size, model.dtype, device)

@@ -7,6 +7,7 @@ attended as anywhere else: slower, and the measure of the other.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import signature
@@ -27,15 +28,20 @@ try:
 except ImportError:  # torch before 2.10
     varlen_attn = None
 
+logger = logging.getLogger("agent_server.generation")
+KERNEL_TOLERANCE = 0.05
+
 
 @dataclass(slots=True)
 class Paging:
     """Where everything is. tables: `[sequences, pages]` int32. lengths: keys of each sequence, the new ones included.
-    starts: `[sequences + 1]`, where each one's queries begin in the batch. places: where new keys go."""
+    starts, key_starts: `[sequences + 1]`, where each one's queries begin in the batch, and its keys if they were laid
+    end to end. places: where new keys go."""
 
     tables: Tensor
     lengths: Tensor
     starts: Tensor
+    key_starts: Tensor
     places: Tensor
     spans: list[tuple[int, int]]
     counts: list[int]
@@ -80,6 +86,7 @@ def page(plan: Plan, memory: PagedMemory, device: torch.device) -> Paging:
         tables=send([table + [0] * (width - len(table)) for table in pages], torch.int32, device),
         lengths=send(counts, torch.int32, device),
         starts=send([0, *accumulate(end - start for start, end in spans)], torch.int32, device),
+        key_starts=send([0, *accumulate(counts)], torch.int32, device),
         places=send(places, torch.int64, device),
         spans=spans,
         counts=counts,
@@ -103,7 +110,7 @@ def attend_varlen(paging: Paging, keys: Tensor, values: Tensor, call: Call) -> T
         keys,
         values,
         paging.starts,
-        None,
+        paging.key_starts,
         paging.most_queries,
         paging.most_keys,
         scale=call.scale,
@@ -137,13 +144,40 @@ def _mask(begin: int, end: int, window: int | None, like: Tensor) -> Tensor:
     return additive(seen, like.dtype)
 
 
-def kernel_fits(device: torch.device, dtype: torch.dtype, layers: list[LayerShape]) -> bool:
-    """Whether the flash attention kernel with block tables can serve these layers on this device."""
+def kernel_fits(device: torch.device, dtype: torch.dtype, layers: list[LayerShape], page_size: int) -> bool:
+    """Whether the flash attention kernel with block tables serves these layers on this device: by its conditions, and
+    then by trying it against the gathered path."""
     if device.type != "cuda" or varlen_attn is None or "block_table" not in signature(varlen_attn).parameters:
         return False
     if dtype not in (torch.float16, torch.bfloat16) or torch.cuda.get_device_capability(device) < (8, 0):
         return False
-    return all(
-        layer.key_dim == layer.value_dim <= 256 and layer.key_dim % 8 == 0 and not layer.sinks and not layer.softcap
-        for layer in layers
+    if any(layer.key_dim != layer.value_dim or layer.key_dim > 256 or layer.key_dim % 8 for layer in layers):
+        return False
+    try:
+        return all(_kernel_agrees(device, dtype, layer, page_size) for layer in set(layers))
+    except RuntimeError as error:
+        logger.warning("The paged attention kernel of torch does not run here: %s", str(error).splitlines()[0])
+        return False
+
+
+def _kernel_agrees(device: torch.device, dtype: torch.dtype, layer: LayerShape, page_size: int) -> bool:
+    """One sequence that decodes and one chunk that goes on from the middle, over scattered pages."""
+    generator = torch.Generator(device).manual_seed(1)
+    shape = (8, page_size, layer.kv_heads, layer.key_dim)
+    keys, values = (torch.randn(shape, generator=generator, device=device, dtype=dtype) for _ in range(2))
+    spans = [(page_size + 4, page_size + 5), (7, 40)]
+    queries = torch.randn((1, layer.kv_heads, 34, layer.key_dim), generator=generator, device=device, dtype=dtype)
+    paging = Paging(
+        tables=send([[5, 2], [7, 0]], torch.int32, device),
+        lengths=send([end for _, end in spans], torch.int32, device),
+        starts=send([0, 1, 34], torch.int32, device),
+        key_starts=send([0, page_size + 5, page_size + 45], torch.int32, device),
+        places=send([0], torch.int64, device),
+        spans=spans,
+        counts=[end for _, end in spans],
+        most_queries=33,
+        most_keys=page_size + 5,
     )
+    call = Call(queries, queries, queries, None, {"sliding_window": layer.window})
+    found, wanted = attend_varlen(paging, keys, values, call), attend_gathered(paging, keys, values, call)
+    return bool((found.float() - wanted.float()).abs().max() < KERNEL_TOLERANCE)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from agent_server.generation.attention import NAME, Call, attend, window_mask
 from agent_server.generation.kv_cache import KVCache, LayerShape
+from agent_server.generation.pages import PagedMemory
 from agent_server.generation.runner import PackedRunner
 from agent_server.generation.scheduler import Chunk, Plan
 from agent_server.generation.sequence import Sequence
@@ -115,8 +116,8 @@ def _record(model: Any, prompt: Tensor) -> list[LayerShape]:
 def _packed(model: Any, layers: list[LayerShape], prompts: list[Tensor]) -> list[Tensor]:
     """The last logits of each prompt, computed in one batch: a part of each, then the rest, the last token as in
     decoding."""
-    memory = SlabMemory(1024, 128)
-    cache = KVCache(layers, memory.total, model.dtype, model.device)
+    memory: SlabMemory | PagedMemory = SlabMemory(1024, 128) if model.device.type == "cpu" else PagedMemory(65, 16)
+    cache = KVCache(layers, memory.longest + 16, model.dtype, model.device)
     runner = PackedRunner(model, memory, cache, model.device)
     last = torch.stack([prompt[-1] for prompt in prompts])
     sequences = []

@@ -24,7 +24,8 @@ from agent_server.engine.checks import changed_sampling, check_length
 from agent_server.engine.detokenizer import Vocabulary
 from agent_server.engine.protocol import Control, Delta, EngineError, FinishReason, GenerationRequest, Token
 from agent_server.generation.constraint import Compiler, Matcher
-from agent_server.generation.generation import Defaults, Generation, begin, limit_of
+from agent_server.generation.flight import Flight, details_of
+from agent_server.generation.generation import Defaults, Generation, Limits, begin, limit_of
 from agent_server.generation.messages import (
     Cancel,
     Command,
@@ -46,24 +47,6 @@ from agent_server.generation.sequence import Sequence
 logger = logging.getLogger("agent_server.generation")
 HELD_SECONDS = 0.01
 """How long a step without work waits for a grammar that is being compiled."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """context_length: tokens of prompt and answer. max_queued: generations that may wait."""
-
-    context_length: int
-    vocab_size: int
-    max_queued: int = 512
-
-
-@dataclass(slots=True)
-class Flight:
-    """A step that was launched: who gets a token, and the tokens as they come from the device."""
-
-    plan: Plan
-    sequences: list[Sequence]
-    sampled: Sampled
 
 
 @dataclass(eq=False)
@@ -311,7 +294,7 @@ class Core:
         self.counters.iterations_total += 1
         now = self.clock()
         flight.sampled.wait()
-        details = _details(flight.sampled)
+        details = details_of(flight.sampled)
         tokens = flight.sampled.tokens.tolist()
         for place, (sequence, token) in enumerate(zip(flight.sequences, tokens, strict=True)):
             if sequence.state == "finished":
@@ -408,19 +391,3 @@ def _lost(matcher: Matcher) -> EngineError:
 
 def _delta(tokens: list[Token]) -> tuple[Delta, ...]:
     return (Delta(tuple(tokens)),) if tokens else ()
-
-
-def _details(sampled: Sampled) -> Callable[[int, int | None], tuple[float | None, list[tuple[int, float]] | None]]:
-    """For a place in the batch and the number of alternatives wanted: the log probability and the alternatives."""
-    if sampled.logprobs is None:
-        return lambda place, wanted: (None, None)
-    logprobs = sampled.logprobs.tolist()
-    ids, values = ([], []) if sampled.top is None else (sampled.top[0].tolist(), sampled.top[1].tolist())
-
-    def of(place: int, wanted: int | None) -> tuple[float | None, list[tuple[int, float]] | None]:
-        if wanted is None:
-            return None, None
-        pairs = list(zip(ids[place][:wanted], values[place][:wanted], strict=True)) if ids else []
-        return logprobs[place], pairs
-
-    return of

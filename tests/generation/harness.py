@@ -16,11 +16,10 @@ CPU = torch.device("cpu")
 class Driver:
     """Submits, steps and collects."""
 
-    def __init__(self, model, *, compiler=None, cache_tokens=0, per_token=None, **config):
-        make_compiler = None if compiler is None else lambda files, size: compiler
+    def __init__(self, model, *, compiler=None, **config):
         files = ModelFiles(tokenizer=make_tokenizer())
         settings = EngineConfig(model="tiny", threads=1, **config)
-        self.core, self.info = assemble(settings, model, files, CPU, make_compiler)
+        self.core, self.info = assemble(settings, model, files, CPU, lambda files, size: compiler)
         self.items = {}
         self.number = 0
 

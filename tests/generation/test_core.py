@@ -179,8 +179,8 @@ UNFIT = {
     "empty": ({"prompt": []}, "invalid_request"),
     "a token that is none": ({"prompt": [5, 320]}, "invalid_request"),
     "a bias for a token that is none": ({"prompt": PROMPT, "logit_bias": {999: 1.0}}, "invalid_request"),
-    "a grammar that is none": (
-        {"prompt": PROMPT, "constraint": Constraint(kind="regex", value="(")},
+    "a grammar without grammars": (
+        {"prompt": PROMPT, "constraint": Constraint(kind="regex", value="a")},
         "invalid_request",
     ),
 }
@@ -318,6 +318,7 @@ class Letters:
         return self.at == len(self.ids)
 
     accepting = finished
+    error = None
 
 
 class Backend:
@@ -373,7 +374,7 @@ def test_constrained_rows_follow_their_grammar_among_free_ones(model, kind):
     driver.resume(bound[0])
     driver.finish()
     for n, number in enumerate(bound):
-        assert driver.ids(number) == [50 + n, 63, 95, 60]
+        assert driver.ids(number) == [50 + n, 63, 95, 60], "a complete answer ends"
         assert driver.end(number).reason == "stop"
     assert driver.end(broken).message == "This grammar is broken."
     assert driver.ids(free) == expected(model, PROMPT, 20)

@@ -1,0 +1,35 @@
+"""A step that was launched, and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from agent_server.generation.sampler import Sampled
+from agent_server.generation.scheduler import Plan
+from agent_server.generation.sequence import Sequence
+
+
+@dataclass(slots=True)
+class Flight:
+    """A step that was launched: who gets a token, and the tokens as they come from the device."""
+
+    plan: Plan
+    sequences: list[Sequence]
+    sampled: Sampled
+
+
+def details_of(sampled: Sampled) -> Callable[[int, int | None], tuple[float | None, list[tuple[int, float]] | None]]:
+    """For a place in the batch and the number of alternatives wanted: the log probability and the alternatives."""
+    if sampled.logprobs is None:
+        return lambda place, wanted: (None, None)
+    logprobs = sampled.logprobs.tolist()
+    ids, values = ([], []) if sampled.top is None else (sampled.top[0].tolist(), sampled.top[1].tolist())
+
+    def of(place: int, wanted: int | None) -> tuple[float | None, list[tuple[int, float]] | None]:
+        if wanted is None:
+            return None, None
+        pairs = list(zip(ids[place][:wanted], values[place][:wanted], strict=True)) if ids else []
+        return logprobs[place], pairs
+
+    return of
