@@ -31,7 +31,24 @@ from events.options import SamplingParams, ToolChoice
 
 END = "<|im_end|>"
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-PIECES = ['{"', '": "', '", "', '"}', '": ', "}}", ", ", ": ", '"]', '":', '{"name', "arguments", "<", "</", ">\n", "\n\n"]
+PIECES = [
+    '{"',
+    '": "',
+    '", "',
+    '"}',
+    '": ',
+    "}}",
+    ", ",
+    ": ",
+    '"]',
+    '":',
+    '{"name',
+    "arguments",
+    "<",
+    "</",
+    ">\n",
+    "\n\n",
+]
 
 
 def vocabulary(size: int) -> Tokenizer:
@@ -40,7 +57,9 @@ def vocabulary(size: int) -> Tokenizer:
     random, words = Random(7), dict.fromkeys([*alphabet, *(p.replace(" ", "Ġ").replace("\n", "Ċ") for p in PIECES)])
     while len(words) < size - 40:
         word = "".join(random.choices(LETTERS, weights=range(26, 0, -1), k=random.randint(2, 9)))
-        words[random.choice(("", "Ġ")) + random.choice((word, word.capitalize(), word + str(random.randint(0, 99))))] = None
+        words[
+            random.choice(("", "Ġ")) + random.choice((word, word.capitalize(), word + str(random.randint(0, 99))))
+        ] = None
     tokenizer = Tokenizer(models.BPE(vocab={word: number for number, word in enumerate(words)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -118,7 +137,9 @@ def per_token(tokenizer: Tokenizer, backend: GrammarBackend, grammar: Any, tools
     ends = [frozenset(backend.ends)] * rows
     everyone = list(range(rows))
     for position in range(tokens):
-        free.append(_timed(lambda position=position: sampler.sample(logits.clone(), everyone, [position] * rows), device))
+        free.append(
+            _timed(lambda position=position: sampler.sample(logits.clone(), everyone, [position] * rows), device)
+        )
 
         def step(position: int = position) -> None:
             bits = torch.full((rows, -(-size // 32)), -1, dtype=torch.int32)
