@@ -55,6 +55,24 @@ def test_calls_after_reasoning_and_text_that_are_free(stage, tokens):
     assert not tokens or sum(tally.calls for tally in tallies)
 
 
+@pytest.mark.parametrize("tokens", [True, False])
+@pytest.mark.parametrize(
+    "name", ["hermes", "jamba", "deepseek_v3", "qwen3_coder", "glm45", "deepseek_v32", "lfm2", "gemma4"]
+)
+def test_from_its_marker_on_a_call_is_held_to(name, tokens):
+    """Free text, then the marker, wherever the tokens fall: what follows is a legal call."""
+    tools = registry.named(name).tools
+    begin = "I will see to it. < " + (tools.section_start or tools.call_start).strip()
+    tally, walking = Tally(), walker(name, tokens=tokens)
+    for seed in range(4):
+        functions = tool_set(Random(seed))
+        asked = {"choice": ToolChoice("auto"), "stage": "content", "begin": begin}
+        for output in walk(walking, functions, seed, 2, **asked):
+            judge(tally, walking, functions, output, **asked)
+    assert_clean(tally)
+    assert tally.calls >= tally.runs - tally.unfinished
+
+
 def test_reasoning_comes_before_a_call_that_must_be_made():
     walking, functions = walker("hermes"), tool_set(Random(3))
     tally = Tally()

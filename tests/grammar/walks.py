@@ -110,6 +110,10 @@ def walk(
     outputs: list[list[int]] = [[] for _ in range(rows)]
     ended = [False] * rows
     end = walker.ids[END]
+    for token in walker.tokenizer.encode(asked.get("begin", ""), add_special_tokens=False).ids:
+        for row in range(rows):
+            assert matchers[row].accept(token), walker.tokenizer.decode([*outputs[row], token])
+            outputs[row].append(token)
     for position in range(LONGEST):
         live = [row for row in range(rows) if not ended[row]]
         if not live:
