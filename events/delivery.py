@@ -17,6 +17,8 @@ from events.vocabulary import Event, ReasoningMessageContent, ToolCallArgs
 _JSON_BOUNDARY = re.compile(r'.*[\]{}",:\[]', re.DOTALL)
 _SENTENCE_END = re.compile(r".*(?:[.!?…]['\")\]]?\s|[。！？\n])", re.DOTALL)
 _BOUNDARIES: dict[type, re.Pattern[str]] = {ToolCallArgs: _JSON_BOUNDARY, ReasoningMessageContent: _SENTENCE_END}
+_TAIL = 2
+"""Characters in front of a delta that a boundary may begin with: a full stop and a quote."""
 
 Gathered = ToolCallArgs | ReasoningMessageContent
 
@@ -55,12 +57,14 @@ class Delivery:
         self._last = event
         if event.metadata:
             self._rows += event.metadata.get("tokens", [])
-        boundary = _BOUNDARIES[type(event)].match(event.delta)
-        if boundary is None:
+        before = self._parts[-1][-_TAIL:] if self._parts else ""
+        boundary = _BOUNDARIES[type(event)].match(before + event.delta)
+        end = boundary.end() - len(before) if boundary else 0
+        if end <= 0:
             self._parts.append(event.delta)
             return []
-        whole = "".join(self._parts) + event.delta[: boundary.end()]
-        self._parts = [event.delta[boundary.end() :]]
+        whole = "".join(self._parts) + event.delta[:end]
+        self._parts = [event.delta[end:]]
         return self._delta(event, whole)
 
     def _delta(self, event: Gathered, delta: str) -> list[Event]:

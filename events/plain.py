@@ -22,8 +22,11 @@ class PlainTranslator:
         self.failed = False
         self.reasoning = False
 
-    def feed(self, text: str, token_id: int | None = None, detail: Any = None) -> list[Event]:
-        """One delta for each token that has text; with `detail`, for each token, since its row must be seen too."""
+    def feed(
+        self, text: str, token_id: int | None = None, detail: Any = None, is_reasoning: bool | None = None
+    ) -> list[Event]:
+        """One delta for each token that has text; with `detail`, for each token, since its row must be seen too.
+        is_reasoning: an engine's word, which plain text has no use for."""
         if not text and detail is None:
             return []
         metadata = None if detail is None else {"tokens": [detail]}

@@ -1,7 +1,7 @@
 """Anthropic's Messages."""
 
 from adapters.anthropic_messages.fields import FIELDS
-from adapters.anthropic_messages.inbound import MessageFlags, parse, parse_count
+from adapters.anthropic_messages.inbound import MessageFlags, fitted, parse, parse_count
 from adapters.anthropic_messages.outbound import MessageIdentity, MessageStream, count_body, message_body
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "MessageIdentity",
     "MessageStream",
     "count_body",
+    "fitted",
     "message_body",
     "parse",
     "parse_count",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from adapters.request_fields import Field, accepted, honoured, refused
 
 FIELDS: dict[str, Field] = {
-    "max_tokens": honoured("required"),
+    "max_tokens": honoured("required; more than the context holds means what it leaves"),
     "messages": honoured("an assistant message at the end is a prefill"),
     "model": honoured("a name of `/v1/models`"),
     "metadata": honoured("`user_id` is kept with the run"),

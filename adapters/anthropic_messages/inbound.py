@@ -22,10 +22,26 @@ SAMPLING = ("model", "max_tokens", "temperature", "top_k", "top_p")
 
 
 class MessageFlags(msgspec.Struct, frozen=True, kw_only=True):
-    """What the outbound side must know of the request (`Inbound.extra`)."""
+    """What the outbound side must know of the request (`Inbound.extra`).
+
+    fills_context: the answer may take what the context leaves, see `fitted`.
+    """
 
     hide_thinking: bool = False
+    fills_context: bool = False
     stop_sequences: tuple[str, ...] = ()
+
+
+def fitted(inbound: Inbound, context_length: int | None) -> Inbound:
+    """`max_tokens` is required on this wire, so clients send a number that suits large models: one that no answer of
+    this model can reach means as much as the context leaves."""
+    asked = inbound.options.sampling.max_tokens
+    if asked is None or context_length is None or asked < context_length:
+        return inbound
+    sampling = msgspec.structs.replace(inbound.options.sampling, max_tokens=None)
+    options = msgspec.structs.replace(inbound.options, sampling=sampling)
+    extra = msgspec.structs.replace(inbound.extra, fills_context=True)
+    return msgspec.structs.replace(inbound, options=options, extra=extra)
 
 
 class _TurnHead(msgspec.Struct):

@@ -37,7 +37,7 @@ def _blocks(identity: MessageIdentity, flags: MessageFlags) -> Blocks:
     return Blocks(thread_id=identity.thread_id, hidden_tools=identity.hidden_tools, hide_thinking=flags.hide_thinking)
 
 
-def stop_reason(answer: Answer) -> tuple[str | None, str | None]:
+def stop_reason(answer: Answer, flags: MessageFlags) -> tuple[str | None, str | None]:
     """(stop_reason, stop_sequence) for a run that finished; None is a run that somebody cancelled."""
     if answer.finish == "cancelled":
         return None, None
@@ -45,7 +45,9 @@ def stop_reason(answer: Answer) -> tuple[str | None, str | None]:
         return "pause_turn", None
     if answer.finish == "stop" and isinstance(answer.stop, str):
         return "stop_sequence", answer.stop
-    return {"tool_calls": "tool_use", "length": "max_tokens"}.get(answer.finish, "end_turn"), None
+    if answer.finish == "length":
+        return "model_context_window_exceeded" if flags.fills_context else "max_tokens", None
+    return "tool_use" if answer.finish == "tool_calls" else "end_turn", None
 
 
 def usage_object(usage: Iterable[TokenUsage]) -> dict[str, int]:
@@ -87,6 +89,7 @@ class MessageStream:
 
     def __init__(self, identity: MessageIdentity, flags: MessageFlags = NO_FLAGS) -> None:
         self._identity = identity
+        self._flags = flags
         self._blocks = _blocks(identity, flags)
         self._writing: str | None = None
         self._text_head = b""
@@ -130,7 +133,7 @@ class MessageStream:
         return b"".join(_step(step) for step in steps)
 
     def _end(self, answer: Answer) -> bytes:
-        reason, sequence = stop_reason(answer)
+        reason, sequence = stop_reason(answer, self._flags)
         if reason is None:
             return _error_frame("internal", "The run was cancelled.")
         delta = {"stop_reason": reason, "stop_sequence": sequence}
@@ -160,7 +163,7 @@ def message_body(events: Sequence[Event], identity: MessageIdentity, flags: Mess
     answer = fold(events, hidden_tools=identity.hidden_tools)
     raise_failure(answer)
     message = _message(identity, _content(events, identity, flags), usage_object(answer.usage))
-    message["stop_reason"], message["stop_sequence"] = stop_reason(answer)
+    message["stop_reason"], message["stop_sequence"] = stop_reason(answer, flags)
     return json_bytes(message)
 
 

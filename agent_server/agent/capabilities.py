@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from ag_ui.core import (
     AgentCapabilities,
@@ -24,6 +24,7 @@ from ag_ui.core import (
 from agent_server.agent.agent import Agent
 from agent_server.agent.turn import LanguageModel
 from agent_server.engine.output import OutputSettings
+from agent_server.engine.protocol import EngineError
 
 SERVER_TYPE = "agent-server"
 
@@ -67,18 +68,35 @@ def _tools(agent: Agent, model: LanguageModel) -> ToolsCapabilities:
     supported = _format_part(model, "tools")
     items = [tool.declaration() for tool in agent.server_tools]
     return ToolsCapabilities(
-        supported=supported, items=items or None, parallel_calls=supported, client_provided=supported
+        supported=supported, items=items or None, parallel_calls=_parallel(model), client_provided=supported
     )
 
 
+def _parallel(model: LanguageModel) -> bool | None:
+    """Whether the model's template renders more than one call in a turn."""
+    prompts = _prompts(model)
+    if prompts is None:
+        return None
+    analysis = prompts.analysis(True)
+    return analysis is not None and analysis.capabilities.parallel_calls
+
+
 def _output(model: LanguageModel) -> OutputCapabilities:
-    return OutputCapabilities(structured_output=model.engine.info.supports_constraints)
+    return OutputCapabilities(structured_output=_enforces(model))
+
+
+def _enforces(model: LanguageModel) -> bool | None:
+    """Whether the engine can hold an output to a grammar; None while it is not loaded."""
+    try:
+        return model.engine.info.supports_constraints
+    except EngineError:
+        return None
 
 
 def _constrains(model: LanguageModel) -> bool:
     """Whether declared tools' calls are held to their schemas while they are generated, unless a request says no."""
     wanted = getattr(model, "output", OutputSettings()).constrain_tools
-    return wanted and model.engine.info.supports_constraints
+    return wanted and _enforces(model) is True
 
 
 def _multi_agent(agent: Agent) -> MultiAgentCapabilities:
@@ -109,13 +127,14 @@ def _multimodal(model: LanguageModel) -> MultimodalCapabilities:
 
 
 def _prompts(model: LanguageModel) -> Any:
+    """The prompt builder, or None while the model is being loaded or failed to be."""
     try:
         return model.prompts
-    except Exception:
+    except EngineError:
         return None
 
 
-def _format_part(model: LanguageModel, part: str) -> bool | None:
+def _format_part(model: LanguageModel, part: Literal["tools", "reasoning"]) -> bool | None:
     """Whether the model's output format has this part; None while nothing is loaded."""
-    output_format = getattr(_prompts(model), "output_format", None)
-    return None if output_format is None else getattr(output_format, part, None) is not None
+    prompts = _prompts(model)
+    return None if prompts is None else getattr(prompts.output_format(part == "tools"), part) is not None

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
+import functools
 import inspect
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
@@ -74,9 +78,10 @@ class FunctionCallee:
         if self._tool.kind == "async":
             return await self._tool.call(**keywords)
         if self._tool.kind == "sync":
-            value = await asyncio.to_thread(self._tool.call, **keywords)
+            value = await in_thread(functools.partial(self._tool.call, **keywords))
             return await value if inspect.isawaitable(value) else value
-        return await self._drain(self._tool.call(**keywords), context)
+        async with contextlib.aclosing(self._tool.call(**keywords)) as items:
+            return await self._drain(items, context)
 
     async def _drain(self, items: Any, context: ToolContext) -> Any:
         """The last item of a generator; those before it are progress."""
@@ -87,6 +92,37 @@ class FunctionCallee:
                 context.progress(last if isinstance(last, dict) else str(last))
             last, first = item, False
         return last
+
+
+async def in_thread(call: Callable[[], Any]) -> Any:
+    """The call's result from a thread of its own. The thread is a daemon: one that never ends holds up neither a pool
+    that others need nor the end of the process."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+    surroundings = contextvars.copy_context()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+
+    def work() -> None:
+        result: Any = None
+        error: BaseException | None = None
+        try:
+            result = surroundings.run(call)
+        except StopIteration as stop:  # a future does not take it
+            error = RuntimeError(f"StopIteration: {stop}")
+        except BaseException as raised:
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=work, name="tool", daemon=True).start()
+    return await future
 
 
 def _said(error: BaseException) -> str:

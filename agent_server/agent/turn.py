@@ -191,7 +191,7 @@ class TurnTaker:
         for token in delta.tokens:
             detail = token_row(token) if details else None
             self._reasoning_tokens += translator.reasoning
-            await self._deliver(translator.feed(token.text, token.id, detail))
+            await self._deliver(translator.feed(token.text, token.id, detail, delta.is_reasoning))
 
     async def _deliver(self, events: list[Event]) -> None:
         for event in events:

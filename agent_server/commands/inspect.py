@@ -11,7 +11,7 @@ import typer
 
 from events.formats.output_format import OutputFormat
 from events.template.analyser import TemplateAnalysis, analyse
-from events.template.writer import WrittenCall, write
+from events.template.writer import WrittenCall, write, writes_reasoning
 
 _REASONING = "The user asks about the weather; I should look it up."
 _TEXT = "It is sunny in Paris."
@@ -71,9 +71,8 @@ def inspection(target: str, name: str, source: str) -> Inspection:
 
 def examples(output_format: OutputFormat) -> dict[str, str]:
     """One example of each kind of output that the format can write."""
-    routes = output_format.channels.routes if output_format.channels else ()
     found = {"text": write(output_format, content=_TEXT)}
-    if output_format.reasoning or any(route.to == "reasoning" for route in routes):
+    if writes_reasoning(output_format):
         found["reasoning"] = write(output_format, reasoning=_REASONING, content=_TEXT)
     if output_format.tools:
         found["one call"] = write(output_format, calls=_CALLS[:1])

@@ -20,7 +20,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-_STAND_IN_DIGITS = 6
+_STAND_IN_DIGITS = 7
 _SCHEMA_WORDS = frozenset(
     {"type", "properties", "description", "items", "required", "enum", "title", "default", "format", "anyOf", "oneOf"}
     | {"allOf", "minimum", "maximum", "minItems", "maxItems", "minLength", "maxLength", "pattern", "nullable", "const"}

@@ -27,6 +27,7 @@ from events.formats import registry
 from events.formats.output_format import OutputFormat, markers
 from events.options import GenerationOptions
 from events.template.analyser import TemplateAnalysis, analyse
+from events.template.declarations import explained, tool_declaration
 from events.template.environment import ChatTemplate
 from events.template.messages import build_conversation
 
@@ -112,7 +113,7 @@ class PromptBuilder:
             ChatTemplate(source, self.files.special_tokens),
             analysis,
             output_format,
-            {mark: self._controls.ids[mark] for mark in markers(output_format) if mark in self._controls.ids},
+            self._marker_ids(output_format),
             tuple(dict.fromkeys([*self.files.stop_token_ids, *stops])),
         )
 
@@ -184,19 +185,19 @@ class PromptBuilder:
         chat = self._chosen(bool(tools))
         if chat is None:
             raise EngineError("invalid_request", NO_TEMPLATE)
-        words = switch_words(chat.analysis, options)
+        shown = _show_tools(chat, tools)
+        words = (instructions, switch_words(chat.analysis, options), shown.words)
         conversation = build_conversation(
             input.messages,
             capabilities=chat.analysis.capabilities,
-            output_format=chat.output_format,
-            tools=tools,
+            output_format=shown.output_format,
+            tools=tools if not shown.words else (),
             context=input.context or (),
-            instructions="\n".join(part for part in (instructions, words) if part) or None,
-        )
-        variables, warnings = template_variables(
-            chat.analysis, chat.template.source, options, self.settings.allowed_kwargs
+            instructions="\n\n".join(part for part in words if part) or None,
         )
         self._check_size(conversation.messages, conversation.tools)
+        source, allowed = chat.template.source, self.settings.allowed_kwargs
+        variables, warnings = template_variables(chat.analysis, source, options, allowed)
         rendering = Rendering(
             chat,
             self._controls,
@@ -205,17 +206,21 @@ class PromptBuilder:
             continued=options.continue_final_message,
             max_characters=self.settings.max_characters,
             now=self._now,
+            spare_tools=input.tools or (),
         )
         text, opened, disguise = rendering.run()
         return Prompt(
             token_ids=tuple(self._controls.encode(text, disguise.stand_ins, disguise.pattern)),
             text=disguise.restore(text),
             opened=disguise.restore(opened),
-            output_format=chat.output_format,
-            marker_ids=chat.marker_ids,
+            output_format=shown.output_format,
+            marker_ids=self._marker_ids(shown.output_format) if shown.words else chat.marker_ids,
             stop_token_ids=chat.stop_token_ids,
-            warnings=tuple(dict.fromkeys((*conversation.warnings, *warnings, *rendering.warnings))),
+            warnings=tuple(dict.fromkeys((*shown.warnings, *conversation.warnings, *warnings, *rendering.warnings))),
         )
+
+    def _marker_ids(self, output_format: OutputFormat) -> dict[str, int]:
+        return {mark: self._controls.ids[mark] for mark in markers(output_format) if mark in self._controls.ids}
 
     def _check_size(self, *data: Any) -> None:
         size = sum(len(text) for text in strings(data))
@@ -267,6 +272,27 @@ def chosen_tools(tools: Sequence[Tool], options: GenerationOptions) -> list[Tool
         return []
     names = options.tool_choice.names
     return [tool for tool in tools if not names or tool.name in names]
+
+
+class _Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """How the declared tools reach the model. words: for the system message, "" where the template shows them."""
+
+    output_format: OutputFormat
+    words: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+def _show_tools(chat: Chat, tools: Sequence[Tool]) -> _Shown:
+    """A template without a place for tools gets them described in the system message, with calls written as the
+    format does, or in the way most models know where the format has none."""
+    written = chat.output_format.tools or registry.named("hermes").tools
+    if not tools or chat.analysis.capabilities.tools or written is None:
+        return _Shown(output_format=chat.output_format)
+    return _Shown(
+        output_format=msgspec.structs.replace(chat.output_format, tools=written),
+        words=explained([tool_declaration(tool) for tool in tools], written),
+        warnings=("the chat template has no place for tools; they are described in the system message",),
+    )
 
 
 def override(derived: OutputFormat, settings: PromptSettings) -> OutputFormat:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+from ag_ui.core import Tool
 
 from agent_server.engine.control_tokens import ControlTokens, Disguise
 from agent_server.engine.prefill import mark_end, stage_of, unfinished
 from agent_server.engine.protocol import EngineError
 from events.formats.output_format import OutputFormat
 from events.template.analyser import TemplateAnalysis
-from events.template.declarations import simplified
+from events.template.declarations import simplified, tool_declaration
 from events.template.environment import ChatTemplate, Clock, Message, TemplateError
 from events.template.messages import Conversation
+from events.template.writer import writes_reasoning
 
 
 class Chat(msgspec.Struct, frozen=True):
@@ -40,6 +42,7 @@ class Rendering:
         continued: bool,
         max_characters: int,
         now: Clock,
+        spare_tools: Sequence[Tool] = (),
     ) -> None:
         self.chat = chat
         self.conversation = conversation
@@ -50,7 +53,8 @@ class Rendering:
         self.controls = controls
         self.max_characters = max_characters
         self.now = now
-        self.disguise = Disguise(controls, conversation.messages, conversation.tools, self.variables)
+        self.spare = [tool_declaration(tool) for tool in spare_tools] if not conversation.tools else []
+        self.disguise = Disguise(controls, conversation.messages, conversation.tools, self.spare, self.variables)
 
     def run(self) -> tuple[str, str, Disguise]:
         """(prompt, opened, disguise), both texts with stand-ins."""
@@ -66,15 +70,21 @@ class Rendering:
         return (*self._opened(text, messages, tools, variables), self.disguise)
 
     def render(self, messages: list[Message], tools: list[Message] | None, variables: dict[str, Any]) -> str:
-        """The text; a second try with simpler schemas, for templates that stumble over one."""
+        """The text; a second try with simpler schemas, for templates that stumble over one, and a third with tools
+        that the request chose not to use, for templates that want to see what earlier calls called."""
         try:
             return self._once(messages, tools, variables)
         except TemplateError as error:
             simpler = self.attempt(messages, simplified(tools), variables) if tools else None
-            if simpler is None:
+            if simpler is not None:
+                self.warnings.append(f"tool schemas were simplified for the chat template: {error}")
+                return simpler
+            spare = self.disguise.cover_all(self.spare)
+            shown = self.attempt(messages, spare, variables) if spare else None
+            if shown is None:
                 raise EngineError("invalid_request", f"the chat template refuses this conversation: {error}") from error
-            self.warnings.append(f"tool schemas were simplified for the chat template: {error}")
-            return simpler
+            self.warnings.append("the chat template needs the tools that earlier calls used, so they are declared")
+            return shown
 
     def attempt(self, messages: list[Message], tools: list[Message] | None, variables: dict[str, Any]) -> str | None:
         try:
@@ -129,7 +139,8 @@ class Rendering:
         """(prompt, opened) with the last message unfinished: rendered up to the end of its text; where the template
         does not render all of it (QwQ drops reasoning), written behind the generation prompt as the model would."""
         *before, last = messages
-        reasoning, content = self.conversation.final_reasoning, self.conversation.final_text
+        content = self.conversation.final_text
+        reasoning = self.conversation.final_reasoning if writes_reasoning(self.chat.output_format) else ""
         mark, restore = self.disguise.stand_in(""), self.disguise.restore
         text = self.attempt([*before, mark_end(last, content or reasoning, mark, restore)], tools, variables)
         if text is not None and mark in text:

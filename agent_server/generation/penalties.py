@@ -40,7 +40,7 @@ class Penalties:
             self._counts = torch.zeros(self._shape, dtype=torch.int32, device=self._device)
             self._prompts = torch.zeros(self._shape, dtype=torch.bool, device=self._device)
         self._prompts[row] = False
-        self._prompts[row, torch.tensor(prompt, device=self._device)] = True
+        self._prompts[row, torch.tensor(list(prompt), dtype=torch.int64, device=self._device)] = True
         generated = torch.tensor(list(output), dtype=torch.int64, device=self._device)
         self._counts[row] = torch.bincount(generated, minlength=self._shape[1])
 

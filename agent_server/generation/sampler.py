@@ -20,13 +20,13 @@ from events.options import SamplingParams
 
 CANDIDATES = 256
 """Tokens that are sorted at first; a row whose kept tokens may be more is sorted whole."""
-SORT_WHOLE = 2048
-"""Vocabularies up to this size are always sorted whole."""
+FEW = 64
+"""Tokens that are sorted for a row whose top_k is no larger."""
 
 MIN_TEMPERATURE = 1e-4
 """Below it sampling is greedy."""
 
-GREEDY, PLAIN, LIMITED, FILTERED, TYPICAL = range(5)
+GREEDY, PLAIN, NARROW, LIMITED, FILTERED, TYPICAL = range(6)
 _TEMPERATURE, _TOP_P, _MIN_P, _TYPICAL = range(4)
 
 
@@ -48,7 +48,7 @@ class Settings:
         if params.typical_p is not None and params.typical_p < 1:
             return TYPICAL
         if params.top_k and params.top_k <= CANDIDATES:
-            return LIMITED
+            return NARROW if params.top_k <= FEW else LIMITED
         filtered = params.top_k or (params.top_p or 1.0) < 1 or params.min_p
         return FILTERED if filtered else PLAIN
 
@@ -247,14 +247,15 @@ def inverse(weights: Tensor, draws: Tensor) -> Tensor:
 
 def pick_filtered(scaled: Tensor, top_k: Tensor, numbers: Tensor, draws: Tensor, kind: int) -> Tensor:
     """Sort, filter, pick. How a row is sorted depends on the row alone, since equal logits may come out in another
-    order: LIMITED rows keep no more than the candidates; of the others, those that may keep more are sorted whole, on
-    CUDA all of them, because to ask which would mean to wait for the device."""
-    if kind == TYPICAL or scaled.shape[-1] <= SORT_WHOLE or (kind == FILTERED and scaled.is_cuda):
+    order: NARROW and LIMITED rows keep no more than are sorted; of the others, those that may keep more are sorted
+    whole, on CUDA all of them, because to ask which would mean to wait for the device."""
+    width = FEW if kind == NARROW else CANDIDATES
+    if kind == TYPICAL or scaled.shape[-1] <= width or (kind == FILTERED and scaled.is_cuda):
         return _pick_whole(scaled, top_k, numbers, draws, kind)
     total = scaled.logsumexp(-1, keepdim=True)
-    values, ids = scaled.topk(CANDIDATES, -1)
+    values, ids = scaled.topk(width, -1)
     tokens = _pick_sorted((values - total).exp(), ids, top_k, scaled.shape[-1], numbers, draws, kind)
-    if kind == LIMITED:
+    if kind != FILTERED:
         return tokens
     rows = _may_keep_more(values, total, top_k, numbers).nonzero()[:, 0]
     if len(rows):

@@ -235,12 +235,13 @@ class Scheduler:
     def _grow(self, sequence: Sequence, tokens: int) -> bool:
         while not self.memory.grow(sequence, tokens):
             victim = max(self.running, key=lambda other: (not other.overdue, *_rank(other)))
-            self._preempt(victim)
+            self.preempt(victim)
             if victim is sequence:
                 return False
         return True
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def preempt(self, sequence: Sequence) -> None:
+        """Back to the queue, to be computed again."""
         self.preemptions += 1
         self._stop(sequence)
         self._enqueue(sequence)

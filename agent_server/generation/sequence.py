@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 PENDING = -1
 """A token that is being computed: its place is taken, its value is not known yet."""
 
-State = Literal["waiting", "running", "paused", "finished"]
+State = Literal["new", "waiting", "running", "paused", "finished"]
 
 
 @dataclass(eq=False, slots=True)
@@ -30,7 +30,7 @@ class Sequence:
     tenant: str = ""
     priority: int = 0
     order: int = 0
-    state: State = "waiting"
+    state: State = "new"
     computed: int = 0
     pending: int = 0
     prefilling: bool = False

@@ -385,6 +385,9 @@ class Core:
             if sequence.state != "finished":
                 failure = EngineError(kind, f"The generation ended because of {reason} in the engine.")  # type: ignore[arg-type]
                 self._fail(self.generations[sequence.number], failure)
+        for sequence in plan.decodes:
+            if sequence.state == "running":  # what a broken step left in its memory is not to be trusted
+                self.scheduler.preempt(sequence)
 
     def end_all(self, error: EngineError) -> list[tuple[int, Reply]]:
         """Every generation fails; for a core that goes away."""

@@ -40,6 +40,7 @@ def routes(server: Server) -> list[BaseRoute]:
             agent=request.path_params.get("agent", "default"),
             tenant=request.state.tenant,
             grace=settings.grace,
+            warnings=inbound.extra.warnings,
         )
         return stream_run(started, encoder, interval=settings.keep_alive)
 

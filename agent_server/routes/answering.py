@@ -19,7 +19,7 @@ from starlette.responses import Response
 from adapters.errors import KINDS, ErrorKind, RequestError
 from adapters.inbound import Inbound
 from agent_server.ids import new_id
-from agent_server.routes.http import Encoder, EventStream, read_body
+from agent_server.routes.http import SEND_BYTES, Encoder, EventStream, read_body
 from events.options import GenerationOptions
 from events.vocabulary import Event, RunError, RunFinished, RunStarted
 
@@ -71,8 +71,9 @@ def servers_own(server: Server, inbound: Inbound) -> ServersOwn:
 
 
 def context_length(server: Server) -> int | None:
-    """Tokens of prompt and answer together, as far as is known yet."""
-    return server.model.engine.info.context_length or None
+    """Tokens of prompt and answer together, as far as is known yet: the engine's or the model's own, the smaller."""
+    own = server.model.prompts.context_length if server.model.ready else None
+    return min((length for length in (server.model.engine.info.context_length, own) if length), default=None)
 
 
 def model_name(server: Server, options: GenerationOptions) -> str:
@@ -215,7 +216,7 @@ async def stream_answer(
             await _abandon(opening, source)
             return Response(status_code=CLIENT_GONE)
     return EventStream(
-        _frames(source, opening, encoder),
+        _frames(source, opening, encoder, runs),
         content_type=encoder.content_type,
         keep_alive=encoder.keep_alive,
         interval=server.settings.keep_alive,
@@ -247,15 +248,20 @@ async def _open(source: AsyncGenerator[_Item, None], encoder: Encoder) -> _Openi
 
 
 async def _frames(
-    source: AsyncGenerator[_Item, None], opening: asyncio.Task[_Opening], encoder: Encoder
+    source: AsyncGenerator[_Item, None], opening: asyncio.Task[_Opening], encoder: Encoder, runs: Sequence[Run]
 ) -> AsyncGenerator[bytes, None]:
+    """What is there already goes out together: a busy server sends less often, never later."""
     try:
-        if frames := (await opening).frames:
+        frames = (await opening).frames
+        if frames:
             yield frames
+            frames = b""
         async for choice, sequence, event in source:
-            if frame := encoder.encode(event, sequence=sequence, choice=choice):
-                yield frame
-        if tail := encoder.finish():
+            frames += encoder.encode(event, sequence=sequence, choice=choice)
+            if frames and (runs[choice].log.last == sequence or len(frames) > SEND_BYTES):
+                yield frames
+                frames = b""
+        if tail := frames + encoder.finish():
             yield tail
     finally:
         await _abandon(opening, source)

@@ -14,6 +14,7 @@ from adapters.anthropic_messages import MessageIdentity, MessageStream, message_
 from agent_server.ids import new_id
 from agent_server.routes.answering import (
     answer_json,
+    context_length,
     model_name,
     read_request,
     servers_own,
@@ -30,6 +31,7 @@ def routes(server: Server) -> list[BaseRoute]:
     async def messages(request: Request) -> Response:
         parse = partial(anthropic_messages.parse, new_id=new_id)
         inbound = await read_request(request, server.settings.max_body, parse)
+        inbound = anthropic_messages.fitted(inbound, context_length(server))
         identity = MessageIdentity(
             id=f"msg_{inbound.input.run_id.removeprefix('run_')}",
             model=model_name(server, inbound.options),

@@ -112,8 +112,10 @@ class Runtime:
 
     def _card(self, name: str) -> Card:
         served = self._server.agents[name]
-        found = capabilities_of(served.agent, self._server.model)
-        capabilities = found.model_dump(mode="json", by_alias=True, exclude_none=True)
+        capabilities: dict[str, Any] = {}
+        with contextlib.suppress(EngineError):  # the model is still loading; the page may come before it
+            found = capabilities_of(served.agent, self._server.model)
+            capabilities = found.model_dump(mode="json", by_alias=True, exclude_none=True)
         return Card(name=name, description=served.agent.description, capabilities=capabilities)
 
     def _unknown(self, agent: str) -> Response | None:
@@ -130,7 +132,12 @@ class Runtime:
         size = len(wire.get("messages") or ()) * 1024 if isinstance(wire, dict) else 0
         inbound = await _off_loop(size, copilotkit.from_wire, wire)
         run = await self._server.runs.start(
-            inbound.input, inbound.options, agent=agent, tenant=tenant, grace=self._settings.grace
+            inbound.input,
+            inbound.options,
+            agent=agent,
+            tenant=tenant,
+            grace=self._settings.grace,
+            warnings=inbound.extra.warnings,
         )
         encoder = copilotkit.Encoder(legacy=inbound.extra.legacy)
         return stream_run(run, encoder, interval=self._settings.keep_alive)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
@@ -42,12 +42,12 @@ then <code>make demo</code>.
 The wires do not need it: <code>/agui</code>, <code>/copilotkit</code>, <code>/v1/chat/completions</code>.</p></html>"""
 
 
-class Page(StaticFiles):
-    """Files with content hashes in their names are kept for a year; the page itself is asked for every time."""
+class Assets(StaticFiles):
+    """Files with content hashes in their names, kept for a year; theme.js alone has none."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         response = await super().get_response(path, scope)
-        lasting = path.startswith("assets/") and response.status_code < 400 and not path.endswith("/theme.js")
+        lasting = response.status_code < 400 and path != "theme.js"
         response.headers["cache-control"] = "public, max-age=31536000, immutable" if lasting else "no-cache"
         response.headers.update(PAGE_HEADERS)
         return response
@@ -71,19 +71,31 @@ def routes(server: Server) -> list[BaseRoute]:
         frames = [encoder.encode(event, sequence=number) for number, event in enumerate(events, 1)]
         return Response(b"".join([*frames, encoder.finish()]), headers={"content-type": encoder.content_type})
 
-    async def hint(request: Request) -> Response:
-        return HTMLResponse(HINT, headers=PAGE_HEADERS | {"cache-control": "no-cache"})
-
     if not settings.demo:
         return []
-    page: BaseRoute = Route("/", hint)
-    if (BUILT / "index.html").is_file():
-        page = Mount("/", Page(directory=BUILT, html=True))
     return [
         Route("/demo/runs/{run_id}/wires", guarded(live)),
         Route("/demo/wires", guarded(recorded), methods=["POST"]),
-        page,
+        *_page(),
     ]
+
+
+def _page() -> list[BaseRoute]:
+    """The page by its few paths, not as a mount on everything: other paths keep their own 404 and 405."""
+    fresh = PAGE_HEADERS | {"cache-control": "no-cache"}
+
+    async def page(request: Request) -> Response:
+        return FileResponse(BUILT / "index.html", headers=fresh)
+
+    async def icon(request: Request) -> Response:
+        return FileResponse(BUILT / "favicon.svg", headers=fresh)
+
+    async def hint(request: Request) -> Response:
+        return HTMLResponse(HINT, headers=fresh)
+
+    if not (BUILT / "index.html").is_file():
+        return [Route("/", hint)]
+    return [Route("/", page), Route("/favicon.svg", icon), Mount("/assets", Assets(directory=BUILT / "assets"))]
 
 
 def _wire(name: str, model: str, run_id: str) -> side_by_side.Outbound:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,18 +18,23 @@ from starlette.types import Receive, Scope, Send
 
 from adapters import errors
 from adapters.errors import RequestError, Wire
+from agent_server.engine.protocol import EngineError
 
 if TYPE_CHECKING:
     from agent_server.runs import Run
     from events.vocabulary import Event
 
+RETRY_AFTER = 1.0
 STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+SEND_BYTES = 32 * 1024
 WIRES: tuple[tuple[str, Wire], ...] = (
     ("/v1/messages", "anthropic"),
     ("/v1/generate", "generate"),
     ("/v1/", "openai"),
     ("/copilotkit", "copilotkit"),
     ("/generate", "websocket"),
+    ("/tokenize", "openai"),
+    ("/detokenize", "openai"),
 )
 
 
@@ -72,13 +78,16 @@ def error_response(wire: Wire, error: RequestError, request_id: str | None = Non
 
 
 def guarded(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-    """A route whose RequestErrors become answers in the shape of its wire."""
+    """A route whose RequestErrors and EngineErrors become answers in the shape of its wire."""
 
     async def handle(request: Request) -> Response:
         try:
             return await endpoint(request)
         except RequestError as error:
             return error_response(wire_of(request.url.path), error)
+        except EngineError as error:
+            refused = RequestError(error.kind, error.message, error.param, RETRY_AFTER if error.retryable else None)
+            return error_response(wire_of(request.url.path), refused)
 
     return handle
 
@@ -104,36 +113,41 @@ class EventStream(Response):
         self._frames = frames
         self._keep_alive = keep_alive
         self._interval = interval
+        self._last = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        self._last = asyncio.get_running_loop().time()
         sending = asyncio.create_task(self._send_all(send))
+        warming = asyncio.create_task(self._keep_warm(send))
         leaving = asyncio.create_task(_disconnected(receive))
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            await _stop(leaving)
-            await _stop(sending)
+            for task in (leaving, warming, sending):
+                await _stop(task)
             await self._frames.aclose()
         if self.background is not None:
             await self.background()
 
     async def _send_all(self, send: Send) -> None:
-        following: asyncio.Task[bytes] | None = None
-        try:
-            while True:
-                following = following or asyncio.ensure_future(anext(self._frames))
-                done, _ = await asyncio.wait({following}, timeout=self._interval)
-                if not done:
-                    await send({"type": "http.response.body", "body": self._keep_alive(), "more_body": True})
-                    continue
-                body, following = following.result(), None
-                await send({"type": "http.response.body", "body": body, "more_body": True})
-        except StopAsyncIteration:
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-        finally:
-            if following is not None:
-                await _stop(following)
+        now = asyncio.get_running_loop().time
+        async for body in self._frames:
+            self._last = now()
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+        self._last = math.inf
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _keep_warm(self, send: Send) -> None:
+        """A keep-alive whenever nothing was sent for the interval. It costs nothing where frames are frequent."""
+        now = asyncio.get_running_loop().time
+        while self._last < math.inf:
+            rest = self._last + self._interval - now()
+            if rest > 0:
+                await asyncio.sleep(rest)
+                continue
+            self._last = now()
+            await send({"type": "http.response.body", "body": self._keep_alive(), "more_body": True})
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -148,12 +162,16 @@ async def _stop(task: asyncio.Future[Any]) -> None:
 
 
 async def frames_of(run: Run, encoder: Encoder, after: int = 0) -> AsyncGenerator[bytes, None]:
-    """One run's events as frames, from the first event after sequence number `after` to its terminal event."""
+    """One run's events as frames, from the first event after sequence number `after` to its terminal event. What is
+    there already goes out together: a busy server sends less often, never later."""
     async with contextlib.aclosing(run.events(after)) as events:
+        frames = b""
         async for sequence, event in events:
-            if frame := encoder.encode(event, sequence=sequence):
-                yield frame
-    if tail := encoder.finish():
+            frames += encoder.encode(event, sequence=sequence)
+            if frames and (run.log.last == sequence or len(frames) > SEND_BYTES):
+                yield frames
+                frames = b""
+    if tail := frames + encoder.finish():
         yield tail
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from agent_server.store import Store
 
 log = logging.getLogger("agent_server.runs")
-RECORD_SECONDS = 10.0  # how long the store may take to record an ending
+RECORD_SECONDS = 30.0  # how long the store may take to record an ending
 
 
 class Driver:
@@ -33,6 +33,7 @@ class Driver:
 
     async def drive(self, earlier: list[Run]) -> None:
         terminal = await self._attempt(earlier)
+        self.run.state = "ending"  # from here on nobody may cancel it: what happened is being written down
         try:
             terminal = await self._record(terminal)
         except asyncio.CancelledError:

@@ -140,8 +140,8 @@ class RunManager:
             async with asyncio.timeout(drain):
                 await self._idle.wait()
         except TimeoutError:
-            left = [run for run in self._runs.values() if run.stop("shutdown")]
-            await asyncio.gather(*(run.done.wait() for run in left))
+            for run in self._runs.values():
+                run.stop("shutdown")
             await self._idle.wait()
         await asyncio.gather(*(agent.close() for agent in set(self.agents.values())))
 

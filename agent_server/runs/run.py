@@ -15,7 +15,7 @@ from agent_server.runs.log import EventLog, FellBehind, LogLimits, Reader
 from events.options import GenerationOptions
 from events.vocabulary import Event, RunError
 
-State = Literal["created", "queued", "running", "finished"]
+State = Literal["created", "queued", "running", "ending", "finished"]
 StopReason = Literal["cancelled", "disconnected", "shutdown"]
 FIRST_READER_SECONDS = 30.0  # how long a run that nobody has begun to read yet is let live beyond its grace
 
@@ -111,7 +111,7 @@ class Run:
 
     def stop(self, reason: StopReason) -> bool:
         """What `cancel` does, without waiting for anything."""
-        if self.finished or self.task is None:
+        if self.state in ("ending", "finished") or self.task is None:
             return False
         if self.stopped_by is None:
             self.stopped_by = reason

@@ -10,6 +10,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import StaticPool
 
+from agent_server.store.direct import connector
 from agent_server.store.owners import AdvisoryOwners, Alone, FileOwners, Owners
 
 
@@ -33,10 +34,12 @@ def make_folder(url: str) -> None:
 
 def make_engine(url: str, memory: bool) -> AsyncEngine:
     if memory:
-        return create_async_engine(url, poolclass=StaticPool)
-    engine = create_async_engine(url, pool_pre_ping=not url.startswith("sqlite"))
-    if url.startswith("sqlite"):
-        event.listen(engine.sync_engine, "connect", _tune_sqlite)
+        return create_async_engine(url, poolclass=StaticPool, async_creator=connector(":memory:"))
+    parsed = make_url(url)
+    if parsed.get_backend_name() != "sqlite":
+        return create_async_engine(url, pool_pre_ping=True)
+    engine = create_async_engine(url, async_creator=connector(str(parsed.database)))
+    event.listen(engine.sync_engine, "connect", _tune_sqlite)
     return engine
 
 

@@ -10,16 +10,20 @@ import asyncio
 import contextlib
 import os
 import secrets
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+fcntl: Any
 try:
-    import fcntl
+    import fcntl as _fcntl
 except ImportError:  # no flock there: every other owner counts as dead
-    fcntl = None  # type: ignore[assignment]
+    fcntl = None
+else:
+    fcntl = _fcntl
 
 
 def new_owner() -> int:
@@ -31,7 +35,7 @@ class Owners(Protocol):
     async def claim(self, owner: int) -> None:
         """Hold this server's lock until `release`."""
 
-    async def alive(self, owner: int) -> bool: ...
+    def alive(self, owner: int) -> Coroutine[Any, Any, bool]: ...
 
     async def release(self) -> None: ...
 
@@ -63,20 +67,30 @@ class FileOwners:
         await asyncio.to_thread(self._claim, owner)
 
     def _claim(self, owner: int) -> None:
+        for left in self._database.parent.glob(f"{self._database.name}.*.lock"):
+            self._is_held(left)
         path = self._path(owner)
-        descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
-        if fcntl is not None:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self._held = descriptor, path
+        while self._held is None:
+            descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+            if fcntl is not None:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if path.exists():
+                self._held = descriptor, path
+            else:  # a neighbour took it for a dead one's before it was locked
+                os.close(descriptor)
 
     async def alive(self, owner: int) -> bool:
-        return await asyncio.to_thread(self._alive, owner)
+        return await asyncio.to_thread(self._is_held, self._path(owner))
 
-    def _alive(self, owner: int) -> bool:
-        path = self._path(owner)
-        if fcntl is None or not path.exists():
+    @staticmethod
+    def _is_held(path: Path) -> bool:
+        """Whether a process holds the lock; the file of one that does not is removed."""
+        if fcntl is None:
             return False
-        descriptor = os.open(path, os.O_RDWR)
+        try:
+            descriptor = os.open(path, os.O_RDWR)
+        except FileNotFoundError:
+            return False
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -120,5 +134,5 @@ class AdvisoryOwners:
     async def release(self) -> None:
         if self._connection is not None:
             connection, self._connection = self._connection, None
-            await connection.invalidate()
+            await connection.execute(text("SELECT pg_advisory_unlock_all()"))
             await connection.close()

@@ -32,11 +32,18 @@ async def begin(
     tenant, thread_id = run["tenant"], run["thread_id"]
     state = await _touch(connection, tenant, thread_id, run["agent"], name_from(messages))
     interrupts = await rows.load_interrupts(connection, tenant, thread_id)
+    owners = await _other_owners(connection, tenant, thread_id, run["owner"])
     changed = [name for name in run if name not in ("tenant", "thread_id", "id")]
     await rows.upsert(connection, schema.runs, [run], changed)
     if messages and not any(each.status == "open" for each in interrupts):
         await rows.save_messages(connection, tenant, thread_id, messages)
-    return ThreadState(state=state, interrupts=interrupts)
+    return ThreadState(state=state, interrupts=interrupts, owners=owners)
+
+
+async def _other_owners(connection: AsyncConnection, tenant: str, thread_id: str, owner: int) -> tuple[int, ...]:
+    table = schema.runs
+    running = and_(of(table, tenant, thread_id), table.c.status == "running", table.c.owner != owner)
+    return tuple(await connection.scalars(select(table.c.owner).where(running).distinct()))
 
 
 async def _touch(connection: AsyncConnection, tenant: str, thread_id: str, agent: str, name: str) -> Any:
@@ -115,6 +122,13 @@ async def claim(
         values = {"status": "claimed", "answer": encoded(answer), "resumed_by": run_id}
         await connection.execute(update(table).where(of_thread, table.c.id == id).values(values))
     return True
+
+
+async def refuse(connection: AsyncConnection, run: Mapping[str, Any]) -> None:
+    """A run that was entered but must not begin."""
+    table = schema.runs
+    this = and_(of(table, run["tenant"], run["thread_id"]), table.c.id == run["id"])
+    await connection.execute(update(table).where(this).values(status="failed", error="conflict", ended_at=now_ms()))
 
 
 async def mark_broken(connection: AsyncConnection, owners: Sequence[int]) -> None:

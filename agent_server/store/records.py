@@ -58,9 +58,11 @@ class ThreadRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class ThreadState(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run needs to know of its thread before it begins."""
+    """What a run needs to know of its thread before it begins. `owners`: of the other servers that have a run going
+    on in it, as far as the records tell."""
 
     state: Any = None
+    owners: tuple[int, ...] = ()
     interrupts: tuple[InterruptRecord, ...] = ()
 
 

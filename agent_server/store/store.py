@@ -16,6 +16,7 @@ from agent_server.store.migrate import migrate
 from agent_server.store.owners import new_owner
 from agent_server.store.records import FeedbackRecord, InterruptRecord, RunRecord, ThreadRecord, ThreadState
 from agent_server.store.rows import checked_id, decoded, encoded, now_ms, of
+from agent_server.store.thread import LoopThread
 from agent_server.store.writer import Writer
 from events.vocabulary import Event
 
@@ -40,9 +41,15 @@ class Store:
         self._engine = make_engine(self._url, self._memory)
         self._owners = make_owners(self._url, self._memory, self._engine)
         self._writer = Writer(self._engine)
+        self._thread = LoopThread("store")
 
     async def open(self) -> None:
         """Make or migrate the database; record the runs of servers that died as broken."""
+        self._thread.start()
+        await self._thread.run(self._open)
+        await self._find_broken()
+
+    async def _open(self) -> None:
         if self._memory:
             async with self._engine.begin() as connection:
                 await connection.run_sync(schema.metadata.create_all)
@@ -51,10 +58,14 @@ class Store:
             await migrate(self._engine)
         await self._owners.claim(self.owner)
         self._writer.start()
-        await self._find_broken()
 
     async def close(self) -> None:
         """Write what is waiting and let go of the database. Safe to call twice."""
+        if self._thread.running:
+            await self._thread.run(self._close)
+            await self._thread.stop()
+
+    async def _close(self) -> None:
         await self._writer.stop()
         await self._owners.release()
         await self._engine.dispose()
@@ -69,23 +80,28 @@ class Store:
         parent_run_id: str | None = None,
         messages: Sequence[Mapping[str, Any]] = (),
     ) -> ThreadState:
-        """Record that a run begins, with the messages it begins from; what the thread was before."""
+        """Record that a run begins, with the messages it begins from; what the thread was before.
+
+        RequestError("conflict") while another server on this database has a run going on in the thread.
+        """
         run = {
             "tenant": tenant, "thread_id": checked_id(thread_id, "threadId"), "id": checked_id(run_id, "runId"),
             "agent": agent, "parent_run_id": parent_run_id, "status": "running", "owner": self.owner, "error": None,
             "outcome": None, "usage": None, "created_at": now_ms(), "ended_at": None,
         }  # fmt: skip
-        return await self._writer.write(lambda connection: recording.begin(connection, run, messages))
+        state = await self._write(lambda connection: recording.begin(connection, run, messages))
+        if not await self._bury(state.owners):
+            await self._write(lambda connection: recording.refuse(connection, run))
+            raise RequestError("conflict", "This thread has a run going on at another server.", retry_after=1.0)
+        return state
 
     async def end_run(self, execution: Execution, terminal: Event) -> None:
         """Record how a run ended: its messages, the state, what it asks, all at once."""
-        await self._writer.write(recording.Conclusion(execution, terminal).write)
+        await self._write(recording.Conclusion(execution, terminal).write)
 
     async def claim(self, tenant: str, thread_id: str, answers: Mapping[str, Mapping[str, Any]], run_id: str) -> bool:
         """Accept the answers to open interrupts, all or none. False if one of them was not open any more."""
-        return await self._writer.write(
-            lambda connection: recording.claim(connection, tenant, thread_id, answers, run_id)
-        )
+        return await self._write(lambda connection: recording.claim(connection, tenant, thread_id, answers, run_id))
 
     async def record_result(
         self, tenant: str, thread_id: str, interrupt_id: str, content: Any, message_id: str | None
@@ -94,7 +110,7 @@ class Store:
         table = schema.interrupts
         values = {"status": "answered", "result": encoded(content), "result_message_id": message_id}
         where = and_(of(table, tenant, thread_id), table.c.id == interrupt_id)
-        await self._writer.write(lambda connection: connection.execute(update(table).where(where).values(values)))
+        await self._write(lambda connection: connection.execute(update(table).where(where).values(values)))
 
     async def interrupts(self, tenant: str, thread_id: str) -> tuple[InterruptRecord, ...]:
         return await self._read(lambda connection: rows.load_interrupts(connection, tenant, thread_id))
@@ -169,7 +185,7 @@ class Store:
         values = {key: value for key, value in given.items() if value is not None}
         if values:
             change = update(schema.threads).where(of(schema.threads, tenant, thread_id)).values(values)
-            await self._writer.write(lambda connection: connection.execute(change))
+            await self._write(lambda connection: connection.execute(change))
         return await self.thread(tenant, thread_id)
 
     async def delete_thread(self, tenant: str, thread_id: str) -> None:
@@ -181,7 +197,7 @@ class Store:
                 await connection.execute(delete(table).where(of(table, tenant, thread_id)))
             return gone.rowcount
 
-        if not await self._writer.write(work):
+        if not await self._write(work):
             raise _no_thread()
 
     async def give_feedback(
@@ -213,7 +229,7 @@ class Store:
             await rows.upsert(connection, schema.feedback, [row], ["score", "comment", "created_at"])
             return True
 
-        if not await self._writer.write(work):
+        if not await self._write(work):
             raise RequestError("not_found", "There is no such message in this thread.", "messageId")
         return record
 
@@ -225,7 +241,7 @@ class Store:
     async def save_response(self, tenant: str, response_id: str, body: Any) -> None:
         """Keep a response of the Responses wire, in the place of an earlier one of that id."""
         row = {"tenant": tenant, "id": response_id, "body": encoded(body), "created_at": now_ms()}
-        await self._writer.write(lambda connection: rows.upsert(connection, schema.responses, [row], ["body"]))
+        await self._write(lambda connection: rows.upsert(connection, schema.responses, [row], ["body"]))
 
     async def response(self, tenant: str, response_id: str) -> Any:
         """What `save_response` kept; None if there is nothing."""
@@ -241,7 +257,7 @@ class Store:
         async def work(connection: AsyncConnection) -> int:
             return (await connection.execute(removal)).rowcount
 
-        return bool(await self._writer.write(work))
+        return bool(await self._write(work))
 
     async def _rows(self, query: Any) -> Sequence[Any]:
         async def work(connection: AsyncConnection) -> Sequence[Any]:
@@ -249,18 +265,30 @@ class Store:
 
         return await self._read(work)
 
+    async def _write(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
+        return await self._thread.run(lambda: self._writer.write(work))
+
     async def _read(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
         """In memory there is one connection alone, so reading waits its turn behind the writer."""
-        if self._memory:
-            return await self._writer.write(work)
+        return await (self._write(work) if self._memory else self._thread.run(lambda: self._reading(work)))
+
+    async def _reading(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
         async with self._engine.connect() as connection:
             return await work(connection)
 
     async def _find_broken(self) -> None:
         running = select(schema.runs.c.owner).where(schema.runs.c.status == "running").distinct()
-        owners = [row.owner for row in await self._rows(running) if row.owner != self.owner]
-        if dead := [owner for owner in owners if not await self._owners.alive(owner)]:
-            await self._writer.write(lambda connection: recording.mark_broken(connection, dead))
+        await self._bury([row.owner for row in await self._rows(running) if row.owner != self.owner])
+
+    async def _lives(self, owner: int) -> bool:
+        return await self._thread.run(lambda: self._owners.alive(owner))
+
+    async def _bury(self, owners: Sequence[int]) -> bool:
+        """Record the runs of those owners that died as broken. False if one of them lives."""
+        dead = [owner for owner in owners if not await self._lives(owner)]
+        if dead:
+            await self._write(lambda connection: recording.mark_broken(connection, dead))
+        return len(dead) == len(owners)
 
 
 def _no_thread() -> RequestError:

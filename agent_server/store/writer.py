@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 T = TypeVar("T")
 Work = Callable[[AsyncConnection], Awaitable[Any]]
-BATCH = 64
+BATCH = 256
 
 
 class Writer:

@@ -229,6 +229,7 @@ class OutputFormat(Description, frozen=True, kw_only=True):
         generation prompt behind it counts as written by the model.
     drop: markers that are never shown (end of turn, message separators).
     spellings: (variant, canonical) pairs: what models write instead of a marker.
+    reader: a reader of events.parsing.readers that reads the output instead of the machine's own; "" for data alone.
     boundaries: "strict" follows rules 3.2.1 to 3.2.6 of the DeepSeek specification; "lenient" lets text precede,
         separate and follow calls.
     """
@@ -241,6 +242,7 @@ class OutputFormat(Description, frozen=True, kw_only=True):
     channels: Channels | None = None
     drop: tuple[str, ...] = ()
     spellings: tuple[tuple[str, str], ...] = ()
+    reader: str = ""
     boundaries: Literal["lenient", "strict"] = "lenient"
 
 

@@ -5,32 +5,43 @@ The chat template's own analysis comes first; a name selects by hand, reasoning 
 
 from __future__ import annotations
 
+from importlib import import_module
+from pkgutil import iter_modules
+from types import ModuleType
+
 import msgspec
 
+from events.formats import families
 from events.formats.detection import detected_format
 from events.formats.json_calls import JSON_CALLS
-from events.formats.other_calls import OTHER_CALLS
 from events.formats.output_format import Content, OutputFormat, Reasoning
+from events.formats.python_calls import PYTHON_CALLS
 from events.formats.reasoning import REASONING
 from events.formats.tagged_calls import TAGGED_CALLS
 
+
+def _families() -> dict[str, ModuleType]:
+    """The modules of events.formats.families by their format's name."""
+    modules = [import_module(f"{families.__name__}.{found.name}") for found in iter_modules(families.__path__)]
+    return {module.FORMAT.name: module for module in modules}
+
+
+FAMILIES = _families()
 FORMATS: dict[str, OutputFormat] = {
     **JSON_CALLS,
     **TAGGED_CALLS,
-    **OTHER_CALLS,
+    **PYTHON_CALLS,
+    **{name: module.FORMAT for name, module in FAMILIES.items()},
     "generic": detected_format("reasoning"),
 }
 
 ALIASES = {
-    "beam": "openai",
     "cohere_command4": "cohere_command3",
     "deepseek_v3_0324": "deepseek_v3",
     "deepseek_v3_1": "deepseek_v31",
     "ernie_45": "ernie45",
     "gigachat35": "gigachat3",
-    "gpt_oss": "openai",
     "granite_thinking": "qwen3_coder",
-    "harmony": "openai",
     "hf": "generic",
     "hunyuan": "hy_v3",
     "interns1": "internlm",
@@ -42,6 +53,7 @@ ALIASES = {
     "musespark1x": "muse",
     "nemotron_3": "qwen3_coder",
     "nemotron_v3": "qwen3_coder",
+    **{alias: name for name, module in FAMILIES.items() for alias in getattr(module, "NAMES", ())},
     "qwen25_json": "hermes",
     "qwen3": "hermes",
     "qwen3_json": "hermes",

@@ -221,7 +221,7 @@ def _tagged_value(call: Call, kinds: frozenset[str], ends: tuple[str, ...]) -> R
             value.write(source.text[source.position : stop])
             source.position = stop
         if marker is not None:
-            after = _follows(source, following, stop + len(marker))
+            after = _follows(source, following, calls.argument_name, stop + len(marker))
             if after is False:
                 value.write(marker)
             if after is not None:
@@ -238,8 +238,9 @@ def _tagged_value(call: Call, kinds: frozenset[str], ends: tuple[str, ...]) -> R
     call.write(value.take())
 
 
-def _follows(source: Source, following: Scanner, position: int) -> bool | None:
-    """Whether one of the scanner's markers, or the end, stands behind white space at `position`; None: undecided."""
+def _follows(source: Source, following: Scanner, argument: str, position: int) -> bool | None:
+    """Whether what belongs to the call stands at `position`, or the end: the next argument behind any white space, an
+    end marker at once or on a new line. None: undecided."""
     text, start = source.text, position
     while position < len(text) and text[position].isspace():
         position += 1
@@ -248,7 +249,9 @@ def _follows(source: Source, following: Scanner, position: int) -> bool | None:
     if position >= len(text):
         return True if source.final else None
     found = following.match(text, position, source.final)
-    return None if found is True else bool(found)
+    if found is True:
+        return None
+    return found == argument or (bool(found) and (position == start or "\n" in text[start:position]))
 
 
 def nested_arguments(call: Call) -> Reading[None]:

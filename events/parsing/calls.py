@@ -146,9 +146,16 @@ class CallReader:
         yield from read_arguments(self.call)
 
     def _id_before_name(self) -> Reading[None]:
-        if (yield from self._match(self.tools.id.prefix.strip())):
-            self.call.id, _ = yield from self.source.until(self._scanner(self.tools.id.suffix.strip()), _NAME_LIMIT)
-            yield from self.source.space()
+        """An id between the call's opener and the name; it may be missing with its markers."""
+        prefix, suffix = self.tools.id.prefix.strip(), self.tools.id.suffix.strip()
+        if prefix and not (yield from self._match(prefix)):
+            return
+        ends = self._scanner(suffix or self.calls.name_prefix, *self.calls.ends)
+        text, marker = yield from self.source.until(ends, _NAME_LIMIT)
+        if self.syntax.canonical(marker) != suffix:
+            self.source.position -= len(marker)
+        self.call.id = text.strip()
+        yield from self.source.space()
 
     def _header(self) -> Reading[str]:
         """The text that holds the name, up to what ends it; an id behind it is read too."""
@@ -161,15 +168,24 @@ class CallReader:
             self._unfinished_name(text)
         marker = self.syntax.canonical(found)
         if id_prefix and marker == id_prefix:
-            id_ends = (call_id.suffix.strip() or calls.name_end, calls.name_end, opener)
-            self.call.id, found = yield from source.until(self._scanner(*id_ends), _NAME_LIMIT)
-            self.call.id = self.call.id.strip()
-            marker = self.syntax.canonical(found)
-        if marker != calls.name_end or marker == opener:
+            yield from self._id_behind_name(opener)
+        elif marker != calls.name_end or marker == opener:
             source.position -= len(found)
-        if marker != calls.name_end and self.tools.arguments.style == "python":
+        if self.tools.arguments.style == "python" and marker != calls.name_end:
             raise NoCall("a function without parentheses")
         return text
+
+    def _id_behind_name(self, opener: str) -> Reading[None]:
+        """An id between name and arguments, and what ends the header behind it."""
+        source, name_end, suffix = self.source, self.calls.name_end, self.tools.id.suffix.strip()
+        text, found = yield from source.until(self._scanner(suffix, name_end, opener), _NAME_LIMIT)
+        self.call.id = text.strip()
+        marker = self.syntax.canonical(found)
+        if suffix and marker == suffix and marker != name_end:
+            yield from source.space()
+            yield from self._match(name_end)
+        elif marker != name_end or marker == opener:
+            source.position -= len(found)
 
     def _argument_opener(self) -> str:
         """What begins the arguments, where a header may lack its end."""

@@ -33,7 +33,7 @@ def read_channels(parser: Parser) -> Reading[None]:
     channels = parser.format.channels
     assert channels is not None
     outside = parser.syntax.scanner(*channels.start, *channels.header_end, *channels.end, *parser.format.drop)
-    if channels.starts_in_header:
+    if channels.starts_in_header or channels.recipient:
         yield from _first_header(parser, channels)
     while True:
         marker = yield from parser.text(outside)
@@ -47,8 +47,15 @@ def read_channels(parser: Parser) -> Reading[None]:
 
 
 def _first_header(parser: Parser, channels: Channels) -> Reading[None]:
-    """The output may begin within a header that the prompt opened: a word in front of a marker."""
+    """The output may begin within a header that the prompt opened: with a recipient, or a word in front of a marker."""
     source = parser.source
+    if channels.recipient:
+        blank = yield from source.blank()
+        addressed = yield from source.ahead(parser.syntax.scanner(channels.recipient))
+        source.unread(blank)
+        if addressed:
+            yield from _header(parser, channels, "")
+        return
     text, marker = yield from source.until(
         parser.syntax.scanner(*channels.header_end, *channels.start, *channels.end, *_BLANKS), _HEADER_LIMIT
     )

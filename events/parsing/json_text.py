@@ -26,9 +26,10 @@ _WORD_ENDS = {  # keywords → where a bare word ends as a value, as a key
     True: (re.compile(r"[,\]})\n]"), re.compile(r"[:=,\]})\n]")),
 }
 _HEX = re.compile(r"[0-9a-fA-F]+")
+_HEX_DIGITS = {"u": 4, "x": 2, "U": 8}
 _CLOSERS = {"{": "}", "[": "]"}
 _OPENERS = {"}": "{", "]": "[", ")": "["}
-_SPACE = re.compile(r"\s*")
+_SPACE = re.compile(r"[ \t\r\n]*")
 _SIMPLE_ESCAPES = frozenset('"\\/bfnrt')
 
 
@@ -219,7 +220,9 @@ class JsonText:
     def _blank(self, text: str, position: int) -> int:
         """White space: kept where the model writes JSON itself, behind a comma only if something follows."""
         found = _SPACE.match(text, position)
-        end = found.end() if found else position + 1
+        end = found.end() if found else position
+        if end == position:
+            return position + 1  # white space that JSON does not know is left out
         if self._separator and not self._tidy:
             self._separator.append(text[position:end])
         elif not self._tidy:
@@ -353,8 +356,8 @@ class JsonText:
         char = text[position + 1 : position + 2]
         if not char and not final:
             return position
-        if char in ("u", "x"):
-            return self._hexadecimal(text, position, 4 if char == "u" else 2, final)
+        if char in _HEX_DIGITS:
+            return self._hexadecimal(text, position, _HEX_DIGITS[char], final)
         if char and char in _SIMPLE_ESCAPES:
             self._write("\\" + char)
             return position + 2
@@ -372,7 +375,7 @@ class JsonText:
         if len(code) < digits or not valid:
             self._write("\\\\")
             return position + 1
-        self._write("\\u" + code.zfill(4))
+        self._write("\\u" + code.zfill(4) if digits < 8 else json.dumps(chr(min(int(code, 16), 0x10FFFF)))[1:-1])
         return position + 2 + digits
 
 

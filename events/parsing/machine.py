@@ -11,9 +11,9 @@ from typing import Literal
 
 from events.formats.output_format import OutputFormat
 from events.parsing.calls import CallReader
-from events.parsing.channels import read_channels
 from events.parsing.pieces import ContentText, ParseWarning, Piece, ReasoningText
 from events.parsing.policy import Policy
+from events.parsing.readers import reader_for
 from events.parsing.scanner import Scanner
 from events.parsing.source import Reading, Source
 from events.parsing.syntax import Syntax, syntax_of
@@ -69,7 +69,8 @@ class Parser:
         self._back: Mode = "content"
         self._after_call = self._after_section = self._withholds = False
         self.withheld: list[str] = []
-        self._reading: Reading[None] | None = read_channels(self) if self.format.channels else self._read()
+        reader = reader_for(self.format.reader, self.format.channels is not None)
+        self._reading: Reading[None] | None = reader(self) if reader else self._read()
         self._begin(opened, show_opened)
 
     @property
@@ -278,6 +279,7 @@ class Parser:
 
     def enter(self, mode: Mode) -> None:
         """Go on with text of another kind. White space around the change belongs to neither."""
+        self._marked = True
         if self.mode == mode:
             return
         if self.mode == "content":

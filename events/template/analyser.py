@@ -101,7 +101,7 @@ def _analyse_probe(probe: Probe) -> TemplateAnalysis:
         turn_end=turn.end.replace(END_OF_SEQUENCE, ""),
         stops=tuple(mark for mark in turn.stops if mark != END_OF_SEQUENCE),
         ends_with_eos=END_OF_SEQUENCE in turn.end,
-        prompts={key: turn.message_start + text for key, text in prompts_of(probe, turn, on, off).items()},
+        prompts={key: turn.message_start + text for key, text in prompts_of(probe, turn, switches).items()},
         findings=_findings(probe, turn, reasoning, content, tools, switches, family),
         renderings=probe.renderings,
     )
@@ -146,6 +146,9 @@ def _named(family: Family, derived: OutputFormat) -> OutputFormat:
         return derived
     if family.parts == "tools":
         return msgspec.structs.replace(derived, tools=named.tools)
+    if named.tools and named.tools.arguments.quote:  # strings have quotes of their own, so what has none is none
+        arguments = msgspec.structs.replace(named.tools.arguments, untyped="json")
+        named = msgspec.structs.replace(named, tools=msgspec.structs.replace(named.tools, arguments=arguments))
     heads = named.channels.start if named.channels else ()
     drop = tuple(dict.fromkeys((*named.drop, *(mark for mark in derived.drop if not mark.startswith(heads)))))
     start = derived.message_start
@@ -158,8 +161,14 @@ def _ended_by(reasoning: Reasoning, tools: Tools) -> tuple[str, ...]:
     """A call's opening tag also ends reasoning where both are plain tags (`</think>`, `<tool_call>`): models of those
     families forget to close. Families with markers of another kind quote calls in their thoughts (`[TOOL_CALLS]`)."""
     opener = (tools.section_start or tools.call_start).strip()
-    plain = opener.startswith("<") and opener.endswith(">") and opener.isascii()
-    return (opener,) if plain and reasoning.end[0].strip().startswith("</") else ()
+    forgotten = reasoning.end[0].strip().startswith("</") or not reasoning.start
+    return (opener.removesuffix("[").rstrip(),) if plain_opener(opener) and forgotten else ()
+
+
+def plain_opener(opener: str) -> bool:
+    """Whether calls open with a plain tag: `<tool_call>`, `<tool_calls>[`."""
+    tag = opener.removesuffix("[").rstrip()
+    return tag.startswith("<") and tag.endswith(">") and tag.isascii()
 
 
 def _findings(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ag_ui.core import Tool
 
+from events.formats.output_format import Tools
 from events.template.environment import Message
+from events.template.writer import WrittenCall, write_calls
 
 
 def tool_declaration(tool: Tool) -> Message:
@@ -17,6 +20,18 @@ def tool_declaration(tool: Tool) -> Message:
     schema = {"type": "object", "properties": {}, **schema}
     function = {"name": tool.name, "description": tool.description or "", "parameters": schema}
     return {"type": "function", "function": function}
+
+
+def explained(tools: Sequence[Message], written: Tools) -> str:
+    """Text that tells a model of its tools, for templates that have no place for them: the declarations, and how a
+    call is written. written: the format's own way of writing calls."""
+    lines = [json.dumps(tool["function"], ensure_ascii=False) for tool in tools]
+    example = write_calls(written, [WrittenCall("function_name", {"argument_name": "value"}, "0")]).strip()
+    return (
+        "# Tools\n\nYou may call these functions, each described by its name, its purpose and the JSON schema of its "
+        "arguments:\n" + "\n".join(lines) + "\n\nTo call one, answer with nothing but its call, written like this:\n"
+        f"{example}"
+    )
 
 
 def simplified(tools: Sequence[Message]) -> list[Message]:

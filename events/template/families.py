@@ -15,6 +15,7 @@ import msgspec
 from events.formats.output_format import JsonKeys, Tools
 from events.template import probe as words
 from events.template.difference import after, is_marker, segments
+from events.template.environment import to_json
 from events.template.probe import Probe
 from events.template.reasoning import closing_of
 
@@ -74,6 +75,18 @@ _SIGNS: tuple[tuple[Family, Test], ...] = (
         lambda seen: "]<]minimax[>[" in seen.call,
     ),
     (
+        Family(
+            name="deepseek_v4",
+            sign="the template writes all arguments as one DSML parameter, which models do not",
+            parts="tools",
+        ),
+        lambda seen: "<｜DSML｜tool_calls>" in seen.call and 'parameter name="arguments"' in seen.call,
+    ),
+    (
+        Family(name="phi4_mini_json", sign="tools are declared between <|tool|> and <|/tool|>", parts="tools"),
+        lambda seen: not seen.calls_rendered and "<|tool|>" in seen.system and "<|/tool|>" in seen.system,
+    ),
+    (
         Family(name="lfm2", sign="a list of tools is declared, no call is ever rendered", parts="tools"),
         lambda seen: not seen.calls_rendered and "List of tools: " in seen.system,
     ),
@@ -94,6 +107,8 @@ def _evidence(probe: Probe) -> Evidence:
         made = words.call(words.FUNCTION, {words.ARGUMENT: words.VALUE}, style=shape.arguments)
         call = probe.render([words.user(), words.calling([made], shape.call_content)], tools=True) or ""
     declared = probe.render([words.user()], tools=True) or ""
+    if shape.tools_in_system:
+        declared = probe.render([{**words.system(), "tools": to_json(words.TOOLS)}, words.user()]) or ""
     return Evidence(
         system=declared[: declared.rfind(words.USER)],
         answer=after(answer, words.USER),

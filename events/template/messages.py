@@ -1,7 +1,7 @@
 """From AG-UI messages to what a chat template needs, in the shape that its analysis asks for.
 
 Nothing that a client can put into its history may make a template fail: what a template has no place for is moved to
-where it has one. The order of the steps is the order of this file: read, arrange, shape.
+where it has one. The order of the steps: read (`history`), arrange, shape.
 """
 
 from __future__ import annotations
@@ -12,39 +12,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-import partial_json_parser  # type: ignore[import-untyped, unused-ignore]
 from ag_ui.core import Context, Tool
 from ag_ui.core import Message as InputMessage
 
 from events.formats.output_format import OutputFormat
 from events.template.declarations import tool_declaration
 from events.template.environment import Message
+from events.template.history import Call, Turn, read_history
 from events.template.probe import Capabilities, with_reasoning
 from events.template.writer import WrittenCall, write_calls
 
 NO_RESULT = "(no result)"
 FILLER = "..."
 _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-
-
-class Call(msgspec.Struct, frozen=True):
-    """A call of the history. arguments: always an object, whatever the history's text was."""
-
-    id: str
-    name: str
-    arguments: dict[str, Any]
-
-
-class Turn(msgspec.Struct, kw_only=True):
-    """One message while it is being arranged. role: system, user, assistant or tool; reasoning and calls belong to
-    an assistant, call_id and name to a tool."""
-
-    role: str
-    text: str = ""
-    reasoning: str = ""
-    calls: list[Call] = msgspec.field(default_factory=list)
-    call_id: str = ""
-    name: str = ""
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +50,7 @@ def build_conversation(
 ) -> Conversation:
     """Messages, context entries and instructions in the template's own shape. Never raises on any history."""
     warnings: list[str] = []
-    turns = _read(messages, output_format, warnings)
+    turns = read_history(messages, output_format, warnings)
     turns = _answered(turns)
     turns = _with_system(turns, capabilities, _preamble(instructions, context))
     turns = _calls_apart(turns, capabilities)
@@ -88,93 +68,6 @@ def build_conversation(
         final_text=last.text,
         warnings=tuple(dict.fromkeys(warnings)),
     )
-
-
-# --- read
-
-
-def _read(messages: Sequence[InputMessage], output_format: OutputFormat, warnings: list[str]) -> list[Turn]:
-    """One turn for each message that says something; reasoning waits for the assistant message it led to."""
-    turns: list[Turn] = []
-    thoughts: list[str] = []
-    for message in messages:
-        if message.role == "reasoning":
-            thoughts.append(message.content)
-            continue
-        turn = _turn(message, warnings)
-        if turn is None:
-            continue
-        if turn.role == "assistant":
-            turn.reasoning = "\n".join(thought for thought in thoughts if thought)
-            _split_inline_reasoning(turn, output_format)
-        thoughts = []
-        turns.append(turn)
-    if any(thoughts):  # reasoning that is to be continued
-        turns.append(Turn(role="assistant", reasoning="\n".join(thoughts)))
-    return turns
-
-
-def _turn(message: InputMessage, warnings: list[str]) -> Turn | None:
-    if message.role in ("system", "developer"):
-        return Turn(role="system", text=flatten(message.content, warnings))
-    if message.role == "user":
-        return Turn(role="user", text=flatten(message.content, warnings))
-    if message.role == "tool":
-        text = flatten(message.content, warnings)
-        error = getattr(message, "error", None)
-        return Turn(role="tool", text=text or (f"Error: {error}" if error else ""), call_id=message.tool_call_id)
-    if message.role == "assistant":
-        calls = [_call(call, warnings) for call in message.tool_calls or ()]
-        return Turn(role="assistant", text=flatten(message.content, warnings), calls=calls)
-    return None  # activities are for the front end
-
-
-def flatten(content: Any, warnings: list[str]) -> str:
-    """The text of a message: its text parts, one below the other. Media have no place in a text model's prompt."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    texts: list[str] = []
-    for part in content:
-        if part.type == "text":
-            texts.append(part.text)
-        else:
-            warnings.append(f"a part of type {part.type} was left out: this model reads text only")
-    return "\n".join(texts)
-
-
-def _call(call: Any, warnings: list[str]) -> Call:
-    arguments, sound = read_arguments(call.function.arguments)
-    if not sound:
-        warnings.append(f"the arguments of call {call.id} in the history are no JSON object and were mended")
-    return Call(call.id, call.function.name, arguments)
-
-
-def read_arguments(text: str) -> tuple[dict[str, Any], bool]:
-    """(arguments, whether the text was a JSON object). A text that was cut off is completed as far as it goes; any
-    other text is carried whole under the key "input", so that nothing is lost and the next turn never fails."""
-    try:
-        value = json.loads(text or "{}")
-        return (value, True) if isinstance(value, dict) else ({"input": value}, False)
-    except (ValueError, RecursionError):
-        pass
-    try:
-        value = partial_json_parser.loads(text) if text.lstrip().startswith("{") else None
-        json.dumps(value, allow_nan=False)
-    except Exception:  # the library raises errors of several unrelated kinds
-        value = None
-    return (value, False) if isinstance(value, dict) else ({"input": text}, False)
-
-
-def _split_inline_reasoning(turn: Turn, output_format: OutputFormat) -> None:
-    """Clients that were sent reasoning inside the content send it back there; it belongs in its own place."""
-    described = output_format.reasoning
-    if turn.reasoning or described is None or not described.start:
-        return
-    start, end = described.start[0].strip(), described.end[0].strip()
-    body = turn.text.lstrip()
-    if start and body.startswith(start) and end in body:
-        thought, text = body[len(start) :].split(end, 1)
-        turn.reasoning, turn.text = thought.strip(), text.lstrip()
 
 
 # --- arrange

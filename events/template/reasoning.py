@@ -158,20 +158,22 @@ def switch_value(switch: Switch, on: bool) -> bool | str | int | None:
 
 def analyse_reasoning(probe: Probe, turn: Turn, switches: tuple[Switch, ...]) -> ReasoningAnalysis:
     """The first of the sources that shows a closing marker; see the module."""
-    on, off = settings(switches, True), settings(switches, False)
-    prompts = prompts_of(probe, turn, on, off)
+    on, prompts = settings(switches, True), prompts_of(probe, turn, switches)
     seen = _in_messages(probe, turn, on) or _in_prompts(probe, prompts) or _in_source(probe) or _in_system(probe, on)
     if seen is None:
         return ReasoningAnalysis()
     return _with_mode(seen, prompts)
 
 
-def prompts_of(probe: Probe, turn: Turn, on: dict[str, Any], off: dict[str, Any]) -> dict[str, str]:
+def prompts_of(probe: Probe, turn: Turn, switches: tuple[Switch, ...]) -> dict[str, str]:
     """What the generation prompt adds behind the header: by default, thinking on, thinking off."""
     found: dict[str, str] = {}
+    on, off = settings(switches, True), settings(switches, False)
     variants: dict[str, dict[str, Any]] = {"default": {}, "on": on, "off": off}
+    told = [words.system(switch.name) for switch in switches if switch.kind == "text"]
     for key, extra in variants.items():
-        text = probe.render([words.user()], prompt=True, **extra)
+        head = told if key == "off" else []
+        text = probe.render([*head, words.user()], prompt=True, **extra)
         tail = after(text or "", words.USER)
         if text is not None and turn.message_start in tail:
             place = tail.rfind(turn.message_start) if turn.message_start else tail.find(turn.opening)
@@ -243,8 +245,8 @@ def _in_prompts(probe: Probe, prompts: dict[str, str]) -> ReasoningAnalysis | No
 def _halves(block: str, closing: str, opened: str) -> tuple[str, str]:
     """An empty block cut in two: where the prompt that opens it ends, else in the middle of its line breaks."""
     inner = block.find(closing)
-    if opened.strip() and block.startswith(opened) and len(opened) <= inner:
-        return opened, block[len(opened) :]
+    if opened.strip() and opened.strip() == block[:inner].strip():
+        return opened, block[len(opened) :] if block.startswith(opened) and len(opened) <= inner else block[inner:]
     bare = len(block[:inner].rstrip())
     cut = bare + (inner - bare + 1) // 2
     return block[:cut], block[cut:]

@@ -173,9 +173,13 @@ def markers_of(*texts: str) -> tuple[str, ...]:
 
 
 def _other_ends(probe: Probe, end: str) -> tuple[str, ...]:
-    """The end of a message that is not the turn's, where the template knows one: models end calls with it."""
-    found = (part for part in segments(probe.template.source) if part in ("<|eom_id|>", "<|eom|>"))
-    return tuple(dict.fromkeys(part for part in found if part not in end))
+    """Other ends of a message: the one before another turn where it is not the last one's (harmony's `<|end|>`), and
+    that of a message which is not the turn's last, where the template knows one (`<|eom_id|>`)."""
+    middle = probe.render([words.user(), words.assistant(), words.user(words.USER_TWO)])
+    behind = between(middle, words.CONTENT, words.USER_TWO) if middle else None
+    inner = markers_of(_without_user_header(probe, behind))[:1] if behind and end.strip() not in behind else ()
+    known = tuple(part for part in segments(probe.template.source) if part in ("<|eom_id|>", "<|eom|>"))
+    return tuple(dict.fromkeys(part for part in inner + known if part not in end))
 
 
 def _next_headers(probe: Probe) -> tuple[str, ...]:
@@ -207,8 +211,10 @@ def _without_user_header(probe: Probe, behind: str) -> str:
     first = probe.render([words.user()])
     lead = segments(first[: first.find(words.USER)]) if first else []
     parts = segments(behind)
+    taken = 0
     while parts and lead and parts[-1] == lead[-1]:
-        parts.pop()
-        if is_marker(lead.pop()) and not any(is_marker(part) for part in parts[:-1]):
-            break
+        if taken and is_marker(parts[-1]) and not any(is_marker(part) for part in parts[:-1]):
+            break  # the same marker may end the system's message and the assistant's
+        taken += is_marker(parts.pop())
+        lead.pop()
     return "".join(parts)

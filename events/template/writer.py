@@ -159,11 +159,21 @@ def _write_channels(
     headers: dict[str, str] = {route.to: route.header for route in reversed(channels.routes)}
     texts = (("reasoning", reasoning), ("content", content))
     messages = [(headers[to], text, channels.end[:1]) for to, text in texts if text and to in headers]
-    parts = [
-        f"{channels.start[-1]}{header}{channels.header_end[0]}{body}{''.join(end)}" for header, body, end in messages
-    ]
+    parts = [f"{_header(channels, header)}{body}{''.join(end)}" for header, body, end in messages]
     parts += [_channel_call(channels, call) for call in calls]
     return opening.join(parts)
+
+
+def _header(channels: Channels, header: str) -> str:
+    """A route's header between the marks that begin and end it, which it may hold itself."""
+    begun = header if header.startswith(channels.start[-1]) else channels.start[-1] + header
+    return begun if begun.endswith(channels.header_end[0]) else begun + channels.header_end[0]
+
+
+def writes_reasoning(output_format: OutputFormat) -> bool:
+    """Whether the format has a way of writing reasoning."""
+    routes = output_format.channels.routes if output_format.channels else ()
+    return output_format.reasoning is not None or any(route.to == "reasoning" for route in routes)
 
 
 def _channel_call(channels: Channels, call: WrittenCall) -> str:

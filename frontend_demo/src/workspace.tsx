@@ -32,10 +32,9 @@ interface Props {
 
 const WIDE = "(min-width: 1181px)";
 const MEDIUM = "(min-width: 861px)";
-const DEFAULT_TEMPERATURE = 0;
 
 export function Workspace({ server, failure, setFailure, notify }: Props) {
-  const { copilotkit } = useCopilotKit();
+  const { copilotkit, executingToolCallIds } = useCopilotKit();
   const [place, setPlace] = usePlace();
   const [theme, toggleTheme] = useTheme();
   const [threadsOpen, setThreadsOpen] = useState(() => matchMedia(WIDE).matches);
@@ -43,7 +42,7 @@ export function Workspace({ server, failure, setFailure, notify }: Props) {
   const [tab, setTab] = useState<Tab>("stream");
   const [fresh, setFresh] = useState<ReadonlySet<Tab>>(new Set());
   const [store] = useState(() => new StreamStore());
-  const [temperature, setTemperature] = useState(DEFAULT_TEMPERATURE);
+  const [temperature, setTemperature] = useState<number | null>(null);
 
   const agentId = chooseAgent(place.agentId, Object.keys(copilotkit.agents));
   const thread = useConversation(agentId, place.threadId, server.returns);
@@ -65,10 +64,15 @@ export function Workspace({ server, failure, setFailure, notify }: Props) {
   const predicted = usePredicted(agent, documentBegins);
   const threads = useThreadList(agentId, agent, server.reach === "reached", notify);
 
+  const restored = useRef(thread.restored);
+  restored.current = thread.restored;
   useEffect(() => {
     const subscription = agent.subscribe({
-      onRunInitialized: () => setFailure(null),
-      onRunStartedEvent: ({ event }) => store.follow(event.runId, () => agent.isRunning, [...agent.messages]),
+      onRunInitialized: () => {
+        setFailure(null);
+        store.asked();
+      },
+      onRunStartedEvent: ({ event }) => store.follow(event.runId, [...agent.messages], restored.current ? null : () => agent.isRunning),
       onStateChanged: ({ state }) => {
         if (Object.keys((state as object | null) ?? {}).length) setFresh((now) => new Set(now).add("state"));
       },
@@ -76,7 +80,7 @@ export function Workspace({ server, failure, setFailure, notify }: Props) {
     return () => subscription.unsubscribe();
   }, [agent, store, setFailure]);
 
-  const [interrupt, asked] = useApproval(agentId, agent, store);
+  const [interrupt, asked] = useApproval(agentId, agent);
 
   const go = (next: Place) => {
     setFailure(null);
@@ -85,12 +89,10 @@ export function Workspace({ server, failure, setFailure, notify }: Props) {
     if (!matchMedia(WIDE).matches) setThreadsOpen(false);
   };
   const send = (text: string) => {
-    store.asked();
     history.replaceState(null, "", writePlace({ agentId, threadId: place.threadId }));
     thread.send(text);
   };
   const retry = () => {
-    store.asked();
     setFailure(null);
     thread.retry();
   };
@@ -117,13 +119,13 @@ export function Workspace({ server, failure, setFailure, notify }: Props) {
   return (
     <div className="app" data-threads={threadsOpen ? "open" : "closed"} data-inspector={inspectorOpen ? "open" : "closed"}>
       <TopBar theme={theme} onTheme={toggleTheme} threadsOpen={threadsOpen} onThreads={() => setThreadsOpen(!threadsOpen)} inspectorOpen={inspectorOpen}
-        onInspector={() => setInspectorOpen(!inspectorOpen)} onModel={() => open("model")} onNew={() => go({ agentId, threadId: randomUUID() })}
+        onInspector={() => setInspectorOpen(!inspectorOpen)} onModel={() => open("model")} onNew={() => go({ agentId: place.agentId, threadId: randomUUID() })}
         reach={server.reach} model={model} agents={agents} agentId={agentId} onAgent={(id) => go({ agentId: id, threadId: randomUUID() })} />
       <div className="columns">
         {threadsOpen && <button className="scrim for-threads" aria-label="Close the conversations" onClick={() => setThreadsOpen(false)} />}
-        <Threads threads={threads.list} current={place.threadId} onNew={() => go({ agentId, threadId: randomUUID() })} onOpen={(threadId) => go({ agentId, threadId })}
+        <Threads threads={threads.list} current={place.threadId} onNew={() => go({ agentId: place.agentId, threadId: randomUUID() })} onOpen={(threadId) => go({ agentId, threadId })}
           onRename={threads.rename} onDelete={(id) => { threads.remove(id); if (id === place.threadId) go({ agentId, threadId: randomUUID() }); }} />
-        <Conversation thread={thread} modelName={model?.model ?? null} bundled={model?.bundled ?? false} blocked={blockedBy(server, thread.ready && thread.restored) ?? (interrupt ? "The model waits for your answer above" : null)}
+        <Conversation thread={thread} modelName={model?.model ?? null} bundled={model?.bundled ?? false} blocked={blockedBy(server, thread.ready && thread.restored) ?? (interrupt || executingToolCallIds.size ? "Waiting for your answer" : null)}
           failure={failure} interrupt={interrupt} asked={asked} onSend={send} onRetry={retry} />
         {inspectorOpen && <button className="scrim for-inspector" aria-label="Close the inspector" onClick={() => setInspectorOpen(false)} />}
         {inspectorOpen && (
@@ -140,18 +142,14 @@ export function Workspace({ server, failure, setFailure, notify }: Props) {
 }
 
 /** The forms for what the run waits for, and the tool calls that they are about. */
-function useApproval(agentId: string, agent: AbstractAgent, store: StreamStore): [ReactNode, ReadonlySet<string>] {
+function useApproval(agentId: string, agent: AbstractAgent): [ReactNode, ReadonlySet<string>] {
   const open = useRef<readonly Interrupt[]>([]);
   const element = useInterrupt({
     agentId,
     renderInChat: false,
     render: ({ interrupt, interrupts, resolve, cancel }) => {
       open.current = interrupts.length ? interrupts : interrupt ? [interrupt] : [];
-      const answer = (payload: unknown, id: string) => {
-        store.asked();
-        return resolve(payload, id);
-      };
-      return <>{open.current.map((one) => <Approval key={one.id} interrupt={one} call={callOf(one, agent.messages)} resolve={(payload) => answer(payload, one.id)} cancel={() => cancel(one.id)} />)}</>;
+      return <>{open.current.map((one) => <Approval key={one.id} interrupt={one} call={callOf(one, agent.messages)} resolve={(payload) => resolve(payload, one.id)} cancel={() => cancel(one.id)} />)}</>;
     },
   });
   const asked = useMemo(() => new Set(element ? open.current.flatMap((one) => one.toolCallId ?? []) : []), [element]);

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adapters.anthropic_messages.outbound import input_object
 from adapters.errors import RequestError
+from events.formats.registry import named
 from events.lifecycle import Verifier
+from events.translator import Translator
 from events.vocabulary import (
     Event,
     ReasoningMessageContent,
@@ -23,6 +28,9 @@ from events.vocabulary import (
 )
 from tests.adapters import recorded
 from tests.adapters.wires import STREAMED, WHOLE, Heard, generate_streamed
+from tests.formats.shared import MISSING, cases
+
+FORMAT_CASES = cases("format-cases.jsonl")
 
 PIECES = st.lists(st.text(st.characters(codec="utf-8"), max_size=6), max_size=4)
 NAMES = st.sampled_from(["get_weather", "now", "caf\u00e9"])
@@ -74,7 +82,7 @@ def said(run: Sequence[Event], kind: type[Event]) -> str:
 
 def comparable(heard: Heard) -> Heard:
     """Anthropic sends a call's arguments as an object: compare what they say."""
-    calls = tuple((call[0], call[1], json.dumps(json.loads(call[2] or "{}"))) for call in heard.calls)
+    calls = tuple((call[0], call[1], json.dumps(input_object(call[2]))) for call in heard.calls)
     return heard._replace(calls=calls)
 
 
@@ -91,6 +99,43 @@ def test_streamed_equals_whole_and_all_wires_agree(run: list[Event]) -> None:
     assert expected.reasoning == said(run, ReasoningMessageContent)
     differing = {name: answer for name, answer in heard.items() if answer != expected}
     assert not differing, expected
+
+
+def all_agree(run: Sequence[Event]) -> None:
+    expected = comparable(STREAMED["chat"](run))
+    for name, read in (*STREAMED.items(), *WHOLE.items()):
+        assert comparable(read(run)) == expected, name
+
+
+OWN_CASES = [
+    ("hermes", [], "<think>hm</think>Hi there"),
+    ("hermes", [], "no markup at all\n\n"),
+    ("hermes", ["f"], 'Let me.\n<tool_call>\n{"name": "f", "arguments": {"a": [1, "x"]}}\n</tool_call>'),
+    ("hermes", ["f"], '<tool_call>\n{"name": "f", "arguments": {"a": '),
+    ("hermes", ["f", "g"], '<tool_call>{"name": "f", "arguments": {}}</tool_call><tool_call>{"name": "g"}</tool_call>'),
+]
+
+
+@pytest.mark.parametrize(("family", "names", "text"), OWN_CASES)
+def test_own_outputs_in_every_wire(family: str, names: list[str], text: str) -> None:
+    tools = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in names]
+    all_agree(run_of(family, tools, text))
+
+
+@pytest.mark.skipif(not FORMAT_CASES, reason=MISSING)
+@pytest.mark.parametrize("case", [pytest.param(case, id=case["id"]) for case in FORMAT_CASES])
+def test_outputs_of_every_family_in_every_wire(case: dict[str, Any]) -> None:
+    all_agree(run_of(case["family"], case["tools"], case["text"], case["prefix"]))
+
+
+def run_of(family: str, tools: list[Any] | None, text: str, opened: str | None = None) -> list[Event]:
+    """A model's output, character by character, as a run."""
+    counter = itertools.count(1)
+    translator = Translator(
+        named(family), tools=tools, opened=opened, new_id=lambda kind: f"{kind}_{next(counter)}", policy=None
+    )
+    made = [event for character in text for event in translator.feed(character)] + translator.finish()
+    return [*recorded.started(), *made, *recorded.finished(translator.finish_reason("stop"))]
 
 
 @pytest.mark.parametrize("name", sorted(STREAMED))

@@ -10,8 +10,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from adapters import sse
 from agent_server.agent import load_agents
 from agent_server.engine.scripted import Script
 from tests.agent.models import call
@@ -181,6 +183,26 @@ async def test_reasoning(node_clients, agent):
 async def test_multimodal(node_clients):
     for _client, report in await drive(node_clients, "multimodal", ["I cannot see it."], ["What is this?"]):
         assert last(report) == "I cannot see it."
+
+
+async def test_multimodal_parts_that_the_model_cannot_use_are_left_out_with_a_warning():
+    agents = load_agents([str(EXAMPLES / "multimodal.py")])
+    source = {"type": "data", "value": "iVBORw0KGgo=", "mimeType": "image/png"}
+    content = [{"type": "text", "text": "What is this?"}, {"type": "image", "source": source}]
+    body = {
+        "threadId": "t",
+        "runId": "r",
+        "protocolVersion": "1.0",
+        "messages": [{"id": "u", "role": "user", "content": content}],
+    }
+    engine = scripted("I cannot see it.")
+    async with serving(engine, agents=agents) as running, httpx.AsyncClient(base_url=running.url) as client:
+        response = await client.post("/agui/multimodal", json=body)
+        thread = (await client.get("/agui/threads/t")).json()
+    events = [json.loads(frame["data"]) for frame in sse.parse([response.content])]
+    assert events[-1]["type"] == "RUN_FINISHED"
+    assert any("image" in warning for warning in events[-1]["metadata"]["warnings"])
+    assert thread["messages"][0]["content"] == content and thread["thread"]["name"] == "What is this?"
 
 
 async def test_subagents(node_clients):

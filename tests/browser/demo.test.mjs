@@ -202,10 +202,10 @@ feature("pause holds the running generation, resume lets it go on, the slider re
   await page.getByRole("button", { name: "Resume" }).click();
   await page.waitForFunction((before) => document.querySelector('[data-role="assistant"]').innerText.length > before, held.length);
   const modified = page.waitForResponse((response) => response.url().endsWith("/modify"));
-  await page.getByRole("slider", { name: "Temperature" }).fill("0.7");
+  await page.getByRole("slider", { name: "Temperature" }).fill("1.2");
   const answer = await modified;
   assert.ok(answer.ok(), `modify answered ${answer.status()}`);
-  assert.deepEqual(answer.request().postDataJSON(), { temperature: 0.7 });
+  assert.deepEqual(answer.request().postDataJSON(), { temperature: 1.2 });
   await page.getByRole("button", { name: "Stop", exact: true }).click();
   await settled(page);
 });

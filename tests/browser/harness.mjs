@@ -65,7 +65,9 @@ export async function openPage(browser, url, { viewport = WIDE, colorScheme = "l
     if (!["error", "warning"].includes(message.type())) return;
     if (!expected.some((pattern) => pattern.test(message.text()))) faults.push(`console ${message.type()}: ${message.text()}`);
   });
-  page.on("pageerror", (error) => faults.push(`page error: ${error.stack ?? error}`));
+  page.on("pageerror", (error) => {
+    if (!expected.some((pattern) => pattern.test(error.message))) faults.push(`page error: ${error.stack || `${error.name}: ${error.message}`}`);
+  });
   page.on("request", (request) => {
     const { protocol, hostname } = new URL(request.url());
     if (protocol.startsWith("http") && !["127.0.0.1", "localhost"].includes(hostname)) faults.push(`request to ${request.url()}`);

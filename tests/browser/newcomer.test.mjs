@@ -55,6 +55,7 @@ function check(name, work, options = {}) {
     const page = await openPage(browser, `${origin}/?${new URLSearchParams(given)}`, options);
     try {
       await page.getByTestId("copilot-chat-textarea").waitFor();
+      await page.waitForLoadState("networkidle"); // its chat connects twice on mount, and drops a run begun in between
       await work(page, given);
       assert.deepEqual(page.faults, []);
     } finally {

@@ -140,7 +140,10 @@ async def test_a_background_response_is_resumed_after_a_number() -> None:
 
 
 async def test_a_background_response_can_be_polled_and_cancelled() -> None:
-    async with serving(scripted([Script(text=ANSWER, delay=0.05, reason=None)])) as running, client_of(running) as client:
+    async with (
+        serving(scripted([Script(text=ANSWER, delay=0.05, reason=None)])) as running,
+        client_of(running) as client,
+    ):
         made = await client.responses.create(model="default", input="Hello", background=True)
         assert made.status == "queued"
         await asyncio.sleep(0.2)

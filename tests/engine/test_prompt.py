@@ -244,9 +244,48 @@ def test_a_template_for_tools() -> None:
     assert made.build(with_tools, GenerationOptions(tool_choice=ToolChoice("none"))).text.startswith("<start_of_turn>")
 
 
+def test_tools_without_a_place_for_them() -> None:
+    input = run_input(("user", "hello"), tools=(WEATHER,))
+    prompt = builder(own("gemma_turns")).build(input, GenerationOptions())
+    assert "no place for tools" in prompt.warnings[0]
+    assert '"name": "get_weather"' in prompt.text
+    assert (
+        '<tool_call>\n{"name": "function_name", "arguments": {"argument_name": "value"}}\n</tool_call>' in prompt.text
+    )
+    assert prompt.output_format.tools is not None
+    assert prompt.output_format.tools.call_start.strip() == "<tool_call>"
+    assert "<tool_call>" in prompt.marker_ids
+    own_way = builder(own("deepseek_switch")).build(input, GenerationOptions())
+    assert "<｜tool▁call▁begin｜>function_name<｜tool▁sep｜>" in own_way.text
+    assert builder(own("gemma_turns")).build(HELLO, GenerationOptions()).output_format.tools is None
+
+
+def test_tools_that_the_template_needs_for_the_history() -> None:
+    source = (
+        own("hermes_think")
+        + "{% for m in messages if m.tool_calls and not tools %}{{ raise_exception('tools?') }}{% endfor %}"
+    )
+    call = {"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}
+    asked = run_input(("user", "hello"), tools=(WEATHER,))
+    answered = [
+        *asked.messages,
+        *READ.validate_python(
+            [
+                {"id": "a", "role": "assistant", "content": "", "toolCalls": [call]},
+                {"id": "t", "role": "tool", "content": "sunny", "toolCallId": "1"},
+            ]
+        ),
+    ]
+    input = asked.model_copy(update={"messages": answered})
+    prompt = builder(source).build(input, GenerationOptions(tool_choice=ToolChoice("none")))
+    assert "The weather." in prompt.text
+    assert "needs the tools" in prompt.warnings[0]
+
+
 def test_a_schema_that_a_template_stumbles_over() -> None:
     source = (
-        own("hermes_think") + "{% for t in tools %}{{ t.function.parameters.properties.city.type + '' }}{% endfor %}"
+        own("hermes_think")
+        + "{% for t in tools %}{% for p in t.function.parameters.properties.values() %}{{ p.type + '' }}{% endfor %}{% endfor %}"
     )
     union = Tool(name="f", description="", parameters={"properties": {"city": {"type": ["string", "null"]}}})
     prompt = builder(source).build(run_input(("user", "x"), tools=(union,)), GenerationOptions())

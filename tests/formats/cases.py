@@ -243,6 +243,7 @@ CASES: dict[str, list[Case]] = {
         Case('<|message_model|><|content_thinking|>Hm.<|end_message|><|message_model|>tide<|content_invoke_tool_json|>{"name": "tide", "args": {"port": "Brest"}}<|end_message|>', [BREST], reasoning="Hm."),
         Case("<|content_text|>Hello there.<|end_message|>", content="Hello there."),
     ],
+    "nemotron_v2": [Case('Hm.</think><TOOLCALL>[{"name": "tide", "arguments": {"port": "Brest"}}, {"name": "now", "arguments": {}}]</TOOLCALL>', [BREST, ("now", {})], reasoning="Hm.", prefix="<think>")],
     "generic": [
         *json_cases("<tool_call>\n", "\n</tool_call>"),
         Case('[TOOL_CALLS] [{"name": "tide", "arguments": {"port": "Brest"}}]', [BREST]),

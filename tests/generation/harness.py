@@ -101,7 +101,12 @@ def expected(model, prompt, count):
         ids = torch.tensor([prompt])
         mask = torch.ones_like(ids)
         out = model.generate(
-            input_ids=ids, attention_mask=mask, max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0
+            input_ids=ids,
+            attention_mask=mask,
+            max_new_tokens=count,
+            min_new_tokens=count,
+            do_sample=False,
+            pad_token_id=0,
         )
     return out[0, len(prompt) :].tolist()
 

@@ -10,7 +10,7 @@ from agent_server.generation.probe import fit
 from tests.generation.harness import Driver, expected, prompts
 from tests.generation.tiny_models import PACKED, SEPARATE, make_model
 
-COUNT = 20
+COUNT = 40
 
 
 @pytest.fixture(scope="module", params=[*PACKED, *SEPARATE])
@@ -53,7 +53,7 @@ def test_a_mixed_batch_that_arrives_piecemeal(family, memory, monkeypatch):
     asked = prompts(13, seed=len(name))
     asked += [asked[0] + asked[1] + [5, 6, 7], asked[0] + asked[1] + [9], (asked[2] * 40)[:150]]
     asked[3] = (asked[3] + asked[4] + asked[5])[:130]
-    tokens = 1024 if memory == "slab" else 512
+    tokens = 1024 if memory == "slab" else 384
     size = tokens * bytes_of_a_token(reference) if name in PACKED else 0
     driver = Driver(model, memory=memory, max_batch=16, step_tokens=40, kv_cache_bytes=size)
     assert driver.info.details["batching"].startswith("packed" if name in PACKED else "one by one")

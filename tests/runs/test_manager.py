@@ -12,6 +12,7 @@ from ag_ui.core import RunAgentInput
 from adapters.errors import RequestError
 from agent_server.engine.protocol import EngineError
 from agent_server.runs import Ending, Execution, LogLimits, RunLimits, RunManager
+from agent_server.store.records import ThreadState
 from events.options import GenerationOptions
 from events.vocabulary import (
     CancelledOutcome,
@@ -370,6 +371,68 @@ async def test_sampling_changes_are_checked():
     await run.cancel()
     await run.wait()
     assert not await run.modify({"temperature": 0.1})
+
+
+class Notebook:
+    """A store that fails where it is told to."""
+
+    def __init__(self, *, begin: Exception | None = None, end: Exception | None = None) -> None:
+        self.begin, self.end = begin, end
+        self.ended: list[Event] = []
+
+    async def begin_run(self, *_, **__) -> ThreadState:
+        if self.begin:
+            raise self.begin
+        return ThreadState()
+
+    async def end_run(self, execution: Execution, terminal: Event) -> None:
+        assert execution.run.terminal is None and not execution.run.finished
+        if self.end:
+            raise self.end
+        self.ended.append(terminal)
+
+
+async def run_with(store: Notebook) -> list[Event]:
+    manager = manager_of(say)
+    manager.store = store
+    return [event for _, event in await read(await manager.start(ask(), GenerationOptions()))]
+
+
+async def test_an_ending_is_kept_before_anyone_is_told():
+    store = Notebook()
+    events = await run_with(store)
+    assert store.ended == events[-1:]
+
+
+async def test_a_store_that_cannot_begin_a_run_is_a_run_error_and_nothing_else():
+    (event,) = await run_with(Notebook(begin=OSError("disk full at /secret")))
+    assert event.code == "internal" and "secret" not in event.message
+
+
+async def test_a_success_that_could_not_be_kept_is_not_called_one():
+    events = await run_with(Notebook(end=OSError("disk full at /secret")))
+    assert isinstance(events[-1], RunError) and "could not be saved" in events[-1].message
+    assert isinstance(events[-2], TextMessageEnd)
+
+
+async def test_a_run_that_is_being_written_down_cannot_be_cancelled_any_more():
+    writing, go_on = asyncio.Event(), asyncio.Event()
+
+    class Slow(Notebook):
+        async def end_run(self, execution: Execution, terminal: Event) -> None:
+            writing.set()
+            await go_on.wait()
+
+    manager = manager_of(say)
+    manager.store = Slow()
+    run = await manager.start(ask(), GenerationOptions())
+    await writing.wait()
+    assert not await run.cancel()
+    closing = asyncio.create_task(manager.close(0))
+    await asyncio.sleep(0.01)
+    go_on.set()
+    await closing
+    assert isinstance(run.terminal, RunFinished) and run.terminal.metadata["finishReason"] == "stop"
 
 
 async def test_ten_thousand_events_are_read_by_two_readers_alike():

@@ -6,9 +6,9 @@ import secrets
 
 import asyncpg
 import pytest
-from blockbuster import blockbuster_ctx
 
 from agent_server.store import Store
+from tests.blocking import nothing_blocks
 from tests.store import postgres
 
 
@@ -47,6 +47,6 @@ async def store(request, tmp_path):
         url = await fresh_database(request.getfixturevalue("postgres_server"))
     store = Store(url)
     await store.open()
-    with blockbuster_ctx("agent_server"):
+    with nothing_blocks():
         yield store
     await store.close()

@@ -237,6 +237,36 @@ async def test_a_neighbour_s_running_run_is_not_taken_for_broken(url: str):
     await third.close()
 
 
+async def test_a_dead_server_s_lock_is_swept_up(tmp_path):
+    left = tmp_path / "threads.db.abc.lock"
+    left.touch()
+    one, two = (Store(f"sqlite:///{tmp_path}/threads.db") for _ in range(2))
+    await one.open()
+    await two.open()
+    assert not left.exists() and len(list(tmp_path.glob("*.lock"))) == 2
+    await one.close()
+    await two.close()
+    assert list(tmp_path.glob("*.lock")) == []
+
+
+async def test_two_servers_never_work_on_one_thread_at_the_same_time(url: str):
+    first, second = Store(url), Store(url)
+    await first.open()
+    await second.open()
+    await first.begin_run("", "t", "r1")
+    await first.begin_run("", "t2", "r1")
+    with pytest.raises(RequestError) as refused:
+        await second.begin_run("", "t", "r2")
+    assert refused.value.kind == "conflict"
+    assert {run.id: run.status for run in await second.runs("", "t")} == {"r1": "running", "r2": "failed"}
+    await first.end_run(execution(run="r1"), finished(run="r1"))
+    await second.begin_run("", "t", "r3")
+    await first.close()
+    await second.begin_run("", "t2", "r4")
+    assert {run.id: run.status for run in await second.runs("", "t2")} == {"r1": "broken", "r4": "running"}
+    await second.close()
+
+
 async def test_the_migrations_make_the_schema(tmp_path):
     made = Store(f"sqlite:///{tmp_path}/a.db")
     await made.open()

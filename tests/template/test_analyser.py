@@ -20,10 +20,12 @@ THINK = ("<think>", "</think>")
 REASONING: dict[str, tuple[str, tuple[str, str]]] = {
     "announced_tags": ("tag_based", ("<mm:think>", "</mm:think>")),
     "command_action": ("tools_only", ("<|START_THINKING|>", "<|END_THINKING|>")),
+    "between_messages": ("tag_based", THINK),
     "deepseek_fenced": ("forced_open", THINK),
     "deepseek_switch": ("forced_open", THINK),
     "delimiter": ("delimiter", ("", "[BEGIN FINAL RESPONSE]")),
     "dsml": ("forced_open", THINK),
+    "dsml_blob": ("tag_based", THINK),
     "ernie_response": ("forced_closed", THINK),
     "exaone_bars": ("tag_based", THINK),
     "glm_tight": ("forced_open", THINK),
@@ -33,16 +35,47 @@ REASONING: dict[str, tuple[str, tuple[str, str]]] = {
     "kimi_id": ("tag_based", THINK),
     "mistral_args": ("tag_based", ("[THINK]", "[/THINK]")),
     "name_as_key": ("tag_based", ("<|inner_prefix|>", "<|inner_suffix|>")),
-    "nemotron_word": ("forced_open", THINK),
+    "nemotron_word": ("forced_closed", THINK),
     "phi_reasoner": ("tag_based", THINK),
     "repeated_header": ("tag_based", ("<|think|>", "<|end|>")),
     "seed_budget": ("tag_based", ("<seed:think>", "</seed:think>")),
     "step_invoke": ("forced_open", THINK),
+    "switch_in_system": ("forced_closed", THINK),
 }
 
 # template → (mode, the description's settings as a mapping, white space aside)
 TOOLS: dict[str, tuple[str, dict[str, Any]]] = {
+    "action_fence": (
+        "json_native",
+        {
+            "section_start": "Action:\n```json\n[",
+            "section_end": "]\n```",
+            "json.name": "tool_name",
+            "json.arguments": "parameters",
+            "json.array": True,
+        },
+    ),
     "bare_list": ("json_native", {"section_start": "[", "section_end": "]", "call_separator": ",", "json.array": True}),
+    "between_messages": (
+        "tag_with_tagged",
+        {
+            "section_start": "<｜GCML｜tool_calls>",
+            "section_end": "</｜GCML｜tool_calls>",
+            "name_prefix": '<｜GCML｜invoke name="',
+            "name_suffix": '">',
+            "arguments.end": "</｜GCML｜invoke>",
+            "arguments.name_prefix": '<｜GCML｜parameter name="',
+            "arguments.name_suffix": '"',
+            "arguments.type_prefix": 'string="',
+            "arguments.type_suffix": '"',
+            "arguments.value_prefix": ">",
+            "arguments.value_suffix": "</｜GCML｜parameter>",
+        },
+    ),
+    "switch_in_system": (
+        "json_native",
+        {"section_start": "<TOOLCALL>[", "section_end": "]</TOOLCALL>", "json.array": True},
+    ),
     "coder_tags": (
         "tag_with_tagged",
         {
@@ -284,9 +317,11 @@ TOOLS: dict[str, tuple[str, dict[str, Any]]] = {
 
 FAMILIES = {
     "announced_tags": "minimax_m3",
+    "dsml_blob": "deepseek_v4",
     "harmony": "openai",
     "lfm_listed": "lfm2",
     "open_sep_close": "kimi_k3",
+    "phi_system_tools": "phi4_mini_json",
     "recipients": "functionary_v3_2",
 }
 
@@ -300,6 +335,7 @@ TURNS = {
     "phi_system_tools": ("<|assistant|>", ("<|end|>",)),
     "plain_words": ("Assistant:", ()),
     "mistral_args": ("", ()),
+    "between_messages": ("assistant<|role_sep|>\n", ("<|message_sep|>",)),
     "announced_tags": ("]~b]ai\n", ("[e~[",)),
     "llama_pythonic": ("<|header_start|>assistant<|header_end|>\n\n", ("<|eot|>", "<|eom|>")),
     "name_as_key": ("<|assistant_start|>", ("<|assistant_end|>",)),
@@ -375,7 +411,7 @@ def test_turns(name: str) -> None:
     start, stops = TURNS[name]
     assert found.message_start == start
     assert found.stops == stops
-    assert found.ends_with_eos == (name in ("mistral_args", "mistral_list"))
+    assert found.ends_with_eos == (name in ("mistral_args", "mistral_list", "between_messages"))
 
 
 def test_wrapped_content() -> None:
@@ -393,6 +429,9 @@ def test_wrapped_content() -> None:
 
 SWITCHES: dict[str, tuple[str, str, Any]] = {
     "announced_tags": ("thinking_mode", "mode", None),
+    "between_messages": ("reasoning", "boolean", False),
+    "dsml_blob": ("thinking", "boolean", False),
+    "switch_in_system": ("/no_think", "text", True),
     "command_action": ("reasoning", "boolean", True),
     "deepseek_switch": ("thinking", "boolean", False),
     "ernie_response": ("enable_thinking", "boolean", True),
@@ -421,6 +460,7 @@ def test_prompts_by_switch() -> None:
         "on": "<|im_start|>assistant\n",
         "off": "<|im_start|>assistant\n<think>\n\n</think>\n\n",
     }
+    assert analyse(own("switch_in_system")).prompts["off"].endswith("<think>\n\n</think>\n\n")
     assert analyse(own("announced_tags")).prompts["off"] == "]~b]ai\n</mm:think>"
     assert analyse(own("seed_budget")).prompts["off"].endswith("<seed:think><seed:cot_budget_reflect>")
 

@@ -16,7 +16,8 @@ from events.formats.output_format import OutputFormat
 from events.template.analyser import analyse
 from events.template.declarations import simplified, tool_declaration
 from events.template.environment import ChatTemplate
-from events.template.messages import Conversation, build_conversation, read_arguments
+from events.template.history import read_arguments
+from events.template.messages import Conversation, build_conversation
 from events.template.probe import Capabilities
 from tests.template.folder import SHARED_TEMPLATES, needs_shared, own, own_names
 

@@ -12,7 +12,7 @@ from events.parsing.machine import Parser
 from events.parsing.pieces import ArgumentText, CallStart, ContentText, ReasoningText
 from events.parsing.policy import Policy, declared_tools
 from events.template.analyser import analyse
-from events.template.writer import WrittenCall, write
+from events.template.writer import WrittenCall, write, writes_reasoning
 from tests.template.folder import SHARED_TEMPLATES, own, own_names
 
 PROPERTIES = {"city": {"type": "string"}, "days": {"type": "integer"}, "exact": {"type": "boolean"}}
@@ -25,7 +25,7 @@ CALLS = [
     WrittenCall("get_time", {"city": "a < b", "exact": True}, "call67890"),
 ]
 # Calls without an opening marker begin where content begins; behind words they are words.
-BARE = {"bare_list", "llama_single", "phi_system_tools", "meta-llama-Llama-3.1-8B-Instruct"}
+BARE = {"bare_list", "llama_single", "meta-llama-Llama-3.1-8B-Instruct"}
 BARE |= {"meta-llama-Llama-3.2-3B-Instruct", "meta-llama-Llama-3.3-70B-Instruct"}
 
 
@@ -59,8 +59,7 @@ def test_what_is_written_is_read(name: str, source: str, size: int) -> None:
     content = "" if name in BARE else "Here you are."
     calls = CALLS if described.tools else []
     text = write(described, reasoning="I think so.", content=content, calls=calls)
-    routes = described.channels.routes if described.channels else ()
-    reasons = bool(described.reasoning) or any(route.to == "reasoning" for route in routes)
+    reasons = writes_reasoning(described)
     expected = ("I think so." if reasons else "", content, [(call.name, dict(call.arguments)) for call in calls])
     assert read(described, text, found.message_start, size) == expected
 

@@ -64,7 +64,7 @@ CALL_WEIGHTS = {
     "calculate": 3,
     "get_time": 2,
     "change_background": 2,
-    "generate_task_steps": 3,
+    "generate_task_steps": 5,
     "search": 2,
     "send_email": 4,
     "write_document": 3,

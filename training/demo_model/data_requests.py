@@ -279,7 +279,7 @@ def ask_plan(values: Values) -> Request:
     kind, subject = _plan_subject(values)
     question = values.pick(PLAN_REQUESTS).format(subject)
     count = 5
-    if values.chance(0.25):
+    if values.chance(0.35):
         count = values.between(3, 10)
         question = f"{question} in {count} steps"
     steps = [{"description": step.format(subject), "status": "enabled"} for step in PLAN_STEPS[kind][:count]]

@@ -14,7 +14,7 @@ export const SUGGESTIONS: readonly Suggestion[] = [
   { icon: "list", title: "Plan a trip to Rome", about: "Steps that you edit and confirm", prompt: "Plan a trip to Rome" },
   { icon: "brush", title: "Make the background teal", about: "A tool that this page runs", prompt: "Make the background teal" },
   { icon: "mail", title: "Send an email", about: "Waits for your approval", prompt: "Send an email to anna@example.com about lunch" },
-  { icon: "search", title: "Search for owls", about: "Another tool of the server", prompt: "Search for owls" },
+  { icon: "search", title: "Search for threads", about: "Another tool of the server", prompt: "Search for threads" },
   { icon: "question", title: "What can you do?", about: "The model about itself", prompt: "What can you do?" },
   { icon: "chip", title: "Load a real model", about: "How to leave the demo", prompt: "How do I load a real model?" },
 ];

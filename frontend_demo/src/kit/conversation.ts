@@ -26,6 +26,7 @@ export function useConversation(agentId: string, threadId: string, reconnections
     agent.threadId = threadId;
     if (!isReady) return;
     let current = true;
+    setRestored("");
     void copilotkit.connectAgent({ agent }).finally(() => current && setRestored(threadId));
     return () => {
       current = false;

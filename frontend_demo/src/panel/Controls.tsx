@@ -4,12 +4,14 @@ import { useEffect, useState } from "react";
 import { Icon } from "../ui/icons";
 
 export interface RunControls {
-  temperature: number;
+  /** Null until a person chooses: the model then has its own. */
+  temperature: number | null;
   onTemperature: (value: number) => void;
   /** Resolves once the server has accepted the change. */
   onPause: (paused: boolean) => Promise<void>;
 }
 
+const UNCHOSEN = 0.7;
 const SETTLE_MS = 120;
 
 export function Controls({ controls, live, onSave }: { controls: RunControls; live: boolean; onSave: (() => void) | null }) {
@@ -21,7 +23,7 @@ export function Controls({ controls, live, onSave }: { controls: RunControls; li
 
   const { onTemperature, temperature } = controls;
   useEffect(() => {
-    if (value === temperature) return;
+    if (value === null || value === temperature) return;
     const timer = setTimeout(() => onTemperature(value), SETTLE_MS);
     return () => clearTimeout(timer);
   }, [value, temperature, onTemperature]);
@@ -32,8 +34,8 @@ export function Controls({ controls, live, onSave }: { controls: RunControls; li
       <button className="button small" disabled={!live} onClick={toggle}><Icon name={paused ? "play" : "pause"} />{paused ? "Resume" : "Pause"}</button>
       <label className="temperature" title="Acts on the running generation from its next token on">
         Temperature
-        <input type="range" min={0} max={2} step={0.05} value={value} onChange={(event) => setValue(Number(event.target.value))} />
-        <output>{value.toFixed(2)}</output>
+        <input type="range" min={0} max={2} step={0.05} value={value ?? UNCHOSEN} onChange={(event) => setValue(Number(event.target.value))} />
+        <output>{value === null ? "auto" : value.toFixed(2)}</output>
       </label>
       <button className="icon-button small" disabled={!onSave} aria-label="Save the event log" title="Save the event log" onClick={() => onSave?.()}><Icon name="download" /></button>
     </div>

@@ -20,6 +20,8 @@ export interface Recording {
   rows: Row[];
   began: number;
   over: boolean;
+  /** Followed from the middle: its first events were old when they came. */
+  joined: boolean;
   /** The messages that the run began from: a log without the question is half a report. */
   before: readonly unknown[];
 }
@@ -36,7 +38,7 @@ export interface Meters {
 const PIECES = new Set(["TEXT_MESSAGE_CONTENT", "REASONING_MESSAGE_CONTENT", "TOOL_CALL_ARGS"]);
 
 export function empty(runId = "", began = 0, before: readonly unknown[] = []): Recording {
-  return { runId, rows: [], began, over: false, before };
+  return { runId, rows: [], began, over: false, joined: false, before };
 }
 
 export function addEvent(recording: Recording, sequence: number, event: AgEvent, now: number): void {
@@ -60,14 +62,23 @@ export function meters(recording: Recording): Meters {
   const tokens = counted ?? pieces.reduce((sum, row) => sum + tokensOf(row.event), 0);
   const first = pieces[0];
   const last = pieces.at(-1);
-  const seconds = first && last ? (last.at - first.at) / 1000 : 0;
+  const told = timings(end);
+  const measured = first && !recording.joined ? first.at : null;
+  const seconds = told ? (told.total - told.firstToken) / 1000 : first && last ? (last.at - first.at) / 1000 : 0;
   return {
-    firstToken: first ? first.at : null,
+    firstToken: told?.firstToken ?? measured,
     tokensPerSecond: seconds > 0.02 && tokens > 1 ? (tokens - 1) / seconds : null,
     tokens,
     exact: counted !== null,
     chunks: recording.rows.reduce((sum, row) => sum + row.chunks.length, 0),
   };
+}
+
+/** The server's own measure in milliseconds, once the run is over: a busy browser sees events late and in heaps. */
+function timings(end: AgEvent | undefined): { firstToken: number; total: number } | null {
+  const told = isFields(end?.metadata) ? end.metadata.timings : undefined;
+  if (!isFields(told) || typeof told.firstToken !== "number" || typeof told.total !== "number") return null;
+  return { firstToken: told.firstToken * 1000, total: told.total * 1000 };
 }
 
 function tokensOf(event: AgEvent): number {

@@ -30,23 +30,23 @@ export class StreamStore {
 
   view = (): View => this.#view;
 
-  /** A person has just asked: the time to the first token counts from here. */
+  /** A request leaves now: the time to the first token counts from here. */
   asked(): void {
     this.#asked = performance.now();
   }
 
-  /** Follow this run from its first event. The short grace lets a replay of a run that is over pass by unfollowed. */
-  follow(runId: string, isStillRunning: () => boolean, messages: readonly unknown[] = []): void {
+  /** Follow this run from its first event. One that a reload joins is given a moment first: a replay of a run that is
+   * over passes by unfollowed. */
+  follow(runId: string, messages: readonly unknown[], joined: (() => boolean) | null): void {
     this.#stop?.abort();
     const stop = new AbortController();
     this.#stop = stop;
-    const recent = performance.now() - this.#asked < 30_000 && this.#asked > 0;
-    const began = recent ? this.#asked : 0;
-    const wait = recent ? 0 : GRACE_MS;
-    this.#asked = 0;
+    const recording = empty(runId, joined ? 0 : this.#asked, messages);
+    recording.joined = joined !== null;
+    if (!joined) return void this.#read(recording, stop.signal);
     setTimeout(() => {
-      if (!stop.signal.aborted && (recent || isStillRunning())) void this.#read(empty(runId, began, messages), stop.signal);
-    }, wait);
+      if (!stop.signal.aborted && joined()) void this.#read(recording, stop.signal);
+    }, GRACE_MS);
   }
 
   show(recording: Recording): void {

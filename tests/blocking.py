@@ -1,0 +1,20 @@
+"""A watch on the event loop: a call that blocks it, from the server's own code, fails the test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from blockbuster import blockbuster_ctx
+
+DIRECT = {"connect", "execute", "executemany", "fetchall", "fetchone", "commit", "rollback", "close", "create_function"}
+
+
+@contextmanager
+def nothing_blocks() -> Iterator[None]:
+    with blockbuster_ctx("agent_server") as watch:
+        watch.functions["os.path.abspath"].deactivate()  # asks for the working directory and reads nothing
+        for name, function in watch.functions.items():
+            if name.startswith("sqlite3."):  # the store has a loop, and a thread, to itself
+                function.can_block_in("store/direct.py", DIRECT)
+        yield

@@ -1,0 +1,150 @@
+// What the demo does when things are not as usual: no server, a full one, a locked one, a phone, a screen reader.
+import assert from "node:assert/strict";
+import { mkdtempSync, readFileSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import path from "node:path";
+import { after, before, test } from "node:test";
+import { PHONE, WIDE, axeSource, converse, openDemo, openPage, picture, say, settled, startBrowser, startServer } from "./harness.mjs";
+
+let server;
+let browser;
+before(async () => {
+  server = await startServer();
+  browser = await startBrowser();
+});
+after(async () => {
+  await browser?.close();
+  await server?.stop();
+});
+
+const axe = readFileSync(axeSource, "utf8");
+const LIMITS = { timeout: 90_000 };
+
+test("the server is killed and started again: the page says so and goes on", LIMITS, async () => {
+  const folder = mkdtempSync(path.join(tmpdir(), "demo-"));
+  const store = `sqlite+aiosqlite:///${path.join(folder, "threads.db")}`;
+  const first = await startServer("--store", store);
+  let second;
+  // "network error" is rethrown by @ag-ui/client's own reader when its socket dies, besides the error that it reports
+  const page = await openDemo(browser, first.url, { expected: [/ERR_CONNECTION_REFUSED|ERR_INCOMPLETE|ERR_CONNECTION_RESET|network error/i, /Failed to load runtime info/, /Agent \w+ not found/] });
+  try {
+    await converse(page, "hello");
+    await say(page, "A long answer please");
+    await page.getByText("Sentence 2 of").waitFor();
+    await first.stop("SIGKILL");
+    await page.getByRole("alert").getByText("The connection to the server was lost.").waitFor();
+    await page.getByPlaceholder("The server does not answer. Trying again").waitFor({ timeout: 20_000 });
+    await picture(page, "server-gone");
+    second = await startServer("--port", first.port, "--store", store);
+    await page.getByText("The server is back").waitFor({ timeout: 20_000 });
+    await page.getByText("Hello! How can I help?").waitFor();
+    await converse(page, "What can you do?");
+    await page.getByText("I can do a few things").waitFor();
+    assert.deepEqual(page.faults, []);
+  } finally {
+    await page.leave();
+    await second?.stop();
+    rmSync(folder, { recursive: true });
+  }
+});
+
+test("a full server is said in a toast, with its own sentence", LIMITS, async () => {
+  const full = await startServer("--max-runs", "1");
+  const expected = [/503/];
+  const one = await openDemo(browser, full.url, { expected });
+  const two = await openDemo(browser, full.url, { expected });
+  try {
+    await say(one, "A long answer please");
+    await one.getByText("Sentence 1 of").waitFor();
+    await say(two, "hello");
+    await two.getByRole("alert").getByText("Too many runs are going on.").waitFor();
+    await one.getByRole("button", { name: "Stop", exact: true }).click();
+    await settled(one);
+    await two.locator(".notice").getByRole("button", { name: "Try again" }).click();
+    await two.getByText("Hello! How can I help?").waitFor();
+    assert.deepEqual([...one.faults, ...two.faults], []);
+  } finally {
+    await one.leave();
+    await two.leave();
+    await full.stop();
+  }
+});
+
+test("a server with keys asks for one, keeps it, and works", LIMITS, async () => {
+  const locked = await startServer("--key", "open-sesame");
+  const page = await openPage(browser, locked.url, { expected: [/401/, /Failed to load runtime info/, /Agent \w+ not found/] });
+  try {
+    await page.getByLabel("API key", { exact: true }).fill("open-sesame");
+    await picture(page, "key");
+    await page.getByRole("button", { name: "Continue" }).click();
+    await page.getByPlaceholder("Ask something").waitFor();
+    await converse(page, "hello");
+    await page.getByText("Hello! How can I help?").waitFor();
+    assert.ok((await page.locator(".wire-row").count()) > 5, "the stream panel has the key, too");
+    await page.reload();
+    await page.getByText("Hello! How can I help?").waitFor();
+    assert.deepEqual(page.faults, []);
+  } finally {
+    await page.leave();
+    await locked.stop();
+  }
+});
+
+for (const [size, viewport] of [["1440", WIDE], ["390", PHONE]]) {
+  for (const colorScheme of ["light", "dark"]) {
+    test(`at ${size} pixels in ${colorScheme}: nothing overflows, and axe finds no serious violation`, LIMITS, async () => {
+      const page = await openDemo(browser, server.url, { viewport, colorScheme });
+      try {
+        await look(page, `${size}-${colorScheme}-empty`);
+        await converse(page, "What is the weather in Oslo?");
+        await converse(page, "What can you do?");
+        await look(page, `${size}-${colorScheme}-conversation`);
+        await say(page, "Plan a trip");
+        await page.getByRole("button", { name: "Confirm plan" }).waitFor();
+        await look(page, `${size}-${colorScheme}-plan`);
+        await page.getByRole("button", { name: "Decline" }).click();
+        await settled(page);
+        await say(page, "Send an email");
+        await page.getByRole("button", { name: "Approve" }).waitFor();
+        await look(page, `${size}-${colorScheme}-approval`);
+        if (viewport === PHONE) await page.getByRole("button", { name: "Inspector", exact: true }).click();
+        for (const tab of ["Stream", "State", "Document", "Model"]) {
+          await page.getByRole("tab", { name: new RegExp(`^${tab}`) }).click();
+          if (tab === "Stream") await page.locator(".wire-row button").nth(4).click();
+          await look(page, `${size}-${colorScheme}-${tab.toLowerCase()}`);
+        }
+        if (viewport === PHONE) {
+          await page.locator(".tabs").getByRole("button", { name: "Close the inspector" }).click();
+          await page.getByRole("button", { name: "Conversations", exact: true }).click();
+          await page.getByRole("navigation", { name: "Conversations" }).waitFor();
+          await look(page, `${size}-${colorScheme}-threads`);
+        }
+        assert.deepEqual(page.faults, []);
+      } finally {
+        await page.leave();
+      }
+    });
+  }
+}
+
+async function look(page, name) {
+  await page.waitForTimeout(350); // short motions end first: axe measures colours as they are painted
+  await picture(page, name);
+  const wider = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+  assert.ok(wider <= 0, `${name}: the page is ${wider} pixels too wide`);
+  await page.evaluate(axe); // not as a script tag: the page's policy forbids foreign ones
+  const found = await page.evaluate(() => window.axe.run(document, { resultTypes: ["violations"] }));
+  const serious = found.violations.filter((each) => ["serious", "critical"].includes(each.impact));
+  const words = serious.map((each) => `${each.id}: ${each.help}\n${each.nodes.map((node) => `  ${node.html.slice(0, 160)}\n  ${node.failureSummary}`).slice(0, 4).join("\n")}`);
+  assert.deepEqual(words, [], `${name}:\n${words.join("\n")}`);
+}
+
+test("the first paint comes within a second of a warm start", LIMITS, async () => {
+  const page = await openDemo(browser, server.url);
+  await page.reload();
+  await page.getByPlaceholder("Ask something").waitFor();
+  const paint = await page.evaluate(() => performance.getEntriesByName("first-contentful-paint")[0]?.startTime);
+  await page.leave();
+  assert.ok(paint < 1000, `first contentful paint after ${paint} ms`);
+  console.log(`# first contentful paint: ${paint.toFixed(0)} ms`);
+});

@@ -1,0 +1,355 @@
+"""The scheduler and its memories under random operations: nothing leaks, nobody starves, nothing comes twice."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+
+from agent_server.generation import scheduler, slabs
+from agent_server.generation.fallback import SeparateMemory
+from agent_server.generation.pages import PagedMemory
+from agent_server.generation.scheduler import Scheduler
+from agent_server.generation.sequence import PENDING, Sequence, common_prefix
+from agent_server.generation.slabs import Buddies, SlabMemory
+
+MEMORIES = {
+    "pages": lambda: PagedMemory(13, 4),
+    "slabs": lambda: SlabMemory(64, 8),
+    "separate": lambda: SeparateMemory(48),
+}
+LONGEST = 48
+
+
+def make(number, tokens, limit=LONGEST, tenant="", priority=0, shareable=True):
+    return Sequence(number, list(tokens), len(tokens), limit, tenant=tenant, priority=priority, shareable=shareable)
+
+
+class Machine:
+    """A scheduler whose `model` writes what it computes into a picture of the memory, and checks what it reads."""
+
+    def __init__(self, memory, max_running=4, step_tokens=6, patience=50, in_flight=0):
+        self.memory = memory
+        self.scheduler = Scheduler(memory, max_running=max_running, step_tokens=step_tokens, patience=patience)
+        self.written = {}
+        self.flights = []
+        self.in_flight = in_flight
+        self.delivered = {}
+        self.over = set()
+
+    def add(self, sequence):
+        self.delivered[sequence.number] = []
+        self.scheduler.add(sequence)
+
+    def places(self, sequence):
+        """Where the sequence's tokens are, by the memory's bookkeeping."""
+        if isinstance(self.memory, PagedMemory):
+            size = self.memory.page_size
+            return [page * size + slot for page in self.memory.table(sequence) for slot in range(size)]
+        if isinstance(self.memory, SlabMemory):
+            slab = self.memory.slab(sequence)
+            return range(slab.offset, slab.offset + slab.size)
+        return [(sequence.number, index) for index in range(LONGEST * 2)]
+
+    def step(self):
+        plan = self.scheduler.plan()
+        if isinstance(self.memory, SlabMemory):
+            self.copy()
+        for sequence in plan.decodes:
+            self.compute(sequence, sequence.computed - 1, sequence.computed)
+        for chunk in plan.chunks:
+            assert PENDING not in chunk.sequence.tokens[: chunk.start + chunk.length]
+            self.compute(chunk.sequence, chunk.start, chunk.start + chunk.length)
+        self.flights.append([(sequence, len(sequence.tokens) - 1) for sequence in plan.sampled])
+        while len(self.flights) > self.in_flight:
+            self.land(self.flights.pop(0))
+        return plan
+
+    def copy(self):
+        for copy in self.memory.copies:
+            for step in range(copy.length):
+                self.written[copy.target + step] = self.written[copy.source + step]
+        self.memory.copies.clear()
+
+    def compute(self, sequence, start, end):
+        """Everything before `start` must be there, by its whole history; then the new tokens are written."""
+        places = self.places(sequence)
+        assert len(places) >= end
+        for index in range(start):
+            self.check(self.written[places[index]], sequence, index)
+        for index in range(start, end):
+            self.written[places[index]] = (sequence.tenant, sequence.number, index, tuple(sequence.tokens[: index + 1]))
+
+    def check(self, written, sequence, index):
+        tenant, number, where, history = written
+        assert (tenant, where) == (sequence.tenant, index)
+        now = sequence.tokens[: index + 1]
+        assert len(history) == len(now)
+        mine = number == sequence.number
+        assert all(a == b or (mine and PENDING in (a, b)) for a, b in zip(history, now, strict=True))
+
+    def land(self, flight):
+        for sequence, index in flight:
+            if sequence.number in self.over:
+                continue
+            assert sequence.known == index, "tokens come in order, each once"
+            self.scheduler.settle(sequence, 100 + index % 7)
+            self.delivered[sequence.number].append(index)
+            if sequence.known >= sequence.limit:
+                self.finish(sequence)
+
+    def drain(self):
+        while self.flights:
+            self.land(self.flights.pop(0))
+
+    def finish(self, sequence):
+        self.over.add(sequence.number)
+        self.scheduler.finish(sequence)
+
+    def run(self, steps=4000):
+        for _ in range(steps):
+            if self.scheduler.idle and not any(self.flights):
+                return
+            self.step()
+        raise AssertionError("not done")
+
+    def assert_clean(self):
+        assert self.memory.usage == 0
+        assert not self.scheduler.running and not self.scheduler.paused and not self.scheduler.waiting
+        assert self.scheduler._tenants == {}
+        assert sorted(self.scheduler._rows) == list(range(self.scheduler.max_running))
+        if isinstance(self.memory, PagedMemory):
+            assert self.memory.available == self.memory.total
+            assert set(self.memory._references) == {0}
+        if isinstance(self.memory, SlabMemory):
+            for slab in list(self.memory._kept):
+                del self.memory._kept[slab]
+                self.memory._discard(slab)
+            assert self.memory.buddies.free == self.memory.total
+            assert self.memory._found == {} and self.memory.slabs == {}
+
+
+prompt = st.builds(
+    lambda shared, own: [7] * shared + own, st.integers(0, 20), st.lists(st.integers(1, 3), min_size=1, max_size=20)
+)
+
+
+class Life(RuleBasedStateMachine):
+    """Random lives of sequences; `in_flight` steps are launched ahead of their tokens."""
+
+    sequences = Bundle("sequences")
+
+    @initialize(
+        memory=st.sampled_from(sorted(MEMORIES)),
+        in_flight=st.integers(0, 1),
+        headroom=st.integers(0, 8),
+        patience=st.sampled_from([0, 50]),
+    )
+    def begin(self, memory, in_flight, headroom, patience):
+        slabs.HEADROOM, slabs.BLOCK, scheduler.AGING_STEPS = headroom, 4, 1
+        self.machine = Machine(MEMORIES[memory](), in_flight=in_flight, patience=patience)
+        self.count = 0
+
+    @rule(
+        target=sequences,
+        tokens=prompt,
+        more=st.integers(1, 20),
+        tenant=st.sampled_from("ab"),
+        priority=st.integers(0, 2),
+        shareable=st.booleans(),
+    )
+    def submit(self, tokens, more, tenant, priority, shareable):
+        self.count += 1
+        limit = min(len(tokens) + more, LONGEST)
+        sequence = make(self.count, tokens, limit, tenant, priority, shareable)
+        self.machine.add(sequence)
+        return sequence
+
+    @rule(times=st.integers(1, 8))
+    def step(self, times):
+        for _ in range(times):
+            self.machine.step()
+
+    @rule(sequence=consumes(sequences))
+    def cancel(self, sequence):
+        self.machine.drain()
+        if sequence.number not in self.machine.over:
+            self.machine.finish(sequence)
+
+    @rule(sequence=sequences)
+    def pause(self, sequence):
+        self.machine.drain()
+        if sequence.state in ("waiting", "running"):
+            self.machine.scheduler.pause(sequence)
+
+    @rule(sequence=sequences)
+    def resume(self, sequence):
+        if sequence.state == "paused":
+            self.machine.scheduler.resume(sequence)
+
+    @invariant()
+    def rows_are_their_own(self):
+        if hasattr(self, "machine"):
+            rows = [sequence.row for sequence in self.machine.scheduler.running]
+            assert len(set(rows)) == len(rows) and -1 not in rows
+            assert 0 <= self.machine.memory.usage <= 1
+
+    def teardown(self):
+        if not hasattr(self, "machine"):
+            return
+        for sequence in list(self.machine.scheduler.paused):
+            self.machine.scheduler.resume(sequence)
+        self.machine.run()
+        for indices in self.machine.delivered.values():
+            assert indices == sorted(set(indices))
+        self.machine.assert_clean()
+        slabs.HEADROOM, slabs.BLOCK, scheduler.AGING_STEPS = 256, 32, 64
+
+
+Life.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestLife = Life.TestCase
+
+
+@pytest.fixture(params=MEMORIES)
+def machine(request):
+    return Machine(MEMORIES[request.param]())
+
+
+def test_everybody_gets_every_token(machine):
+    sequences = [make(number, range(1, 1 + number), 30) for number in range(1, 12)]
+    for sequence in sequences:
+        machine.add(sequence)
+    machine.run()
+    assert [machine.delivered[s.number] for s in sequences] == [list(range(n, 30)) for n in range(1, 12)]
+    machine.assert_clean()
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one():
+    machine = Machine(PagedMemory(200, 4), step_tokens=8)
+    machine.add(make(1, range(1, 200), 400))
+    machine.step()
+    machine.add(make(2, range(300, 304), 310))
+    machine.step()
+    assert machine.delivered[2] == [4], "its prompt fits beside the long one's chunk"
+    assert machine.delivered[1] == []
+
+
+def test_a_prompt_in_chunks_does_not_stop_those_that_decode():
+    machine = Machine(PagedMemory(200, 4), step_tokens=8)
+    machine.add(make(1, [1, 2], 100))
+    machine.step()
+    machine.add(make(2, range(1, 300), 400))
+    for _ in range(20):
+        machine.step()
+    assert len(machine.delivered[1]) == 21
+
+
+def test_tenants_take_turns_whatever_they_ask_for():
+    machine = Machine(PagedMemory(400, 4), max_running=2)
+    for number in range(1, 21):
+        machine.add(make(number, [1, 2, 3], 6, tenant="greedy"))
+    machine.add(make(21, [1, 2, 3], 6, tenant="modest"))
+    while not machine.delivered[21]:
+        machine.step()
+    assert sum(bool(machine.delivered[number]) for number in range(1, 21)) <= 3
+
+
+def test_priority_goes_first_and_patience_ends_it():
+    machine = Machine(PagedMemory(400, 4), max_running=1, patience=100)
+    machine.add(make(0, [1], 5))
+    low = make(1, [1, 2, 3], 6)
+    machine.add(low)
+    number = 2
+    for _ in range(3000):
+        if len([s for s in machine.scheduler.iterate() if s.priority]) < 3:
+            machine.add(make(number, [1, 2, 3], 6, priority=1))
+            number += 1
+        machine.step()
+        if low.state == "finished":
+            break
+    assert low.state == "finished", "a stream of higher priorities does not starve it"
+    assert number > 10, "they went first for as long as patience lasted"
+
+
+def test_the_youngest_of_the_lowest_priority_makes_room():
+    memory = PagedMemory(13, 4)
+    machine = Machine(memory, max_running=3, step_tokens=32)
+    high, old, young = make(1, range(8), 32, priority=1), make(2, range(10, 18), 24), make(3, range(20, 26), 24)
+    for sequence in (high, old, young):
+        machine.add(sequence)
+    while not machine.scheduler.preemptions:
+        machine.step()
+    assert [s.state for s in (high, old, young)] == ["running", "running", "waiting"]
+    machine.run()
+    machine.assert_clean()
+
+
+def test_a_plan_that_failed_is_undone(machine):
+    one, two = make(1, [1, 2, 3], 10), make(2, range(1, 12), 20)
+    machine.add(one)
+    machine.step()
+    machine.add(two)
+    before = (list(one.tokens), one.computed)
+    plan = machine.scheduler.plan()
+    machine.scheduler.undo(plan)
+    assert (one.tokens, one.computed, one.pending) == (*before, 0)
+    assert two.computed == 0
+    machine.run()
+    assert machine.delivered[1] == list(range(3, 10)) and machine.delivered[2] == list(range(11, 20))
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 4)), max_size=60), st.integers(1, 6))
+def test_buddies_never_overlap_and_join_again(operations, tops):
+    buddies = Buddies(8 * 16 * tops // 2, 8)
+    total, held = buddies.free, []
+    for take, number in operations:
+        if take:
+            size = 8 << number
+            offset = buddies.take(size) if size <= buddies.largest else None
+            if offset is not None:
+                assert offset % size == 0
+                held.append((offset, size))
+        elif held:
+            buddies.give(*held.pop(number % len(held)))
+        spans = sorted(held)
+        assert all(a + size <= b for (a, size), (b, _) in pairwise(spans))
+        assert buddies.free == total - sum(size for _, size in held)
+    for block in held:
+        buddies.give(*block)
+    assert buddies.take(buddies.largest) is not None, "everything joined again"
+
+
+@given(st.lists(st.integers(0, 1), max_size=40), st.lists(st.integers(0, 1), max_size=40))
+def test_common_prefix(left, right):
+    end = min(len(left), len(right))
+    found = common_prefix(left, right, 0, end)
+    assert left[:found] == right[:found]
+    assert found == end or left[found] != right[found]
+
+
+@pytest.mark.parametrize("memory", ["pages", "slabs"])
+def test_tenants_do_not_see_each_others_prefixes(memory):
+    large = {"pages": lambda: PagedMemory(100, 4), "slabs": lambda: SlabMemory(1024, 64)}
+    machine = Machine(large[memory](), step_tokens=64)
+    prompt = list(range(1, 41))
+    for number, tenant in ((1, "a"), (2, "b"), (3, "a")):
+        machine.add(make(number, prompt, 44, tenant=tenant))
+        sequence = next(machine.scheduler.iterate())
+        machine.run()
+        assert (sequence.cached > 0) == (number == 3)
+
+
+def test_a_long_slab_is_kept_when_a_stranger_shares_its_beginning():
+    memory = SlabMemory(4096, 64)
+    machine = Machine(memory, step_tokens=4096)
+    first = make(1, range(1, 300), 310)
+    machine.add(first)
+    machine.run()
+    stranger = make(2, [*range(1, 101), *range(500, 600)], 250)
+    machine.add(stranger)
+    machine.run()
+    again = make(3, [*first.tokens[:305], 9, 9], 320)
+    machine.add(again)
+    machine.run()
+    assert (stranger.cached, again.cached) == (100, 305)

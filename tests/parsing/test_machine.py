@@ -1,0 +1,88 @@
+"""Corners of the machine that no family's own cases show."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from events.formats.output_format import Arguments, CallId, OutputFormat, Reasoning, Tools
+from events.formats.registry import named
+from events.parsing.policy import Policy
+from tests.formats.reading import Message, read, splits
+
+THINKING = Reasoning(start=("<think>",), end=("</think>",), ended_by=("<tool_call>",), after_call="reasoning")
+RESUMING = OutputFormat(reasoning=THINKING, tools=Tools(call_start="<tool_call>", call_end="</tool_call>"))
+CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+
+
+def every_split(output_format: OutputFormat, text: str, policy: Policy | None = None, opened: str = "") -> Message:
+    policy = policy or Policy()
+    whole = read(output_format, [text], policy, opened)
+    for pieces in splits(text, 10):
+        assert read(output_format, pieces, policy, opened) == whole
+    return whole
+
+
+def test_reasoning_goes_on_behind_a_call_inside_of_it():
+    """In a block of its own, which is trimmed like any."""
+    found = every_split(RESUMING, f"<think>First.{CALL} Then.</think>Done.")
+    assert found == Message("First.Then.", "Done.", [("f", "", '{"a": 1}')])
+
+
+def test_without_tools_a_call_in_reasoning_stays_there():
+    assert every_split(RESUMING, f"<think>Say {CALL}.</think>Done.", Policy(tools={}))[:2] == (f"Say {CALL}.", "Done.")
+
+
+def test_a_repeated_opener_is_left_out_unless_the_prompt_wrote_the_first():
+    text = "<think>Hm.</think>Yes."
+    assert every_split(RESUMING, "<think>" + text).reasoning == "Hm."
+    assert every_split(RESUMING, text, opened="<think>\n").reasoning == "<think>Hm."
+
+
+def test_reasoning_may_come_again():
+    assert every_split(RESUMING, "<think>A</think>B<think>C</think>D")[:2] == ("AC", "BD")
+
+
+@pytest.mark.parametrize("text", ["  \n", "\n\n</think>\n", "<tool_call>", "<tool_ca"])
+def test_nothing_is_said_where_nothing_was(text: str):
+    assert every_split(RESUMING, text).calls == []
+    assert every_split(RESUMING, text).content == ""
+
+
+def test_white_space_of_an_answer_is_kept():
+    assert every_split(RESUMING, "  two  \n\n spaces \n").content == "  two  \n\n spaces \n"
+
+
+@pytest.mark.parametrize("position", ["before_name", "between", "after_arguments"])
+def test_ids_stand_where_the_format_says(position):
+    tools = Tools(
+        style="tag",
+        call_start="<call>",
+        call_end="</call>",
+        name_suffix="<args>",
+        id=CallId(position=position, prefix="<id>", suffix="</id>"),
+        arguments=Arguments(),
+    )
+    texts = {
+        "before_name": '<call><id>c1</id>f<args>{"a": 1}</call>',
+        "between": '<call>f<id>c1</id><args>{"a": 1}</call>',
+        "after_arguments": '<call>f<args>{"a": 1}<id>c1</id></call>',
+    }
+    assert every_split(OutputFormat(tools=tools), texts[position]).calls == [("f", "c1", '{"a": 1}')]
+
+
+def test_a_value_may_hold_its_own_end_marker():
+    text = "<tool_call>\n<function=f>\n<parameter=a>\nif x: </parameter> or </function>\n</parameter>\n</function>\n</tool_call>"
+    found = every_split(named("qwen3_coder"), text, Policy(tools={"f": {"properties": {"a": {"type": "string"}}}}))
+    assert found.calls == [("f", "", '{"a": "if x: </parameter> or </function>"}')]
+
+
+def test_an_xlam_fence_without_a_call_is_an_answer():
+    text = "```json\n[1, 2]\n```\nThat is it."
+    assert every_split(named("xlam"), text).content == text
+
+
+def test_formats_are_shared_and_never_changed():
+    before = msgspec.json.encode(named("hermes"))
+    every_split(named("hermes"), CALL)
+    assert msgspec.json.encode(named("hermes")) == before

@@ -1,0 +1,94 @@
+"""The page at `/`, and the streams that it alone reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+
+from adapters import sse
+from agent_server.routes import demo
+from tests.server import scripted, serving
+
+RUN = {"threadId": "t1", "runId": "r1", "messages": [{"id": "u1", "role": "user", "content": "Hi"}]}
+
+
+@pytest.fixture
+def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "assets").mkdir()
+    (tmp_path / "index.html").write_text("<!doctype html><title>built</title>")
+    (tmp_path / "assets" / "index-abc123.js").write_text("1")
+    (tmp_path / "assets" / "theme.js").write_text("2")
+    monkeypatch.setattr(demo, "BUILT", tmp_path)
+    return tmp_path
+
+
+async def test_the_built_page_is_served_and_its_hashed_files_are_kept(built: Path):
+    async with serving(scripted("x")) as running, httpx.AsyncClient(base_url=running.url) as client:
+        page = await client.get("/")
+        script = await client.get("/assets/index-abc123.js")
+        theme = await client.get("/assets/theme.js")
+        missing = await client.get("/assets/none.js")
+        outside = await client.get("/assets/%2e%2e/%2e%2e/%2e%2e/etc/passwd")
+    assert "<title>built" in page.text and page.headers["cache-control"] == "no-cache"
+    assert "default-src 'self'" in page.headers["content-security-policy"]
+    assert "immutable" in script.headers["cache-control"]
+    assert theme.headers["cache-control"] == "no-cache"
+    assert missing.status_code == outside.status_code == 404
+
+
+async def test_without_a_build_a_page_says_how_to_make_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(demo, "BUILT", tmp_path)
+    async with serving(scripted("x")) as running, httpx.AsyncClient(base_url=running.url) as client:
+        page = await client.get("/")
+    assert page.status_code == 200 and "make demo" in page.text
+
+
+async def test_the_page_can_be_switched_off():
+    async with serving(scripted("x"), demo=False) as running, httpx.AsyncClient(base_url=running.url) as client:
+        assert (await client.get("/")).status_code == 404
+        assert (await client.post("/demo/wires")).status_code == 404
+        assert list((await client.get("/copilotkit/info")).json()["agents"]) == ["default"]
+
+
+async def test_a_run_is_read_on_two_wires_at_once_with_every_event():
+    async with serving(scripted("Hello.")) as running, httpx.AsyncClient(base_url=running.url) as client:
+        original = list(sse.parse([(await client.post("/agui", json=RUN)).content]))
+        both = list(sse.parse([(await client.get("/demo/runs/r1/wires")).content]))
+        one = list(sse.parse([(await client.get("/demo/runs/r1/wires?wire=openai")).content]))
+    agui = [frame for frame in both if frame["event"] == "agui"]
+    assert [frame["id"] for frame in agui] == [frame["id"] for frame in original]
+    assert one == [frame for frame in both if frame["event"] == "openai"]
+    content = [json.loads(frame["data"]) for frame in one if frame["data"] != "[DONE]"]
+    assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in content) == "Hello."
+    assert one[-1]["data"] == "[DONE]" and one[-1]["id"] == agui[-1]["id"]
+
+
+async def test_a_log_is_put_on_another_wire():
+    async with serving(scripted("Hello.")) as running, httpx.AsyncClient(base_url=running.url) as client:
+        run = (await client.post("/agui", json={**RUN, "protocolVersion": "1.0"})).content
+        live = (await client.get("/demo/runs/r1/wires?wire=openai")).content
+        log = b"\n".join(frame["data"].encode() for frame in sse.parse([run]))
+        again = await client.post("/demo/wires?wire=openai", content=log)
+    live_chunks = [_delta(frame) for frame in sse.parse([live])]
+    assert [_delta(frame) for frame in sse.parse([again.content])] == live_chunks
+
+
+def _delta(frame: dict[str, str]) -> tuple[str, object]:
+    data = frame["data"]
+    return frame["id"], data if data == "[DONE]" else json.loads(data)["choices"]
+
+
+@pytest.mark.parametrize("log", [b"{}", b'{"type":"NO_SUCH"}', b"text", b'{"type":"RUN_STARTED"}', b"\xff\xfe"])
+async def test_a_line_that_is_no_event_is_named(log: bytes):
+    async with serving(scripted("x")) as running, httpx.AsyncClient(base_url=running.url) as client:
+        answer = await client.post("/demo/wires", content=b'{"type":"RUN_STARTED","threadId":"t","runId":"r"}\n' + log)
+    assert answer.status_code == 400 and "Line 2 is not an AG-UI event." in answer.text
+
+
+async def test_an_unknown_wire_is_refused():
+    async with serving(scripted("x")) as running, httpx.AsyncClient(base_url=running.url) as client:
+        assert (await client.post("/demo/wires?wire=telegraph")).status_code == 400
+        assert (await client.get("/demo/runs/none/wires")).status_code == 404
