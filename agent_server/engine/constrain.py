@@ -30,7 +30,6 @@ MAX_FINDINGS = 8
 """Warnings about one request's schemas; the rest is counted."""
 MAX_BYTES = 512 * 1024
 MAX_CHOICES = 2000
-NO_GRAMMARS = "This engine cannot constrain its output; tool calls are only validated when they are finished."
 
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,7 +140,7 @@ def _without_grammars(wish: Wish) -> Planned:
         raise _refused("tools", f"This engine cannot enforce the schema of the tool {strict[:64]!r} (strict).")
     if wish.response_format is not None:
         raise _refused("response_format", "This engine cannot enforce a response format.")
-    return Planned(warnings=())
+    return Planned()
 
 
 def stage_of(output_format: OutputFormat, opened: str, marker_ids: Mapping[str, int]) -> Stage:

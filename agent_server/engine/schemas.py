@@ -21,6 +21,7 @@ from events.grammar.lint import Finding, Prepared, SchemaRefused, prepare, walk
 from events.grammar.regexes import check_pattern
 
 MAX_PROBLEMS = 5
+EXPLAINED = {"oneOf": "the schemas may both fit one value, which a grammar cannot rule out; it is taken for anyOf"}
 LARGE = 16 * 1024
 """Characters of arguments and schema above which validation leaves the event loop."""
 LIMITS = llguidance.LLParserLimits(max_grammar_size=100_000, initial_lexer_fuel=1_000_000, verbose_errors=False)
@@ -34,7 +35,8 @@ def prepared(schema: Any) -> Prepared:
     if reason is None:
         return ready
     lenient = {**ready.schema, "x-guidance": {"lenient": True}}
-    finding = Finding("", keyword_of(reason), reason)
+    keyword = keyword_of(reason)
+    finding = Finding("", keyword, EXPLAINED.get(keyword, reason))
     if refusal(lenient) is None:
         return Prepared(schema=lenient, findings=(*ready.findings, finding))
     kind = {"type": "object"} if ready.schema.get("type") == "object" or "properties" in ready.schema else {}

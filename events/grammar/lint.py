@@ -21,6 +21,7 @@ MAX_ENUM = 2000
 MAX_COUNT = 10_000
 """Bounds on items and properties above this are left to the validation afterwards."""
 MAX_ALTERNATIVES = 64
+SAFE = 2**53 - 1
 
 ENFORCED = frozenset(
     {"type", "properties", "required", "additionalProperties", "patternProperties", "items", "prefixItems", "enum"}
@@ -219,7 +220,16 @@ def _lightened(node: Any, keyword: str = "") -> Any:
         return node
     if keyword in ("properties", "$defs", "definitions", "patternProperties"):
         return {name: _lightened(value) for name, value in node.items()}
-    return {key: _lightened(value, key) for key, value in node.items() if _kept(key, value)}
+    return _bounded({key: _lightened(value, key) for key, value in node.items() if _kept(key, value)})
+
+
+def _bounded(node: dict[str, Any]) -> dict[str, Any]:
+    """A whole number within what every JSON reader keeps exact: without bounds, digits can go on until max_tokens."""
+    if node.get("type") != "integer" or "enum" in node or "const" in node:
+        return node
+    low = {} if "minimum" in node or "exclusiveMinimum" in node else {"minimum": -SAFE}
+    high = {} if "maximum" in node or "exclusiveMaximum" in node else {"maximum": SAFE}
+    return {**node, **low, **high}
 
 
 def _kept(keyword: str, value: Any) -> bool:

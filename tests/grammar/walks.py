@@ -19,6 +19,7 @@ from typing import Any
 import jsonschema
 import torch
 
+from agent_server.engine.detokenizer import TokenizerVocabulary
 from agent_server.engine.protocol import Constraint
 from agent_server.generation.grammar import GrammarBackend
 from agent_server.generation.sampler import Masks, Sampler, Settings
@@ -109,6 +110,10 @@ def walk(
     outputs: list[list[int]] = [[] for _ in range(rows)]
     ended = [False] * rows
     end = walker.ids[END]
+    for token in walker.tokenizer.encode(asked.get("begin", ""), add_special_tokens=False).ids:
+        for row in range(rows):
+            assert matchers[row].accept(token), walker.tokenizer.decode([*outputs[row], token])
+            outputs[row].append(token)
     for position in range(LONGEST):
         live = [row for row in range(rows) if not ended[row]]
         if not live:
@@ -157,12 +162,10 @@ def read(walker: Walker, functions: Sequence[Function], ids: Sequence[int], stag
         marker_ids={text: walker.ids[text] for text in markers(walker.output_format) if text in walker.ids},
     )
     events = []
-    decoded = ""
-    for number, token in enumerate(ids):
-        text = walker.tokenizer.decode(list(ids[: number + 1]), skip_special_tokens=False)
-        stable = text[:-1] if text.endswith("\ufffd") else text
-        events += translator.feed(stable[len(decoded) :], token)
-        decoded = stable
+    decoder = TokenizerVocabulary(walker.tokenizer).detokenizer()
+    for token in ids:
+        events += translator.feed(decoder.push(token), token)
+    events += translator.feed(decoder.flush())
     events += translator.finish()
     calls: dict[str, list[str]] = {}
     for event in events:
