@@ -141,6 +141,8 @@ def count(telemetry: Telemetry, run: Run) -> None:
     metadata = (terminal.metadata if terminal is not None else None) or {}
     reason = metadata.get("finishReason", "error") if isinstance(terminal, RunFinished) else "error"
     telemetry.runs.labels(reason=reason).inc()
+    if metadata.get("constrained"):
+        telemetry.constrained.inc()
     timings = metadata.get("timings", {})
     if "firstToken" in timings:
         telemetry.first_token.observe(timings["firstToken"])

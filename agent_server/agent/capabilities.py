@@ -23,6 +23,7 @@ from ag_ui.core import (
 
 from agent_server.agent.agent import Agent
 from agent_server.agent.turn import LanguageModel
+from agent_server.engine.output import OutputSettings
 from agent_server.engine.protocol import EngineError
 
 SERVER_TYPE = "agent-server"
@@ -50,6 +51,7 @@ def capabilities_of(agent: Agent, model: LanguageModel) -> AgentCapabilities:
         multi_agent=_multi_agent(agent),
         reasoning=_reasoning(agent, model),
         multimodal=_multimodal(model),
+        custom={"constrainedToolCalls": _constrains(model)},
         execution=ExecutionCapabilities(code_execution=False, max_iterations=agent.max_steps),
         human_in_the_loop=HumanInTheLoopCapabilities(
             supported=True,
@@ -80,7 +82,21 @@ def _parallel(model: LanguageModel) -> bool | None:
 
 
 def _output(model: LanguageModel) -> OutputCapabilities:
-    return OutputCapabilities(structured_output=model.engine.info.supports_constraints)
+    return OutputCapabilities(structured_output=_enforces(model))
+
+
+def _enforces(model: LanguageModel) -> bool | None:
+    """Whether the engine can hold an output to a grammar; None while it is not loaded."""
+    try:
+        return model.engine.info.supports_constraints
+    except EngineError:
+        return None
+
+
+def _constrains(model: LanguageModel) -> bool:
+    """Whether declared tools' calls are held to their schemas while they are generated, unless a request says no."""
+    wanted = getattr(model, "output", OutputSettings()).constrain_tools
+    return wanted and _enforces(model) is True
 
 
 def _multi_agent(agent: Agent) -> MultiAgentCapabilities:

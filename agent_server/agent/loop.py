@@ -123,7 +123,7 @@ class Loop:
         if not said.calls:
             return Outcome(text=said.text, reason=turn.finished.reason)
         mine, pending = self._divide(said.calls)
-        waiting = await self._call(mine)
+        waiting = await self._call(mine, turn.invalid)
         self._execution.messages = self._conversation.wire()
         if waiting:
             return Outcome(reason="tool_calls", waiting=tuple(waiting))
@@ -163,8 +163,9 @@ class Loop:
             (mine if ours else clients).append(call)
         return mine, clients
 
-    async def _call(self, calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
-        """Make calls, but those that need a person's agreement; what a person must be asked."""
+    async def _call(self, calls: Sequence[ToolCall], invalid: Mapping[str, str]) -> list[dict[str, Any]]:
+        """Make calls, but those that need a person's agreement; what a person must be asked. Arguments that do not fit
+        the schema (`invalid`) are told to the model, unless the tool checks them itself."""
         waiting: list[dict[str, Any]] = []
         pending: list[Pending] = []
         for call in calls:
@@ -173,6 +174,8 @@ class Loop:
                 callee = self._tools.callees.get(call.function.name)
                 if callee is None:
                     raise ToolFault(f"There is no tool called {call.function.name}.")
+                if call.id in invalid and not getattr(callee, "checks", False):
+                    raise ToolFault(f"Invalid arguments: {invalid[call.id]}")
                 approving = self._tools.approvals.get(call.function.name)
                 if approving is not None:
                     approving.check(arguments)

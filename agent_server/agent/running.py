@@ -44,7 +44,9 @@ class Callee(Protocol):
 
 
 class FunctionCallee:
-    """A `@tool` function within its limits."""
+    """A `@tool` function within its limits. It checks its arguments itself, and takes what can be converted."""
+
+    checks = True
 
     def __init__(self, tool: Tool, limits: Limits) -> None:
         self._tool = tool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -12,8 +12,10 @@ from ag_ui.core import AssistantMessage, Message, RunAgentInput, ToolCall
 
 from agent_server.agent.conversation import parsed
 from agent_server.agent.reasoning import ReasoningPolicy
+from agent_server.engine.constrain import plan_constraint
 from agent_server.engine.output import OutputSettings, open_translator, sampling_for
 from agent_server.engine.protocol import Control, Delta, Engine, EngineError, Finished, GenerationRequest
+from agent_server.engine.schemas import Invalid, validate
 from agent_server.runs import Execution
 from agent_server.runs.execution import token_row
 from events.message import Folder
@@ -23,6 +25,7 @@ from events.translator import Translator
 from events.vocabulary import Custom, Event, RunError
 
 CONTROL_EVENT = "agent_server.control"
+INVALID_EVENT = "agent_server.invalid_arguments"
 
 
 class Prompts(Protocol):
@@ -71,10 +74,11 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn that came to its end."""
+    """A turn that came to its end. `invalid`: id of a call → what is wrong with its arguments."""
 
     said: Said
     finished: Finished
+    invalid: Mapping[str, str] = {}
 
 
 class TurnTaker:
@@ -111,13 +115,19 @@ class TurnTaker:
         prompt = await self._model.prompts.build_async(input, options, instructions)
         for warning in prompt.warnings:
             execution.warn(warning)
+        settings = getattr(self._model, "output", OutputSettings())
+        controls = getattr(self._model.prompts, "control_ids", {})
+        planned = await plan_constraint(prompt, controls, input, options, settings, self._model.engine.info)
+        for warning in planned.warnings:
+            execution.warn(warning)
+        execution.constrained = execution.constrained or planned.constraint is not None
         request = GenerationRequest(
             request_id=execution.new_id("gen"),
             prompt_token_ids=tuple(prompt.token_ids),
             sampling=sampling_for(prompt, execution.controls.sampling(options)),
+            constraint=planned.constraint,
             tenant=execution.tenant,
         )
-        settings = getattr(self._model, "output", OutputSettings())
         translator = open_translator(prompt, input, options, settings, execution.new_id)
         finished = await self._generate(request, translator, options.token_details)
         for warning in translator.warnings:
@@ -125,7 +135,20 @@ class TurnTaker:
         execution.count(self._model.name, finished, self._reasoning_tokens)
         if options.token_details:
             execution.describe_prompt(prompt.token_ids, finished)
-        return Turn(said=self.said(), finished=finished)
+        said = self.said()
+        return Turn(said=said, finished=finished, invalid=await self._validate(said, input))
+
+    async def _validate(self, said: Said, input: RunAgentInput) -> dict[str, str]:
+        """What is wrong with the calls' arguments, by the calls' ids; told to whoever watches as well."""
+        schemas = {tool.name: tool.parameters for tool in input.tools or ()}
+        invalid: dict[str, str] = {}
+        for call in said.calls:
+            found = await validate(call.function.arguments, schemas.get(call.function.name))
+            if found is not None:
+                invalid[call.id] = str(found)
+                self._execution.warn(f"The arguments of {call.function.name} do not fit its schema: {found}")
+                self._emit(Custom(name=INVALID_EVENT, value=_invalid(call, found)))
+        return invalid
 
     def said(self) -> Said:
         """What the turn under way, or the last one, said so far."""
@@ -183,6 +206,11 @@ class TurnTaker:
             for shown in await self._reasoning.shown(event):
                 self._shown.add(shown)
                 self._emit(shown)
+
+
+def _invalid(call: ToolCall, found: Invalid) -> dict[str, Any]:
+    errors = [{"path": path, "message": message} for path, message in found.problems]
+    return {"toolCallId": call.id, "toolCallName": call.function.name, "errors": errors}
 
 
 def _kept(message: dict[str, Any]) -> dict[str, Any]:

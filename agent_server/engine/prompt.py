@@ -8,7 +8,7 @@ already wrote of the answer is returned as `opened`, for the translator to start
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
@@ -120,6 +120,11 @@ class PromptBuilder:
     @property
     def context_length(self) -> int | None:
         return self.settings.context_length or self.files.context_length
+
+    @property
+    def control_ids(self) -> Mapping[str, int]:
+        """Text → id of every control token of the vocabulary."""
+        return self._controls.ids
 
     def analysis(self, tools: bool = False) -> TemplateAnalysis | None:
         """What is known of the template used with or without tools; None without a template."""

@@ -132,7 +132,12 @@ class Runtime:
         size = len(wire.get("messages") or ()) * 1024 if isinstance(wire, dict) else 0
         inbound = await _off_loop(size, copilotkit.from_wire, wire)
         run = await self._server.runs.start(
-            inbound.input, inbound.options, agent=agent, tenant=tenant, grace=self._settings.grace
+            inbound.input,
+            inbound.options,
+            agent=agent,
+            tenant=tenant,
+            grace=self._settings.grace,
+            warnings=inbound.extra.warnings,
         )
         encoder = copilotkit.Encoder(legacy=inbound.extra.legacy)
         return stream_run(run, encoder, interval=self._settings.keep_alive)

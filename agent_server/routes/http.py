@@ -18,11 +18,13 @@ from starlette.types import Receive, Scope, Send
 
 from adapters import errors
 from adapters.errors import RequestError, Wire
+from agent_server.engine.protocol import EngineError
 
 if TYPE_CHECKING:
     from agent_server.runs import Run
     from events.vocabulary import Event
 
+RETRY_AFTER = 1.0
 STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 SEND_BYTES = 32 * 1024
 WIRES: tuple[tuple[str, Wire], ...] = (
@@ -76,13 +78,16 @@ def error_response(wire: Wire, error: RequestError, request_id: str | None = Non
 
 
 def guarded(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-    """A route whose RequestErrors become answers in the shape of its wire."""
+    """A route whose RequestErrors and EngineErrors become answers in the shape of its wire."""
 
     async def handle(request: Request) -> Response:
         try:
             return await endpoint(request)
         except RequestError as error:
             return error_response(wire_of(request.url.path), error)
+        except EngineError as error:
+            refused = RequestError(error.kind, error.message, error.param, RETRY_AFTER if error.retryable else None)
+            return error_response(wire_of(request.url.path), refused)
 
     return handle
 

@@ -49,6 +49,7 @@ class Execution:
         self.timings: dict[str, float] = {}
         self.stop: str | int | None = None
         self.resumed = 0
+        self.constrained = False
         self.prompt_details: dict[str, Any] = {}
         self._verifier = Verifier(strict=True)
 
@@ -123,6 +124,8 @@ class Execution:
             found["warnings"] = list(self.warnings)
         if self.stop is not None:
             found["stop"] = self.stop
+        if self.constrained:
+            found["constrained"] = True
         if self.resumed:
             found["resumed"] = self.resumed
         return found

@@ -90,7 +90,8 @@ class LarkWriter:
     def _json(self, node: Node) -> str:
         """An inner grammar; its definitions are its own, so references stay what they are."""
         schema = node["json_schema"]
-        schema = {**schema, "x-guidance": JSON_OPTIONS} if isinstance(schema, dict) else schema
+        if isinstance(schema, dict):
+            schema = {**schema, "x-guidance": {**JSON_OPTIONS, **schema.get("x-guidance", {})}}
         return self._rule("%json " + json.dumps(schema, ensure_ascii=True))
 
     def _text(self, node: Node) -> str:

@@ -1,6 +1,6 @@
 """What a grammar cannot enforce in a JSON schema, found before anything is generated, and what it must not be given.
 
-The facts are xgrammar 0.2.8's, each seen by walking a compiled grammar over a valid and an invalid instance; a test
+The facts are llguidance's (1.9), each seen by walking a compiled grammar over a valid and an invalid instance; a test
 does that again for every keyword and writes the table in docs/constrained-decoding.md. A keyword that nobody has
 listed counts as not enforced, so that none is ignored in silence.
 """
@@ -13,34 +13,47 @@ from typing import Any
 
 import msgspec
 
+from events.grammar.regexes import check_pattern
+
 MAX_DEPTH = 32
 MAX_NODES = 4000
 MAX_ENUM = 2000
-MAX_PATTERN = 512
-MAX_REPEAT = 4096
-LONG = 64
-"""Bounds above this many characters or items cost the compiler seconds and are left to the validation afterwards."""
+MAX_COUNT = 10_000
+"""Bounds on items and properties above this are left to the validation afterwards."""
+MAX_ALTERNATIVES = 64
+SAFE = 2**53 - 1
 
 ENFORCED = frozenset(
-    {"type", "properties", "required", "additionalProperties", "items", "prefixItems", "enum", "const", "anyOf"}
-    | {"$ref", "$defs", "definitions", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
-    | {"minItems", "maxItems", "minLength", "maxLength", "pattern", "format"}
+    {"type", "properties", "required", "additionalProperties", "patternProperties", "items", "prefixItems", "enum"}
+    | {"const", "anyOf", "allOf", "oneOf", "$ref", "$defs", "definitions", "minimum", "maximum", "exclusiveMinimum"}
+    | {"exclusiveMaximum", "multipleOf", "minItems", "maxItems", "minLength", "maxLength", "pattern", "format"}
+    | {"minProperties", "maxProperties"}
 )
+"""Those that llguidance enforces, or says that it cannot in this schema (`agent_server.engine.schemas` asks it)."""
 ANNOTATIONS = frozenset(
     {"title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "$comment"}
-    | {"$schema", "$id", "$anchor", "$vocabulary", "contentMediaType", "contentEncoding", "nullable", "strict"}
+    | {"$schema", "$id", "$anchor", "$vocabulary", "contentMediaType", "contentEncoding", "strict"}
     | {"enumNames", "markdownDescription", "errorMessage", "discriminator", "externalDocs", "xml"}
 )
 FORMATS = frozenset(
-    {"date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "uri-reference"}
-    | {"uri-template", "json-pointer", "relative-json-pointer"}
-)
+    {"date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
+)  # fmt: skip
+REASONS = {
+    "not": "a grammar has no complement",
+    "if": "the grammar has no conditions",
+    "then": "the grammar has no conditions",
+    "else": "the grammar has no conditions",
+    "uniqueItems": "the grammar does not remember the items before",
+    "contains": "the grammar does not look at all the items",
+    "dependentRequired": "the grammar does not remember which properties came",
+    "dependentSchemas": "the grammar does not remember which properties came",
+    "propertyNames": "the grammar has no notion of it; use patternProperties",
+    "nullable": 'it is OpenAPI; use {"type": [..., "null"]}',
+}
 _SCHEMA_MAPS = ("properties", "$defs", "definitions", "patternProperties", "dependentSchemas")
 _SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SCHEMAS = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
-_SIBLINGS = ENFORCED - {"$defs", "definitions", "type"}
-_LOOKAROUND = re.compile(r"\(\?(?:[=!]|<[=!])|\\[1-9]|\\b|\\B")
-_BOUNDED = re.compile(r"\{(\d+)(?:,(\d*))?\}")
+_COUNTS = ("minItems", "maxItems", "minProperties", "maxProperties")
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -55,7 +68,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class SchemaRefused(ValueError):
-    """A schema that costs too much to compile, or refers to what is not in it. `path` is a JSON pointer."""
+    """A schema that costs too much to compile, has no end, or refers to what is not in it. `path`: a JSON pointer."""
 
     def __init__(self, path: str, message: str) -> None:
         super().__init__(message)
@@ -66,12 +79,12 @@ class SchemaRefused(ValueError):
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """`schema` is what the grammar is made of; `findings` what it leaves to the validation of the finished value."""
 
-    schema: Any
+    schema: dict[str, Any]
     findings: tuple[Finding, ...] = ()
 
 
 def prepare(schema: Any) -> Prepared:
-    """Check the size, list what is not enforced, and take out what would cost seconds. Raises SchemaRefused."""
+    """Check the size, list what is not enforced, and take out what the grammar cannot have. Raises SchemaRefused."""
     if isinstance(schema, bool):
         return Prepared(schema={} if schema else {"enum": []})
     if not isinstance(schema, Mapping):
@@ -82,6 +95,7 @@ def prepare(schema: Any) -> Prepared:
             raise SchemaRefused("", f"The schema has more than {MAX_NODES} parts; make it smaller.")
         _refuse_hostile(path, node, schema)
         findings += inspect(path, node)
+    _refuse_endless(schema)
     return Prepared(schema=_lightened(schema), findings=tuple(findings))
 
 
@@ -109,35 +123,28 @@ def _escape(name: str) -> str:
 
 
 def _refuse_hostile(path: str, node: Mapping[str, Any], root: Mapping[str, Any]) -> None:
-    reference = node.get("$ref")
-    if isinstance(reference, str) and not _resolves(reference, root):
-        raise SchemaRefused(path, "Every $ref must point into the schema itself, like #/$defs/name.")
+    reference = node.get("$ref", node.get("$dynamicRef"))
+    if reference is not None and not (isinstance(reference, str) and _target(reference, root) is not None):
+        raise SchemaRefused(path, "$ref must point into the schema itself, like #/$defs/name.")
     values = node.get("enum")
     if isinstance(values, list) and len(values) > MAX_ENUM:
         raise SchemaRefused(path, f"enum may have at most {MAX_ENUM} values.")
-    pattern = node.get("pattern")
-    if isinstance(pattern, str):
-        check_pattern(path, pattern)
+    for keyword in ("anyOf", "oneOf", "allOf"):
+        if len(_list(node.get(keyword))) > MAX_ALTERNATIVES:
+            raise SchemaRefused(path, f"{keyword} may have at most {MAX_ALTERNATIVES} schemas.")
+    inner = node.get("patternProperties")
+    for pattern in (node.get("pattern"), *(inner if isinstance(inner, Mapping) else ())):
+        problem = check_pattern(pattern) if isinstance(pattern, str) else None
+        if problem:
+            raise SchemaRefused(path, problem)
 
 
-def check_pattern(path: str, pattern: str) -> None:
-    """Refuse what blows up when it is unrolled; no regular expression is ever run on it here."""
-    if len(pattern) > MAX_PATTERN:
-        raise SchemaRefused(path, f"pattern may have at most {MAX_PATTERN} characters.")
-    product = 1
-    for least, most in _BOUNDED.findall(pattern):
-        product *= max(int(most or least or 1), 1)
-        if product > MAX_REPEAT:
-            raise SchemaRefused(path, f"pattern repeats more than {MAX_REPEAT} times when it is unrolled.")
-    if pattern.count("(") > 64:
-        raise SchemaRefused(path, "pattern has more than 64 groups.")
-
-
-def _resolves(reference: str, root: Any) -> bool:
+def _target(reference: str, root: Any) -> Any:
+    """What a local reference points at, None if there is nothing."""
     if reference == "#":
-        return True
+        return root
     if not reference.startswith("#/"):
-        return False
+        return None
     for part in reference[2:].split("/"):
         key = part.replace("~1", "/").replace("~0", "~")
         if isinstance(root, list) and key.isdigit() and int(key) < len(root):
@@ -145,69 +152,98 @@ def _resolves(reference: str, root: Any) -> bool:
         elif isinstance(root, Mapping) and key in root:
             root = root[key]
         else:
-            return False
-    return True
+            return None
+    return root if isinstance(root, Mapping | bool) else None
+
+
+def _refuse_endless(root: Mapping[str, Any]) -> None:
+    """Refuse a schema that every instance of would have to contain itself."""
+    state: dict[int, bool] = {}
+
+    def visit(node: Any) -> None:
+        if not isinstance(node, Mapping):
+            return
+        known = state.get(id(node))
+        if known is False:
+            raise SchemaRefused("", "The schema needs itself within itself: no value of it would ever end.")
+        if known is None:
+            state[id(node)] = False
+            for inner in _needed(node, root):
+                visit(inner)
+            state[id(node)] = True
+
+    for _, node in walk(root):
+        visit(node)
+
+
+def _needed(node: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[Any]:
+    """What every instance of a schema contains, or is an instance of as well."""
+    if isinstance(node.get("$ref"), str):
+        yield _target(node["$ref"], root)
+    yield from _list(node.get("allOf"))
+    for keyword in ("anyOf", "oneOf"):
+        if len(_list(node.get(keyword))) == 1:
+            yield node[keyword][0]
+    properties = node.get("properties")
+    if isinstance(properties, Mapping) and node.get("type") == "object":
+        yield from (properties[name] for name in _list(node.get("required")) if name in properties)
+    if node.get("type") == "array" and isinstance(node.get("minItems"), int) and node["minItems"] > 0:
+        yield _list(node["prefixItems"])[0] if _list(node.get("prefixItems")) else node.get("items")
 
 
 def inspect(path: str, node: Mapping[str, Any]) -> Iterator[Finding]:
     """What is not enforced in this one object."""
     for keyword in node:
         if keyword not in ENFORCED and keyword not in ANNOTATIONS and not keyword.startswith("x-"):
-            yield Finding(path, keyword, "the grammar has no notion of it")
-    yield from _beside(path, node)
-    yield from _strings(path, node)
-    for keyword in ("maxItems", "minItems", "maxLength", "minLength"):
-        if _long(node.get(keyword)):
-            yield Finding(path, keyword, f"a bound above {LONG} would cost seconds to compile")
-    properties = node.get("properties")
-    missing = [name for name in _list(node.get("required")) if name not in (properties or {})]
-    if missing:
-        yield Finding(path, "required", "it names what properties does not describe")
+            yield Finding(path, keyword, REASONS.get(keyword, "the grammar has no notion of it"))
+    if (kind := node.get("format")) is not None and kind not in FORMATS:
+        yield Finding(path, "format", f"{str(kind)[:40]!r} is not a format that the grammar knows")
+    if isinstance(pattern := node.get("pattern"), str) and LOOKAROUND.search(pattern):
+        yield Finding(path, "pattern", "look-around, word boundaries and back references cannot be compiled")
+    if isinstance(inner := node.get("patternProperties"), Mapping) and any(map(LOOKAROUND.search, inner)):
+        yield Finding(path, "patternProperties", "look-around and back references cannot be compiled")
+    for keyword in _COUNTS:
+        if _high(node.get(keyword)):
+            yield Finding(path, keyword, f"a bound above {MAX_COUNT} is not worth its grammar")
 
 
-def _beside(path: str, node: Mapping[str, Any]) -> Iterator[Finding]:
-    chief = next((keyword for keyword in ("$ref", "anyOf") if keyword in node), None)
-    for keyword in node if chief else ():
-        if keyword in _SIBLINGS and keyword != chief:
-            yield Finding(path, keyword, f"it stands beside {chief}")
-
-
-def _strings(path: str, node: Mapping[str, Any]) -> Iterator[Finding]:
-    pattern, kind = node.get("pattern"), node.get("format")
-    if isinstance(pattern, str):
-        if not (pattern.startswith("^") and pattern.endswith("$")):
-            yield Finding(path, "pattern", "a pattern that is not anchored with ^ and $ is taken for the whole string")
-        if _LOOKAROUND.search(pattern):
-            yield Finding(path, "pattern", "look-around, word boundaries and back references cannot be compiled")
-    if isinstance(kind, str) and kind not in FORMATS:
-        yield Finding(path, "format", f"{kind[:40]!r} is not a format that the grammar knows")
-    if pattern is not None or kind in FORMATS:
-        for keyword in ("minLength", "maxLength"):
-            if keyword in node:
-                yield Finding(path, keyword, "it stands beside pattern or format")
+LOOKAROUND = re.compile(r"\(\?(?:[=!]|<[=!])|(?<!\\)(?:\\\\)*\\(?:[1-9bBAZzG]|k<)")
 
 
 def _lightened(node: Any, keyword: str = "") -> Any:
-    """The schema without bounds that cost seconds and patterns that cannot be compiled."""
-    if keyword in ("const", "enum", "default", "examples"):
+    """The schema without what the grammar cannot have."""
+    if keyword in ("const", "enum", "default", "examples", "required", "type"):
         return node
     if isinstance(node, list):
         return [_lightened(item) for item in node]
     if not isinstance(node, Mapping):
         return node
-    if keyword in ("properties", "$defs", "definitions"):
+    if keyword in ("properties", "$defs", "definitions", "patternProperties"):
         return {name: _lightened(value) for name, value in node.items()}
-    return {key: _lightened(value, key) for key, value in node.items() if not _too_heavy(key, value)}
+    return _bounded({key: _lightened(value, key) for key, value in node.items() if _kept(key, value)})
 
 
-def _too_heavy(keyword: str, value: Any) -> bool:
-    if keyword in ("maxLength", "minLength", "maxItems", "minItems"):
-        return _long(value)
-    return keyword == "pattern" and isinstance(value, str) and _LOOKAROUND.search(value) is not None
+def _bounded(node: dict[str, Any]) -> dict[str, Any]:
+    """A whole number within what every JSON reader keeps exact: without bounds, digits can go on until max_tokens."""
+    if node.get("type") != "integer" or "enum" in node or "const" in node:
+        return node
+    low = {} if "minimum" in node or "exclusiveMinimum" in node else {"minimum": -SAFE}
+    high = {} if "maximum" in node or "exclusiveMaximum" in node else {"maximum": SAFE}
+    return {**node, **low, **high}
 
 
-def _long(value: Any) -> bool:
-    return isinstance(value, int) and value > LONG
+def _kept(keyword: str, value: Any) -> bool:
+    if keyword == "format":
+        return value in FORMATS
+    if keyword == "pattern":
+        return isinstance(value, str) and not LOOKAROUND.search(value)
+    if keyword == "patternProperties":
+        return isinstance(value, Mapping) and not any(map(LOOKAROUND.search, value))
+    return keyword in ENFORCED and not (keyword in _COUNTS and _high(value))
+
+
+def _high(value: Any) -> bool:
+    return isinstance(value, int) and value > MAX_COUNT
 
 
 def _list(value: Any) -> list[Any]:

@@ -160,7 +160,7 @@ def _automatic(
     sectioned = bool(writer.tools.section_start) and not writer.tools.repeats_section
     section = writer.section(wanted, parallel=parallel and sectioned)
     head, _ = split(alphabet.literal(writer.trigger))
-    trigger = head.get("token", head.get("value"))
+    trigger = head["token"] if head["type"] == "token" else head["value"]
     excluded = _excluded(output_format, alphabet) - {trigger}
     if head["type"] == "token":
         other = [node for node in _other_markers(output_format, alphabet) if split(node)[0] == head]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from events.formats.output_format import Arguments
+from events.grammar.lint import Finding
 from events.grammar.nodes import EMPTY, Alphabet, Node, constant, either, free, optional, pattern, repeated, sequence
 from events.parsing.schema import ANY, types
 
@@ -271,6 +272,36 @@ def _rest(nodes: list[tuple[bool, Node]], separator: Node) -> Node:
         first = alone if required else either(alone, first) if separator != EMPTY else sequence(optional(node), after)
         after = sequence(behind, after) if required else sequence(optional(behind), after)
     return first
+
+
+def unwritten(style: Arguments, schema: Schema) -> Iterator[Finding]:
+    """What a schema asks of arguments that are not written as JSON, and that their grammar does not hold them to."""
+    top = resolve(schema, schema)
+    for keyword in ("anyOf", "oneOf", "allOf", "patternProperties", "minProperties", "maxProperties"):
+        if keyword in top:
+            yield Finding("", keyword, "arguments of this format are written one by one")
+    raw = style.style in ("tagged", "nested") or bool(style.quote)
+    for member in members(top, schema):
+        for part in string_parts(member.schema, schema) if raw else ():
+            yield from _unwritten_string(f"/properties/{member.name}", part)
+        if style.style == "python" and not member.name.isidentifier():
+            yield Finding(f"/properties/{member.name}", "properties", "the name is no Python identifier")
+
+
+def _unwritten_string(path: str, schema: Schema) -> Iterator[Finding]:
+    if "enum" in schema or "const" in schema:
+        return
+    bounds = [keyword for keyword in ("minLength", "maxLength") if keyword in schema]
+    if "pattern" in schema:
+        others = [*bounds, *(["format"] if "format" in schema else [])]
+        yield from (Finding(path, keyword, "it stands beside pattern") for keyword in others)
+    elif (kind := schema.get("format")) in FORMAT_PATTERNS:
+        yield from (Finding(path, keyword, "it stands beside format") for keyword in bounds)
+    elif kind is not None:
+        yield Finding(path, "format", f"{str(kind)[:40]!r} is not known where strings have no quotes")
+    for keyword in ("anyOf", "allOf", "oneOf"):
+        if keyword in schema:
+            yield Finding(path, keyword, "the combination is not written where strings have no quotes")
 
 
 def string_parts(schema: Schema, root: Schema) -> list[Schema]:

@@ -73,6 +73,13 @@ class Parser:
         self._reading: Reading[None] | None = reader(self) if reader else self._read()
         self._begin(opened, show_opened)
 
+    @property
+    def stage(self) -> Literal["start", "reasoning", "content"]:
+        """Where the output is now: in reasoning, behind it, or where reasoning may still begin."""
+        if self.mode == "reasoning":
+            return "reasoning"
+        return "content" if self._closed else "start"
+
     def feed(self, text: str, token_id: int | None = None) -> list[Piece]:
         """The pieces that `text` completes. `token_id` says that it is this one token's text."""
         text = self._tokens.encode(text, token_id)

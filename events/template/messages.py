@@ -289,6 +289,9 @@ def _calling_messages(turn: Turn, capabilities: Capabilities, names: dict[str, s
     if text and not capabilities.text_with_calls:
         before = [] if capabilities.alternation else [_plain("assistant", text, capabilities)]
         text = ""
+    if text and turn.reasoning and not capabilities.thought_beside_text:
+        turn = msgspec.structs.replace(turn, reasoning=f"{turn.reasoning}\n{text}")
+        text = ""
     message: Message = {"role": "assistant", "tool_calls": calls}
     if text:
         message = {**_plain("assistant", text, capabilities), **message}

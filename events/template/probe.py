@@ -47,7 +47,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     a list of text parts is flattened by the template; string_content: a string is accepted. alternation: two
     messages of one role in a row are refused or lost. arguments: the shape of a call's arguments that comes out as
     the model writes it. call_content: what stands for "no text" in a message with calls.
-    text_with_calls: a message may have both. short_ids: call ids must be
+    text_with_calls: a message may have both; thought_beside_text: and reasoning as well. short_ids: call ids must be
     nine letters and digits. id_is_name: the name is written as part of the id alone (`functions.NAME:0`).
     reasoning_field: the message key whose text is rendered as reasoning, None if no key is. tool_role: the role of
     results, None if no role renders them. tools_variable: the variable that takes the declared tools;
@@ -66,6 +66,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     arguments: Arguments = "object"
     call_content: CallContent = "empty"
     text_with_calls: bool = True
+    thought_beside_text: bool = True
     short_ids: bool = False
     id_is_name: bool = False
     reasoning_field: ReasoningField | None = None
@@ -181,6 +182,7 @@ def capabilities(probe: Probe) -> Capabilities:
     tools = _tools_variable(probe)
     probe.tools_variable = tools or "tools"
     calls = _call_shapes(probe)
+    field = _reasoning_field(probe, calls)
     return msgspec.structs.replace(
         calls,
         system_role=needs_system or probe.shows([system(), user()], SYSTEM, USER),
@@ -192,7 +194,8 @@ def capabilities(probe: Probe) -> Capabilities:
         tools_in_system=tools is None and _tools_in_system(probe),
         tools_variable=probe.tools_variable,
         tool_role=calls.tool_role or _tool_role(probe, assistant()),
-        reasoning_field=_reasoning_field(probe, calls),
+        reasoning_field=field,
+        thought_beside_text=field is None or not calls.tool_calls or _thought_beside_text(probe, calls, field),
         needs_system=needs_system,
     )
 
@@ -275,6 +278,13 @@ def _tool_role(probe: Probe, message: Message) -> str | None:
 
 def _accepts_id(probe: Probe, message: Message, call_id: str, role: str | None) -> bool:
     return probe.shows([user(), message, *([result(call_id=call_id, role=role)] if role else [])], VALUE, tools=True)
+
+
+def _thought_beside_text(probe: Probe, calls: Capabilities, field: ReasoningField) -> bool:
+    """Whether a message with text, reasoning and a call is accepted; gpt-oss refuses it."""
+    one = call(FUNCTION, {ARGUMENT: VALUE}, style=calls.arguments)
+    message = with_reasoning({**calling([one], calls.call_content), "content": CONTENT}, field)
+    return probe.render([user(), message], tools=True) is not None
 
 
 def _reasoning_field(probe: Probe, calls: Capabilities) -> ReasoningField | None:

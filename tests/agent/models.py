@@ -57,11 +57,13 @@ class Model:
 
     name = "test-model"
 
-    def __init__(self, scripts: Iterable[str | Script] | Callable[[dict[str, Any]], str | Script]) -> None:
+    def __init__(
+        self, scripts: Iterable[str | Script] | Callable[[dict[str, Any]], str | Script], *, grammars: bool = False
+    ) -> None:
         if callable(scripts):
-            self.engine = ScriptedEngine(lambda request: _script(scripts(told(request))))
+            self.engine = ScriptedEngine(lambda request: _script(scripts(told(request))), supports_constraints=grammars)
         else:
-            self.engine = ScriptedEngine([_script(each) for each in scripts])
+            self.engine = ScriptedEngine([_script(each) for each in scripts], supports_constraints=grammars)
         self.prompts = JsonPrompts(HERMES)
 
     @property

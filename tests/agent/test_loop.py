@@ -185,7 +185,7 @@ async def test_max_steps_ends_clearly_with_every_call_answered():
 
 
 async def test_a_forced_choice_of_tool_holds_for_the_first_turn_alone():
-    model = Model([call("add", a=1, b=1), "Two."])
+    model = Model([call("add", a=1, b=1), "Two."], grammars=True)
     options = GenerationOptions(store=False, tool_choice=ToolChoice("required"))
     async with House(Agent(name="default", tools=[add]), model) as house:
         await house.ask("go", options=options)

@@ -10,7 +10,7 @@ from agent_server.generation.probe import fit
 from tests.generation.harness import Driver, expected, prompts
 from tests.generation.tiny_models import PACKED, SEPARATE, make_model
 
-COUNT = 20
+COUNT = 40
 
 
 @pytest.fixture(scope="module", params=[*PACKED, *SEPARATE])

@@ -6,14 +6,16 @@ from random import Random
 from typing import Any
 
 from events.grammar import Function
+from events.grammar.lint import prepare
 
 NAMES = ("get", "get_weather", "search", "search_files", "send_email", "plot", "move", "set_color", "book", "book_room")
 KEYS = ("city", "days", "query", "limit", "unit", "exact", "tags", "options", "when", "note", "path", "ratio")
 
 
 def tool_set(random: Random, count: int | None = None) -> list[Function]:
+    """Tools with their schemas as they come out of the lint, which changes nothing of what they mean."""
     names = random.sample(NAMES, count or random.randint(1, 5))
-    return [Function(name, parameters(random)) for name in names]
+    return [Function(name, prepare(parameters(random)).schema) for name in names]
 
 
 def parameters(random: Random) -> dict[str, Any]:

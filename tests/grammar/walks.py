@@ -1,6 +1,6 @@
 """Random walks: random logits through the real sampler under a grammar's masks, read by the real parser.
 
-    python -m tests.grammar.walks --runs 1000 [--format hermes] [--mode auto]
+python -m tests.grammar.walks --runs 1000 [--format hermes] [--mode auto]
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import jsonschema
 import torch
 
+from agent_server.engine.detokenizer import TokenizerVocabulary
 from agent_server.engine.protocol import Constraint
 from agent_server.generation.grammar import GrammarBackend
 from agent_server.generation.sampler import Masks, Sampler, Settings
@@ -109,6 +110,10 @@ def walk(
     outputs: list[list[int]] = [[] for _ in range(rows)]
     ended = [False] * rows
     end = walker.ids[END]
+    for token in walker.tokenizer.encode(asked.get("begin", ""), add_special_tokens=False).ids:
+        for row in range(rows):
+            assert matchers[row].accept(token), walker.tokenizer.decode([*outputs[row], token])
+            outputs[row].append(token)
     for position in range(LONGEST):
         live = [row for row in range(rows) if not ended[row]]
         if not live:
@@ -121,7 +126,9 @@ def walk(
             if token == end:
                 ended[row] = True
                 continue
-            assert matchers[row].accept(token), f"the mask allowed {token}: {matchers[row].error} {walker.tokenizer.decode(outputs[row])!r}"
+            assert matchers[row].accept(token), (
+                f"the mask allowed {token}: {matchers[row].error} {walker.tokenizer.decode(outputs[row])!r}"
+            )
             outputs[row].append(token)
             ended[row] = matchers[row].finished
     return list(zip(outputs, ended, strict=True))
@@ -155,12 +162,10 @@ def read(walker: Walker, functions: Sequence[Function], ids: Sequence[int], stag
         marker_ids={text: walker.ids[text] for text in markers(walker.output_format) if text in walker.ids},
     )
     events = []
-    decoded = ""
-    for number, token in enumerate(ids):
-        text = walker.tokenizer.decode(list(ids[: number + 1]), skip_special_tokens=False)
-        stable = text[: -1] if text.endswith("\ufffd") else text
-        events += translator.feed(stable[len(decoded) :], token)
-        decoded = stable
+    decoder = TokenizerVocabulary(walker.tokenizer).detokenizer()
+    for token in ids:
+        events += translator.feed(decoder.push(token), token)
+    events += translator.feed(decoder.flush())
     events += translator.finish()
     calls: dict[str, list[str]] = {}
     for event in events:
@@ -172,7 +177,9 @@ def read(walker: Walker, functions: Sequence[Function], ids: Sequence[int], stag
     return list(calls.values()), said
 
 
-def judge(tally: Tally, walker: Walker, functions: Sequence[Function], output: tuple[list[int], bool], **asked: Any) -> None:
+def judge(
+    tally: Tally, walker: Walker, functions: Sequence[Function], output: tuple[list[int], bool], **asked: Any
+) -> None:
     ids, ended = output
     tally.runs += 1
     if not ended:
@@ -189,7 +196,9 @@ def judge(tally: Tally, walker: Walker, functions: Sequence[Function], output: t
             problems.append("undeclared name")
             continue
         try:
-            jsonschema.validate(json.loads(arguments), declared[name], format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER)
+            jsonschema.validate(
+                json.loads(arguments), declared[name], format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
+            )
         except ValueError:
             problems.append("no JSON")
         except jsonschema.ValidationError as error:
@@ -231,7 +240,10 @@ def main() -> None:
             name, sets, given.runs // sets, tokens=not given.text, fallback=given.fallback,
             choice=ToolChoice(given.mode), stage=at,
         )  # fmt: skip
-        print(f"{name:16} {tally.runs:5} {tally.calls:6} {tally.unfinished:7}  {dict(tally.problems) or 'none'}", flush=True)
+        print(
+            f"{name:16} {tally.runs:5} {tally.calls:6} {tally.unfinished:7}  {dict(tally.problems) or 'none'}",
+            flush=True,
+        )
         for example in tally.examples:
             print("  ", example)
 

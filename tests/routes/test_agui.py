@@ -8,7 +8,8 @@ import httpx
 import pytest
 
 from adapters import sse
-from agent_server.engine.scripted import Script
+from agent_server.engine.protocol import EngineError, EngineInfo
+from agent_server.engine.scripted import Script, ScriptedEngine
 from tests.server import scripted, serving
 
 
@@ -129,6 +130,23 @@ async def test_while_the_model_loads_readiness_says_so_and_runs_are_told():
         assert ready.status_code == 503 and ready.json()["state"] in ("starting", "loading")
         events = await events_of(client, body())
         assert events[-1]["type"] == "RUN_ERROR" and events[-1]["code"] == "unavailable"
+
+
+@pytest.mark.parametrize("path", ["/agui/capabilities", "/v1/models", "/copilotkit/info"])
+async def test_nothing_breaks_while_the_model_loads(path: str):
+    async with serving(Embedded(), ready=False) as running, httpx.AsyncClient(base_url=running.url) as client:
+        assert (await client.get(path)).status_code in (200, 503)
+
+
+class Embedded(ScriptedEngine):
+    """Knows nothing of its model until it is loaded, as the embedded engine does."""
+
+    def __init__(self) -> None:
+        super().__init__(load_seconds=60)
+
+    @property
+    def info(self) -> EngineInfo:
+        raise EngineError("unavailable", "The model is not loaded yet.", retryable=True)
 
 
 async def test_metrics_are_prometheus_text():

@@ -353,3 +353,13 @@ def test_no_history_makes_an_own_template_fail(name: str, messages: list[dict[st
 @given(messages=histories())
 def test_no_history_makes_a_shared_template_fail(name: str, messages: list[dict[str, Any]]) -> None:
     assert rendered((SHARED_TEMPLATES / f"{name}.jinja").read_text("utf-8"), messages)
+
+
+def test_text_beside_a_thought_and_a_call_joins_the_thought_where_the_template_refuses_it() -> None:
+    """gpt-oss: "Cannot pass both content and thinking in an assistant message with tool calls"."""
+    history = [user(), reasoning("hm"), assistant("let me see", ("1", "f", "{}")), result("1")]
+    beside = build(*history, can=can(reasoning_field="reasoning_content")).messages[1]
+    assert (beside["content"], beside["reasoning_content"]) == ("let me see", "hm")
+    joined = build(*history, can=can(reasoning_field="reasoning_content", thought_beside_text=False)).messages[1]
+    assert joined["reasoning_content"] == "hm\nlet me see"
+    assert joined.get("content") != "let me see"

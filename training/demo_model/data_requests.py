@@ -106,11 +106,6 @@ PLAN_STEPS = {
         "Book the tickets",
         "Reserve a room",
         "Pack the bags",
-        "Check the documents",
-        "Download a map",
-        "Tell a friend",
-        "Travel there",
-        "Enjoy {}",
     ),
     "event": (
         "Pick a date for {}",
@@ -118,11 +113,6 @@ PLAN_STEPS = {
         "Send the invitations",
         "Order the food",
         "Prepare the room",
-        "Choose the music",
-        "Buy the drinks",
-        "Welcome everyone",
-        "Take some photos",
-        "Clean up after {}",
     ),
     "task": (
         "Define the goal of {}",
@@ -130,11 +120,6 @@ PLAN_STEPS = {
         "Split the work",
         "Start with the first part",
         "Review the result",
-        "Ask for feedback",
-        "Fix the mistakes",
-        "Test everything",
-        "Share the outcome",
-        "Finish {}",
     ),
 }
 DOCUMENTS = {
@@ -275,15 +260,13 @@ def _plan_subject(values: Values) -> tuple[str, str]:
 
 
 def ask_plan(values: Values) -> Request:
-    """Ask for a plan of five steps, or of a stated number of steps."""
+    """Ask for a plan, which has five steps whatever number the user names."""
     kind, subject = _plan_subject(values)
     question = values.pick(PLAN_REQUESTS).format(subject)
-    count = 5
-    if values.chance(0.35):
-        count = values.between(3, 10)
-        question = f"{question} in {count} steps"
-    steps = [{"description": step.format(subject), "status": "enabled"} for step in PLAN_STEPS[kind][:count]]
-    thought = f"The user wants a plan for {subject} with {count} steps."
+    if values.chance(0.25):
+        question = f"{question} in {values.pick((3, 4, 5, 5, 6, 8, 10))} steps"
+    steps = [{"description": step.format(subject), "status": "enabled"} for step in PLAN_STEPS[kind]]
+    thought = f"The user wants a plan for {subject}."
     return Request("generate_task_steps", question, {"steps": steps}, thought, subject)
 
 

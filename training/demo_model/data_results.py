@@ -188,13 +188,15 @@ def plan_outcome(values: Values, request: Request) -> Outcome:
         result = values.pick((*SUCCESSES, {"accepted": True}, "Steps generated."))
         return _outcome(values, result, "Great, the plan is ready.")
     steps = _kept_steps(values, request)
-    enabled = sum(step["status"] == "enabled" for step in steps)
-    if form < 0.5 or enabled == 0:
+    enabled = [step["description"] for step in steps if step["status"] == "enabled"]
+    if form < 0.5 or not enabled:
         results = ({"accepted": False}, {"accepted": False, "steps": steps})
         answer = "Okay, I will not follow this plan. Tell me what to change."
         return _outcome(values, values.pick(results), answer)
-    answer = f"Great, you accepted {enabled} {'step' if enabled == 1 else 'steps'}."
-    return _outcome(values, {"accepted": True, "steps": steps}, answer, enabled)
+    listed = ", ".join(f"{number}. {step}" for number, step in enumerate(enabled, 1))
+    total = f"That makes {len(enabled)} {'step' if len(enabled) == 1 else 'steps'}."
+    answer = f"Great, we go on with: {listed}. {total}"
+    return _outcome(values, {"accepted": True, "steps": steps}, answer, total)
 
 
 def _title(values: Values) -> str:

@@ -32,10 +32,11 @@ COUNTS = {
     "two_answers": 30,
 }
 EXTRA_COUNTS = {"name": 30, "unclear": 30, "repeat": 50, "invented_call": 50, "invented_answer": 30}
+WITHOUT_CALL = ("absent", "knowledge", "chat")
 GROUPS = {
     "right calls": ("call", "two_calls", "follow_up"),
     "values in answers": ("answer", "two_answers"),
-    "no call without a tool": ("absent", "knowledge", "chat"),
+    "right answers without a tool": WITHOUT_CALL,
 }
 MOST_NEW_TOKENS = 330
 
@@ -48,6 +49,11 @@ class Verdict:
     dialogue: Dialogue
     text: str
     right: bool
+
+    @property
+    def calls(self) -> bool:
+        """Tell whether the model wrote a call, valid or not."""
+        return "<tool_call>" in self.text
 
 
 def held_out_dialogues(counts: dict[str, int], seed: str) -> Iterator[tuple[str, Dialogue]]:
@@ -140,20 +146,22 @@ def judge(folder: Path, counts: dict[str, int], seed: str, size: int) -> list[Ve
     return verdicts
 
 
-def table_row(name: str, verdicts: list[Verdict]) -> str:
+def table_row(name: str, outcomes: list[bool]) -> str:
     """Return one line of the table."""
-    right = sum(verdict.right for verdict in verdicts)
-    return f"| {name} | {len(verdicts)} | {right} | {100 * right / len(verdicts):.1f} % |"
+    right = sum(outcomes)
+    return f"| {name} | {len(outcomes)} | {right} | {100 * right / len(outcomes):.1f} % |"
 
 
 def table(verdicts: list[Verdict]) -> str:
     """Return the table by category, by target and in total."""
     groups = dict.fromkeys(verdict.group for verdict in verdicts)
-    parts = {group: [item for item in verdicts if item.group == group] for group in groups}
+    parts = {group: [item.right for item in verdicts if item.group == group] for group in groups}
     for name, kinds in GROUPS.items():
-        parts[f"**{name}**"] = [item for item in verdicts if item.dialogue.kind in kinds]
-    parts["**all**"] = verdicts
-    lines = [table_row(name, chosen) for name, chosen in parts.items() if chosen]
+        parts[f"**{name}**"] = [item.right for item in verdicts if item.dialogue.kind in kinds]
+    without_call = [item for item in verdicts if item.dialogue.kind in WITHOUT_CALL]
+    parts["**no call without a tool**"] = [not item.calls for item in without_call]
+    parts["**all**"] = [item.right for item in verdicts]
+    lines = [table_row(name, outcomes) for name, outcomes in parts.items() if outcomes]
     return "\n".join(["| category | dialogues | right | share |", "|---|---|---|---|", *lines])
 
 

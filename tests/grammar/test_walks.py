@@ -1,0 +1,120 @@
+"""Random logits through the real sampler and the real parser: a sample of what `python -m tests.grammar.walks` does."""
+
+from random import Random
+
+import pytest
+import torch
+
+from agent_server.generation.sampler import Masks, Sampler, Settings
+from events.formats import registry
+from events.grammar import Stage
+from events.options import SamplingParams, ToolChoice
+from tests.grammar.toolsets import tool_set
+from tests.grammar.walks import KINDS, Tally, _matchers, judge, tally_of, walk, walker
+
+FORMATS = sorted(set(KINDS.values()))
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def assert_clean(tally: Tally, calls: bool = True) -> None:
+    assert not tally.problems, "\n".join(tally.examples)
+    assert tally.runs > tally.unfinished
+    assert tally.calls or not calls
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_call_that_must_be_made_is_always_right(name):
+    stage: Stage = "start" if registry.named(name).channels else "content"
+    assert_clean(tally_of(name, sets=6, runs=2, choice=ToolChoice("required"), stage=stage))
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "glm45", "lfm2", "gemma4", "deepseek_v32"])
+def test_markers_that_are_text_are_held_to_as_well(name):
+    assert_clean(tally_of(name, sets=4, runs=2, tokens=False, choice=ToolChoice("required"), stage="content"))
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder"])
+def test_a_sentencepiece_vocabulary(name):
+    assert_clean(tally_of(name, sets=4, runs=2, fallback=True, choice=ToolChoice("required"), stage="content"))
+
+
+@pytest.mark.parametrize("stage", ["start", "reasoning", "content"])
+@pytest.mark.parametrize("tokens", [True, False])
+def test_calls_after_reasoning_and_text_that_are_free(stage, tokens):
+    tallies = [tally_of(n, sets=6, runs=2, tokens=tokens, choice=ToolChoice("auto"), stage=stage)
+               for n in ("hermes", "glm45")]  # fmt: skip
+    for tally in tallies:
+        assert_clean(tally, calls=False)
+    assert not tokens or sum(tally.calls for tally in tallies)
+
+
+@pytest.mark.parametrize("tokens", [True, False])
+@pytest.mark.parametrize(
+    "name", ["hermes", "jamba", "deepseek_v3", "qwen3_coder", "glm45", "deepseek_v32", "lfm2", "gemma4"]
+)
+def test_from_its_marker_on_a_call_is_held_to(name, tokens):
+    """Free text, then the marker, wherever the tokens fall: what follows is a legal call."""
+    tools = registry.named(name).tools
+    begin = "I will see to it. < " + (tools.section_start or tools.call_start).strip()
+    tally, walking = Tally(), walker(name, tokens=tokens)
+    for seed in range(4):
+        functions = tool_set(Random(seed))
+        asked = {"choice": ToolChoice("auto"), "stage": "content", "begin": begin}
+        for output in walk(walking, functions, seed, 2, **asked):
+            judge(tally, walking, functions, output, **asked)
+    assert_clean(tally)
+    assert tally.calls >= tally.runs - tally.unfinished
+
+
+def test_reasoning_comes_before_a_call_that_must_be_made():
+    walking, functions = walker("hermes"), tool_set(Random(3))
+    tally = Tally()
+    for output in walk(walking, functions, 3, 6, choice=ToolChoice("required"), stage="reasoning"):
+        assert walking.ids["</think>"] in output[0]
+        judge(tally, walking, functions, output, choice=ToolChoice("required"), stage="reasoning")
+    assert_clean(tally)
+
+
+def test_one_call_where_no_second_is_wanted():
+    walking, functions = walker("hermes"), tool_set(Random(5))
+    for ids, ended in walk(walking, functions, 5, 8, choice=ToolChoice("required"), parallel=False):
+        assert ended and ids.count(walking.ids["<tool_call>"]) == 1
+
+
+def test_a_tool_that_is_named_is_the_one_that_is_called():
+    walking, functions = walker("qwen3_coder"), tool_set(Random(8), count=5)
+    choice = ToolChoice("named", (functions[2].name,))
+    for ids, _ in walk(walking, functions, 8, 4, choice=choice):
+        assert f"<function={functions[2].name}>" in walking.tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def test_neighbours_without_a_grammar_get_the_tokens_they_get_alone():
+    """Four rows, two of them bound: the free ones draw what they draw without any mask in the batch."""
+    walking, functions = walker("hermes"), tool_set(Random(2))
+    size = walking.nudge.shape[0]
+    alone, mixed = [], []
+    for bound, drawn in ((False, alone), (True, mixed)):
+        matchers, _ = _matchers(walking, functions, 2, choice=ToolChoice("required"))
+        sampler = Sampler(4, size, torch.device("cpu"))
+        for row in range(4):
+            sampler.set(row, row, Settings(SamplingParams(temperature=1.0), row), [], [])
+        generator = torch.Generator().manual_seed(1)
+        for position in range(60):
+            logits = torch.randn(4, size, generator=generator) + walking.nudge
+            masks = None
+            if bound and not any(matcher.finished for matcher in matchers):
+                bits = torch.full((2, -(-size // 32)), -1, dtype=torch.int32)
+                walking.backend.fill(matchers, bits)
+                masks = Masks(bits, [1, 3])
+            tokens = sampler.sample(logits, [0, 1, 2, 3], [position] * 4, masks).tokens.tolist()
+            if masks is not None and all(token not in walking.backend.ends for token in (tokens[1], tokens[3])):
+                assert matchers[0].accept(tokens[1]) and matchers[1].accept(tokens[3])
+            drawn.append((tokens[0], tokens[2]))
+    assert alone == mixed
