@@ -34,8 +34,16 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=128)
     parser.add_argument("--peer-python", default=sys.executable)
     options = parser.parse_args()
-    ours = ["-m", "agent_server.cli", "serve", options.model, "--store", "memory", "--port"]
-    peer = ["-m", "transformers.cli.transformers", "serve", options.model, "--continuous-batching", "--port"]
+    ours = ["-c", "from agent_server.cli import main; main()", "serve", options.model]
+    ours += ["--served-name", options.model, "--store", "memory", "--port"]
+    peer = [
+        "-c",
+        "from transformers.cli.transformers import main; main()",
+        "serve",
+        options.model,
+        "--continuous-batching",
+        "--port",
+    ]
     found = {
         "ours": measure(sys.executable, ours, options),
         "transformers": measure(options.peer_python, peer, options),
