@@ -30,11 +30,12 @@ def settings(**changes: Any) -> Settings:
 
 
 def scripted(scripts: Scripts | Iterable[Script] | str, **options: Any) -> ScriptedEngine:
-    """A scripted engine in the bundled model's tokens; a string is one script's text, repeated for every request."""
+    """A scripted engine in the bundled model's tokens; a string is one script's text, repeated for every request. It
+    says that it keeps to grammars, as the embedded one does: its scripts are what a grammar would have let through."""
     if isinstance(scripts, str):
         scripts = (Script(text=scripts),)
     vocabulary = TokenizerVocabulary(load_model_files(BUNDLED).tokenizer)
-    return ScriptedEngine(scripts, vocabulary=vocabulary, model="scripted", **options)
+    return ScriptedEngine(scripts, vocabulary=vocabulary, model="scripted", **{"supports_constraints": True, **options})
 
 
 class Running:
