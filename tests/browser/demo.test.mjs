@@ -285,6 +285,7 @@ feature("everything can be reached by keyboard", async (page) => {
   await page.keyboard.type("A long answer please");
   await page.keyboard.press("Enter");
   await page.getByRole("button", { name: "Stop", exact: true }).waitFor();
+  await page.getByText("Sentence 1 of a long answer").waitFor();
   await page.keyboard.press("Escape");
   await settled(page);
   await page.getByRole("tab", { name: /Stream/ }).focus();
