@@ -12,7 +12,7 @@ from training.demo_model.data_chat import (
     small_talk,
     unclear,
 )
-from training.demo_model.data_requests import ASK, Request
+from training.demo_model.data_requests import ASK, Request, ask_plan
 from training.demo_model.data_results import Outcome, outcome_of
 from training.demo_model.data_system import system_prompt
 from training.demo_model.data_tools import (
@@ -38,6 +38,7 @@ CATEGORY_WEIGHTS = {
     "absent": 14,
     "answer": 13,
     "two_answers": 8,
+    "plan_answer": 9,
     "invented_answer": 1,
     "follow_up": 6,
 }
@@ -178,6 +179,7 @@ class DialogueFactory:
             "absent": self._absent,
             "answer": lambda: self._answers("answer", self._single_request()),
             "two_answers": lambda: self._answers("two_answers", self._request_pair()),
+            "plan_answer": lambda: self._answers("plan_answer", [ask_plan(self.values)]),
             "invented_answer": lambda: self._invented("invented_answer"),
             "follow_up": self._follow_up,
         }

@@ -31,7 +31,7 @@ COUNTS = {
     "answer": 60,
     "two_answers": 30,
 }
-EXTRA_COUNTS = {"name": 30, "unclear": 30, "repeat": 50, "invented_call": 50, "invented_answer": 30}
+EXTRA_COUNTS = {"plan_answer": 60, "name": 30, "unclear": 30, "repeat": 50, "invented_call": 50, "invented_answer": 30}
 WITHOUT_CALL = ("absent", "knowledge", "chat")
 GROUPS = {
     "right calls": ("call", "two_calls", "follow_up"),
@@ -102,7 +102,8 @@ class Writer:
 
     def __init__(self, folder: Path) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self.model = model.eval()  # type: ignore[no-untyped-call]
 
     def prompt(self, dialogue: Dialogue) -> str:
         """Render everything before the answer."""

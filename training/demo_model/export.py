@@ -33,7 +33,8 @@ def export(run: Path, output: Path) -> None:
         eos_token_id=MARKERS.index(END),
         pad_token_id=MARKERS.index(PADDING),
     )
-    model.to(dtype=torch.bfloat16).save_pretrained(output)
+    model.to(dtype=torch.bfloat16)  # type: ignore[call-arg]
+    model.save_pretrained(output)
     as_transformers(tokenizer).save_pretrained(output)
     _name_common_class(output / "tokenizer_config.json")
 
