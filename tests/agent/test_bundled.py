@@ -13,7 +13,6 @@ from agent_server.agent import Agent, load_agents, tool
 from tests.conformance.node import node_clients as node_clients
 from tests.server import serving
 
-pytestmark = pytest.mark.slow
 EXAMPLES = Path(__file__).parents[2] / "examples" / "agents"
 
 
