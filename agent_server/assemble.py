@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from agent_server.agent import Agent, Limits, LoadError, Sealer, load_agents, serve_agents
 from agent_server.auth import Keys
@@ -22,6 +25,7 @@ from events.vocabulary import RunFinished
 if TYPE_CHECKING:
     from agent_server.engine.prompt import PromptBuilder
     from agent_server.engine.protocol import Engine
+    from agent_server.engine.upstream import Model, UpstreamSettings
 
 logger = logging.getLogger("agent_server")
 
@@ -77,10 +81,46 @@ def choose_engine(settings: Settings, source: str, name: str) -> Engine:
     if settings.engine == ("scripted",):
         return scripted_engine(source, name)
     if settings.engine:
-        raise StartupError("Upstream engines are not part of this version.")
+        return upstream_engine(settings, source, name)
     from agent_server.engine.embedded import embedded_engine
 
     return embedded_engine(source, name, settings)
+
+
+def upstream_engine(settings: Settings, source: str, name: str) -> Engine:
+    """The engine behind the one URL; nothing is asked of it before it is started."""
+    from agent_server.engine.upstream import UpstreamEngine, parse_address
+
+    try:
+        addresses = [parse_address(url, settings.engine_key.get_secret_value()) for url in settings.engine]
+    except ValueError as error:
+        raise StartupError(str(error)) from error
+    engines = [UpstreamEngine(each, partial(our_model, settings, source, name), waits(settings)) for each in addresses]
+    if len(engines) > 1:
+        raise StartupError("Several upstream engines are not part of this version; give one --engine.")
+    return engines[0]
+
+
+def our_model(settings: Settings, source: str, name: str) -> Model:
+    """The tokenizer and the sampling defaults beside an upstream's weights."""
+    from agent_server.engine.upstream import load_model
+
+    model = load_model(source, name)
+    return msgspec.structs.replace(model, context_length=settings.max_context or model.context_length)
+
+
+def waits(settings: Settings) -> UpstreamSettings:
+    from agent_server.engine.upstream import UpstreamSettings
+
+    return UpstreamSettings(
+        connect=settings.engine_connect,
+        idle=settings.engine_idle,
+        first=settings.engine_first,
+        total=settings.run_time_limit,
+        start=settings.engine_start,
+        health=settings.engine_health,
+        in_flight=settings.engine_in_flight,
+    )
 
 
 def scripted_engine(source: str, name: str) -> Engine:

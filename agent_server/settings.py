@@ -23,7 +23,8 @@ class Settings(BaseSettings):
     """Folder or hub name; empty is the bundled demonstration model."""
     served_name: str = ""
     engine: Annotated[tuple[str, ...], NoDecode] = ()
-    """Empty is the embedded engine; "scripted" replays; else URLs of upstream engines."""
+    """Empty is the embedded engine; "scripted" replays; else URLs of upstream engines, with or without a dialect in
+    front (`http://host:8000`, `vllm+http://host:8000`)."""
     engine_process: bool = True
     device: str = "auto"
     dtype: str = "auto"
@@ -83,6 +84,20 @@ class Settings(BaseSettings):
     kv_cache_bytes: int = Field(0, ge=0)
     """0 chooses by the device's free memory."""
     max_context: int = Field(0, ge=0)
+
+    # upstream engines
+    engine_key: SecretStr = SecretStr("")
+    """The upstream's API key; one in its URL (`http://:KEY@host:8000`) goes before it."""
+    engine_connect: float = Field(5, gt=0)
+    engine_idle: float = Field(30, gt=0)
+    """The longest silence between two frames of a stream; then the upstream is lost."""
+    engine_first: float = Field(300, gt=0)
+    """Until the first token, as long as the upstream answers questions about its health meanwhile."""
+    engine_start: float = Field(1800, gt=0)
+    """How long an upstream may load its model."""
+    engine_health: float = Field(5, gt=0)
+    engine_in_flight: int = Field(1024, gt=0)
+    """Generations at once on one upstream; more are refused as overloaded."""
 
     # watching it
     metrics: bool = True
