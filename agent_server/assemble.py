@@ -120,6 +120,7 @@ def waits(settings: Settings) -> UpstreamSettings:
         start=settings.engine_start,
         health=settings.engine_health,
         in_flight=settings.engine_in_flight,
+        check_tokenizer=settings.engine_check_tokenizer,
     )
 
 

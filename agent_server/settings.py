@@ -96,6 +96,8 @@ class Settings(BaseSettings):
     engine_start: float = Field(1800, gt=0)
     """How long an upstream may load its model."""
     engine_health: float = Field(5, gt=0)
+    engine_check_tokenizer: bool = True
+    """Off for an upstream that has the model's ids and yet takes text apart in its own way, as some GGUF files do."""
     engine_in_flight: int = Field(1024, gt=0)
     """Generations at once on one upstream; more are refused as overloaded."""
 
