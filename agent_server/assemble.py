@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -80,6 +80,10 @@ def output_settings(settings: Settings) -> OutputSettings:
 def choose_engine(settings: Settings, source: str, name: str) -> Engine:
     if settings.engine == ("scripted",):
         return scripted_engine(source, name)
+    if settings.engine == ("vllm",):
+        from agent_server.engine.vllm_inprocess import VLLMEngine
+
+        return VLLMEngine(partial(our_model, settings, source, name), vllm_arguments(settings))
     if settings.engine:
         return upstream_engine(settings, source, name)
     from agent_server.engine.embedded import embedded_engine
@@ -99,6 +103,15 @@ def upstream_engine(settings: Settings, source: str, name: str) -> Engine:
     if len(engines) > 1:
         raise StartupError("Several upstream engines are not part of this version; give one --engine.")
     return engines[0]
+
+
+def vllm_arguments(settings: Settings) -> dict[str, Any]:
+    """vLLM's own words for what the settings say; what is given for it by name goes before."""
+    words = {
+        "dtype": settings.dtype if settings.dtype != "auto" else None,
+        "max_model_len": settings.max_context or None,
+    }
+    return {**{name: value for name, value in words.items() if value is not None}, **settings.vllm}
 
 
 def our_model(settings: Settings, source: str, name: str) -> Model:

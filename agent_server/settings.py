@@ -24,7 +24,7 @@ class Settings(BaseSettings):
     served_name: str = ""
     engine: Annotated[tuple[str, ...], NoDecode] = ()
     """Empty is the embedded engine; "scripted" replays; else URLs of upstream engines, with or without a dialect in
-    front (`http://host:8000`, `vllm+http://host:8000`)."""
+    front (`http://host:8000`, `vllm+http://host:8000`); "vllm" is vLLM in this process."""
     engine_process: bool = True
     device: str = "auto"
     dtype: str = "auto"
@@ -100,6 +100,9 @@ class Settings(BaseSettings):
     """Off for an upstream that has the model's ids and yet takes text apart in its own way, as some GGUF files do."""
     engine_in_flight: int = Field(1024, gt=0)
     """Generations at once on one upstream; more are refused as overloaded."""
+
+    vllm: dict[str, Any] = {}
+    """Engine arguments of vLLM in this process (`--engine vllm`), as JSON: {"tensor_parallel_size": 2}."""
 
     # watching it
     metrics: bool = True

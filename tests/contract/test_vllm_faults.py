@@ -67,8 +67,7 @@ async def until_degraded(engine: UpstreamEngine) -> None:
 async def test_a_worker_that_is_killed(doomed: VLLM) -> None:
     """An error frame, `[DONE]` and a clean end under the status 200; then the server exits."""
     async with started(upstream(doomed.url, SETTINGS)) as engine:
-        [worker] = [pid for pid in doomed.workers if pid != doomed.process.pid][:1]
-        error, seconds, seen = await broken_by(engine, lambda: doomed.signal(signal.SIGKILL, worker))
+        error, seconds, seen = await broken_by(engine, lambda: doomed.signal(signal.SIGKILL, doomed.worker))
         assert (error.kind, error.retryable) == ("connection", True)
         assert seconds < IDLE and seen >= 5
         await until_degraded(engine)
