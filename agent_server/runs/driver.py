@@ -42,7 +42,7 @@ class Driver:
             self.execution.conclude(terminal)
 
     async def _attempt(self, earlier: list[Run]) -> Event:
-        if self.run.stopped_by is not None:
+        if self.run.stopped_by is not None and not all(run.finished for run in earlier):
             return self._stopped()
         self.run.state = "queued"
         try:
@@ -51,6 +51,8 @@ class Driver:
                     await run.done.wait()
                 self.run.state = "running"
                 await self._open()
+                if self.run.stopped_by is not None:  # before it began; what was said to it is kept all the same
+                    return self._stopped()
                 return self._finished(await self.agent.run(self.execution))
         except asyncio.CancelledError:
             return self._stopped()
