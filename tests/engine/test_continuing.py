@@ -52,7 +52,14 @@ async def check_every_seam(engine, asked):
 
 @pytest.mark.parametrize(
     "sampling",
-    [{}, {"stop": ("two",)}, {"stop": ("😀",)}, {"stop_token_ids": (ord("w"),)}, {"max_tokens": 9}, {"stop": ("o t", "wo")}],
+    [
+        {},
+        {"stop": ("two",)},
+        {"stop": ("😀",)},
+        {"stop_token_ids": (ord("w"),)},
+        {"max_tokens": 9},
+        {"stop": ("o t", "wo")},
+    ],
 )
 async def test_a_script_goes_on_at_every_place(sampling):
     engine = ScriptedEngine([Script(text="one é two 😀 three")])
