@@ -52,15 +52,21 @@ def default_agents(settings: Settings) -> list[Agent]:
 
 
 def chat_model(settings: Settings, engine: Engine | None = None) -> ChatModel:
-    """The model that the settings name, with its engine. A bare folder name that exists is a folder."""
+    """The model that the settings name, with its engine."""
+    source, name = named_model(settings)
+    chosen = engine or choose_engine(settings, source, name)
+    return ChatModel(name, chosen, lambda: load_prompts(settings, source), output_settings(settings))
+
+
+def named_model(settings: Settings) -> tuple[str, str]:
+    """The model's folder or hub name, and what clients call it. A bare folder name that exists is a folder."""
     source = settings.model or str(BUNDLED)
     name = settings.served_name or (Path(source).name if settings.model else BUNDLED_NAME)
     if Path(source).is_dir() is False and settings.model and "/" not in settings.model and not settings.engine:
         raise StartupError(
             f"There is no folder {source}. Give a folder with a model, or a hub name like Qwen/Qwen3-0.6B."
         )
-    chosen = engine or choose_engine(settings, source, name)
-    return ChatModel(name, chosen, lambda: load_prompts(settings, source), output_settings(settings))
+    return source, name
 
 
 def output_settings(settings: Settings) -> OutputSettings:

@@ -55,7 +55,7 @@ async def collect(engine, asked, into=None):
     """Every item; `into` has those that came when it fails."""
     items = [] if into is None else into
     async for item in engine.generate(asked):
-        items.append(item)  # noqa: PERF401
+        items.append(item)
     return items
 
 
