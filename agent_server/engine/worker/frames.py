@@ -6,16 +6,35 @@ of life. `complete_final` is the last frame of a stream that is complete (after 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any, Literal
 
 import msgspec
 
-from agent_server.engine.protocol import EngineError, EngineItem, ErrorKind
+from agent_server.engine.protocol import EngineError, EngineInfo, EngineItem, EngineStatus, ErrorKind
+from agent_server.engine.upstream.frames import MAX_FRAME, FrameError, FrameSplitter
 
 COMPLETE_FINAL = b"event: complete_final\n\n"
+KIND = "agent-server worker"
+"""What GET /health says to whoever wants to know whom they are speaking to."""
 PING = b"event: ping\n\n"
-MAX_FRAME = 16 * 2**20
-"""Bytes without an end of frame: no item is as long, so it is no worker that sends."""
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked of a generation under way. changes: for "modify"."""
+
+    request_id: str
+    action: Literal["pause", "resume", "modify", "cancel"]
+    changes: dict[str, Any] = {}
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker as its clients see it. info: None until the model is loaded. running: generations under way."""
+
+    status: EngineStatus
+    info: EngineInfo | None = None
+    draining: bool = False
+    running: int = 0
+    metrics: dict[str, float] = {}
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,28 +74,26 @@ def item_of(data: bytes) -> EngineItem:
         raise EngineError("connection", f"The worker sent something that is no item: {error}", retryable=True) from None
 
 
-def failure_of(data: bytes, otherwise: str) -> EngineError:
-    """The error that a worker tells of, or one of our own words for a body that is none."""
+def failure_of(data: bytes) -> EngineError:
+    """The error that a worker tells of."""
     try:
         return _failures.decode(data).error()
     except msgspec.MsgspecError:
-        return EngineError("unavailable", otherwise, retryable=True)
+        return EngineError("connection", "The worker failed without saying why.", retryable=True)
 
 
-class WorkerFrames:
-    """Bytes as they arrive → (event, data) of the frames that are complete; the event of an item is empty."""
+class WorkerFrames(FrameSplitter):
+    """Bytes as they arrive → the frames that are complete, with their names still on them."""
 
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def feed(self, chunk: bytes) -> Sequence[tuple[bytes, bytes]]:
+    def feed(self, chunk: bytes) -> list[bytes]:
         *frames, self._rest = (self._rest + chunk).split(b"\n\n")
         if len(self._rest) > MAX_FRAME:
-            raise EngineError("connection", "The worker sent a frame without an end.", retryable=True)
-        return [_fields(frame) for frame in frames]
+            raise FrameError(f"a frame of more than {MAX_FRAME} bytes")
+        return frames
 
 
-def _fields(frame: bytes) -> tuple[bytes, bytes]:
+def fields(frame: bytes) -> tuple[bytes, bytes]:
+    """The name of a frame, empty for an item, and its data."""
     if frame.startswith(b"data: "):
         return b"", frame[6:]
     head, _, data = frame.partition(b"\ndata: ")

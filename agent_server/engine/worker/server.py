@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
@@ -21,13 +21,21 @@ from agent_server.engine.protocol import (
     Delta,
     Engine,
     EngineError,
-    EngineInfo,
     EngineStatus,
     Finished,
     GenerationRequest,
     Usage,
 )
-from agent_server.engine.worker.frames import COMPLETE_FINAL, PING, Failure, error_frame, frame_of
+from agent_server.engine.worker.frames import (
+    COMPLETE_FINAL,
+    KIND,
+    PING,
+    Command,
+    Failure,
+    Report,
+    error_frame,
+    frame_of,
+)
 from agent_server.routes.http import EventStream, read_body
 from agent_server.telemetry import Telemetry
 
@@ -39,24 +47,6 @@ STATUSES = {
     "invalid_request": 400, "context_length_exceeded": 400, "overloaded": 503, "unavailable": 503,
     "out_of_memory": 507,
 }  # fmt: skip
-
-
-class Command(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked of a generation under way. changes: for "modify"."""
-
-    request_id: str
-    action: Literal["pause", "resume", "modify", "cancel"]
-    changes: dict[str, Any] = {}
-
-
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker as its clients see it. info: None until the model is loaded."""
-
-    status: EngineStatus
-    info: EngineInfo | None = None
-    draining: bool = False
-    running: int = 0
-    metrics: dict[str, float] = {}
 
 
 class Worker:
@@ -244,7 +234,7 @@ def _engine_routes(worker: Worker) -> list[Route]:
 
 def _operations(worker: Worker) -> list[Route]:
     async def health(request: Request) -> Response:
-        return _json({"status": "ok"})
+        return _json({"status": "ok", "engine": KIND})
 
     async def ready(request: Request) -> Response:
         status = worker.status
