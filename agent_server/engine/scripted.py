@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from agent_server.engine.checks import changed_sampling, check_length
+from agent_server.engine.checks import changed_sampling, check_length, check_supported
 from agent_server.engine.continuing import already_ended
 from agent_server.engine.detokenizer import ByteVocabulary, OutputText, Vocabulary
 from agent_server.engine.protocol import (
@@ -220,6 +220,7 @@ class ScriptedEngine:
         if request.request_id in self.running:
             raise EngineError("invalid_request", f"A generation {request.request_id} is already running.")
         check_length(request, self._info.context_length)
+        check_supported(request, self._info)
         self.requests.append(request)
         self._prompted += len(request.prompt_token_ids)
 

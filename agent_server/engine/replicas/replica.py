@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from agent_server.engine.protocol import Engine, EngineStatus
 from agent_server.engine.replicas.breaker import Breaker
@@ -64,7 +66,17 @@ class Replica:
         return "ready" if self.breaker.allows(now) else "left alone after failures"
 
 
-def described(replica: Replica, now: float) -> dict[str, object]:
+def distinct(names: Sequence[str]) -> list[str]:
+    """The names, numbered where one comes again."""
+    seen: dict[str, int] = {}
+    found: list[str] = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        found.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return found
+
+
+def described(replica: Replica, now: float) -> dict[str, Any]:
     """What an operator is shown of a replica."""
     counts = replica.counts
     return {

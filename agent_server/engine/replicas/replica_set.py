@@ -267,7 +267,7 @@ class ReplicaSet:
         self.balancer.dispatch()
         return bool(found)
 
-    def describe(self) -> list[dict[str, object]]:
+    def describe(self) -> list[dict[str, Any]]:
         """Every replica as an operator sees it."""
         now = self._now()
         return [described(replica, now) for replica in self.replicas]
