@@ -61,7 +61,7 @@ def routes(server: Server) -> list[BaseRoute]:
         return side_by_side.Encoder({name: _wire(name, server.model.name, run_id) for name in dict.fromkeys(names)})
 
     async def live(request: Request) -> Response:
-        run = server.runs.get(request.path_params["run_id"], request.state.tenant)
+        run = await server.runs.find(request.path_params["run_id"], request.state.tenant)
         return stream_run(run, encoder_for(request, run.id), interval=settings.keep_alive)
 
     async def recorded(request: Request) -> Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from adapters.errors import RequestError
@@ -31,8 +31,9 @@ class Driver:
         self.execution = Execution(run, store, new_id)
         self._run_seconds = run_seconds
 
-    async def drive(self, earlier: list[Run]) -> None:
-        terminal = await self._attempt(earlier)
+    async def drive(self, turn: Callable[[], Awaitable[None]]) -> None:
+        """turn: waits until it is the run's turn on its thread."""
+        terminal = await self._attempt(turn)
         self.run.state = "ending"  # from here on nobody may cancel it: what happened is being written down
         try:
             terminal = await self._record(terminal)
@@ -41,14 +42,13 @@ class Driver:
         finally:
             self.execution.conclude(terminal)
 
-    async def _attempt(self, earlier: list[Run]) -> Event:
+    async def _attempt(self, turn: Callable[[], Awaitable[None]]) -> Event:
         if self.run.stopped_by is not None:
             return self._stopped()
         self.run.state = "queued"
         try:
             async with asyncio.timeout(self._run_seconds) as deadline:
-                for run in earlier:
-                    await run.done.wait()
+                await turn()
                 self.run.state = "running"
                 await self._open()
                 return self._finished(await self.agent.run(self.execution))
