@@ -26,6 +26,7 @@ from events.vocabulary import Event, RunError, RunFinished, RunStarted
 if TYPE_CHECKING:
     from agent_server.agent import Agent
     from agent_server.runs import Run
+    from agent_server.runs.sharing.protocol import AnyRun
     from agent_server.server import Server
 
 LARGE = 64 * 1024
@@ -162,7 +163,7 @@ async def _ended_after(
             yield item
 
 
-async def _merged(runs: Sequence[Run]) -> AsyncGenerator[_Item, None]:
+async def _merged(runs: Sequence[AnyRun]) -> AsyncGenerator[_Item, None]:
     """The events of several runs as they come, each in its own order."""
     if len(runs) == 1:
         async with contextlib.aclosing(runs[0].events()) as events:
@@ -181,7 +182,7 @@ async def _merged(runs: Sequence[Run]) -> AsyncGenerator[_Item, None]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _pump(choice: int, run: Run, queue: asyncio.Queue[_Item | None]) -> None:
+async def _pump(choice: int, run: AnyRun, queue: asyncio.Queue[_Item | None]) -> None:
     async with contextlib.aclosing(run.events()) as events:
         async for sequence, event in events:
             await queue.put(_Item(choice, sequence, event))
@@ -191,7 +192,7 @@ async def _pump(choice: int, run: Run, queue: asyncio.Queue[_Item | None]) -> No
 async def stream_answer(
     server: Server,
     request: Request,
-    runs: Sequence[Run],
+    runs: Sequence[AnyRun],
     encoder: Encoder,
     *,
     hold: bool = True,
@@ -248,7 +249,7 @@ async def _open(source: AsyncGenerator[_Item, None], encoder: Encoder) -> _Openi
 
 
 async def _frames(
-    source: AsyncGenerator[_Item, None], opening: asyncio.Task[_Opening], encoder: Encoder, runs: Sequence[Run]
+    source: AsyncGenerator[_Item, None], opening: asyncio.Task[_Opening], encoder: Encoder, runs: Sequence[AnyRun]
 ) -> AsyncGenerator[bytes, None]:
     """What is there already goes out together: a busy server sends less often, never later."""
     try:
