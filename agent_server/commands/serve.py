@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
+import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from agent_server.settings import Settings
 if TYPE_CHECKING:
     from agent_server.server import Server
 
+STOPS = (signal.SIGINT, signal.SIGTERM)
 GC_THRESHOLDS = (20_000, 10, 20)
 """Young objects before the cycle collector looks at them (Python's own: 700), and collections before it looks at
 older ones."""
@@ -130,6 +132,8 @@ async def serve_web(server: Server, listener: socket.socket) -> int:
     web = GracefulServer(web_config(build_app(server), server.settings), server.begin_shutdown)
     server.on_stop = partial(setattr, web, "should_exit", True)
     watcher = asyncio.create_task(announce(server, listener.getsockname()[1]))
+    for number in STOPS:  # uvicorn raises the signal that stopped it once more: it must find somebody who is content
+        signal.signal(number, lambda *_: None)
     try:
         await web.serve(sockets=[listener])
     finally:
