@@ -133,9 +133,9 @@ class _Running:
         if self.sleeping is not None and not self.sleeping.done():
             self.sleeping.set_result(None)
 
-    async def sleep(self, clock: Clock, seconds: float) -> None:
+    async def sleep(self, loop: asyncio.AbstractEventLoop, seconds: float, clock: Clock) -> None:
         """Until `wake`, at most for so long. One future and one timer: there is a sleep for every token."""
-        self.sleeping = asyncio.get_running_loop().create_future()
+        self.sleeping = loop.create_future()
         timer = clock.call_later(seconds, self.wake) if seconds < math.inf else None
         try:
             await self.sleeping
@@ -224,7 +224,8 @@ class ScriptedEngine:
         self._admit(request)
         async with self._running_slot(request) as running:
             script = self._script(request)
-            clock: Clock = self._delays or asyncio.get_running_loop()
+            loop = asyncio.get_running_loop()
+            clock: Clock = self._delays or loop
             tokens = script.tokens or tuple(self.vocabulary.encode(script.text))
             end: Finished | None = None
             delay = script.first_delay
@@ -239,7 +240,7 @@ class ScriptedEngine:
                     left = math.inf if running.paused else due - clock.time()
                     if left <= 0:
                         break
-                    await running.sleep(clock, left)
+                    await running.sleep(loop, left, clock)
                 delay = script.delay
                 chunk: list[Token] = []
                 fault = script.fault
@@ -352,7 +353,8 @@ class ScriptedEngine:
         if fault.action == "crash":
             raise RuntimeError(fault.message)
         while fault.action == "hang":
-            await running.sleep(asyncio.get_running_loop(), math.inf)
+            loop = asyncio.get_running_loop()
+            await running.sleep(loop, math.inf, loop)
             self._check_alive()
         return self._end(running, Script(), "cancelled") if fault.action == "cancelled" else None
 

@@ -54,6 +54,7 @@ class EventLog:
         self._events: deque[Event] = deque()
         self._sizes: deque[int] = deque()
         self._waiting: list[asyncio.Future[None]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.bytes = 0
         self.last = 0
         self.closed = False
@@ -97,7 +98,9 @@ class EventLog:
         while self.last <= beyond:
             if self.closed:
                 return False
-            future = asyncio.get_running_loop().create_future()
+            if self._loop is None:  # asked for once: it costs a system call, and this happens for every token
+                self._loop = asyncio.get_running_loop()
+            future = self._loop.create_future()
             self._waiting.append(future)
             try:
                 await future
