@@ -36,7 +36,7 @@ class Link:
             protocol=2,
             max_connections=CONNECTIONS,
             timeout=SECONDS,
-            socket_timeout=SECONDS,
+            socket_timeout=None,  # ours is `_do`'s: the client's own swallows a cancellation now and then
             socket_connect_timeout=SECONDS,
             retry=Retry(NoBackoff(), 0),
         )
@@ -94,7 +94,8 @@ class Link:
 
     async def _do(self, work: Awaitable[Any]) -> Any:
         try:
-            return await work
+            async with asyncio.timeout(SECONDS):
+                return await work
         except (RedisError, OSError, asyncio.TimeoutError) as error:  # noqa: UP041 - the pool's own comes as either
             self._lost(error)
             raise Unreachable(str(error)) from error
