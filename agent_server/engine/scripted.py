@@ -14,7 +14,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from agent_server.engine.checks import changed_sampling, check_length
+from agent_server.engine.checks import changed_sampling, check_length, check_supported
+from agent_server.engine.continuing import already_ended
 from agent_server.engine.detokenizer import ByteVocabulary, OutputText, Vocabulary
 from agent_server.engine.protocol import (
     Control,
@@ -148,6 +149,7 @@ class ScriptedEngine:
             context_length=context_length,
             vocab_size=self.vocabulary.size,
             supports_constraints=supports_constraints,
+            continues="exact",
         )
         self.running: dict[str, _Running] = {}
         self.requests: list[GenerationRequest] = []
@@ -191,8 +193,13 @@ class ScriptedEngine:
             request=request,
             sampling=request.sampling,
             output=OutputText(
-                self.vocabulary, request.prompt_token_ids, request.sampling.stop, request.sampling.min_tokens
+                self.vocabulary,
+                request.prompt_token_ids,
+                request.sampling.stop,
+                request.sampling.min_tokens,
+                request.generated,
             ),
+            position=len(request.generated),
         )
         self.running[request.request_id] = running
         finished = False
@@ -213,6 +220,7 @@ class ScriptedEngine:
         if request.request_id in self.running:
             raise EngineError("invalid_request", f"A generation {request.request_id} is already running.")
         check_length(request, self._info.context_length)
+        check_supported(request, self._info)
         self.requests.append(request)
         self._prompted += len(request.prompt_token_ids)
 
@@ -241,7 +249,8 @@ class ScriptedEngine:
 
     async def _items(self, running: _Running, script: Script) -> AsyncGenerator[EngineItem, None]:
         tokens = script.tokens or tuple(self.vocabulary.encode(script.text))
-        end: Finished | None = None
+        ended = already_ended(running.request, running.output, limit=self._limit(running))
+        end = self._end(running, script, ended.reason, ended.stop) if ended else None
         delay = script.first_delay
         while end is None:
             async for control in self._wait(running, delay):

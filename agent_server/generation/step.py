@@ -21,6 +21,7 @@ from queue import Empty, SimpleQueue
 import torch
 
 from agent_server.engine.checks import changed_sampling, check_length
+from agent_server.engine.continuing import already_ended
 from agent_server.engine.detokenizer import Vocabulary
 from agent_server.engine.protocol import Control, Delta, EngineError, FinishReason, GenerationRequest, Token
 from agent_server.generation.constraint import Compiler, Matcher
@@ -170,6 +171,11 @@ class Core:
         longest = min(self.limits.context_length, self.scheduler.memory.longest)
         generation = begin(number, request, self.vocabulary, self.defaults, longest, self.clock())
         self.generations[number] = generation
+        ended = already_ended(request, generation.output, generation.eos, longest - len(request.prompt_token_ids))
+        if ended is not None:
+            generation.stopped_on = ended.stop
+            self._finish(generation, ended.reason)
+            return
         generation.sequence.held = request.constraint is not None
         self.scheduler.add(generation.sequence)
         if request.constraint is not None:
@@ -185,18 +191,25 @@ class Core:
         if error is not None:
             self._fail(generation, EngineError("invalid_request", error, param="response_format"))
             return
-        generation.matcher = grammar.matcher()  # type: ignore[attr-defined]
-        generation.sequence.held = False
+        matcher: Matcher = grammar.matcher()  # type: ignore[attr-defined]
+        if not all(matcher.accept(token) for token in generation.request.generated):
+            self._fail(generation, _lost(matcher))
+        elif generation.request.generated and matcher.finished:
+            self._finish(generation, "stop")
+        else:
+            generation.matcher = matcher
+            generation.sequence.held = False
 
     def _check(self, request: GenerationRequest) -> None:
         """Raise what is wrong with the request; it is that request's error alone."""
         check_length(request, self.limits.context_length)
-        needed = len(request.prompt_token_ids) + 1
+        needed = len(request.prompt_token_ids) + len(request.generated) + 1
         if needed > self.scheduler.memory.longest:
             room = self.scheduler.memory.longest
             message = f"The prompt has {needed - 1} tokens; the memory for keys and values holds {room}."
             raise EngineError("out_of_memory", message, param="prompt")
         outside = [t for t in request.prompt_token_ids if not 0 <= t < self.limits.vocab_size]
+        outside += [t for t in request.generated if not 0 <= t < self.limits.vocab_size]
         outside += [t for t in request.sampling.logit_bias if not 0 <= t < self.limits.vocab_size]
         if outside:
             raise EngineError("invalid_request", f"Token id {outside[0]} is not in this model's vocabulary.")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from agent_server.store import Store
 
 log = logging.getLogger("agent_server.runs")
+STOPPED_SECONDS = 1.0
 RECORD_SECONDS = 30.0  # how long the store may take to record an ending
 
 
@@ -43,18 +44,22 @@ class Driver:
             self.execution.conclude(terminal)
 
     async def _attempt(self, turn: Callable[[], Awaitable[None]]) -> Event:
-        if self.run.stopped_by is not None:
-            return self._stopped()
+        # A run that was stopped before its first step waits a moment for its turn, so that what was said is kept.
+        seconds = self._run_seconds if self.run.stopped_by is None else STOPPED_SECONDS
         self.run.state = "queued"
         try:
-            async with asyncio.timeout(self._run_seconds) as deadline:
+            async with asyncio.timeout(seconds) as deadline:
                 await turn()
                 self.run.state = "running"
                 await self._open()
+                if self.run.stopped_by is not None:
+                    return self._stopped()
                 return self._finished(await self.agent.run(self.execution))
         except asyncio.CancelledError:
             return self._stopped()
         except TimeoutError:
+            if self.run.stopped_by is not None:
+                return self._stopped()
             if deadline.expired():
                 return self._failed("timeout", f"The run took longer than {self._run_seconds:g} s.", retryable=False)
             return self._crashed()

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("agent_server.runs")
 RETRY_AFTER = 1.0
+STOPPED_EARLY_SECONDS = 30.0
+STOPPED_EARLY = 1024
 
 
 class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +75,7 @@ class RunManager:
         self._threads: dict[tuple[str, str], deque[Run]] = {}
         self._kept: deque[tuple[float, Run]] = deque()
         self._kept_bytes = 0
+        self._stopped_early: dict[tuple[str, str], float] = {}
         self._active = 0
         self._active_of: dict[str, int] = {}
         self._idle = asyncio.Event()
@@ -130,7 +133,19 @@ class RunManager:
         run.task = asyncio.create_task(driver.drive(partial(self._turn, run, earlier)), name=f"run {run.id}")
         run.task.add_done_callback(lambda _: self._leave(run, driver))
         run.await_reader()
+        if self._stopped_early.pop(run.key, 0.0) > time.monotonic():
+            run.stop("cancelled")
         return run
+
+    def stop_early(self, run_id: str, tenant: str = "") -> None:
+        """Stop a run that has not arrived yet: a stop on one connection may overtake its run on another. If it
+        starts within STOPPED_EARLY_SECONDS, it ends at once. A run that has ended is left alone."""
+        key = tenant, run_id
+        if key in self._runs:
+            return
+        self._stopped_early[key] = time.monotonic() + STOPPED_EARLY_SECONDS
+        while len(self._stopped_early) > STOPPED_EARLY:
+            del self._stopped_early[next(iter(self._stopped_early))]
 
     def get(self, run_id: str, tenant: str = "") -> Run:
         """A run of this gateway that goes on or ended lately; RequestError("not_found") for others."""
