@@ -46,8 +46,8 @@ async def begin_until_cut(client: httpx.AsyncClient, ask: dict) -> list:
     seen = []
     try:
         async with client.stream("POST", "/agui", json=ask) as response:
-            async for frame in frames(response):
-                seen.append(frame)
+            async for number, event in frames(response):
+                seen.append((number, event))  # one by one: what came before the break counts
     except httpx.HTTPError:
         return seen
     raise AssertionError("the stream ended as if the run had")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 
@@ -139,7 +140,7 @@ async def test_only_so_many_runs_wait_for_a_thread_wherever_they_wait(a, b):
     for task in queued:
         assert legal(await task)[-1]["type"] == "RUN_FINISHED"
     runs = (await b.get(f"/agui/threads/{first['threadId']}/runs")).json()["runs"]
-    assert all(later["createdAt"] >= earlier["endedAt"] for earlier, later in zip(runs, runs[1:], strict=False))
+    assert all(later["createdAt"] >= earlier["endedAt"] for earlier, later in itertools.pairwise(runs))
 
 
 async def test_a_websocket_reads_on_and_stops_at_the_other_gateway(a, gateways):

@@ -38,6 +38,7 @@ class Link:
             timeout=SECONDS,
             socket_timeout=None,  # ours is `_do`'s: the client's own swallows a cancellation now and then
             socket_connect_timeout=SECONDS,
+            driver_info=None,  # looking up its version reads files
             retry=Retry(NoBackoff(), 0),
         )
         self._pool = pool
