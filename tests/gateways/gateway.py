@@ -12,8 +12,10 @@ import sys
 from typing import Any
 
 from agent_server.agent import Agent, tool
+from agent_server.engine.model_files import load_model_files
 from agent_server.engine.protocol import GenerationRequest
 from agent_server.engine.scripted import Script
+from agent_server.server import BUNDLED
 from tests.agent.models import call
 from tests.server import scripted, serving
 
@@ -42,16 +44,18 @@ def script_of(prompt: str) -> Script:
 
 
 async def main(store: str, redis: str, changes: dict[str, Any]) -> None:
-    engine = scripted("never said")
-    vocabulary = engine.vocabulary
+    tokenizer = load_model_files(BUNDLED).tokenizer
 
     def scripts(request: GenerationRequest) -> Script:
-        return script_of(vocabulary.tokenizer.decode(list(request.prompt_token_ids)))
+        return script_of(tokenizer.decode(list(request.prompt_token_ids), skip_special_tokens=False))
 
-    engine.scripts = scripts
     agents = [Agent(name="default", tools=[send_email])]
     async with serving(
-        engine, agents=agents, store_url=store, redis_url=redis, **{"gateway_lease": LEASE, "grace": 5.0, **changes}
+        scripted(scripts),
+        agents=agents,
+        store_url=store,
+        redis_url=redis,
+        **{"gateway_lease": LEASE, "grace": 1.0, **changes},
     ) as running:
         print(running.url, flush=True)
         await asyncio.to_thread(sys.stdin.read)  # until the test closes it

@@ -53,7 +53,7 @@ class Gateway:
         self._keys = keys = Keys(prefix)
         self._runs: dict[tuple[str, str], Shared] = {}
         self._ended: dict[tuple[str, str], Place] = {}
-        self._joined = False
+        self._joined = self._closed = False
         self._bereaved: Callable[[], Awaitable[None]] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._beat = asyncio.Event()
@@ -73,9 +73,10 @@ class Gateway:
         self._tasks = [asyncio.create_task(loop) for loop in loops]
 
     async def close(self) -> None:
-        tasks, self._tasks = self._tasks, []
-        if not tasks:
+        if self._closed:
             return
+        self._closed = True
+        tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -119,7 +120,7 @@ class Gateway:
             if (other := self._runs.get(run.key)) is not None and other.run is run:
                 await other.entered.wait()
 
-    async def _register(self, shared: Shared, queued: int, *, again: bool = False) -> None:
+    async def _register(self, shared: Shared, queued: int, *, again: bool = False, patient: bool = True) -> None:
         """Enter a run into Redis. Again: it goes on already, so nothing but its own death keeps it out."""
         place = shared.place
         keys = [
@@ -142,6 +143,9 @@ class Gateway:
             case _ if again:
                 log.warning("a run was declared dead while Redis was out of reach; it goes on here alone")
                 shared.alone()
+            case [b"busy"] if patient:  # the run before it may have ended a moment ago
+                await asyncio.sleep(2 * self.limits.tick)
+                await self._register(shared, queued, patient=False)
             case [b"taken"]:
                 raise RequestError("conflict", "A run with this id is going on.", "runId")
             case _:

@@ -36,8 +36,9 @@ class Link:
             protocol=2,
             max_connections=CONNECTIONS,
             timeout=SECONDS,
-            socket_timeout=SECONDS,
+            socket_timeout=None,  # ours is `_do`'s: the client's own swallows a cancellation now and then
             socket_connect_timeout=SECONDS,
+            driver_info=None,  # looking up its version reads files
             retry=Retry(NoBackoff(), 0),
         )
         self._pool = pool
@@ -94,7 +95,8 @@ class Link:
 
     async def _do(self, work: Awaitable[Any]) -> Any:
         try:
-            return await work
+            async with asyncio.timeout(SECONDS):
+                return await work
         except (RedisError, OSError, asyncio.TimeoutError) as error:  # noqa: UP041 - the pool's own comes as either
             self._lost(error)
             raise Unreachable(str(error)) from error
