@@ -51,8 +51,7 @@ async def _read(client: httpx.AsyncClient, url: str, asked: dict[str, Any], into
     async with client.stream("POST", f"{url}/agui", json=asked) as response:
         assert response.status_code == 200, await response.aread()
         async for line in response.aiter_lines():
-            if line.startswith("data: "):
-                into.append(json.loads(line[6:]))
+            into += [json.loads(line[6:])] if line.startswith("data: ") else []
 
 
 def joined(events: Sequence[Event]) -> list[tuple[Any, ...]]:

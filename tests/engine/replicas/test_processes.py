@@ -42,5 +42,6 @@ async def test_a_worker_killed_in_mid_stream_is_not_seen_in_the_events():
             assert joined(after) == joined(before)
         assert sum(map(resumed, disturbed)) >= 2
         assert sum(metrics(url, "replica_resumes_total").values()) == sum(map(resumed, disturbed))
-        state = httpx.get(f"{url}/ready").json()
+        async with httpx.AsyncClient() as client:
+            state = (await client.get(f"{url}/ready")).json()
         assert (state["ready"], state["state"]) == (True, "degraded")
