@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from agent_server.engine.replicas import ReplicaSettings
     from agent_server.engine.upstream import Model, UpstreamSettings
     from agent_server.engine.upstream.address import Address
+    from agent_server.runs.sharing import Gateway
 
 logger = logging.getLogger("agent_server")
 
@@ -44,10 +45,17 @@ def build_server(settings: Settings, *, agents: Sequence[Agent] = (), engine: En
         raise StartupError(str(error)) from error
     store = Store(settings.database_url)
     runs = RunManager(
-        served, store=store, limits=run_limits(settings), new_id=new_id, observe=lambda run: count(telemetry, run)
+        served,
+        store=store,
+        limits=run_limits(settings),
+        new_id=new_id,
+        observe=lambda run: count(telemetry, run),
+        sharing=(gateway := sharing(settings)),
     )
     telemetry.watch_engine(model.engine.metrics)
     watch_replicas(telemetry, model.engine)
+    if gateway is not None:
+        telemetry.watch_sharing(gateway.metrics)
     keys = Keys(key.get_secret_value() for key in settings.api_keys)
     return Server(settings=settings, model=model, agents=served, runs=runs, store=store, telemetry=telemetry, keys=keys)
 
@@ -211,6 +219,27 @@ def sealer(settings: Settings) -> Sealer:
 
 def tool_limits(settings: Settings) -> Limits:
     return Limits(seconds=settings.tool_time_limit, characters=settings.tool_result_limit)
+
+
+def sharing(settings: Settings) -> Gateway | None:
+    """What makes this server one of several gateways; None for one alone."""
+    if not settings.redis_url:
+        return None
+    try:
+        from agent_server.runs.sharing import Gateway, SharingLimits
+    except ImportError as error:
+        raise StartupError("--redis needs the extra: pip install 'agent-server[redis]'.") from error
+    limits = SharingLimits(
+        lease=settings.gateway_lease,
+        run=settings.run_time_limit,
+        replay=settings.replay_seconds,
+        bytes=settings.log_bytes,
+    )
+    logs = LogLimits(bytes=settings.log_bytes)
+    try:
+        return Gateway(settings.redis_url, prefix=settings.redis_prefix, limits=limits, logs=logs)
+    except ValueError as error:
+        raise StartupError(f"This is not the URL of a Redis: {error}") from error
 
 
 def run_limits(settings: Settings) -> RunLimits:

@@ -39,6 +39,14 @@ class Settings(BaseSettings):
     store_url: str = ""
     """SQLAlchemy URL; empty is SQLite in `data_dir`, "memory" keeps nothing."""
 
+    # several gateways over one database
+    redis_url: str = ""
+    """`redis://`, `rediss://` or `unix://`; runs are then read, steered and listed from every gateway with the same."""
+    redis_prefix: str = "agent-server"
+    """Gateways with the same share their runs."""
+    gateway_lease: float = Field(6, ge=0.5)
+    """A gateway that has not been heard of for so long is dead: the others end its runs with RUN_ERROR."""
+
     # how output is read
     chat_template: Path | None = None
     format: str = ""

@@ -63,7 +63,7 @@ def routes(server: Server) -> list[BaseRoute]:
     async def live(request: Request) -> Response:
         """A run on several wires. With `unknown=empty`, one that is no longer kept is 204 and not an error."""
         try:
-            run = server.runs.get(request.path_params["run_id"], request.state.tenant)
+            run = await server.runs.find(request.path_params["run_id"], request.state.tenant)
         except RequestError:
             if request.query_params.get("unknown") != "empty":
                 raise
