@@ -30,7 +30,7 @@ from agent_server.generation.masking import Masking
 from agent_server.generation.messages import Command, Compiled, Failure, Reply
 from agent_server.generation.metrics import Counters
 from agent_server.generation.runner import Runner
-from agent_server.generation.sampler import Sampled, Sampler
+from agent_server.generation.sampler import Sampler
 from agent_server.generation.scheduler import Plan, Scheduler
 from agent_server.generation.sequence import Sequence
 
