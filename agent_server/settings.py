@@ -39,6 +39,14 @@ class Settings(BaseSettings):
     store_url: str = ""
     """SQLAlchemy URL; empty is SQLite in `data_dir`, "memory" keeps nothing."""
 
+    # several gateways over one database
+    redis_url: str = ""
+    """`redis://`, `rediss://` or `unix://`; runs are then read, steered and listed from every gateway with the same."""
+    redis_prefix: str = "agent-server"
+    """Gateways with the same share their runs."""
+    gateway_lease: float = Field(6, ge=0.5)
+    """A gateway that has not been heard of for so long is dead: the others end its runs with RUN_ERROR."""
+
     # how output is read
     chat_template: Path | None = None
     format: str = ""
@@ -99,7 +107,22 @@ class Settings(BaseSettings):
     engine_check_tokenizer: bool = True
     """Off for an upstream that has the model's ids and yet takes text apart in its own way, as some GGUF files do."""
     engine_in_flight: int = Field(1024, gt=0)
-    """Generations at once on one upstream; more are refused as overloaded."""
+    """Generations at once on one engine; where there are several, more of them wait."""
+    engine_queued: int = Field(1024, ge=0)
+    """Generations that wait while every engine has as many as it may have; more are refused as overloaded."""
+    engine_wait: float = Field(10, ge=0)
+    """How long a generation waits while no engine is there at all."""
+    engine_check: float = Field(1, gt=0)
+    """Between two looks at the engines."""
+    engine_resume: bool = True
+    """Continue a generation elsewhere when its engine is lost after the first token."""
+    engine_attempts: int = Field(4, gt=0)
+    """How often one generation is tried in all."""
+    engine_failures: int = Field(3, gt=0)
+    """Failures in a row until an engine is left alone for `engine_cooldown` seconds, and twice as long each time."""
+    engine_cooldown: float = Field(1, gt=0)
+    engine_affinity: float = Field(4, ge=0)
+    """Generations in flight that a wholly cached prompt is worth when an engine is chosen."""
 
     vllm: dict[str, Any] = {}
     """Engine arguments of vLLM in this process (`--engine vllm`), as JSON: {"tensor_parallel_size": 2}."""

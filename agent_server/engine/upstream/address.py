@@ -6,8 +6,10 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
-DIALECTS = ("vllm", "vllm-tokens", "sglang", "llamacpp", "openai")
-"""The names that may stand in front of the URL; agent_server.engine.upstream.dialects has a module for each."""
+WORKER = "worker"
+"""Stands in front of the URL of an `agent-server worker`, which is spoken to in the engine protocol itself."""
+DIALECTS = ("vllm", "vllm-tokens", "sglang", "llamacpp", "openai", WORKER)
+"""The names that may stand in front of the URL; agent_server.engine.upstream.dialects has a module for each other."""
 
 
 class Address(msgspec.Struct, frozen=True):

@@ -159,6 +159,7 @@ def _info(url: str, dialect: Dialect, served: Served, model: Model) -> EngineInf
         supports_constraints=served.grammar is not None,
         supports_pause=False,
         supports_modify=False,
+        continues="plain" if dialect.tokens else "no",
         details={**details, "grammars": served.grammar, "ids": dialect.tokens},
     )
 

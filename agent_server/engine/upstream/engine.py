@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from agent_server.engine.checks import check_length, check_supported
+from agent_server.engine.continuing import as_prompt
 from agent_server.engine.protocol import (
     Delta,
     EngineError,
@@ -132,14 +133,18 @@ class UpstreamEngine:
         grammar = await translate(request.constraint, upstream.served.grammar, upstream.model.controls)
         asked = upstream.asked(request, bounded(request, upstream), grammar)
         upstream.dialect.check(asked)
-        body = msgspec.json.encode(upstream.dialect.body(asked))
         judge = await self._judge(request)
         if request.request_id in self._streams:
             raise EngineError("invalid_request", f"A generation {request.request_id} is already running.")
         self._streams.add(request.request_id)
         output = Output(upstream, asked, judge)
         try:
-            async with contextlib.aclosing(self._items(output, body)) as items:
+            if output.ended:
+                yield output.finished()
+                return
+            rest = as_prompt(msgspec.structs.replace(request, sampling=asked.sampling))
+            body = upstream.dialect.body(upstream.asked(rest, rest.sampling, grammar))
+            async with contextlib.aclosing(self._items(output, msgspec.json.encode(body))) as items:
                 async for item in items:
                     yield item
         except EngineError as error:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from agent_server.engine.continuing import already_ended
 from agent_server.engine.detokenizer import OutputText
 from agent_server.engine.protocol import (
     EngineError,
@@ -31,19 +32,22 @@ class Output:
     def __init__(self, upstream: Upstream, asked: Asked, judge: Judge | None = None) -> None:
         request, sampling = asked.request, asked.sampling
         self.request = request
-        self.count = 0
+        self.count = len(request.generated)
         self.over = False
         self.failure: EngineError | None = None
         self._upstream = upstream
         self._judge = judge
         self._reader = upstream.dialect.reader(asked)
         self._given = GivenTexts(upstream.model.vocabulary, upstream.model.controls)
-        self._text = OutputText(self._given, request.prompt_token_ids, sampling.stop, sampling.min_tokens)
+        self._text = OutputText(
+            self._given, request.prompt_token_ids, sampling.stop, sampling.min_tokens, request.generated
+        )
         own = frozenset() if sampling.ignore_eos else upstream.model.ends
         self._stop_ids = frozenset(sampling.stop_token_ids)
         self._min_tokens = sampling.min_tokens
         self._ends = own | self._stop_ids
-        self._finish: tuple[FinishReason, str | int | None] | None = None
+        ended = already_ended(request, self._text, upstream.model.ends, sampling.max_tokens)
+        self._finish: tuple[FinishReason, str | int | None] | None = (ended.reason, ended.stop) if ended else None
         self._cached = 0
         self._clock = asyncio.get_running_loop().time
         self._began = self._clock()

@@ -96,19 +96,20 @@ class Transport:
         return EngineError("unavailable", f"The upstream {self.address.url} {what}.", retryable=True)
 
     async def stream(
-        self, path: str, body: bytes, alive: Callable[[], Awaitable[bool]]
+        self, path: str, body: bytes, alive: Callable[[], Awaitable[bool]], splitter: FrameSplitter | None = None
     ) -> AsyncGenerator[list[bytes], None]:
         """The data of a stream's frames, in lists of what arrived together; ends when the body does.
 
         Closing it closes the connection, which is how these servers are told that nobody wants the rest. `alive`: asked
-        when nothing comes before the first frame. Raises EngineError: the status's, "timeout", "connection".
+        when nothing comes before the first frame. splitter: for frames of another kind.
+        Raises EngineError: the status's, "timeout", "connection".
         """
         response = await self._response(path, body, alive)
         self._responses.add(response)
         complete = False
         try:
             await self._check(response)
-            async for frames in self._frames(response, alive):
+            async for frames in self._frames(response, alive, splitter or FrameSplitter()):
                 yield frames
             complete = True
         except FAILURES as error:
@@ -162,11 +163,11 @@ class Transport:
             )
 
     async def _frames(
-        self, response: aiohttp.ClientResponse, alive: Callable[[], Awaitable[bool]]
+        self, response: aiohttp.ClientResponse, alive: Callable[[], Awaitable[bool]], splitter: FrameSplitter
     ) -> AsyncGenerator[list[bytes], None]:
         """Only frames count as a sign of life: a proxy's comments say nothing about what is behind it."""
         loop = asyncio.get_running_loop()
-        splitter, idle = FrameSplitter(), self._settings.idle
+        idle = self._settings.idle
         end = loop.time() + self._settings.total
         patience: float | None = loop.time() + self._settings.first
         deadline = loop.time() + idle
