@@ -1,12 +1,12 @@
 """The scripted answers of a test, spoken by a real vLLM: a grammar leaves it no other choice.
 
 AGENT_SERVER_TEST_ENGINE names an upstream; then whatever the tests would have replayed is generated there, token by
-token, and comes back over HTTP like any answer. What a script does beside speaking (faults, pauses) stays scripted.
+token, and comes back over HTTP like any answer. What a script does beside speaking (faults, delays, pauses) stays
+scripted.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 from collections.abc import AsyncGenerator
@@ -50,8 +50,8 @@ class DictatedEngine(ScriptedEngine):
         self.dictated += 1
         async with contextlib.aclosing(self._upstream.generate(self._request(running.request, script))) as items:
             async for item in items:
-                await asyncio.sleep(script.delay if not isinstance(item, Finished) else 0)
-                self._check_alive()
+                async for control in self._wait(running, 0.0 if isinstance(item, Finished) else script.delay):
+                    yield control
                 yield item
 
     def _request(self, request: GenerationRequest, script: Script) -> GenerationRequest:
