@@ -46,6 +46,13 @@ WEATHER = {
     "additionalProperties": False,
 }
 FREED_SECONDS = 1.0
+SHAPES = [
+    Constraint(kind="regex", value="[0-9]{3}-[a-f]{2}"),
+    Constraint(kind="choice", value=["forty-two", "forty-three"]),
+    Constraint(kind="json_schema", value=WEATHER),
+    Constraint(kind="ebnf", value='root ::= "a" [0-9] "b"'),
+    Constraint(kind="regex", value="🦉{3}"),
+]
 
 
 @dataclass
@@ -306,17 +313,7 @@ class Contract:
         inside = inside[: inside.index(reference.encode("</tool_call>")[0])]
         assert not controls & set(inside), "no control token within a call"
 
-    @pytest.mark.parametrize(
-        "constraint",
-        [
-            Constraint(kind="regex", value="[0-9]{3}-[a-f]{2}"),
-            Constraint(kind="choice", value=["forty-two", "forty-three"]),
-            Constraint(kind="json_schema", value=WEATHER),
-            Constraint(kind="ebnf", value='root ::= "a" [0-9] "b"'),
-            Constraint(kind="regex", value="🦉{3}"),
-        ],
-        ids=lambda each: f"{each.kind}-{str(each.value)[:12]}",
-    )
+    @pytest.mark.parametrize("constraint", SHAPES, ids=lambda each: f"{each.kind}-{str(each.value)[:12]}")
     async def test_other_shapes_hold(self, target: Target, constraint: Constraint) -> None:
         request = asked(reference.prompt(), constraint, max_tokens=300, temperature=1.3, seed=3)
         if not target.engine.info.supports_constraints:

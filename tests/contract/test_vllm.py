@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import pytest_asyncio
 
-from tests.contract.contract import Contract, Target
+from agent_server.engine.protocol import Constraint
+from tests.contract.contract import SHAPES, Contract, Target
 from tests.contract.engines import started, upstream
 from tests.contract.real_vllm import VLLM, vllm
 
@@ -32,3 +33,28 @@ async def target(request: pytest.FixtureRequest, server: VLLM) -> AsyncIterator[
 @pytest.mark.asyncio(loop_scope="module")
 class TestContract(Contract):
     pass
+
+
+@pytest.fixture(scope="module")
+def xgrammar_server() -> Iterator[VLLM]:
+    with vllm(["--structured-outputs-config.backend", "xgrammar"]) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def xgrammar_target(xgrammar_server: VLLM) -> AsyncIterator[Target]:
+    async with started(upstream(xgrammar_server.url)) as engine:
+        assert engine.info.details["grammars"] == "xgrammar"
+        yield Target(engine, lambda: asyncio.to_thread(xgrammar_server.running))
+
+
+@pytest.mark.asyncio(loop_scope="module")
+class TestGrammarsOfXGrammarAlone:
+    """A vLLM that was told to use no other library: the same shapes, in its words."""
+
+    async def test_a_required_call_is_valid(self, xgrammar_target: Target) -> None:
+        await Contract().test_a_required_call_is_valid(xgrammar_target)
+
+    @pytest.mark.parametrize("constraint", SHAPES, ids=lambda each: f"{each.kind}-{str(each.value)[:12]}")
+    async def test_other_shapes_hold(self, xgrammar_target: Target, constraint: Constraint) -> None:
+        await Contract().test_other_shapes_hold(xgrammar_target, constraint)

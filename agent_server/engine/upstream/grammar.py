@@ -49,7 +49,7 @@ def for_llguidance(constraint: Constraint, controls: Sequence[int]) -> Grammar:
     try:
         return Grammar("lark", lark(node_of(constraint), controls))
     except Unwritable:
-        return Grammar("structural_tag", constraint.value)
+        return Grammar("structural_tag", whole_tag(node_of(constraint)))
 
 
 def for_xgrammar(constraint: Constraint, controls: Mapping[int, str]) -> Grammar:
@@ -58,7 +58,11 @@ def for_xgrammar(constraint: Constraint, controls: Mapping[int, str]) -> Grammar
         if constraint.kind == "lark":
             raise Unwritable("it has no Lark.")
         return Grammar(constraint.kind, constraint.value)
-    return Grammar("structural_tag", TagWriter(controls).write(node_of(constraint)))
+    return Grammar("structural_tag", whole_tag(TagWriter(controls).write(node_of(constraint))))
+
+
+def whole_tag(node: Node) -> dict[str, Any]:
+    return {"type": "structural_tag", "format": node}
 
 
 def node_of(constraint: Constraint) -> Node:

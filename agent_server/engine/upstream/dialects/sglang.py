@@ -103,8 +103,7 @@ def _grammar_words(grammar: Grammar | None) -> dict[str, Any]:
         return {}
     match grammar.kind:
         case "structural_tag":
-            tag = {"type": "structural_tag", "format": grammar.value}
-            return {"structural_tag": msgspec.json.encode(tag).decode()}
+            return {"structural_tag": msgspec.json.encode(grammar.value).decode()}
         case "json_schema":
             return {"json_schema": msgspec.json.encode(grammar.value).decode()}
         case "regex":

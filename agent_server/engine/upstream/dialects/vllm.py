@@ -103,7 +103,7 @@ def grammar_words(grammar: Grammar | None) -> dict[str, Any] | None:
         case "lark" | "ebnf":
             return {"grammar": grammar.value}
         case "structural_tag":
-            return {"structural_tag": msgspec.json.encode({"type": "structural_tag", **grammar.value}).decode()}
+            return {"structural_tag": msgspec.json.encode(grammar.value).decode()}
         case "json_schema":
             return {"json": grammar.value}
         case "regex":
