@@ -7,8 +7,13 @@ from typing import Any
 from agent_server.engine.detokenizer import TokenizerVocabulary, Vocabulary
 from agent_server.engine.protocol import Constraint, EngineError
 from agent_server.engine.upstream.errors import refused
+from agent_server.engine.upstream.grammar import node_of, whole_tag
 
 LEFT = "The upstream's output left the grammar that it was to be held to."
+
+
+ANY_SPACE = {"whitespace_flexible": True, "item_separator": ",", "key_separator": ":"}
+"""xgrammar lets JSON's white space be any; that is no fault of the output."""
 
 
 class Judge:
@@ -41,6 +46,24 @@ class Court:
         try:
             if self._backend is None:
                 self._backend = GrammarBackend(self._vocabulary.tokenizer, self._vocab_size, self._ends)
-            return Judge(self._backend.compile(constraint).matcher())
+            return Judge(self._backend.compile(spacious(constraint)).matcher())
         except ConstraintError as error:
             raise refused("response_format", str(error)) from error
+
+
+def spacious(constraint: Constraint) -> Constraint:
+    """The constraint with JSON's white space free."""
+    if constraint.kind not in ("structural_tag", "json_schema", "json_object"):
+        return constraint
+    return Constraint(kind="structural_tag", value=whole_tag(_spacious(node_of(constraint))))
+
+
+def _spacious(node: Any) -> Any:
+    if isinstance(node, list):
+        return [_spacious(each) for each in node]
+    if not isinstance(node, dict):
+        return node
+    schema = node.get("json_schema")
+    if node.get("type") == "json_schema" and isinstance(schema, dict):
+        return {**node, "json_schema": {**schema, "x-guidance": {**schema.get("x-guidance", {}), **ANY_SPACE}}}
+    return {name: _spacious(value) for name, value in node.items()}

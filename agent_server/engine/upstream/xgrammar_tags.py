@@ -68,7 +68,7 @@ class TagWriter:
 
     def _json(self, node: Node) -> Node:
         schema = _plain(node["json_schema"])
-        written = {**node, "json_schema": schema}
+        written = {"max_whitespace_cnt": 1, **node, "json_schema": schema}
         return written if _has(schema, BOUNDS) else {**written, "excludes": self._excludes}
 
     def _tag(self, node: Node) -> Node:

@@ -246,3 +246,15 @@ def test_a_token_that_does_not_belong_is_found():
     for number in encode("123"):
         whole.token(number, ends=False)
     whole.token(2, ends=True)
+
+
+@pytest.mark.parametrize("kind", ["json_schema", "structural_tag"])
+def test_white_space_of_json_is_no_fault(kind: Any):
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    value = schema if kind == "json_schema" else tag({"type": "json_schema", "json_schema": schema}).value
+    files = load_model_files(BUNDLED)
+    vocabulary = TokenizerVocabulary(files.tokenizer)
+    judge = Court(vocabulary, 1536, frozenset(files.stop_token_ids)).judge(Constraint(kind=kind, value=value))
+    for number in vocabulary.encode('{\n  "a" : 1\n}'):
+        judge.token(number, ends=False)
+    judge.token(2, ends=True)
