@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import socket
 import statistics
 import subprocess
@@ -53,11 +54,11 @@ class Load(NamedTuple):
 
 
 class Wire(NamedTuple):
-    """A path to ask, the body for it, and the bytes that mark one token in the answer."""
+    """A path to ask, the body for it, and what marks one token in the answer."""
 
     path: str
     body: Callable[[int], dict[str, Any]]
-    mark: bytes
+    mark: re.Pattern[bytes]
 
 
 def chat(model: str) -> Wire:
@@ -65,14 +66,14 @@ def chat(model: str) -> Wire:
         more = {"stream": True, "temperature": 0, "max_tokens": tokens, "ignore_eos": True}
         return {"model": model, "messages": MESSAGES, **more}
 
-    return Wire("/v1/chat/completions", body, b'"content":"')
+    return Wire("/v1/chat/completions", body, re.compile(rb'"(?:content|reasoning)":"[^"]'))
 
 
 def completions() -> Wire:
     def body(tokens: int) -> dict[str, Any]:
         return {"model": "demo", "prompt": [1, 2, 3], "stream": True, "max_tokens": tokens}
 
-    return Wire("/v1/completions", body, b'"token_ids":[')
+    return Wire("/v1/completions", body, re.compile(rb'"token_ids":\[\d'))
 
 
 def agui() -> Wire:
@@ -85,7 +86,7 @@ def agui() -> Wire:
             "context": [], "state": {}, "forwardedProps": options,
         }  # fmt: skip
 
-    return Wire("/agui", body, b'"delta":"')
+    return Wire("/agui", body, re.compile(rb'"delta":"'))
 
 
 class Client:
@@ -112,18 +113,18 @@ class Client:
         head = f"POST {wire.path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
         began = time.perf_counter()
         self._writer.write(head.encode() + b"\r\n\r\n" + body)
-        first, count, tail = 0.0, 0, b""
-        while not tail.endswith(b"0\r\n\r\n"):
+        first, count, rest = 0.0, 0, b""
+        while not rest.endswith(b"\r\n0\r\n\r\n"):
             data = await self._reader.read(65536)
             if not data:
-                raise RuntimeError(f"the connection ended: {tail[-500:]!r}")
-            found = (tail[-len(wire.mark) + 1 :] + data).count(wire.mark)
+                raise RuntimeError(f"the connection ended: {rest[-500:]!r}")
+            whole, _, rest = (rest + data).rpartition(b"\n\n")
+            found = len(wire.mark.findall(whole))
             if found and not count:
                 first = time.perf_counter() - began
             count += found
-            tail = (tail + data)[-500:]
         if not count:
-            raise RuntimeError(f"no token came: {tail!r}")
+            raise RuntimeError(f"no token came: {whole[-500:]!r}")
         return count, first
 
 
