@@ -230,7 +230,9 @@ def sharing(settings: Settings) -> Gateway | None:
     except ImportError as error:
         raise StartupError("--redis needs the extra: pip install 'agent-server[redis]'.") from error
     if not settings.encryption_keys:
-        logger.warning("several gateways need the same AGENT_SERVER_ENCRYPTION_KEYS, or none can open what another sealed")
+        logger.warning(
+            "several gateways need the same AGENT_SERVER_ENCRYPTION_KEYS, or none can open what another sealed"
+        )
     limits = SharingLimits(
         lease=settings.gateway_lease,
         run=settings.run_time_limit,

@@ -35,6 +35,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 ROOT = Path(__file__).parents[1]
 BUNDLED = ROOT / "agent_server" / "models" / "demo"
 MESSAGES = [{"role": "user", "content": "Tell me something about the sea, the wind and the stars, please."}]
+IDLE = 2.0
+"""Seconds after which a connection is not trusted to be open still; vLLM closes it after five."""
 PACE = 40.0
 """Tokens a second and stream, of the paced part."""
 
@@ -99,8 +101,12 @@ class Client:
         self._writer: asyncio.StreamWriter
 
     async def __aenter__(self) -> Client:
-        self._reader, self._writer = await asyncio.open_connection(*self._address)
+        await self._connect()
         return self
+
+    async def _connect(self) -> None:
+        self._reader, self._writer = await asyncio.open_connection(*self._address)
+        self._used = time.monotonic()
 
     async def __aexit__(self, *_: object) -> None:
         self._writer.close()
@@ -109,6 +115,9 @@ class Client:
 
     async def ask(self, wire: Wire, tokens: int) -> tuple[int, float]:
         """(marks, seconds to the first of them)."""
+        if time.monotonic() - self._used > IDLE:
+            self._writer.close()
+            await self._connect()
         body = json.dumps(wire.body(tokens)).encode()
         head = f"POST {wire.path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
         began = time.perf_counter()
@@ -125,6 +134,7 @@ class Client:
             count += found
         if not count:
             raise RuntimeError(f"no token came: {whole[-500:]!r}")
+        self._used = time.monotonic()
         return count, first
 
 
@@ -214,7 +224,7 @@ def scripted(rate: float = 0.0) -> Iterator[tuple[str, int]]:
         yield url, running.pid
 
 
-# ---- the two parts ---------------------------------------------------------------------------------------------------
+# ---- the parts -------------------------------------------------------------------------------------------------------
 
 
 def against_vllm(requests: int, tokens: int) -> None:
@@ -261,6 +271,26 @@ def against_script(streams: int, tokens: int) -> None:
             print(f"    {name:<26}{load.tokens / load.seconds:10,.0f} tokens/s delivered{share}")
 
 
+def shared(streams: int, tokens: int) -> None:
+    from tests.gateways.redis_server import RedisServer, installed
+
+    if not installed():
+        print("No redis-server: what sharing runs costs was not measured.")
+        return
+    print("  the same over AG-UI, its runs shared with other gateways over Redis")
+    redis = RedisServer().start()
+    try:
+        with scripted() as (server, _), gateway(server, AGENT_SERVER_REDIS_URL=redis.url) as (url, pid):
+            run(many(url, agui(), 8, tokens, {}))
+            load = run(many(url, agui(), streams, tokens, {"gateway": [pid]}))
+            seen = load.tokens / load.seconds
+            print(
+                f"    {'through AG-UI':<26}{load.per_core('gateway'):10,.0f} tokens/s a core   {seen:10,.0f} tokens/s seen"
+            )
+    finally:
+        redis.close()
+
+
 def run(work: Awaitable[Any]) -> Any:
     import uvloop
 
@@ -281,6 +311,7 @@ def main() -> None:
     else:
         print("No vLLM: make vllm-env makes its environment, VLLM_ENV names another folder.")
     against_script(arguments.streams, arguments.tokens)
+    shared(arguments.streams, arguments.tokens)
 
 
 if __name__ == "__main__":
