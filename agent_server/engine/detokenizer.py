@@ -17,6 +17,8 @@ from agent_server.engine.protocol import Alternative, Token
 
 CONTEXT_TOKENS = 6
 """Prompt tokens that a decoder sees first, so that a leading space is kept where the tokenizer would strip it."""
+KEPT_TOKENS = 64
+"""Tokens of context that may pile up before they are cut down to those; a list is not cut for every token."""
 MAX_HELD_TOKENS = 12
 """No character needs more tokens than this; beyond it the bytes are broken and are shown as U+FFFD."""
 MAX_CACHED_SPELLINGS = 65536
@@ -83,6 +85,7 @@ class StreamDetokenizer:
 
     def _restart(self) -> None:
         """A new stream after the context; one that ends within a character would be sent again as a whole."""
+        del self._context[:-CONTEXT_TOKENS]
         if self._decode(self._context).endswith("\ufffd"):
             self._context = []
         self._stream = DecodeStream(ids=self._context, skip_special_tokens=False)
@@ -99,12 +102,15 @@ class StreamDetokenizer:
         return self.flush() if len(self._held) >= MAX_HELD_TOKENS else ""
 
     def _settle(self) -> None:
-        self._context = (self._context + self._held)[-CONTEXT_TOKENS:]
-        self._held = []
+        self._context += self._held
+        if len(self._context) > KEPT_TOKENS:
+            del self._context[:-CONTEXT_TOKENS]
+        self._held.clear()
 
     def flush(self) -> str:
         if not self._held:
             return ""
+        del self._context[:-CONTEXT_TOKENS]
         before = self._decode(self._context)
         after = self._decode(self._context + self._held)
         self._settle()

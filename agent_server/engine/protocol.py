@@ -41,7 +41,7 @@ class EngineError(Exception):
         self.param = param
 
 
-class Alternative(msgspec.Struct, frozen=True, array_like=True):
+class Alternative(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A token that could have been chosen, with its log probability (natural logarithm, before sampling filters)."""
 
     id: int
@@ -49,7 +49,7 @@ class Alternative(msgspec.Struct, frozen=True, array_like=True):
     logprob: float
 
 
-class Token(msgspec.Struct, frozen=True, array_like=True):
+class Token(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One generated token. `text` is what it adds to the detokenised output: it may be empty while bytes of a
     character are held back, and then the next token carries the whole character. A special token's text is its
     literal spelling. A token that belongs to a matched stop string is reported with the text that precedes the
@@ -61,7 +61,7 @@ class Token(msgspec.Struct, frozen=True, array_like=True):
     alternatives: tuple[Alternative, ...] | None = None
 
 
-class Delta(msgspec.Struct, frozen=True, tag="delta"):
+class Delta(msgspec.Struct, frozen=True, tag="delta", gc=False):
     """Tokens in order, each delivered exactly once. `is_reasoning` is a worker's own statement, else None."""
 
     tokens: tuple[Token, ...]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 from starlette.concurrency import run_in_threadpool
@@ -153,33 +153,80 @@ class _Item(NamedTuple):
     event: Event
 
 
-async def _ended_after(
-    source: AsyncGenerator[_Item, None], before_end: Callable[[], Awaitable[None]]
-) -> AsyncGenerator[_Item, None]:
-    async with contextlib.aclosing(source):
-        async for item in source:
-            if isinstance(item.event, RunFinished | RunError):
-                await before_end()
-            yield item
+class _Source(Protocol):
+    """Where the frames' events come from. `ready`: the next item if it is there already."""
+
+    async def next(self) -> _Item | None: ...
+
+    def ready(self) -> _Item | None: ...
+
+    async def aclose(self) -> None: ...
 
 
-async def _merged(runs: Sequence[AnyRun]) -> AsyncGenerator[_Item, None]:
+class _One:
+    """The events of one run. before_end: done before its terminal event is told."""
+
+    def __init__(self, run: AnyRun, before_end: Callable[[], Awaitable[None]] | None = None) -> None:
+        self._reader = run.events()
+        self._before_end = before_end
+        self._ending: _Item | None = None
+
+    async def next(self) -> _Item | None:
+        if self._ending is None:
+            async for sequence, event in self._reader:
+                item = _Item(0, sequence, event)
+                return item if self._before_end is None else await self._after_hook(item)
+            return None
+        item, self._ending = self._ending, None
+        return await self._after_hook(item)
+
+    async def _after_hook(self, item: _Item) -> _Item:
+        if self._before_end is not None and isinstance(item.event, RunFinished | RunError):
+            await self._before_end()
+        return item
+
+    def ready(self) -> _Item | None:
+        found = self._reader.ready() if self._ending is None else None
+        if found is None:
+            return None
+        item = _Item(0, *found)
+        if self._before_end is not None and isinstance(item.event, RunFinished | RunError):
+            self._ending = item
+            return None
+        return item
+
+    async def aclose(self) -> None:
+        await self._reader.aclose()
+
+
+class _Several:
     """The events of several runs as they come, each in its own order."""
-    if len(runs) == 1:
-        async with contextlib.aclosing(runs[0].events()) as events:
-            async for sequence, event in events:
-                yield _Item(0, sequence, event)
-        return
-    queue: asyncio.Queue[_Item | None] = asyncio.Queue(len(runs))
-    tasks = [asyncio.create_task(_pump(choice, run, queue)) for choice, run in enumerate(runs)]
-    try:
-        for _ in runs:
-            while (item := await queue.get()) is not None:
-                yield item
-    finally:
-        for task in tasks:
+
+    def __init__(self, runs: Sequence[AnyRun]) -> None:
+        self._queue: asyncio.Queue[_Item | None] = asyncio.Queue(len(runs))
+        self._left = len(runs)
+        self._tasks = [asyncio.create_task(_pump(choice, run, self._queue)) for choice, run in enumerate(runs)]
+
+    async def next(self) -> _Item | None:
+        while self._left:
+            item = await self._queue.get()
+            if item is not None:
+                return item
+            self._left -= 1
+        return None
+
+    def ready(self) -> _Item | None:
+        while not self._queue.empty():
+            item = self._queue.get_nowait()
+            if item is not None:
+                return item
+            self._left -= 1
+        return None
+
+    async def aclose(self) -> None:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 async def _pump(choice: int, run: AnyRun, queue: asyncio.Queue[_Item | None]) -> None:
@@ -202,7 +249,7 @@ async def stream_answer(
 
     hold: wait for the first sign of life with the status line. before_end: done before the last event is told.
     """
-    source = _merged(runs) if before_end is None else _ended_after(_merged(runs), before_end)
+    source: _Source = _One(runs[0], before_end) if len(runs) == 1 else _Several(runs)
     opening = asyncio.create_task(_open(source, encoder))
     if hold:
         leaving = asyncio.create_task(_left(request))
@@ -217,7 +264,7 @@ async def stream_answer(
             await _abandon(opening, source)
             return Response(status_code=CLIENT_GONE)
     return EventStream(
-        _frames(source, opening, encoder, runs),
+        _frames(source, opening, encoder),
         content_type=encoder.content_type,
         keep_alive=encoder.keep_alive,
         interval=server.settings.keep_alive,
@@ -236,39 +283,37 @@ class _Opening(NamedTuple):
     failure: RunError | None = None
 
 
-async def _open(source: AsyncGenerator[_Item, None], encoder: Encoder) -> _Opening:
+async def _open(source: _Source, encoder: Encoder) -> _Opening:
     """Read up to the first event that is more than a beginning."""
     frames = b""
-    async for choice, sequence, event in source:
-        if isinstance(event, RunError) and event.code in KINDS:
-            return _Opening(frames + encoder.encode(event, sequence=sequence, choice=choice), event)
+    while (item := await source.next()) is not None:
+        choice, sequence, event = item
         frames += encoder.encode(event, sequence=sequence, choice=choice)
+        if isinstance(event, RunError) and event.code in KINDS:
+            return _Opening(frames, event)
         if not isinstance(event, RunStarted):
             break
     return _Opening(frames)
 
 
-async def _frames(
-    source: AsyncGenerator[_Item, None], opening: asyncio.Task[_Opening], encoder: Encoder, runs: Sequence[AnyRun]
-) -> AsyncGenerator[bytes, None]:
+async def _frames(source: _Source, opening: asyncio.Task[_Opening], encoder: Encoder) -> AsyncGenerator[bytes, None]:
     """What is there already goes out together: a busy server sends less often, never later."""
     try:
-        frames = (await opening).frames
-        if frames:
+        if frames := (await opening).frames:
             yield frames
-            frames = b""
-        async for choice, sequence, event in source:
-            frames += encoder.encode(event, sequence=sequence, choice=choice)
-            if frames and (runs[choice].log.last == sequence or len(frames) > SEND_BYTES):
+        while (item := await source.next()) is not None:
+            frames = encoder.encode(item.event, sequence=item.sequence, choice=item.choice)
+            while len(frames) < SEND_BYTES and (item := source.ready()) is not None:
+                frames += encoder.encode(item.event, sequence=item.sequence, choice=item.choice)
+            if frames:
                 yield frames
-                frames = b""
-        if tail := frames + encoder.finish():
+        if tail := encoder.finish():
             yield tail
     finally:
         await _abandon(opening, source)
 
 
-async def _abandon(opening: asyncio.Task[_Opening], source: AsyncGenerator[_Item, None]) -> None:
+async def _abandon(opening: asyncio.Task[_Opening], source: _Source) -> None:
     opening.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await opening

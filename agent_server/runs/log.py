@@ -51,8 +51,10 @@ class EventLog:
 
     def __init__(self, limits: LogLimits) -> None:
         self._limits = limits
-        self._events: deque[tuple[Event, int]] = deque()
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._events: deque[Event] = deque()
+        self._sizes: deque[int] = deque()
+        self._waiting: list[asyncio.Future[None]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.bytes = 0
         self.last = 0
         self.closed = False
@@ -66,12 +68,15 @@ class EventLog:
         if self.closed:
             raise RuntimeError("the log is closed: its run already ended")
         size = size_of(event)
-        self._events.append((event, size))
+        self._events.append(event)
+        self._sizes.append(size)
         self.bytes += size
         self.last += 1
         while len(self._events) > 1 and (len(self._events) > self._limits.events or self.bytes > self._limits.bytes):
-            self.bytes -= self._events.popleft()[1]
-        self._wake()
+            self._events.popleft()
+            self.bytes -= self._sizes.popleft()
+        if self._waiting:
+            self._wake()
         return self.last
 
     def close(self) -> None:
@@ -82,27 +87,32 @@ class EventLog:
     def get(self, sequence: int) -> Event:
         if sequence < self.oldest:
             raise FellBehind(sequence, self.oldest)
-        return self._events[sequence - self.oldest][0]
+        return self._events[sequence - self.last - 1]
 
     def snapshot(self) -> list[Event]:
         """Everything still kept, in order."""
-        return [event for event, _ in self._events]
+        return list(self._events)
 
     async def grown(self, beyond: int) -> bool:
         """Wait until there is an event after `beyond`; False when the log closed without one."""
         while self.last <= beyond:
             if self.closed:
                 return False
-            future = asyncio.get_running_loop().create_future()
-            self._waiting.add(future)
+            if self._loop is None:  # asked for once: it costs a system call, and this happens for every token
+                self._loop = asyncio.get_running_loop()
+            future = self._loop.create_future()
+            self._waiting.append(future)
             try:
                 await future
-            finally:
-                self._waiting.discard(future)
+            except asyncio.CancelledError:  # this reader leaves; the others wait on
+                if future in self._waiting:
+                    self._waiting.remove(future)
+                raise
         return True
 
     def _wake(self) -> None:
-        for future in self._waiting:
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
             if not future.done():
                 future.set_result(None)
 
@@ -131,9 +141,16 @@ class Reader:
         return self
 
     async def __anext__(self) -> tuple[int, Event]:
-        if self._left is None or not await self._log.grown(self._cursor):
-            self._leave()
-            raise StopAsyncIteration
+        if self._left is not None and (self._log.last > self._cursor or await self._log.grown(self._cursor)):
+            return self._next()
+        self._leave()
+        raise StopAsyncIteration
+
+    def ready(self) -> tuple[int, Event] | None:
+        """The next item if it is there already: for who sends together what came together."""
+        return self._next() if self._left is not None and self._log.last > self._cursor else None
+
+    def _next(self) -> tuple[int, Event]:
         try:
             event = self._log.get(self._cursor + 1)
         except FellBehind as gap:

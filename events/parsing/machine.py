@@ -324,14 +324,14 @@ class Parser:
             if self._began or not self._marked:
                 self._blank.append(text)
             return
+        size = len(body)
         if not self._began:
             if self._marked:
                 body = body.lstrip()
             self._began, self._at_start = True, False
-        blank = self._blank
-        if blank:
-            body = "".join(blank) + body
-        self._blank = [text[len(text.rstrip()) :]]
+        if self._blank:
+            body = "".join(self._blank) + body
+        self._blank = [text[size:]] if size < len(text) else []
         self._say_text(body)
 
     def _say_text(self, text: str) -> None:

@@ -29,44 +29,56 @@ def chain_of(tenant: str, token_ids: Sequence[int]) -> Chain:
     return tuple(found)
 
 
+MAX_BITS = 512
+
+
 class Prefixes:
     """block → the replicas that computed it, as bits. The least recently used are forgotten beyond `most` blocks,
-    the ends of prompts before their beginnings."""
+    the ends of prompts before their beginnings. A replica that began anew gets another bit, so that nothing need be
+    searched for; when the bits run out, everything is forgotten."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._holders: OrderedDict[bytes, int] = OrderedDict()
+        self._bits: dict[int, int] = {}
+        self._next = 0
 
     def __len__(self) -> int:
         return len(self._holders)
 
     def add(self, chain: Chain, replica: int) -> None:
         """The replica, by its number, computes this prompt."""
-        bit = 1 << replica
+        bit = 1 << self._bit(replica)
         for block in reversed(chain):
             self._holders[block] = self._holders.get(block, 0) | bit
             self._holders.move_to_end(block)
         while len(self._holders) > self._most:
             self._holders.popitem(last=False)
 
+    def _bit(self, replica: int) -> int:
+        if replica not in self._bits:
+            if self._next >= MAX_BITS:
+                self._holders.clear()
+                self._bits.clear()
+                self._next = 0
+            self._bits[replica] = self._next
+            self._next += 1
+        return self._bits[replica]
+
     def shares(self, chain: Chain, replicas: int) -> list[float]:
         """For each replica the share of the prompt's blocks that it has from the beginning on, 0 to 1."""
         lengths = [0] * replicas
-        left = (1 << replicas) - 1
+        known = [(number, 1 << self._bits[number]) for number in range(replicas) if number in self._bits]
+        left = sum(bit for _, bit in known)
         for length, block in enumerate(chain, 1):
             left &= self._holders.get(block, 0)
             if not left:
                 break
-            for replica in range(replicas):
-                if left >> replica & 1:
-                    lengths[replica] = length
+            for number, bit in known:
+                if left & bit:
+                    lengths[number] = length
         return [length / len(chain) for length in lengths] if chain else [0.0] * replicas
 
     def forget(self, replica: int) -> None:
         """The replica began anew: nothing is cached there."""
-        mask = ~(1 << replica)
-        for block, holders in list(self._holders.items()):
-            if holders & mask:
-                self._holders[block] = holders & mask
-            else:
-                del self._holders[block]
+        self._bits.pop(replica, None)

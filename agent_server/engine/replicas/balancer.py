@@ -83,16 +83,15 @@ class Balancer:
 
     def dispatch(self) -> None:
         """Give what is free to those who wait, first come first served; who cannot use it does not block the rest."""
-        for place in list(self._waiting):
+        passed: list[Place] = []
+        while self._waiting and any(self._free(each) for each in self.replicas):
+            place = self._waiting.popleft()
             replica = self._choose(place)
             if replica is None:
-                if not any(self._free(each) for each in self.replicas):
-                    return
-                continue
-            self._waiting.remove(place)
-            assert place.given is not None
-            if not place.given.done():
+                passed.append(place)
+            elif place.given is not None and not place.given.done():
                 place.given.set_result(self._take(replica, place))
+        self._waiting.extendleft(reversed(passed))
 
     def tick(self) -> None:
         """Look again at who may be used now, and tell those for whom there has long been nobody."""

@@ -41,7 +41,7 @@ class ReplicaCollector(Collector):
         yield _circuits(rows)
 
 
-def _family(family: Metric, rows: list[dict[str, Any]], key: str) -> Metric:
+def _family(family: GaugeMetricFamily | CounterMetricFamily, rows: list[dict[str, Any]], key: str) -> Metric:
     for row in rows:
         family.add_metric([str(row["name"])], float(row[key]))
     return family

@@ -168,7 +168,7 @@ class ReplicaSet:
             raise error
         if not flow.lost(replica, self.replicas):
             raise error
-        logger.warning("The replica %s lost a generation: %s: %s", replica.name, error.kind, error.message)
+        logger.info("The replica %s lost a generation: %s: %s", replica.name, error.kind, error.message)
         if flow.begun:
             replica.counts.resumes += 1
         else:

@@ -212,6 +212,13 @@ class RemoteReader:
         self._ended = isinstance(item[1], TERMINAL)
         return item
 
+    def ready(self) -> tuple[int, Event] | None:
+        """As `Reader.ready`."""
+        item = None if self._ended else self._inner.ready()
+        if item is not None:
+            self._ended = isinstance(item[1], TERMINAL)
+        return item
+
     async def aclose(self) -> None:
         self._ended = True
         await self._inner.aclose()

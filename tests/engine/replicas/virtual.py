@@ -10,6 +10,11 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
+STEP = 1e-6
+"""Seconds that one turn of the loop takes at least: time that stood still would never come to a deadline that
+rounding has put just ahead of it."""
+
+
 class _Selector(selectors.DefaultSelector):
     """Waits for nothing: what would have been waited goes onto the clock."""
 
@@ -20,7 +25,7 @@ class _Selector(selectors.DefaultSelector):
         if not found:
             if timeout is None:
                 raise RuntimeError("Nothing is left that could happen: a deadlock.")
-            self.clock += timeout
+            self.clock += max(timeout, STEP)
         return found
 
 
