@@ -283,10 +283,8 @@ def shared(streams: int, tokens: int) -> None:
         with scripted() as (server, _), gateway(server, AGENT_SERVER_REDIS_URL=redis.url) as (url, pid):
             run(many(url, agui(), 8, tokens, {}))
             load = run(many(url, agui(), streams, tokens, {"gateway": [pid]}))
-            seen = load.tokens / load.seconds
-            print(
-                f"    {'through AG-UI':<26}{load.per_core('gateway'):10,.0f} tokens/s a core   {seen:10,.0f} tokens/s seen"
-            )
+            per_core, seen = load.per_core("gateway"), load.tokens / load.seconds
+            print(f"    {'through AG-UI':<26}{per_core:10,.0f} tokens/s a core   {seen:10,.0f} tokens/s seen")
     finally:
         redis.close()
 
