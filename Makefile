@@ -54,6 +54,14 @@ test-long: setup ## the long property and fuzz runs (SPLITS=, CASES= to change)
 	$(PY) -m pytest -m slow
 	$(PY) tests/properties/long_runs.py --splits $(or $(SPLITS),100000) --cases $(or $(CASES),1000000)
 
+VLLM_ENV ?= .vllm
+
+vllm-env: ## vLLM for the CPU in an environment of its own (VLLM_ENV= chooses the folder; 3 GB)
+	scripts/vllm/install $(VLLM_ENV)
+
+test-vllm: setup vllm-env ## the contract, the faults and the real clients over a real vLLM on the CPU
+	VLLM_ENV=$(abspath $(VLLM_ENV)) scripts/vllm/test
+
 bench: setup ## every benchmark, each beside a peer, printing ratios
 	for file in benchmarks/*.py; do case $$file in *_gpu.py|*/_*) ;; *) echo "== $$file"; $(PY) $$file || exit 1;; esac; done
 
@@ -69,4 +77,4 @@ lock: setup ## write constraints.txt from what is installed
 clean: ## remove what the other targets made
 	rm -rf .venv dist build agent_server/static/demo node_modules */node_modules tests/*/node_modules
 
-.PHONY: help setup demo serve check system test test-long bench wheel screenshot lock clean
+.PHONY: help setup demo serve check system test test-long vllm-env test-vllm bench wheel screenshot lock clean

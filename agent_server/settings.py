@@ -23,7 +23,8 @@ class Settings(BaseSettings):
     """Folder or hub name; empty is the bundled demonstration model."""
     served_name: str = ""
     engine: Annotated[tuple[str, ...], NoDecode] = ()
-    """Empty is the embedded engine; "scripted" replays; else URLs of upstream engines."""
+    """Empty is the embedded engine; "scripted" replays; else URLs of upstream engines, with or without a dialect in
+    front (`http://host:8000`, `vllm+http://host:8000`)."""
     engine_process: bool = True
     device: str = "auto"
     dtype: str = "auto"
@@ -37,6 +38,14 @@ class Settings(BaseSettings):
     data_dir: Path = Path.home() / ".local" / "share" / "agent-server"
     store_url: str = ""
     """SQLAlchemy URL; empty is SQLite in `data_dir`, "memory" keeps nothing."""
+
+    # several gateways over one database
+    redis_url: str = ""
+    """`redis://`, `rediss://` or `unix://`; runs are then read, steered and listed from every gateway with the same."""
+    redis_prefix: str = "agent-server"
+    """Gateways with the same share their runs."""
+    gateway_lease: float = Field(6, ge=0.5)
+    """A gateway that has not been heard of for so long is dead: the others end its runs with RUN_ERROR."""
 
     # how output is read
     chat_template: Path | None = None
@@ -83,6 +92,35 @@ class Settings(BaseSettings):
     kv_cache_bytes: int = Field(0, ge=0)
     """0 chooses by the device's free memory."""
     max_context: int = Field(0, ge=0)
+
+    # upstream engines
+    engine_key: SecretStr = SecretStr("")
+    """The upstream's API key; one in its URL (`http://:KEY@host:8000`) goes before it."""
+    engine_connect: float = Field(5, gt=0)
+    engine_idle: float = Field(30, gt=0)
+    """The longest silence between two frames of a stream; then the upstream is lost."""
+    engine_first: float = Field(300, gt=0)
+    """Until the first token, as long as the upstream answers questions about its health meanwhile."""
+    engine_start: float = Field(1800, gt=0)
+    """How long an upstream may load its model."""
+    engine_health: float = Field(5, gt=0)
+    engine_in_flight: int = Field(1024, gt=0)
+    """Generations at once on one engine; where there are several, more of them wait."""
+    engine_queued: int = Field(1024, ge=0)
+    """Generations that wait while every engine has as many as it may have; more are refused as overloaded."""
+    engine_wait: float = Field(10, ge=0)
+    """How long a generation waits while no engine is there at all."""
+    engine_check: float = Field(1, gt=0)
+    """Between two looks at the engines."""
+    engine_resume: bool = True
+    """Continue a generation elsewhere when its engine is lost after the first token."""
+    engine_attempts: int = Field(4, gt=0)
+    """How often one generation is tried in all."""
+    engine_failures: int = Field(3, gt=0)
+    """Failures in a row until an engine is left alone for `engine_cooldown` seconds, and twice as long each time."""
+    engine_cooldown: float = Field(1, gt=0)
+    engine_affinity: float = Field(4, ge=0)
+    """Generations in flight that a wholly cached prompt is worth when an engine is chosen."""
 
     # watching it
     metrics: bool = True

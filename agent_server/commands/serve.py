@@ -47,6 +47,7 @@ def serve(
     tool_call_parser: Annotated[str | None, typer.Option(help="Tool call format by name.")] = None,
     served_name: Annotated[str | None, typer.Option(help="The name that clients see.")] = None,
     store: Annotated[str | None, typer.Option(help="Database URL for threads; 'memory' keeps nothing.")] = None,
+    redis: Annotated[str | None, typer.Option(help="URL of a Redis, for several gateways (extra `redis`).")] = None,
     api_key: Annotated[list[str] | None, typer.Option(help="key or tenant:key (repeat); none admits everyone.")] = None,
     cors_origin: Annotated[list[str] | None, typer.Option(help="Origin that may call from a browser (repeat).")] = None,
     constrain_tools: Annotated[bool | None, typer.Option(help="Bind tool calls to their schemas.")] = None,
@@ -57,8 +58,8 @@ def serve(
         "model": model or None, "host": host, "port": port, "device": device, "dtype": dtype, "adapter": adapter,
         "engine": engine, "agent": agent, "chat_template": chat_template, "format": format,
         "reasoning_parser": reasoning_parser, "tool_call_parser": tool_call_parser, "served_name": served_name,
-        "store_url": store, "api_keys": api_key, "cors_origins": cors_origin, "constrain_tools": constrain_tools,
-        "log_level": log_level,
+        "store_url": store, "redis_url": redis, "api_keys": api_key, "cors_origins": cors_origin,
+        "constrain_tools": constrain_tools, "log_level": log_level,
     }  # fmt: skip
     settings = Settings(**{name: value for name, value in given.items() if value is not None})
     listener = listen(settings.host, settings.port)

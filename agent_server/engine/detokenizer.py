@@ -207,15 +207,34 @@ class OutputText:
     text. When a stop string is complete, `stopped` is that string, and the tokens that it touches are released with
     the text that precedes it. Of several stop strings the one that ends first counts, of two that end together the
     longer. Up to `min_tokens` nothing is matched.
+
+    generated: tokens that were delivered before. They come out no more, but a character or a stop string may have
+    begun in them, and `stopped` may be set at once.
     """
 
-    def __init__(self, vocabulary: Vocabulary, context: Sequence[int], stop: Iterable[str], min_tokens: int) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        context: Sequence[int],
+        stop: Iterable[str],
+        min_tokens: int,
+        generated: Iterable[int] = (),
+    ) -> None:
         self._vocabulary = vocabulary
         self._decoder = vocabulary.detokenizer(context)
         self._waiting: list[Token] = []
         self.count = 0
         self.stopped: str | None = None
         self.restrict(stop, min_tokens)
+        for token_id in generated:
+            self._pass(token_id)
+
+    def _pass(self, token_id: int) -> None:
+        """Take a token that was delivered before."""
+        self.count += 1
+        text = self._decoder.push(token_id)
+        if self.stopped is None and self.count > self._min_tokens:
+            self._match(text)
 
     def restrict(self, stop: Iterable[str], min_tokens: int) -> None:
         """New stop strings from the next token on; text that already waits may be their beginning."""
@@ -282,9 +301,9 @@ class OutputText:
         return cut[::-1]
 
     def _take(self, held: int) -> list[Token]:
-        """The waiting tokens that end before the last `held` characters."""
+        """The waiting tokens that end before the last `held` characters, which may reach into what was delivered."""
         keep = len(self._waiting)
-        while held > 0:
+        while held > 0 and keep > 0:
             keep -= 1
             held -= len(self._waiting[keep].text)
         released, self._waiting = self._waiting[:keep], self._waiting[keep:]

@@ -115,11 +115,17 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One sequence to generate. `tenant` separates prefix caches and shares capacity fairly."""
+    """One sequence to generate. `tenant` separates prefix caches and shares capacity fairly.
+
+    generated: the beginning of the answer, which another engine produced before it was lost. It is not yielded again,
+    and counts as generated for everything else: limits, penalties, stop strings, the grammar, the seed's random
+    numbers, positions and usage. Only for engines whose info says how they `continues`.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
+    generated: tuple[int, ...] = ()
     constraint: Constraint | None = None
     tenant: str = ""
     priority: int = 0
@@ -137,7 +143,12 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What is loaded and what it can do; wires refuse what is False here instead of ignoring it."""
+    """What is loaded and what it can do; wires refuse what is False here instead of ignoring it.
+
+    continues: how a request's `generated` is honoured. "exact": the rest is what this engine would have generated had
+    it begun itself, grammars and seeds included. "plain": as if those tokens were the prompt's, so that grammars,
+    seeds and penalties on the answer alone would start anew. "no": it is not looked at.
+    """
 
     model: str
     context_length: int
@@ -147,6 +158,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     supports_constraints: bool = False
     supports_pause: bool = True
     supports_modify: bool = True
+    continues: Literal["exact", "plain", "no"] = "no"
     details: dict[str, Any] = {}
 
 

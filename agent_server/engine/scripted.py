@@ -15,7 +15,8 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from agent_server.engine.checks import changed_sampling, check_length
+from agent_server.engine.checks import changed_sampling, check_length, check_supported
+from agent_server.engine.continuing import already_ended
 from agent_server.engine.detokenizer import ByteVocabulary, OutputText, Vocabulary
 from agent_server.engine.protocol import (
     Control,
@@ -182,6 +183,7 @@ class ScriptedEngine:
             context_length=context_length,
             vocab_size=self.vocabulary.size,
             supports_constraints=supports_constraints,
+            continues="exact",
         )
         self.running: dict[str, _Running] = {}
         self.requests: list[GenerationRequest] = []
@@ -227,7 +229,8 @@ class ScriptedEngine:
             loop = asyncio.get_running_loop()
             clock: Clock = self._delays or loop
             tokens = script.tokens or tuple(self.vocabulary.encode(script.text))
-            end: Finished | None = None
+            ended = already_ended(request, running.output, limit=self._limit(running))
+            end = self._end(running, script, ended.reason, ended.stop) if ended else None
             delay = script.first_delay
             while end is None:
                 due = clock.time() + delay
@@ -261,8 +264,16 @@ class ScriptedEngine:
     async def _running_slot(self, request: GenerationRequest) -> AsyncIterator[_Running]:
         """A generation from its arrival to its end; one that does not come to its end was cancelled, or it failed."""
         sampling = request.sampling
-        output = OutputText(self.vocabulary, request.prompt_token_ids, sampling.stop, sampling.min_tokens)
-        running = _Running(request=request, sampling=sampling, output=output, arrived=self._clock())
+        output = OutputText(
+            self.vocabulary, request.prompt_token_ids, sampling.stop, sampling.min_tokens, request.generated
+        )
+        running = _Running(
+            request=request,
+            sampling=sampling,
+            output=output,
+            arrived=self._clock(),
+            position=len(request.generated),
+        )
         self.running[request.request_id] = running
         ended = False
         try:
@@ -286,6 +297,7 @@ class ScriptedEngine:
         if request.request_id in self.running:
             raise EngineError("invalid_request", f"A generation {request.request_id} is already running.")
         check_length(request, self._info.context_length)
+        check_supported(request, self._info)
         self.requests.append(request)
         self._prompted += len(request.prompt_token_ids)
 

@@ -26,6 +26,7 @@ from events.vocabulary import Event, RunError, RunFinished, RunStarted
 if TYPE_CHECKING:
     from agent_server.agent import Agent
     from agent_server.runs import Run
+    from agent_server.runs.sharing.protocol import AnyRun
     from agent_server.server import Server
 
 LARGE = 64 * 1024
@@ -165,7 +166,7 @@ class _Source(Protocol):
 class _One:
     """The events of one run. before_end: done before its terminal event is told."""
 
-    def __init__(self, run: Run, before_end: Callable[[], Awaitable[None]] | None = None) -> None:
+    def __init__(self, run: AnyRun, before_end: Callable[[], Awaitable[None]] | None = None) -> None:
         self._reader = run.events()
         self._before_end = before_end
         self._ending: _Item | None = None
@@ -201,7 +202,7 @@ class _One:
 class _Several:
     """The events of several runs as they come, each in its own order."""
 
-    def __init__(self, runs: Sequence[Run]) -> None:
+    def __init__(self, runs: Sequence[AnyRun]) -> None:
         self._queue: asyncio.Queue[_Item | None] = asyncio.Queue(len(runs))
         self._left = len(runs)
         self._tasks = [asyncio.create_task(_pump(choice, run, self._queue)) for choice, run in enumerate(runs)]
@@ -228,7 +229,7 @@ class _Several:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-async def _pump(choice: int, run: Run, queue: asyncio.Queue[_Item | None]) -> None:
+async def _pump(choice: int, run: AnyRun, queue: asyncio.Queue[_Item | None]) -> None:
     async with contextlib.aclosing(run.events()) as events:
         async for sequence, event in events:
             await queue.put(_Item(choice, sequence, event))
@@ -238,7 +239,7 @@ async def _pump(choice: int, run: Run, queue: asyncio.Queue[_Item | None]) -> No
 async def stream_answer(
     server: Server,
     request: Request,
-    runs: Sequence[Run],
+    runs: Sequence[AnyRun],
     encoder: Encoder,
     *,
     hold: bool = True,
