@@ -39,6 +39,11 @@ def prompt(text: str = ASKED[0], header: str = "") -> tuple[int, ...]:
     return encode(f"{header}<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n")
 
 
+def endless() -> tuple[int, ...]:
+    """A text that the model continues for as long as it may."""
+    return encode("x " * 20)
+
+
 def greedy(ids: Sequence[int], count: int, *, ignore_eos: bool = False, **options: Any) -> list[int]:
     """transformers' answer, the end of sequence included."""
     given = torch.tensor([list(ids)])
@@ -72,3 +77,8 @@ def penalised(ids: Sequence[int], count: int, *, frequency: float, presence: flo
             table[number] -= presence + frequency * said.count(number)
         said.append(int(table.argmax()))
     return said
+
+
+def without_end(ids: Sequence[int], count: int) -> list[int]:
+    """transformers' answer where the end of sequence can never be chosen."""
+    return greedy(ids, count, ignore_eos=True, suppress_tokens=list(files().stop_token_ids))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,10 +12,22 @@ import pytest_asyncio
 
 from tests.contract.contract import Contract, Target
 from tests.contract.engines import embedded, listening, scripted, started, upstream
-from tests.contract.fakes import vllm
+from tests.contract.fakes import llamacpp, openai, sglang, vllm, vllm_tokens
 from tests.contract.fakes.common import Backend
 
-FAKES: dict[str, Any] = {"vllm": vllm.app}
+FAKES: dict[str, Any] = {
+    "vllm": vllm.app,
+    "vllm-tokens": vllm_tokens.app,
+    "sglang": sglang.app,
+    "sglang-incremental": partial(sglang.app, cumulative=False),
+    "llamacpp": llamacpp.app,
+    "openai": openai.app,
+}
+
+LACKS = {
+    "llamacpp": frozenset({"min_tokens", "presence_penalty", "frequency_penalty"}),
+    "openai": frozenset({"min_tokens", "ignore_eos", "stop_token_ids", "repetition_penalty", "logit_bias"}),
+}
 
 
 @contextlib.asynccontextmanager
@@ -28,9 +41,14 @@ async def target_of(name: str) -> AsyncIterator[Target]:
             yield Target(own, lambda: _metric(own))
             return
         backend = Backend(own)
-        async with listening(FAKES[name](backend)) as url, started(upstream(url)) as engine:
-            assert engine.dialect == name
-            yield Target(engine, lambda: _metric(own), exact=engine.info.details["ids"])
+        dialect = name.removesuffix("-incremental")
+        forced = f"{dialect}+" if name == "vllm-tokens" else ""
+        async with listening(FAKES[name](backend)) as url, started(upstream(forced + url)) as engine:
+            assert engine.dialect == dialect
+            exact, says_end = engine.info.details["ids"], name not in ("llamacpp", "openai")
+            yield Target(
+                engine, lambda: _metric(own), exact=exact, says_end=says_end, lacks=LACKS.get(name, frozenset())
+            )
 
 
 async def _metric(engine: Any) -> float:

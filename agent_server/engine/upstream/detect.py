@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 
 from agent_server.engine.protocol import EngineError, EngineInfo, GenerationRequest
-from agent_server.engine.upstream.dialects import DIALECTS, Dialect, Served
+from agent_server.engine.upstream.dialects import DIALECTS, Asked, Dialect, Served
 from agent_server.engine.upstream.dialects.dialect import known
 from agent_server.engine.upstream.errors import error_of
+from agent_server.engine.upstream.grammar import Grammar
 from agent_server.engine.upstream.model import Model
 from agent_server.engine.upstream.settings import UpstreamSettings
 from agent_server.engine.upstream.transport import Transport
@@ -36,9 +37,15 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True):
     model: Model
     info: EngineInfo
 
-    @property
-    def grammar(self) -> str | None:
-        return self.served.grammar
+    def asked(self, request: GenerationRequest, sampling: SamplingParams, grammar: Grammar | None = None) -> Asked:
+        return Asked(
+            request=request,
+            sampling=sampling,
+            served=self.served,
+            vocabulary=self.model.vocabulary,
+            grammar=grammar,
+            ends=self.model.ends,
+        )
 
     async def verify(self, transport: Transport) -> None:
         """EngineError if the server now serves something else."""
@@ -121,7 +128,7 @@ async def _check_tokens(transport: Transport, dialect: Dialect, served: Served, 
     if served.vocab_size is not None and served.vocab_size < size:
         message = f"{where} vocabulary of {served.vocab_size} is not that of {model.source} ({size}). {hint}"
         raise EngineError("unavailable", message)
-    text = SAMPLE + "".join(model.vocabulary.spell(number) for number in model.controls[:MARKS])
+    text = SAMPLE + "".join(list(model.controls.values())[:MARKS])
     theirs = await dialect.tokenize(transport, served, text)
     if theirs is not None and theirs != model.vocabulary.encode(text):
         raise EngineError("unavailable", f"{where} tokenizer is not that of {model.source}. {hint}")
@@ -158,9 +165,9 @@ async def _warm_up(transport: Transport, upstream: Upstream) -> None:
         prompt_token_ids=(upstream.model.vocabulary.size - 1,),
         sampling=SamplingParams(max_tokens=1),
     )
-    sampling = upstream.model.fill(request.sampling)
-    body = msgspec.json.encode(upstream.dialect.body(request, sampling, upstream.served, None))
-    output = Output(upstream, request, sampling)
+    asked = upstream.asked(request, upstream.model.fill(request.sampling))
+    body = msgspec.json.encode(upstream.dialect.body(asked))
+    output = Output(upstream, asked)
 
     async def alive() -> bool:
         return True

@@ -27,6 +27,7 @@ from agent_server.engine.upstream.address import Address
 from agent_server.engine.upstream.detect import Upstream, connect
 from agent_server.engine.upstream.errors import refused
 from agent_server.engine.upstream.grammar import translate
+from agent_server.engine.upstream.judge import Court, Judge
 from agent_server.engine.upstream.model import Model
 from agent_server.engine.upstream.output import Output
 from agent_server.engine.upstream.settings import UpstreamSettings
@@ -53,6 +54,7 @@ class UpstreamEngine:
         self._streams: set[str] = set()
         self._counters = dict.fromkeys(("prompt_tokens_total", "generation_tokens_total", "upstream_errors_total"), 0)
         self._started: set[str] = set()
+        self._court: Court | None = None
         self._closed = False
 
     @property
@@ -128,17 +130,22 @@ class UpstreamEngine:
     # generating
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineItem, None]:
-        upstream, sampling = self._admit(request)
-        grammar = await translate(request.constraint, upstream.grammar, upstream.model.controls)
+        upstream = self._admit(request)
+        grammar = await translate(request.constraint, upstream.served.grammar, upstream.model.controls)
+        asked = upstream.asked(request, self._sampling(request, upstream), grammar)
+        upstream.dialect.check(asked)
+        judge = await self._judge(request)
+        if request.request_id in self._streams:
+            raise EngineError("invalid_request", f"A generation {request.request_id} is already running.")
         self._streams.add(request.request_id)
-        output = Output(upstream, request, sampling)
+        output = Output(upstream, asked, judge)
         try:
             if output.ended:
                 yield output.finished()
                 return
-            sent = as_prompt(msgspec.structs.replace(request, sampling=sampling))
-            body = upstream.dialect.body(sent, sent.sampling, upstream.served, grammar)
-            async with contextlib.aclosing(self._items(output, msgspec.json.encode(body))) as items:
+            sent = as_prompt(msgspec.structs.replace(request, sampling=asked.sampling))
+            body = msgspec.json.encode(upstream.dialect.body(upstream.asked(sent, sent.sampling, grammar)))
+            async with contextlib.aclosing(self._items(output, body)) as items:
                 async for item in items:
                     yield item
         except EngineError as error:
@@ -149,7 +156,17 @@ class UpstreamEngine:
             self._counters["prompt_tokens_total"] += len(request.prompt_token_ids)
             self._counters["generation_tokens_total"] += output.count
 
-    def _admit(self, request: GenerationRequest) -> tuple[Upstream, SamplingParams]:
+    async def _judge(self, request: GenerationRequest) -> Judge | None:
+        """Only llguidance reads a grammar as it was meant here; what another library makes of it is checked."""
+        assert self._upstream is not None
+        if request.constraint is None or self._upstream.served.grammar == "llguidance":
+            return None
+        if self._court is None:
+            model = self._upstream.model
+            self._court = Court(model.vocabulary, self.info.vocab_size, model.ends)
+        return await asyncio.to_thread(self._court.judge, request.constraint)
+
+    def _admit(self, request: GenerationRequest) -> Upstream:
         if self._upstream is None or self._status.state not in ("ready", "degraded"):
             message = self._status.message or f"The engine is {self._status.state}."
             raise EngineError("unavailable", message, retryable=self._status.state != "failed")
@@ -159,12 +176,13 @@ class UpstreamEngine:
             raise EngineError("overloaded", f"{self.settings.in_flight} generations are in flight.", retryable=True)
         check_length(request, self.info.context_length)
         check_supported(request, self.info)
-        return self._upstream, self._sampling(request, self._upstream)
+        return self._upstream
 
     def _sampling(self, request: GenerationRequest, upstream: Upstream) -> SamplingParams:
         """The sampling with every default filled in; refused where the upstream has no word for what was asked."""
-        for name, nothing in upstream.dialect.unsupported.items():
-            if getattr(request.sampling, name) not in (None, nothing, type(nothing)()):
+        lacking = {**upstream.dialect.unsupported, **dict.fromkeys(upstream.served.lacks)}
+        for name, nothing in lacking.items():
+            if getattr(request.sampling, name) not in (None, nothing):
                 raise refused(name, f"The upstream ({upstream.dialect.name}) cannot honour {name}.")
         room = self.info.context_length - len(request.prompt_token_ids)
         sampling = upstream.model.fill(request.sampling)

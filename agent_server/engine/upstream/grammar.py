@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 
 from agent_server.engine.protocol import Constraint
 from agent_server.engine.upstream.errors import refused
+from agent_server.engine.upstream.xgrammar_tags import TagWriter
 from events.grammar.lark import Unwritable, lark
 from events.grammar.nodes import Node, constant, either, pattern
 
@@ -23,14 +24,19 @@ class Grammar(msgspec.Struct, frozen=True):
     value: Any
 
 
-async def translate(constraint: Constraint | None, language: str | None, controls: Sequence[int]) -> Grammar | None:
-    """For an upstream that takes `language`: "llguidance" or "xgrammar". Raises EngineError("invalid_request") where
-    it has no words for the constraint: what is not enforced is never sent as if it were."""
+async def translate(constraint: Constraint | None, language: str | None, controls: Mapping[int, str]) -> Grammar | None:
+    """For an upstream that takes `language`: "llguidance" or "xgrammar". `controls`: spellings of the tokens that are
+    no text. Raises EngineError("invalid_request") where it has no words for the constraint: what is not enforced is
+    never sent as if it were."""
     if constraint is None:
         return None
     if language == "llguidance":
-        return await asyncio.to_thread(for_llguidance, constraint, controls)
-    raise refused("response_format", "This upstream cannot hold its output to a grammar.")
+        return await asyncio.to_thread(for_llguidance, constraint, tuple(controls))
+    try:
+        return await asyncio.to_thread(for_xgrammar, constraint, controls)
+    except Unwritable as error:
+        message = f"This upstream's grammars (xgrammar) cannot hold the output to what was asked for: {error}"
+        raise refused("response_format", message) from error
 
 
 def for_llguidance(constraint: Constraint, controls: Sequence[int]) -> Grammar:
@@ -44,6 +50,15 @@ def for_llguidance(constraint: Constraint, controls: Sequence[int]) -> Grammar:
         return Grammar("lark", lark(node_of(constraint), controls))
     except Unwritable:
         return Grammar("structural_tag", constraint.value)
+
+
+def for_xgrammar(constraint: Constraint, controls: Mapping[int, str]) -> Grammar:
+    """Raises Unwritable."""
+    if constraint.kind in ("lark", "ebnf", "regex"):
+        if constraint.kind == "lark":
+            raise Unwritable("it has no Lark.")
+        return Grammar(constraint.kind, constraint.value)
+    return Grammar("structural_tag", TagWriter(controls).write(node_of(constraint)))
 
 
 def node_of(constraint: Constraint) -> Node:

@@ -17,14 +17,14 @@ _NAMES = ("top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """name: as clients call it. source: folder or hub name. ends: ids that end an answer. controls: ids that are no
-    text. defaults: sampling where a request says nothing. context_length: None where no file says."""
+    """name: as clients call it. source: folder or hub name. ends: ids that end an answer. controls: spellings of
+    the ids that are no text. defaults: sampling where a request says nothing. context_length: None if no file says."""
 
     name: str
     source: str
     vocabulary: Vocabulary
     ends: frozenset[int] = frozenset()
-    controls: tuple[int, ...] = ()
+    controls: dict[int, str] = {}
     defaults: dict[str, float | int] = {}
     context_length: int | None = None
 
@@ -49,7 +49,7 @@ def load_model(source: str, name: str) -> Model:
         source=source,
         vocabulary=TokenizerVocabulary(files.tokenizer),
         ends=frozenset(files.stop_token_ids),
-        controls=tuple(sorted(n for n, token in added.items() if token.special or token.content.strip())),
+        controls={n: token.content for n, token in sorted(added.items()) if token.special or token.content.strip()},
         defaults=sampling_defaults(generation_config(source)),
         context_length=files.context_length,
     )

@@ -13,14 +13,14 @@ from agent_server.engine.protocol import (
     EngineError,
     Finished,
     FinishReason,
-    GenerationRequest,
     Timings,
     Token,
     Usage,
 )
 from agent_server.engine.upstream.detect import Upstream
-from agent_server.engine.upstream.dialects import Piece
-from events.options import SamplingParams
+from agent_server.engine.upstream.dialects import Asked, Piece
+from agent_server.engine.upstream.judge import Judge
+from agent_server.engine.upstream.texts import GivenTexts
 
 _REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
 """Every other word for an end means that somebody ended it who was not asked to."""
@@ -29,21 +29,22 @@ _REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
 class Output:
     """ended: the upstream, or a stop string, said how it ended. over: nothing more is wanted from the upstream."""
 
-    def __init__(self, upstream: Upstream, request: GenerationRequest, sampling: SamplingParams) -> None:
+    def __init__(self, upstream: Upstream, asked: Asked, judge: Judge | None = None) -> None:
+        request, sampling = asked.request, asked.sampling
         self.request = request
         self.count = len(request.generated)
         self.over = False
         self._upstream = upstream
-        self._reader = upstream.dialect.reader(request)
+        self._judge = judge
+        self._reader = upstream.dialect.reader(asked)
+        self._given = GivenTexts(upstream.model.vocabulary, upstream.model.controls)
         self._text = OutputText(
-            upstream.model.vocabulary,
-            request.prompt_token_ids,
-            sampling.stop,
-            sampling.min_tokens,
-            request.generated,
+            self._given, request.prompt_token_ids, sampling.stop, sampling.min_tokens, request.generated
         )
         own = frozenset() if sampling.ignore_eos else upstream.model.ends
-        self._ends = own | frozenset(sampling.stop_token_ids)
+        self._stop_ids = frozenset(sampling.stop_token_ids)
+        self._min_tokens = sampling.min_tokens
+        self._ends = own | self._stop_ids
         ended = already_ended(request, self._text, upstream.model.ends, sampling.max_tokens)
         self._finish: tuple[FinishReason, str | int | None] | None = (ended.reason, ended.stop) if ended else None
         self._cached = 0
@@ -64,21 +65,24 @@ class Output:
             except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
                 message = f"The upstream sent what is no frame of {self._upstream.dialect.name}: {error}"
                 raise EngineError("connection", message, retryable=True) from error
-            if piece is not None:
+            if piece is None:
+                continue
+            self._cached = self._cached if piece.cached is None else piece.cached
+            if not self.ended:
                 tokens += self._take(piece)
         return tokens
 
     def _take(self, piece: Piece) -> list[Token]:
-        self._cached = self._cached if piece.cached is None else piece.cached
-        if self.ended:
-            return []
+        if not self._upstream.dialect.tokens:
+            piece.ids = self._given.take(piece.text)
+        elif piece.texts is not None:
+            self._given.expect(piece.texts)
         if self._first is None and piece.ids:
             self._first = self._clock() - self._began
         released: list[Token] = []
         for place in range(len(piece.ids)):
             released += self._push(piece, place)
-            if self._text.stopped is not None:
-                self._finish = ("stop", self._text.stopped)
+            if self.ended:
                 self.over = piece.finish is None
                 return released
         if piece.finish is not None:
@@ -92,21 +96,34 @@ class Output:
             raise EngineError("connection", f"The upstream sent the token id {number}, which does not exist.")
         self.count += 1
         last = piece.finish is not None and place == len(piece.ids) - 1
-        ends = last and piece.finish == "stop" and not isinstance(piece.stop, str) and self._is_end(number, piece)
+        told = last and piece.finish == "stop" and not isinstance(piece.stop, str)
+        found = number in self._stop_ids and self.count > self._min_tokens
+        ends = found or (told and self._is_end(number, piece))
+        if self._judge is not None:
+            self._judge.token(number, ends=ends)
         logprob = piece.logprobs[place] if piece.logprobs is not None else None
         alternatives = piece.alternatives[place] if piece.alternatives is not None else None
-        return self._text.push(number, logprob, alternatives, ends=ends, last=last)
+        released = self._text.push(number, logprob, alternatives, ends=ends, last=last)
+        if self._text.stopped is not None:
+            self._finish = ("stop", self._text.stopped)
+        elif found:
+            self._finish = ("stop", self._stop(number))
+        return released
 
     def _is_end(self, number: int, piece: Piece) -> bool:
-        return number in self._ends or number == piece.stop
+        """SGLang names the last token whatever it was when a grammar is complete, so an ordinary one is none."""
+        return number in self._ends or (number == piece.stop and number in self._upstream.model.controls)
+
+    def _stop(self, matched: str | int | None) -> str | int | None:
+        """What is reported as the stop: the end of sequence is none."""
+        return None if matched in self._upstream.model.ends else matched
 
     def _ending(self, piece: Piece) -> tuple[FinishReason, str | int | None]:
         reason = _REASONS.get(piece.finish or "")
         if reason is None:
             message = f"The upstream ended the generation by itself ({piece.finish})."
             raise EngineError("connection", message, retryable=True)
-        stop = piece.stop
-        return reason, None if isinstance(stop, int) and stop in self._upstream.model.ends else stop
+        return reason, self._stop(piece.stop)
 
     def finished(self) -> Finished:
         """The last item. EngineError("connection") where nobody said how it ended."""

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from agent_server.engine.detokenizer import Vocabulary
 from agent_server.engine.protocol import EngineError, GenerationRequest
 from agent_server.engine.upstream.grammar import Grammar
 from agent_server.engine.upstream.transport import Transport
@@ -16,6 +17,7 @@ from events.options import SamplingParams
 class Served(msgspec.Struct, frozen=True, kw_only=True):
     """What a server says of itself. model: the name that requests carry. models: all the names it has. None and ""
     are what it does not say. grammar: the language in which it takes grammars (see `upstream.grammar`), None for none.
+    lacks: attributes of SamplingParams that this server, as it was started, does not honour.
     """
 
     model: str
@@ -24,14 +26,29 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     context_length: int | None = None
     vocab_size: int | None = None
     grammar: str | None = None
+    lacks: tuple[str, ...] = ()
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """One generation as a dialect sees it. sampling: the request's with the model's defaults filled in. grammar: in
+    the upstream's own language. ends: ids that end an answer."""
+
+    request: GenerationRequest
+    sampling: SamplingParams
+    served: Served
+    vocabulary: Vocabulary
+    grammar: Grammar | None = None
+    ends: frozenset[int] = frozenset()
 
 
 class Piece(msgspec.Struct, kw_only=True):
-    """One frame, read. text: for dialects that have no ids. logprobs and alternatives are as long as ids, where they
+    """One frame, read. text: for dialects that have no ids. texts: what the ids read
+    as, where the server knows better than our decoder. logprobs and alternatives are as long as ids, where they
     were asked for. finish: the upstream's word for why it ended; then stop is what matched, as far as it says."""
 
     ids: Sequence[int] = ()
     text: str = ""
+    texts: Sequence[str] | None = None
     logprobs: Sequence[float] | None = None
     alternatives: Sequence[Sequence[tuple[int, float]]] | None = None
     finish: str | None = None
@@ -65,12 +82,13 @@ class Dialect(Protocol):
     async def tokenize(self, transport: Transport, served: Served, text: str) -> list[int] | None:
         """The server's own ids for a text in which special tokens are recognised; None where it does not tell."""
 
-    def body(
-        self, request: GenerationRequest, sampling: SamplingParams, served: Served, grammar: Grammar | None
-    ) -> dict[str, Any]:
-        """The request's JSON. `sampling` has the model's defaults filled in; `grammar` is in the upstream's words."""
+    def check(self, asked: Asked) -> None:
+        """EngineError("invalid_request") for what cannot be honoured beside what is unsupported."""
 
-    def reader(self, request: GenerationRequest) -> Reader: ...
+    def body(self, asked: Asked) -> dict[str, Any]:
+        """The request's JSON."""
+
+    def reader(self, asked: Asked) -> Reader: ...
 
 
 def chosen_model(names: Sequence[str], wanted: str, url: str) -> str:

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from agent_server.engine.protocol import EngineError, GenerationRequest
-from agent_server.engine.upstream.dialects.dialect import Reader, Served, chosen_model, ids_of, known
+from agent_server.engine.protocol import EngineError
+from agent_server.engine.upstream.dialects.dialect import Asked, Reader, Served, chosen_model, ids_of, known
 from agent_server.engine.upstream.dialects.openai_frames import CompletionReader
 from agent_server.engine.upstream.errors import error_of
 from agent_server.engine.upstream.grammar import Grammar
@@ -46,11 +46,13 @@ class VLLM:
         body = {"model": served.model, "prompt": text, "add_special_tokens": False}
         return ids_of((await transport.ask("/tokenize", body)).json())
 
-    def body(
-        self, request: GenerationRequest, sampling: SamplingParams, served: Served, grammar: Grammar | None
-    ) -> dict[str, Any]:
+    def check(self, asked: Asked) -> None:
+        """Nothing beyond the parameters that are unsupported."""
+
+    def body(self, asked: Asked) -> dict[str, Any]:
+        request, sampling = asked.request, asked.sampling
         body = {
-            "model": served.model,
+            "model": asked.served.model,
             "prompt": request.prompt_token_ids,
             "stream": True,
             "stream_options": {"include_usage": True},
@@ -61,14 +63,14 @@ class VLLM:
             "stop": sampling.stop,
             "logprobs": sampling.logprobs,
             "return_tokens_as_token_ids": True if sampling.logprobs is not None else None,
-            "structured_outputs": grammar_words(grammar),
+            "structured_outputs": grammar_words(asked.grammar),
             "priority": request.priority or None,
             "cache_salt": cache_salt(request.tenant),
         }
         return {name: value for name, value in body.items() if value is not None}
 
-    def reader(self, request: GenerationRequest) -> Reader:
-        return CompletionReader(ids=True, alternatives=request.sampling.logprobs)
+    def reader(self, asked: Asked) -> Reader:
+        return CompletionReader(ids=True, alternatives=asked.sampling.logprobs)
 
 
 def sampling_words(sampling: SamplingParams) -> dict[str, Any]:
