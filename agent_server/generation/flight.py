@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from agent_server.generation.sampler import Sampled
 from agent_server.generation.scheduler import Plan
 from agent_server.generation.sequence import Sequence
@@ -12,11 +14,21 @@ from agent_server.generation.sequence import Sequence
 
 @dataclass(slots=True)
 class Flight:
-    """A step that was launched: who gets a token, and the tokens as they come from the device."""
+    """A step that was launched: who gets a token, in which rows and as which of their tokens, their logits, and then
+    the tokens as they come from the device."""
 
     plan: Plan
     sequences: list[Sequence]
-    sampled: Sampled
+    rows: list[int]
+    positions: list[int]
+    logits: Tensor | None
+    sampled: Sampled | None = None
+
+    def take(self) -> Tensor:
+        """The logits, which are needed once."""
+        logits, self.logits = self.logits, None
+        assert logits is not None
+        return logits
 
 
 def details_of(sampled: Sampled) -> Callable[[int, int | None], tuple[float | None, list[tuple[int, float]] | None]]:

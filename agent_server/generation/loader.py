@@ -19,10 +19,11 @@ from agent_server.generation.config import EngineConfig
 from agent_server.generation.constraint import Compiler, ConstraintError
 from agent_server.generation.device import choose_device, choose_dtype, free_bytes, weight_bytes
 from agent_server.generation.fallback import SeparateMemory, SeparateRunner
+from agent_server.generation.flat import Forward, flatten
 from agent_server.generation.generation import Defaults, Limits
-from agent_server.generation.kv_cache import KVCache, bytes_per_token
+from agent_server.generation.kv_cache import KVCache, LayerShape, bytes_per_token
 from agent_server.generation.pages import PagedMemory
-from agent_server.generation.probe import Unfit, fit
+from agent_server.generation.probe import Unfit, fit, fit_flat
 from agent_server.generation.runner import PackedRunner
 from agent_server.generation.sampler import Sampler
 from agent_server.generation.scheduler import Scheduler
@@ -37,7 +38,8 @@ PAGE_SIZE = 256
 GATHERED_PAGE_SIZE = 16
 SMALLEST_SLAB = 128
 DEFAULT_CONTEXT = 4096
-SINGLE_THREAD_PARAMETERS = 20_000_000
+SMALL_PARAMETERS = 20_000_000
+"""Below it, what a CPU spends its time on is calling operations, not computing them."""
 STEP_TOKENS = {"cpu": 512, "cuda": 4096}
 
 
@@ -225,6 +227,7 @@ def assemble(
             "device": str(device),
             "kv_cache_tokens": runner.memory.longest if isinstance(runner, SeparateRunner) else runner.cache.tokens,
             "batching": "packed" if not note else f"one by one: {note}",
+            "flat": getattr(runner, "flat", None) is not None,
         },
     )
     return core, info
@@ -244,8 +247,7 @@ def _compiler(files: ModelFiles, vocab_size: int) -> Compiler | None:
 def _choose_threads(config: EngineConfig, model: Any, device: torch.device) -> None:
     """Threads for one operation. A small model's operations are over before a second thread has begun, and waiting
     for it costs more than it brings, most of all on a machine that has other work."""
-    small = device.type == "cpu" and model.num_parameters() < SINGLE_THREAD_PARAMETERS
-    if config.threads or small:
+    if config.threads or (device.type == "cpu" and _small(model)):
         torch.set_num_threads(config.threads or 1)
 
 
@@ -272,7 +274,20 @@ def _runner(config: EngineConfig, model: Any, context: int, device: torch.device
         cache = KVCache(layers, (pages.total + 1) * size, model.dtype, device)
         return PackedRunner(model, pages, cache, device, kernel=kernel), ""
     slabs = SlabMemory(max(tokens, SMALLEST_SLAB), SMALLEST_SLAB)
-    return PackedRunner(model, slabs, KVCache(layers, slabs.total, model.dtype, device), device), ""
+    cache = KVCache(layers, slabs.total, model.dtype, device)
+    return PackedRunner(model, slabs, cache, device, flat=_flat(config, model, layers)), ""
+
+
+def _flat(config: EngineConfig, model: Any, layers: list[LayerShape]) -> Forward | None:
+    """The model's forward without Python, where that is what takes the time."""
+    if not (_small(model) if config.flatten is None else config.flatten):
+        return None
+    flat = flatten(model)
+    return flat if flat is not None and fit_flat(model, layers, flat) else None
+
+
+def _small(model: Any) -> bool:
+    return bool(model.num_parameters() < SMALL_PARAMETERS)
 
 
 def _check_positions(text: Any, context: int) -> None:

@@ -6,12 +6,14 @@ The model is run on two short sequences as transformers runs it, and once more p
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from agent_server.generation.attention import NAME, Call, attend, window_mask
+from agent_server.generation.flat import Forward
 from agent_server.generation.kv_cache import KVCache, LayerShape
 from agent_server.generation.pages import PagedMemory
 from agent_server.generation.runner import PackedRunner
@@ -19,6 +21,7 @@ from agent_server.generation.scheduler import Chunk, Plan
 from agent_server.generation.sequence import Sequence
 from agent_server.generation.slabs import SlabMemory
 
+logger = logging.getLogger("agent_server.generation")
 LENGTHS = (9, 21)
 LONGEST = 96
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
@@ -113,12 +116,27 @@ def _record(model: Any, prompt: Tensor) -> list[LayerShape]:
     return layers
 
 
-def _packed(model: Any, layers: list[LayerShape], prompts: list[Tensor]) -> list[Tensor]:
+@torch.inference_mode()
+def fit_flat(model: Any, layers: list[LayerShape], flat: Forward) -> bool:
+    """Whether the recording of a model that fits gives the model's logits: in a batch, and for one token alone."""
+    prompts = _prompts(model)
+    try:
+        for some in (prompts, prompts[:1]):
+            expected, found = _packed(model, layers, some), _packed(model, layers, some, flat)
+            for want, have in zip(expected, found, strict=True):
+                _compare(want, have, model.dtype)
+    except Exception as error:
+        logger.info("The recorded forward is not used: %s", (str(error).splitlines() or ["?"])[0])
+        return False
+    return True
+
+
+def _packed(model: Any, layers: list[LayerShape], prompts: list[Tensor], flat: Forward | None = None) -> list[Tensor]:
     """The last logits of each prompt, computed in one batch: a part of each, then the rest, the last token as in
     decoding."""
     memory: SlabMemory | PagedMemory = SlabMemory(1024, 128) if model.device.type == "cpu" else PagedMemory(65, 16)
     cache = KVCache(layers, memory.longest + 16, model.dtype, model.device)
-    runner = PackedRunner(model, memory, cache, model.device)
+    runner = PackedRunner(model, memory, cache, model.device, flat=flat)
     last = torch.stack([prompt[-1] for prompt in prompts])
     sequences = []
     for number, prompt in enumerate(prompts):

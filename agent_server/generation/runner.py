@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from agent_server.generation.flat import Forward
 from agent_server.generation.kv_cache import KVCache
 from agent_server.generation.paged_batch import PagedBatch, send
 from agent_server.generation.pages import PagedMemory
@@ -41,12 +42,14 @@ class PackedRunner:
         device: torch.device,
         *,
         kernel: bool = False,
+        flat: Forward | None = None,
     ) -> None:
         self.model = model
         self.memory = memory
         self.cache = cache
         self.device = device
         self.kernel = kernel
+        self.flat = flat
         self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._no_mask = torch.zeros(1, 1, 1, 1, device=device)
 
@@ -84,6 +87,8 @@ class PackedRunner:
 
     def _forward(self, ids: Tensor, positions: Tensor, batch: Any, ends: list[int]) -> Tensor:
         every = len(ends) == len(ids)
+        if self.flat is not None:
+            return self.flat(ids, positions, None if every else send(ends, torch.int64, self.device), batch).float()
         wanted: Any = 0 if every else send(ends, torch.int64, self.device)
         selection = {"logits_to_keep": wanted} if self._selects else {}
         output = self.model(

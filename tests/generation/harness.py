@@ -18,7 +18,7 @@ class Driver:
 
     def __init__(self, model, *, compiler=None, **config):
         files = ModelFiles(tokenizer=make_tokenizer())
-        settings = EngineConfig(model="tiny", threads=1, **config)
+        settings = EngineConfig(**{"model": "tiny", "threads": 1, "flatten": False, **config})
         self.core, self.info = assemble(settings, model, files, CPU, lambda files, size: compiler)
         self.items = {}
         self.number = 0

@@ -8,7 +8,7 @@ from agent_server.generation import loader, slabs
 from agent_server.generation.kv_cache import bytes_per_token
 from agent_server.generation.probe import fit
 from tests.generation.harness import Driver, expected, prompts
-from tests.generation.tiny_models import PACKED, SEPARATE, make_model
+from tests.generation.tiny_models import PACKED, RECORDED, SEPARATE, make_model
 
 COUNT = 40
 
@@ -89,4 +89,21 @@ def test_looking_at_tokens_one_step_late_changes_nothing(family):
     _, model, reference = family
     driver = Driver(model, max_batch=6, memory="paged", overlap=True, step_tokens=30)
     asked = prompts(9, seed=5)
+    numbers = [driver.submit(prompt, max_tokens=COUNT) for prompt in asked]
+    driver.step(8)
+    assert any(sequence.pending for sequence in driver.core.scheduler.running), "a step is in flight"
+    driver.finish()
+    compare(driver, numbers, asked, reference)
+
+
+def test_a_recorded_forward_changes_nothing(family):
+    """Where a family can be recorded: the same tokens, and the weights are still in memory once."""
+    name, model, reference = family
+    driver = Driver(model, max_batch=6, step_tokens=30, flatten=True)
+    assert driver.info.details["flat"] == (name in RECORDED)
+    asked = prompts(9, seed=6)
     compare(driver, drive(driver, asked), asked, reference)
+    if name == "llama":
+        first = model.model.layers[0].self_attn
+        together = first.q_proj.weight.numel() * first.q_proj.weight.itemsize
+        assert first.k_proj.weight.data_ptr() == first.q_proj.weight.data_ptr() + together

@@ -55,6 +55,8 @@ SEPARATE = {
         },
     ),
 }
+RECORDED = set(PACKED)
+"""Families whose forward can be recorded as one list of operations."""
 FAMILIES = {**PACKED, **SEPARATE}
 
 

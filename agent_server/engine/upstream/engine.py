@@ -143,9 +143,9 @@ class UpstreamEngine:
             if output.ended:
                 yield output.finished()
                 return
-            sent = as_prompt(msgspec.structs.replace(request, sampling=asked.sampling))
-            body = msgspec.json.encode(upstream.dialect.body(upstream.asked(sent, sent.sampling, grammar)))
-            async with contextlib.aclosing(self._items(output, body)) as items:
+            rest = as_prompt(msgspec.structs.replace(request, sampling=asked.sampling))
+            body = upstream.dialect.body(upstream.asked(rest, rest.sampling, grammar))
+            async with contextlib.aclosing(self._items(output, msgspec.json.encode(body))) as items:
                 async for item in items:
                     yield item
         except EngineError as error:

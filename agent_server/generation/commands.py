@@ -1,0 +1,141 @@
+"""What may be asked of a core between two steps: submit, cancel, pause, resume, modify, and a grammar that is ready."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING
+
+from agent_server.engine.checks import changed_sampling, check_length
+from agent_server.engine.continuing import already_ended
+from agent_server.engine.protocol import Control, Delta, EngineError, GenerationRequest, Token
+from agent_server.generation.constraint import Matcher, lost
+from agent_server.generation.generation import Generation, begin, limit_of
+from agent_server.generation.messages import Cancel, Command, Compiled, Failure, Modify, Pause, Resume, Stop, Submit
+
+if TYPE_CHECKING:
+    from agent_server.generation.step import Core
+
+logger = logging.getLogger("agent_server.generation")
+
+
+def carry_out(core: Core, command: Command | Compiled) -> None:
+    """A command whose generation is gone is nobody's."""
+    if isinstance(command, Submit):
+        _submit(core, command.number, command.request)
+        return
+    core.stopped = core.stopped or isinstance(command, Stop)
+    generation = core.generations.get(getattr(command, "number", -1))
+    if generation is None:
+        return
+    match command:
+        case Cancel():
+            core.drop(generation)
+        case Pause():
+            _pause(core, generation)
+        case Resume():
+            _resume(core, generation)
+        case Modify(changes=changes):
+            _modify(core, generation, changes)
+        case Compiled(grammar=grammar, error=error):
+            _enter(core, generation, grammar, error)
+
+
+def _submit(core: Core, number: int, request: GenerationRequest) -> None:
+    try:
+        _check(core, request)
+    except EngineError as error:
+        core.say(number, Failure.of(error))
+        return
+    longest = min(core.limits.context_length, core.scheduler.memory.longest)
+    generation = begin(number, request, core.vocabulary, core.defaults, longest, core.clock())
+    core.generations[number] = generation
+    ended = already_ended(request, generation.output, generation.eos, longest - len(request.prompt_token_ids))
+    if ended is not None:
+        generation.stopped_on = ended.stop
+        core.finish(generation, ended.reason)
+        return
+    generation.sequence.held = request.constraint is not None
+    core.scheduler.add(generation.sequence)
+    if request.constraint is not None:
+        assert core.compiler is not None
+        core.compiler.compile(request.constraint, partial(_compiled, core, number))
+
+
+def _compiled(core: Core, number: int, grammar: object, error: str | None) -> None:
+    """Called from the compiler's thread."""
+    core.inbox.put(Compiled(number, grammar, error))
+
+
+def _enter(core: Core, generation: Generation, grammar: object, error: str | None) -> None:
+    """A compiled constraint: the generation may get its first token."""
+    if error is not None:
+        core.fail(generation, EngineError("invalid_request", error, param="response_format"))
+        return
+    matcher: Matcher = grammar.matcher()  # type: ignore[attr-defined]
+    if not all(matcher.accept(token) for token in generation.request.generated):
+        core.fail(generation, lost(matcher))
+    elif generation.request.generated and matcher.finished:
+        core.finish(generation, "stop")
+    else:
+        generation.matcher = matcher
+        generation.sequence.held = False
+
+
+def _check(core: Core, request: GenerationRequest) -> None:
+    """Raise what is wrong with the request; it is that request's error alone."""
+    check_length(request, core.limits.context_length)
+    needed = len(request.prompt_token_ids) + len(request.generated) + 1
+    if needed > core.scheduler.memory.longest:
+        room = core.scheduler.memory.longest
+        message = f"The prompt has {needed - 1} tokens; the memory for keys and values holds {room}."
+        raise EngineError("out_of_memory", message, param="prompt")
+    outside = [t for t in request.prompt_token_ids if not 0 <= t < core.limits.vocab_size]
+    outside += [t for t in request.generated if not 0 <= t < core.limits.vocab_size]
+    outside += [t for t in request.sampling.logit_bias if not 0 <= t < core.limits.vocab_size]
+    if outside:
+        raise EngineError("invalid_request", f"Token id {outside[0]} is not in this model's vocabulary.")
+    if request.constraint is not None and core.compiler is None:
+        raise EngineError("invalid_request", "This engine has no grammars.", param="response_format")
+    free = core.scheduler.max_running - len(core.scheduler.running)
+    if core.waiting >= core.limits.max_queued + free:
+        raise EngineError("overloaded", "The queue is full.", retryable=True)
+
+
+def _pause(core: Core, generation: Generation) -> None:
+    if generation.sequence.state in ("waiting", "running"):
+        core.scheduler.pause(generation.sequence)
+        _acknowledge(core, generation, "paused")
+
+
+def _resume(core: Core, generation: Generation) -> None:
+    if generation.sequence.state == "paused":
+        core.scheduler.resume(generation.sequence)
+        _acknowledge(core, generation, "resumed")
+
+
+def _modify(core: Core, generation: Generation, changes: dict[str, object]) -> None:
+    sequence = generation.sequence
+    try:
+        params = changed_sampling(generation.params, changes)
+    except EngineError:
+        logger.warning("A modification that does not hold was ignored.")
+        return
+    generation.apply(params)
+    generation.output.restrict(params.stop, params.min_tokens)
+    longest = min(core.limits.context_length, core.scheduler.memory.longest)
+    sequence.limit = limit_of(sequence.prompt_length, params, longest)
+    if sequence.row >= 0:
+        core.configure(generation)
+    _acknowledge(core, generation, "modified")
+    if sequence.known >= sequence.limit:
+        core.say(generation.number, *_delta(generation.output.drain()))
+        core.finish(generation, "length")
+
+
+def _acknowledge(core: Core, generation: Generation, action: str) -> None:
+    core.say(generation.number, Control(action=action, position=generation.generated))  # type: ignore[arg-type]
+
+
+def _delta(tokens: list[Token]) -> tuple[Delta, ...]:
+    return (Delta(tuple(tokens)),) if tokens else ()
