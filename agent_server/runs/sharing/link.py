@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 
 log = logging.getLogger("agent_server.sharing")
 CONNECTIONS = 16
-SECONDS: Final = 2.0
+SECONDS: Final = 5.0
 """How long one command may take."""
 
 
