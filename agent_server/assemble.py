@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -105,6 +105,10 @@ def output_settings(settings: Settings) -> OutputSettings:
 def choose_engine(settings: Settings, source: str, name: str) -> Engine:
     if settings.engine == ("scripted",):
         return scripted_engine(source, name)
+    if settings.engine == ("vllm",):
+        from agent_server.engine.vllm_inprocess import VLLMEngine
+
+        return VLLMEngine(partial(our_model, settings, source, name), vllm_arguments(settings))
     if settings.engine:
         return upstream_engine(settings, source, name)
     from agent_server.engine.embedded import embedded_engine
@@ -159,6 +163,15 @@ def replica_settings(settings: Settings) -> ReplicaSettings:
     )
 
 
+def vllm_arguments(settings: Settings) -> dict[str, Any]:
+    """vLLM's own words for what the settings say; what is given for it by name goes before."""
+    words = {
+        "dtype": settings.dtype if settings.dtype != "auto" else None,
+        "max_model_len": settings.max_context or None,
+    }
+    return {**{name: value for name, value in words.items() if value is not None}, **settings.vllm}
+
+
 def our_model(settings: Settings, source: str, name: str) -> Model:
     """The tokenizer and the sampling defaults beside an upstream's weights."""
     from agent_server.engine.upstream import load_model
@@ -178,6 +191,7 @@ def waits(settings: Settings) -> UpstreamSettings:
         start=settings.engine_start,
         health=settings.engine_health,
         in_flight=settings.engine_in_flight,
+        check_tokenizer=settings.engine_check_tokenizer,
     )
 
 

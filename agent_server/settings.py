@@ -24,7 +24,7 @@ class Settings(BaseSettings):
     served_name: str = ""
     engine: Annotated[tuple[str, ...], NoDecode] = ()
     """Empty is the embedded engine; "scripted" replays; else URLs of upstream engines, with or without a dialect in
-    front (`http://host:8000`, `vllm+http://host:8000`)."""
+    front (`http://host:8000`, `vllm+http://host:8000`); "vllm" is vLLM in this process."""
     engine_process: bool = True
     device: str = "auto"
     dtype: str = "auto"
@@ -92,6 +92,9 @@ class Settings(BaseSettings):
     kv_cache_bytes: int = Field(0, ge=0)
     """0 chooses by the device's free memory."""
     max_context: int = Field(0, ge=0)
+    step_time_limit: float = Field(120, gt=0)
+    """Seconds without a word from the engine's process, while it generates, until it is killed and started again."""
+    cuda_graphs: bool = True
 
     # upstream engines
     engine_key: SecretStr = SecretStr("")
@@ -104,6 +107,8 @@ class Settings(BaseSettings):
     engine_start: float = Field(1800, gt=0)
     """How long an upstream may load its model."""
     engine_health: float = Field(5, gt=0)
+    engine_check_tokenizer: bool = True
+    """Off for an upstream that has the model's ids and yet takes text apart in its own way, as some GGUF files do."""
     engine_in_flight: int = Field(1024, gt=0)
     """Generations at once on one engine; where there are several, more of them wait."""
     engine_queued: int = Field(1024, ge=0)
@@ -121,6 +126,9 @@ class Settings(BaseSettings):
     engine_cooldown: float = Field(1, gt=0)
     engine_affinity: float = Field(4, ge=0)
     """Generations in flight that a wholly cached prompt is worth when an engine is chosen."""
+
+    vllm: dict[str, Any] = {}
+    """Engine arguments of vLLM in this process (`--engine vllm`), as JSON: {"tensor_parallel_size": 2}."""
 
     # watching it
     metrics: bool = True

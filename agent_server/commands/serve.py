@@ -38,7 +38,9 @@ def serve(
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 ...")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, bfloat16, float16, float32.")] = None,
-    engine: Annotated[list[str] | None, typer.Option(help="URL of an upstream engine (repeat for replicas).")] = None,
+    engine: Annotated[
+        list[str] | None, typer.Option(help="URL of an upstream engine (repeat for several), or vllm.")
+    ] = None,
     agent: Annotated[list[str] | None, typer.Option(help="my_agent.py:agent (repeat for several).")] = None,
     adapter: Annotated[str | None, typer.Option(help="Folder of a LoRA adapter (needs the extra `lora`).")] = None,
     chat_template: Annotated[str | None, typer.Option(help="File that replaces the model's chat template.")] = None,

@@ -29,11 +29,11 @@ class VLLM:
         self.log = log
 
     @property
-    def workers(self) -> list[int]:
-        """The processes below the server: its engine core."""
-        found = subprocess.run(["ps", "-eo", "pid,ppid"], capture_output=True, text=True, check=True).stdout
-        pairs = [tuple(map(int, line.split())) for line in found.splitlines()[1:]]
-        return [pid for pid, parent in pairs if parent == self.process.pid]
+    def worker(self) -> int:
+        """The engine core's process, below the server's."""
+        found = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
+        rows = [line.split(maxsplit=2) for line in found.splitlines()[1:]]
+        return next(int(pid) for pid, parent, name in rows if int(parent) == self.process.pid and "EngineCore" in name)
 
     def signal(self, number: int, pid: int | None = None) -> None:
         os.kill(pid or self.process.pid, number)

@@ -21,7 +21,7 @@ def server() -> Iterator[VLLM]:
         yield running
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["vllm"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["vllm", "vllm-tokens"])
 async def target(request: pytest.FixtureRequest, server: VLLM) -> AsyncIterator[Target]:
     forced = "" if request.param == "vllm" else f"{request.param}+"
     async with started(upstream(forced + server.url)) as engine:

@@ -67,7 +67,7 @@ async def connect(
     end = loop.time() + settings.start
     while True:
         try:
-            return await _meet(transport, model)
+            return await _meet(transport, model, settings)
         except EngineError as error:
             if not error.retryable:
                 raise
@@ -78,7 +78,7 @@ async def connect(
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def _meet(transport: Transport, model: Model) -> Upstream:
+async def _meet(transport: Transport, model: Model, settings: UpstreamSettings) -> Upstream:
     dialect = await _dialect(transport)
     url = transport.address.url
     health = await transport.ask(dialect.health)
@@ -87,7 +87,9 @@ async def _meet(transport: Transport, model: Model) -> Upstream:
     if health.status != 200:
         raise error_of(health.status, health.body)
     served = await dialect.describe(transport, model.name)
-    await _check_tokens(transport, dialect, served, model)
+    _check_size(url, served, model)
+    if settings.check_tokenizer:
+        await _check_tokens(transport, dialect, served, model)
     info = _info(url, dialect, served, model)
     upstream = Upstream(dialect=dialect, served=served, model=model, info=info)
     await _warm_up(transport, upstream)
@@ -120,18 +122,25 @@ async def find(transport: Transport) -> str:
     raise EngineError("unavailable", message)
 
 
-async def _check_tokens(transport: Transport, dialect: Dialect, served: Served, model: Model) -> None:
-    """The server's tokenizer must be ours: by its size, and by what it makes of a sample."""
-    size = model.vocabulary.size
-    where = f"The upstream {transport.address.url} serves {served.model}, whose"
+def _mismatch(url: str, served: Served, model: Model, what: str) -> EngineError:
     hint = f"Start this server with that model's folder or name instead of {model.source}."
-    if served.vocab_size is not None and served.vocab_size < size:
-        message = f"{where} vocabulary of {served.vocab_size} is not that of {model.source} ({size}). {hint}"
-        raise EngineError("unavailable", message)
+    return EngineError(
+        "unavailable", f"The upstream {url} serves {served.model}, whose {what} is not that of {model.source}. {hint}"
+    )
+
+
+def _check_size(url: str, served: Served, model: Model) -> None:
+    """Models have more rows than their tokenizers have words, never fewer."""
+    if served.vocab_size is not None and served.vocab_size < model.vocabulary.size:
+        raise _mismatch(url, served, model, f"vocabulary of {served.vocab_size}")
+
+
+async def _check_tokens(transport: Transport, dialect: Dialect, served: Served, model: Model) -> None:
+    """What the server makes of a sample must be what our tokenizer makes of it."""
     text = SAMPLE + "".join(list(model.controls.values())[:MARKS])
     theirs = await dialect.tokenize(transport, served, text)
     if theirs is not None and theirs != model.vocabulary.encode(text):
-        raise EngineError("unavailable", f"{where} tokenizer is not that of {model.source}. {hint}")
+        raise _mismatch(transport.address.url, served, model, "tokenizer")
 
 
 def _info(url: str, dialect: Dialect, served: Served, model: Model) -> EngineInfo:

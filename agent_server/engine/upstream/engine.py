@@ -25,14 +25,13 @@ from agent_server.engine.protocol import (
 )
 from agent_server.engine.upstream.address import Address
 from agent_server.engine.upstream.detect import Upstream, connect
-from agent_server.engine.upstream.errors import refused
 from agent_server.engine.upstream.grammar import translate
 from agent_server.engine.upstream.judge import Court, Judge
 from agent_server.engine.upstream.model import Model
 from agent_server.engine.upstream.output import Output
+from agent_server.engine.upstream.requests import bounded
 from agent_server.engine.upstream.settings import UpstreamSettings
 from agent_server.engine.upstream.transport import TAIL_SECONDS, Transport
-from events.options import SamplingParams
 
 FAILED_PROBES = 2
 """Questions about health in a row without a good answer before the status says so."""
@@ -132,7 +131,7 @@ class UpstreamEngine:
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineItem, None]:
         upstream = self._admit(request)
         grammar = await translate(request.constraint, upstream.served.grammar, upstream.model.controls)
-        asked = upstream.asked(request, self._sampling(request, upstream), grammar)
+        asked = upstream.asked(request, bounded(request, upstream), grammar)
         upstream.dialect.check(asked)
         judge = await self._judge(request)
         if request.request_id in self._streams:
@@ -178,16 +177,6 @@ class UpstreamEngine:
         check_supported(request, self.info)
         return self._upstream
 
-    def _sampling(self, request: GenerationRequest, upstream: Upstream) -> SamplingParams:
-        """The sampling with every default filled in; refused where the upstream has no word for what was asked."""
-        lacking = {**upstream.dialect.unsupported, **dict.fromkeys(upstream.served.lacks)}
-        for name, nothing in lacking.items():
-            if getattr(request.sampling, name) not in (None, nothing):
-                raise refused(name, f"The upstream ({upstream.dialect.name}) cannot honour {name}.")
-        room = self.info.context_length - len(request.prompt_token_ids)
-        sampling = upstream.model.fill(request.sampling)
-        return msgspec.structs.replace(sampling, max_tokens=min(room, sampling.max_tokens or room))
-
     async def _items(self, output: Output, body: bytes) -> AsyncGenerator[EngineItem, None]:
         """Tokens as they come, then how it ended. A stream that ends without a word about it failed; what breaks
         behind that word, and is no error frame, breaks nothing."""
@@ -208,6 +197,8 @@ class UpstreamEngine:
                 if tokens:
                     self._started.add(output.request.request_id)
                     yield Delta(tuple(tokens))
+                if output.failure is not None:
+                    raise output.failure
         yield output.finished()
 
     def _failure(self, error: EngineError, request_id: str) -> EngineError:

@@ -34,6 +34,7 @@ class Output:
         self.request = request
         self.count = len(request.generated)
         self.over = False
+        self.failure: EngineError | None = None
         self._upstream = upstream
         self._judge = judge
         self._reader = upstream.dialect.reader(asked)
@@ -57,20 +58,32 @@ class Output:
         return self._finish is not None
 
     def read(self, frames: Sequence[bytes]) -> list[Token]:
-        """The tokens that may be delivered now. Raises EngineError."""
+        """The tokens that may be delivered now. Raises EngineError; what came in front of a fault is delivered first,
+        and the fault is `failure`."""
         tokens: list[Token] = []
-        for data in frames:
-            try:
-                piece = self._reader.read(data)
-            except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
-                message = f"The upstream sent what is no frame of {self._upstream.dialect.name}: {error}"
-                raise EngineError("connection", message, retryable=True) from error
-            if piece is None:
-                continue
-            self._cached = self._cached if piece.cached is None else piece.cached
-            if not self.ended:
-                tokens += self._take(piece)
+        try:
+            for data in frames:
+                piece = self._piece(data)
+                if piece is not None:
+                    tokens += self.take(piece)
+        except EngineError as error:
+            if not tokens:
+                raise
+            self.failure = error
         return tokens
+
+    def _piece(self, data: bytes) -> Piece | None:
+        try:
+            piece: Piece | None = self._reader.read(data)
+            return piece
+        except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+            message = f"The upstream sent what is no frame of {self._upstream.dialect.name}: {error}"
+            raise EngineError("connection", message, retryable=True) from error
+
+    def take(self, piece: Piece) -> list[Token]:
+        """The same for one frame that was read already."""
+        self._cached = self._cached if piece.cached is None else piece.cached
+        return [] if self.ended else self._take(piece)
 
     def _take(self, piece: Piece) -> list[Token]:
         if not self._upstream.dialect.tokens:

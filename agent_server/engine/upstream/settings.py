@@ -11,7 +11,8 @@ class UpstreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     connect: for a connection. idle: between two frames of a stream, and for an answer to a question about health.
     first: until the first frame, as long as the server still answers meanwhile (its queue, a long prompt). total: for
     one generation. start: until the server has loaded its model. health: between two questions about health.
-    in_flight: generations at once; more are refused as overloaded.
+    in_flight: generations at once; more are refused as overloaded. check_tokenizer: a server that takes a sample apart
+    in another way than our tokenizer serves another model; a GGUF file may do so and still have the same ids.
     """
 
     connect: float = 5.0
@@ -21,3 +22,4 @@ class UpstreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     start: float = 1800.0
     health: float = 5.0
     in_flight: int = 1024
+    check_tokenizer: bool = True

@@ -49,6 +49,8 @@ class Transport:
         self.address = address
         self._settings = settings
         self._session: aiohttp.ClientSession | None = None
+        self._responses: set[aiohttp.ClientResponse] = set()
+        self._opening: set[asyncio.Future[aiohttp.ClientResponse]] = set()
 
     def _open_session(self) -> aiohttp.ClientSession:
         """Made on first use, which is inside of the event loop."""
@@ -64,6 +66,11 @@ class Transport:
         return self._session
 
     async def close(self) -> None:
+        """Whoever waits for something gets an EngineError."""
+        for opening in self._opening:
+            opening.cancel()
+        for response in self._responses:
+            response.close()
         if self._session is not None:
             await self._session.close()
 
@@ -98,6 +105,7 @@ class Transport:
         Raises EngineError: the status's, "timeout", "connection".
         """
         response = await self._response(path, body, alive)
+        self._responses.add(response)
         complete = False
         try:
             await self._check(response)
@@ -107,6 +115,7 @@ class Transport:
         except FAILURES as error:
             raise EngineError("connection", f"The upstream's stream broke: {_why(error)}.", retryable=True) from error
         finally:
+            self._responses.discard(response)
             if complete:
                 response.release()
             else:
@@ -130,14 +139,19 @@ class Transport:
         loop = asyncio.get_running_loop()
         patience = loop.time() + self._settings.first
         opening = asyncio.ensure_future(self._open_session().post(self._url(path), data=body))
+        self._opening.add(opening)
         try:
             while not (await asyncio.wait({opening}, timeout=self._settings.idle))[0]:
                 if loop.time() >= patience or not await alive():
                     raise self._silent()
+            if opening.cancelled():
+                raise self._unavailable("is not asked any more")
             return opening.result()
         except BaseException:
             _abandon(opening)
             raise
+        finally:
+            self._opening.discard(opening)
 
     async def _check(self, response: aiohttp.ClientResponse) -> None:
         if response.status != 200:
@@ -161,6 +175,11 @@ class Transport:
             try:
                 async with asyncio.timeout_at(deadline):
                     chunk = await response.content.readany()
+            except aiohttp.ClientError:
+                left = splitter.feed(_left(response.content))
+                if left:
+                    yield left
+                raise
             except TimeoutError:
                 if patience is None or loop.time() >= patience or not await alive():
                     raise self._silent() from None
@@ -178,6 +197,15 @@ class Transport:
 
     def _silent(self) -> EngineError:
         return EngineError("timeout", f"The upstream {self.address.url} sent nothing for too long.", retryable=True)
+
+
+def _left(content: aiohttp.StreamReader) -> bytes:
+    """What had arrived when the connection broke; aiohttp keeps it and does not give it out any more."""
+    buffer = getattr(content, "_buffer", ())
+    left = b"".join(buffer)
+    if buffer:
+        buffer.clear()
+    return left
 
 
 def _abandon(opening: asyncio.Future[aiohttp.ClientResponse]) -> None:

@@ -73,7 +73,7 @@ class LlamaCpp:
             "min_p": sampling.min_p,
             "typical_p": 1.0 if sampling.typical_p is None else sampling.typical_p,
             "repeat_penalty": sampling.repetition_penalty,
-            "repeat_last_n": -1,
+            "repeat_last_n": _whole_length(asked),
             "logit_bias": list(sampling.logit_bias.items()) or None,
             "seed": None if sampling.seed is None else sampling.seed % MOST_SEEDS,
             "ignore_eos": sampling.ignore_eos or None,
@@ -83,6 +83,13 @@ class LlamaCpp:
 
     def reader(self, asked: Asked) -> Reader:
         return LlamaCppReader(asked.vocabulary, asked.sampling.logprobs)
+
+
+def _whole_length(asked: Asked) -> int:
+    """Tokens that the repetition penalty looks back on: all of them; none where there is no penalty."""
+    if asked.sampling.repetition_penalty in (None, 1.0):
+        return 0
+    return len(asked.request.prompt_token_ids) + (asked.sampling.max_tokens or 0)
 
 
 class _Top(msgspec.Struct):
