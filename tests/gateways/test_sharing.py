@@ -58,7 +58,9 @@ class Together:
 
     async def add(self, *, logs: LogLimits | None = None, grace: float = 30.0, **limits) -> RunManager:
         talker = Talker()
-        sharing = Gateway(self.url, prefix=self.prefix, limits=SharingLimits(lease=LEASE, answer=1.0, **limits))
+        sharing = Gateway(
+            self.url, prefix=self.prefix, limits=SharingLimits(**{"lease": LEASE, "answer": 1.0, **limits})
+        )
         manager = RunManager(
             {"default": talker},
             limits=RunLimits(grace=grace, log=logs or LogLimits()),
@@ -138,7 +140,7 @@ async def test_a_foreign_tenant_finds_nothing(together):
 
 
 async def test_runs_go_on_while_redis_is_down_and_are_shared_again_afterwards(together, redis):
-    a, b = await together.add(), await together.add()
+    a, b = await together.add(lease=10.0), await together.add(lease=10.0)
     run = await a.start(ask(), OPTIONS)
     together.talkers[0].say("one ")
     follower = asyncio.create_task(read(await elsewhere(b)))
