@@ -107,6 +107,16 @@ async def test_an_interrupt_is_answered_at_the_other_gateway(a, b):
     assert [message["role"] for message in messages] == ["user", "assistant", "tool", "assistant"]
 
 
+async def test_the_metrics_say_whether_runs_are_shared(a, b):
+    ask = body("count 1000 0.02")
+    await begin(a, ask, 6)
+    async with b.stream("GET", f"/agui/runs/{ask['runId']}/events"):
+        here, there = [(await client.get("/metrics")).text.splitlines() for client in (a, b)]
+    assert "agent_server:redis_up 1.0" in here and "agent_server:redis_up 1.0" in there
+    assert "agent_server:shared_runs 1.0" in here and "agent_server:followed_runs 1.0" in there
+    await b.post(f"/agui/runs/{ask['runId']}/cancel")
+
+
 async def test_what_goes_on_is_listed_and_the_thread_is_busy_at_the_other_gateway(a, b):
     first, second = body("count 40 0.02"), body("and?")
     second["threadId"] = first["threadId"]

@@ -82,6 +82,8 @@ class Link:
         return run
 
     async def close(self) -> None:
+        """Nothing is sent after it."""
+        self.up = False
         await self._client.aclose()
         await self._pool.disconnect()
 
