@@ -181,6 +181,7 @@ async def test_a_client_that_leaves_stops_its_generation() -> None:
         await anext(aiter(stream))
         await stream.close()
         await gone(running)
+        assert len(running.engine.cancelled) == 1
 
 
 async def gone(running: Running) -> None:
