@@ -62,6 +62,12 @@ vllm-env: ## vLLM for the CPU in an environment of its own (VLLM_ENV= chooses th
 test-vllm: setup vllm-env ## the contract, the faults and the real clients over a real vLLM on the CPU
 	VLLM_ENV=$(abspath $(VLLM_ENV)) scripts/vllm/test
 
+PEERS_ENV ?= .peers
+
+test-peers: setup ## litellm and openai-agents, in an environment of their own, over the server (PEERS_ENV= chooses it)
+	scripts/peers $(PEERS_ENV)
+	PEERS_ENV=$(abspath $(PEERS_ENV)) $(PY) -m pytest -m peers tests/peers
+
 bench: setup ## every benchmark, each beside a peer, printing ratios
 	for file in benchmarks/*.py; do case $$file in *_gpu.py|*/_*) ;; *) echo "== $$file"; $(PY) $$file || exit 1;; esac; done
 
@@ -77,4 +83,4 @@ lock: setup ## write constraints.txt from what is installed
 clean: ## remove what the other targets made
 	rm -rf .venv dist build agent_server/static/demo node_modules */node_modules tests/*/node_modules
 
-.PHONY: help setup demo serve check system test test-long vllm-env test-vllm bench wheel screenshot lock clean
+.PHONY: help setup demo serve check system test test-long vllm-env test-vllm test-peers bench wheel screenshot lock clean
