@@ -10,7 +10,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
+import msgspec
+
 from agent_server.engine.checks import check_length, check_supported
+from agent_server.engine.continuing import as_prompt
 from agent_server.engine.protocol import (
     Delta,
     EngineError,
@@ -83,10 +86,14 @@ class VLLMEngine:
         upstream = self._admit(request)
         grammar = await translate(request.constraint, upstream.served.grammar, upstream.model.controls)
         asked = upstream.asked(request, bounded(request, upstream), grammar)
-        params = sampling_params(asked.sampling, grammar_words(grammar))
         output = Output(upstream, asked)
+        if output.ended:
+            yield output.finished()
+            return
+        rest = as_prompt(msgspec.structs.replace(request, sampling=asked.sampling))
+        params = sampling_params(rest.sampling, grammar_words(grammar))
         self._running[request.request_id] = False
-        prompt = {"prompt_token_ids": list(request.prompt_token_ids)}
+        prompt = {"prompt_token_ids": list(rest.prompt_token_ids)}
         stream = self._llm.generate(prompt, params, request.request_id)
         try:
             async for item in self._items(stream, output):

@@ -75,10 +75,10 @@ class Output:
     def _piece(self, data: bytes) -> Piece | None:
         try:
             piece: Piece | None = self._reader.read(data)
-            return piece
         except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
             message = f"The upstream sent what is no frame of {self._upstream.dialect.name}: {error}"
             raise EngineError("connection", message, retryable=True) from error
+        return piece
 
     def take(self, piece: Piece) -> list[Token]:
         """The same for one frame that was read already."""
