@@ -94,6 +94,9 @@ class Settings(BaseSettings):
     kv_cache_bytes: int = Field(0, ge=0)
     """0 chooses by the device's free memory."""
     max_context: int = Field(0, ge=0)
+    step_time_limit: float = Field(120, gt=0)
+    """Seconds without a word from the engine's process, while it generates, until it is killed and started again."""
+    cuda_graphs: bool = True
 
     # upstream engines
     engine_key: SecretStr = SecretStr("")

@@ -74,7 +74,8 @@ class Output:
 
     def _piece(self, data: bytes) -> Piece | None:
         try:
-            return self._reader.read(data)
+            piece: Piece | None = self._reader.read(data)
+            return piece
         except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
             message = f"The upstream sent what is no frame of {self._upstream.dialect.name}: {error}"
             raise EngineError("connection", message, retryable=True) from error
