@@ -112,7 +112,6 @@ class GracefulServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._on_exit()
         super().handle_exit(sig, frame)
-        self._captured_signals.clear()  # uvicorn would raise it again at the end: a proper end has status 0
 
 
 async def _serve(settings: Settings, listener: socket.socket) -> int:
