@@ -65,6 +65,8 @@ class Settings(BaseSettings):
     # who may ask
     api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
     """`key` or `tenant:key`; none means that everyone who can connect may ask."""
+    operator_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
+    """Keys for the paths under /operator/; without any, nobody may use those."""
     cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
     encryption_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
     """base64 of 32 bytes each; the first seals hidden reasoning, all of them open it (rotation)."""
@@ -135,7 +137,7 @@ class Settings(BaseSettings):
     demo: bool = True
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
-    @field_validator("engine", "agent", "api_keys", "cors_origins", "encryption_keys", mode="before")
+    @field_validator("engine", "agent", "api_keys", "operator_keys", "cors_origins", "encryption_keys", mode="before")
     @classmethod
     def _listed(cls, value: Any) -> Any:
         """Lists come from the environment with commas between their items."""

@@ -151,7 +151,6 @@ async def test_silence_is_told_from_work(monkeypatch):
         assert await client.modify("one", {"max_tokens": 500})
         with pytest.raises(EngineError):
             await client.modify("one", {"temperature": -1})
-        monkeypatch.setattr(worker_server.EventStream, "_keep_warm", None)
         await stream.aclose()
         assert not await client.pause("nobody")
 
