@@ -63,6 +63,12 @@ vllm-env: ## vLLM for the CPU in an environment of its own (VLLM_ENV= chooses th
 test-vllm: setup vllm-env demo system ## the contract, the faults and the real clients over a real vLLM on the CPU
 	VLLM_ENV=$(abspath $(VLLM_ENV)) scripts/vllm/test
 
+PEERS_ENV ?= .peers
+
+test-peers: setup ## litellm and openai-agents, in an environment of their own, over the server (PEERS_ENV= chooses it)
+	scripts/peers $(PEERS_ENV)
+	PEERS_ENV=$(abspath $(PEERS_ENV)) $(PY) -m pytest -m peers tests/peers
+
 test-vllm-inprocess: vllm-env ## the contract over vLLM in this server's own process
 	scripts/vllm/install-inprocess $(VLLM_ENV) $(VLLM_ENV)-inprocess
 	VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=2 HF_HUB_OFFLINE=1 \
@@ -89,4 +95,4 @@ lock: setup ## write constraints.txt from what is installed
 clean: ## remove what the other targets made
 	rm -rf .venv dist build agent_server/static/demo node_modules */node_modules tests/*/node_modules
 
-.PHONY: help setup demo serve check system test test-long vllm-env test-vllm test-vllm-inprocess llamacpp-env test-llamacpp bench wheel screenshot lock clean
+.PHONY: help setup demo serve check system test test-long vllm-env test-vllm test-vllm-inprocess llamacpp-env test-llamacpp test-peers bench wheel screenshot lock clean

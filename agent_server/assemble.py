@@ -243,6 +243,10 @@ def sharing(settings: Settings) -> Gateway | None:
         from agent_server.runs.sharing import Gateway, SharingLimits
     except ImportError as error:
         raise StartupError("--redis needs the extra: pip install 'agent-server[redis]'.") from error
+    if not settings.encryption_keys:
+        logger.warning(
+            "several gateways need the same AGENT_SERVER_ENCRYPTION_KEYS, or none can open what another sealed"
+        )
     limits = SharingLimits(
         lease=settings.gateway_lease,
         run=settings.run_time_limit,

@@ -65,6 +65,8 @@ class Settings(BaseSettings):
     # who may ask
     api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
     """`key` or `tenant:key`; none means that everyone who can connect may ask."""
+    operator_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
+    """Keys for the paths under /operator/; without any, nobody may use those."""
     cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
     encryption_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
     """base64 of 32 bytes each; the first seals hidden reasoning, all of them open it (rotation)."""
@@ -92,6 +94,9 @@ class Settings(BaseSettings):
     kv_cache_bytes: int = Field(0, ge=0)
     """0 chooses by the device's free memory."""
     max_context: int = Field(0, ge=0)
+    step_time_limit: float = Field(120, gt=0)
+    """Seconds without a word from the engine's process, while it generates, until it is killed and started again."""
+    cuda_graphs: bool = True
 
     # upstream engines
     engine_key: SecretStr = SecretStr("")
@@ -132,7 +137,7 @@ class Settings(BaseSettings):
     demo: bool = True
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
-    @field_validator("engine", "agent", "api_keys", "cors_origins", "encryption_keys", mode="before")
+    @field_validator("engine", "agent", "api_keys", "operator_keys", "cors_origins", "encryption_keys", mode="before")
     @classmethod
     def _listed(cls, value: Any) -> Any:
         """Lists come from the environment with commas between their items."""

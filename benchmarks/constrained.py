@@ -1,17 +1,17 @@
 """What constrained decoding costs: compiling tools for the first and the second time, and each token.
 
-    python -m benchmarks.constrained [--tokens 60] [--device cpu]
+    python benchmarks/constrained.py [--tokens 24] [--rounds 3] [--vocabularies 32000 150000] [--rows 1 8 32]
 
-A token's cost is that of masks and matching, for batches of 1, 8 and 32 rows over vocabularies of 32k and 150k tokens;
-the peer is the same loop without a grammar, taken in turns with it. The loop is the least that a model does for a
-token: the projection onto the vocabulary (from a width of 896, a model of half a billion parameters) and the sampler.
-A whole forward pass takes many times longer, so the share given is an upper bound.
+A token's cost is measured in the engine itself: the same prompts, sampled at temperature 1, without a grammar and with
+ten tools that must be called, in turns, and the medians of the steps that only decode. The model is a Llama with
+random weights: 8 layers of width 512 and the vocabulary's embeddings, one thread. So a step holds all that a server's
+step holds: scheduling, forward, masks, sampling, matching, detokenising. Real models are larger, which makes the share
+smaller. Masks are filled in a thread beside the forward; "CPU" is the time of all threads, as on a single core.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Sequence
@@ -20,18 +20,23 @@ from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from agent_server.engine.protocol import Constraint
+from agent_server.engine.model_files import ModelFiles
+from agent_server.engine.protocol import Constraint, GenerationRequest
+from agent_server.generation.config import EngineConfig
 from agent_server.generation.constraint import Compiler
 from agent_server.generation.grammar import GrammarBackend
-from agent_server.generation.sampler import Masks, Sampler, Settings
+from agent_server.generation.loader import assemble
+from agent_server.generation.messages import Submit
+from agent_server.generation.step import Core
 from events.formats import registry
 from events.formats.output_format import markers
 from events.grammar import Function, plan
 from events.options import SamplingParams, ToolChoice
 
 END = "<|im_end|>"
-WIDTH = 896
+WIDTH, LAYERS = 512, 8
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 PIECES = [
     '{"',
@@ -112,91 +117,78 @@ def compiled(compiler: Compiler, wanted: Constraint) -> tuple[Any, float]:
     return grammar, time.perf_counter() - began
 
 
-def call_text(random: Random, tools: Sequence[Function]) -> str:
-    """A call of some tool as a model writes it, the arguments that are required and text among them."""
-    tool = random.choice(tools)
-    names = list(tool.schema["properties"])
-    words = " ".join("".join(random.choices(LETTERS, k=6)) for _ in range(12))
-    arguments = {names[0]: words, names[1]: "middle", names[2]: 42, names[3]: True}
-    call = json.dumps({"name": tool.name, "arguments": arguments})
-    return f"I will look that up for you, one moment please.<tool_call>\n{call}\n</tool_call>"
+def core_for(tokenizer: Tokenizer, rows: int) -> Core:
+    """An engine around a random model with this vocabulary."""
+    size = tokenizer.get_vocab_size(with_added_tokens=True)
+    torch.manual_seed(1)
+    shape = LlamaConfig(
+        vocab_size=size, hidden_size=WIDTH, intermediate_size=3 * WIDTH, num_hidden_layers=LAYERS,
+        num_attention_heads=8, num_key_value_heads=8, tie_word_embeddings=True, max_position_embeddings=1024,
+        bos_token_id=None, eos_token_id=None, pad_token_id=None,
+    )  # fmt: skip
+    model = LlamaForCausalLM(shape).eval().requires_grad_(False)
+    files = ModelFiles(tokenizer=tokenizer, stop_token_ids=(tokenizer.token_to_id(END),))
+    settings = EngineConfig(model="random", threads=1, max_batch=rows, kv_cache_bytes=256 * 2**20)
+    return assemble(settings, model, files, torch.device("cpu"), None)[0]
 
 
-def per_token(
-    tokenizer: Tokenizer, backend: GrammarBackend, grammar: Any, tools: Sequence[Function], rows: int, given: Any
-) -> tuple[float, float]:
-    """Milliseconds of a step without and with the grammar, taken in turns; rows stand at different places of calls."""
-    size, device, tokens = tokenizer.get_vocab_size(with_added_tokens=True), given.device, given.tokens
-    sampler = Sampler(rows, size, torch.device(device))
-    compiler = Compiler(backend)
-    for row in range(rows):
-        sampler.set(row, row, Settings(SamplingParams(temperature=1.0), row), [], [])
-    scripts = [tokenizer.encode(call_text(Random(row), tools), add_special_tokens=False).ids for row in range(rows)]
-    matchers = [grammar.matcher() for _ in range(rows)]
-    places = [Random(row).randrange(len(scripts[row]) // 2) for row in range(rows)]
-    for row, place in enumerate(places):
-        assert all(matchers[row].accept(token) for token in scripts[row][:place])
-    hidden = torch.randn(rows, WIDTH, device=device)
-    weight = torch.randn(size, WIDTH, device=device, dtype=torch.bfloat16 if device == "cuda" else torch.float32)
-    hidden = hidden.to(weight.dtype)
-    project = lambda: torch.nn.functional.linear(hidden, weight).float()  # noqa: E731
-    free: list[float] = []
-    bound: list[float] = []
-    ends = [frozenset(backend.ends)] * rows
-    everyone = list(range(rows))
-    for position in range(tokens):
-        free.append(_timed(lambda position=position: sampler.sample(project(), everyone, [position] * rows), device))
-
-        def step(position: int = position) -> None:
-            bits = torch.full((rows, -(-size // 32)), -1, dtype=torch.int32)
-            compiler.fill(matchers, ends, bits)
-            sampler.sample(project(), everyone, [position] * rows, Masks(bits, everyone))
-            for row in everyone:
-                if places[row] >= len(scripts[row]):
-                    matchers[row], places[row] = grammar.matcher(), 0
-                assert matchers[row].accept(scripts[row][places[row]])
-                places[row] += 1
-
-        bound.append(_timed(step, device))
-    compiler.close()
-    return statistics.median(free) * 1000, statistics.median(bound) * 1000
+def steps(core: Core, first: int, rows: int, tokens: int, bound: Constraint | None) -> list[tuple[float, float]]:
+    """Seconds of each step that decodes all the rows: of wall time, and of all threads' CPU time."""
+    for number in range(first, first + rows):
+        sampling = SamplingParams(temperature=1.0, seed=number, max_tokens=tokens, ignore_eos=True)
+        prompt = tuple(Random(number % rows).choices(range(200), k=8))
+        request = GenerationRequest(
+            request_id=str(number), prompt_token_ids=prompt, sampling=sampling, constraint=bound
+        )
+        core.inbox.put(Submit(number, request))
+    seconds = []
+    core.step()
+    while not core.idle:
+        began, spent = time.perf_counter(), time.process_time()
+        core.step()
+        if sum(not (s.held or s.prefilling) for s in core.scheduler.running) == rows:
+            seconds.append((time.perf_counter() - began, time.process_time() - spent))
+    return seconds[1:]
 
 
-def _timed(work: Any, device: str) -> float:
-    began = time.perf_counter()
-    sampled = work()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    del sampled
-    return time.perf_counter() - began
+def per_token(core: Core, bound: Constraint, rows: int, tokens: int, rounds: int) -> list[tuple[float, float]]:
+    """Milliseconds of a step without and with the grammar, taken in turns: by wall time and by CPU time."""
+    free: list[tuple[float, float]] = []
+    held: list[tuple[float, float]] = []
+    for number in range(rounds):
+        free += steps(core, (2 * number + 1) * 1000, rows, tokens, None)
+        held += steps(core, (2 * number + 2) * 1000, rows, tokens, bound)
+    middle = [[statistics.median(column) * 1000 for column in zip(*side, strict=True)] for side in (free, held)]
+    return list(zip(*middle, strict=True))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--tokens", type=int, default=60)
-    parser.add_argument("--device", default="cpu")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=24)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--vocabularies", type=int, nargs="+", default=[32_000, 150_000])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])
     given = parser.parse_args()
-    torch.set_num_threads(1 if given.device == "cpu" else 8)
-    for size in (32_000, 150_000):
+    for size in given.vocabularies:
         tokenizer = vocabulary(size)
         size = tokenizer.get_vocab_size(with_added_tokens=True)
         began = time.perf_counter()
-        backend = GrammarBackend(tokenizer, size, [tokenizer.token_to_id(END)])
+        compiler = Compiler(GrammarBackend(tokenizer, size, [tokenizer.token_to_id(END)]))
         print(f"\nvocabulary {size}: set up in {time.perf_counter() - began:.2f} s")
-        compiler = Compiler(backend)
         for count in (1, 10, 100):
             wanted = constraint(tokenizer, realistic_tools(count), "auto")
             _, first = compiled(compiler, wanted)
             _, second = compiled(compiler, wanted)
             print(f"  {count:3} tools: first use {first * 1000:7.1f} ms, second use {second * 1000:6.2f} ms")
-        tools = realistic_tools(10)
-        grammar, _ = compiled(compiler, constraint(tokenizer, tools, "auto"))
-        print("  rows   without      with   added (ms)   share of a step")
-        for rows in (1, 8, 32):
-            free, bound = per_token(tokenizer, backend, grammar, tools, rows, given)
-            share = (bound - free) / free
-            print(f"  {rows:4} {free:9.3f} {bound:9.3f} {bound - free:12.3f} {share:14.1%}")
         compiler.close()
+        core = core_for(tokenizer, max(given.rows))
+        bound = constraint(tokenizer, realistic_tools(10), "required")
+        print("  rows   time   without      with   added (ms)   share of a step", flush=True)
+        for rows in given.rows:
+            measured = per_token(core, bound, rows, given.tokens, given.rounds)
+            for name, (free, held) in zip(("wall", "CPU"), measured, strict=True):
+                share = (held - free) / free
+                print(f"  {rows:4} {name:>6} {free:9.3f} {held:9.3f} {held - free:12.3f} {share:14.1%}", flush=True)
 
 
 if __name__ == "__main__":

@@ -85,12 +85,14 @@ def run(shape: str, options: argparse.Namespace, bandwidth: float) -> None:
     for count in options.streams:
         step = weights + count * (options.prompt + options.new / 2) * per_token
         limit = count * bandwidth / step
+        with continuous(peer, count, options.prompt + options.new, page=256, budget=4096) as batching:
+            ways = {"continuous": lambda prompts, batching=batching: batching(prompts, options.new)}
+            rates = {name: rate(way, count, options, config.vocab_size) for name, way in ways.items()}
         ways = {
             "ours": lambda prompts: ours(core, prompts, options.new, GREEDY),
-            "continuous": lambda prompts: continuous(peer, prompts, options.new),
             "generate": lambda prompts: padded_cuda(peer, prompts, options.new),
         }
-        rates = {name: rate(way, count, options, config.vocab_size) for name, way in ways.items()}
+        rates |= {name: rate(way, count, options, config.vocab_size) for name, way in ways.items()}
         shown = "  ".join(f"{name} {value:.0f} tok/s ({value / limit:.0%})" for name, value in rates.items())
         print(f"N={count:<4} limit {limit:.0f}  {shown}  x continuous {rates['ours'] / rates['continuous']:.2f}")
 

@@ -8,12 +8,12 @@ Nothing of the user's is forwarded: a server gets the headers and the environmen
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Mapping
 from typing import Any
 
 import httpx2
-import jsonschema
 import msgspec
 from ag_ui.core import Tool as ToolDeclaration
 from mcp import Client, MCPError, StdioServerParameters
@@ -24,6 +24,7 @@ from mcp_types import Tool as McpTool
 from agent_server.agent.context import ToolContext
 from agent_server.agent.running import Answer, Limits, failure
 from agent_server.agent.tools import Tool, capped, result_content
+from agent_server.engine.schemas import problems_of
 
 logger = logging.getLogger("agent_server.mcp")
 Offered = tuple[ToolDeclaration, "McpCallee", Tool | None]
@@ -205,14 +206,11 @@ def _is_lost(error: MCPError) -> bool:
 
 def misfit(arguments: dict[str, Any], schema: Mapping[str, Any]) -> str | None:
     """What is wrong with the arguments, or None. A schema that is itself broken lets them pass: the server judges."""
-    try:
-        jsonschema.Draft202012Validator(schema).validate(arguments)
-    except jsonschema.ValidationError as error:
-        where = ".".join(str(each) for each in error.absolute_path) or "arguments"
-        return f"Invalid arguments: {where}: {error.message[:300]}"
-    except Exception:
+    invalid = problems_of(json.dumps(arguments), json.dumps(schema))
+    if invalid is None:
         return None
-    return None
+    path, message = invalid.problems[0]
+    return f"Invalid arguments: {path.strip('/').replace('/', '.') or 'arguments'}: {message}"
 
 
 def content_of(result: CallToolResult) -> str | list[Any]:

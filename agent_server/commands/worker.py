@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agent_server.commands.serve import GracefulServer, listen, web_config
+from agent_server.commands.serve import STOPS, GracefulServer, listen, loop_factory, settle_heap, web_config
 from agent_server.settings import Settings
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ def worker(
     }  # fmt: skip
     settings = Settings(**{name: value for name, value in given.items() if value is not None})
     listener = listen(settings.host, settings.port)
-    raise typer.Exit(asyncio.run(_serve(settings, listener)))
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        raise typer.Exit(runner.run(_serve(settings, listener)))
 
 
 async def _serve(settings: Settings, listener: socket.socket) -> int:
@@ -55,6 +57,8 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
     keys = Keys(key.get_secret_value() for key in settings.api_keys)
     web = GracefulServer(web_config(worker_app(served, keys), settings), served.begin_shutdown)
     watcher = asyncio.create_task(_announce(served, web, name, listener.getsockname()))
+    for number in STOPS:  # uvicorn raises the signal that stopped it once more, when all is done
+        signal.signal(number, lambda *_: None)
     try:
         await web.serve(sockets=[listener])
     finally:
@@ -69,5 +73,6 @@ async def _announce(served: Worker, web: Any, name: str, address: Any) -> None:
         print(f"agent-server: {served.failure}", file=sys.stderr)
         web.should_exit = True
         return
+    settle_heap()
     host = f"[{address[0]}]" if ":" in address[0] else address[0]
     print(f"The engine of {name} is ready at worker+http://{host}:{address[1]}", file=sys.stderr, flush=True)

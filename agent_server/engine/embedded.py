@@ -31,6 +31,7 @@ from agent_server.generation.messages import (
     Measured,
     Modify,
     Pause,
+    Ping,
     Ready,
     Replies,
     Reply,
@@ -50,6 +51,9 @@ MAX_RESTARTS = 5
 """Restarts in a row without a model that got ready."""
 RESTART_SECONDS = 0.5
 """Before the first restart; doubled with every further one."""
+READ_SECONDS = 0.05
+STEP_TIME_LIMIT = 120.0
+"""Seconds that a process may say nothing while generations are open."""
 
 
 class Link(Protocol):
@@ -93,8 +97,9 @@ class _Stream:
 
 
 class EmbeddedEngine:
-    """process: False runs the core in a thread. observe: called with a metric's name and seconds for each time to
-    first token and time per output token, for whoever keeps histograms."""
+    """process: False runs the core in a thread. step_time_limit: a process that reports nothing for so many seconds
+    while generations are open is killed and started again; a thread cannot be. observe: called with a metric's name
+    and seconds for each time to first token and time per output token, for whoever keeps histograms."""
 
     def __init__(
         self,
@@ -103,11 +108,13 @@ class EmbeddedEngine:
         process: bool = True,
         observe: Callable[[str, float], None] | None = None,
         restart_seconds: float = RESTART_SECONDS,
+        step_time_limit: float = STEP_TIME_LIMIT,
     ) -> None:
         self.config = config
         self._process = process
         self._observe = observe
         self._restart_seconds = restart_seconds
+        self._step_time_limit = step_time_limit
         self._status = EngineStatus(state="starting")
         self._info: EngineInfo | None = None
         self._link: Link | None = None
@@ -118,8 +125,11 @@ class EmbeddedEngine:
         self._settled: asyncio.Event = asyncio.Event()
         self._failure: EngineError | None = None
         self._restarting: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._heard = 0
         self._closed = False
         self.restarts = 0
+        self._attempts = 0
 
     @property
     def info(self) -> EngineInfo:
@@ -157,15 +167,32 @@ class EmbeddedEngine:
             link = ThreadLink(lambda report: self._take(link, report), work)
         self._link = link
         await link.open(self.config)
+        if isinstance(link, ProcessLink):
+            self._watching = asyncio.create_task(self._watch(link))
+
+    async def _watch(self, link: ProcessLink) -> None:
+        """Ask the process for a word now and then, while somebody waits for it; kill it if none comes."""
+        while link is self._link:
+            await asyncio.sleep(self._step_time_limit / 4)
+            if not self._streams or self._status.state != "ready":
+                continue
+            heard = self._heard
+            link.send(Ping())
+            await asyncio.sleep(self._step_time_limit)
+            await asyncio.sleep(READ_SECONDS)  # a word that came while this loop itself stood still is read first
+            if heard == self._heard and link is self._link and self._status.state == "ready":
+                link.kill(f"The engine's process did not finish a step within {self._step_time_limit:g} seconds.")
+                return
 
     async def close(self) -> None:
         if self._closed:
             return
         self._closed = True
         self._status = EngineStatus(state="stopped")
-        if self._restarting is not None:
-            self._restarting.cancel()
-            await asyncio.gather(self._restarting, return_exceptions=True)
+        tasks = [task for task in (self._restarting, self._watching) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._end_all(Failure("unavailable", "The engine was closed.", True))
         if self._link is not None:
             await self._link.close()
@@ -179,6 +206,7 @@ class EmbeddedEngine:
     def _take(self, link: Link, report: Report) -> None:
         if link is not self._link or self._closed:
             return
+        self._heard += 1
         match report:
             case Replies(items=items):
                 for number, reply in items:
@@ -191,7 +219,7 @@ class EmbeddedEngine:
                 self._status = status
             case Ready(info=info):
                 self._info = info
-                self.restarts = 0
+                self._attempts = 0
                 self._status = EngineStatus(state="ready", progress=1.0)
                 self._settled.set()
             case Broken(failure=failure):
@@ -228,10 +256,11 @@ class EmbeddedEngine:
 
     async def _restart(self, reason: str) -> None:
         self.restarts += 1
-        if self.restarts > MAX_RESTARTS:
+        self._attempts += 1
+        if self._attempts > MAX_RESTARTS:
             self._status = EngineStatus(state="failed", message=f"{reason} It was restarted {MAX_RESTARTS} times.")
             return
-        await asyncio.sleep(self._restart_seconds * 2 ** (self.restarts - 1))
+        await asyncio.sleep(self._restart_seconds * 2 ** (self._attempts - 1))
         await self._open()
 
     # generating
@@ -332,8 +361,9 @@ def embedded_engine(source: str, name: str, settings: Settings) -> EmbeddedEngin
         step_tokens=settings.step_tokens,
         kv_cache_bytes=settings.kv_cache_bytes,
         max_context=settings.max_context,
+        cuda_graphs=settings.cuda_graphs,
     )
-    return EmbeddedEngine(config, process=settings.engine_process)
+    return EmbeddedEngine(config, process=settings.engine_process, step_time_limit=settings.step_time_limit)
 
 
 __all__ = ["EmbeddedEngine", "EngineConfig", "embedded_engine"]

@@ -175,8 +175,9 @@ def is_bad_request(error: Exception) -> bool:
     """Whether vLLM refused the request, and did not fail."""
     from vllm import exceptions
 
-    refusal: type[Exception] = getattr(exceptions, "VLLMClientError", exceptions.VLLMValidationError)
-    return isinstance(error, (ValueError, refusal))
+    names = ("VLLMClientError", "VLLMValidationError")
+    refusals = [found for name in names if (found := getattr(exceptions, name, None)) is not None]
+    return isinstance(error, (ValueError, *refusals))
 
 
 def meet(llm: Any, model: Model) -> Upstream:

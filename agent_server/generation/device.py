@@ -40,6 +40,14 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     return torch.float16 if device.type == "mps" else torch.float32
 
 
+def send(values: list[int] | list[float] | list[list[int]], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A host list as a tensor on the device; from pinned memory the copy runs beside the computation, where
+    `torch.tensor(..., device=)` would wait for everything that was launched before."""
+    if device.type != "cuda":
+        return torch.tensor(values, dtype=dtype, device=device)
+    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+
+
 def free_bytes(device: torch.device) -> int:
     """Memory that can still be had; 0 where that is unknown."""
     if device.type == "cuda":

@@ -211,7 +211,8 @@ def _shorten(graph: Graph) -> None:
 
 def _narrowed(node: Node) -> tuple[Any, ...] | None:
     """A slice's input, dimension, start and length."""
-    source, dim, start, end, *step = node.args
+    arguments: tuple[Any, ...] = node.args
+    source, dim, start, end, *step = arguments
     size = source.meta["val"].shape[dim]
     if step or not all(isinstance(number, int) for number in (size, start, end)):
         return None

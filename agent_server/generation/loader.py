@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def _load(config: EngineConfig, report: Report, compiler: Any) -> tuple[Core, En
     _check_memory(config.model, dtype, device)
     model = _weights(config, settings, device, dtype, report)
     report(EngineStatus(state="loading", progress=0.95, message="tokenizer"))
-    return assemble(config, model, _files(config.model), device, compiler)
+    return assemble(config, model, _files(config.model), device, compiler, report)
 
 
 def _check_folder(model: str) -> None:
@@ -188,7 +189,12 @@ def _files(model: str) -> ModelFiles:
 
 
 def assemble(
-    config: EngineConfig, model: Any, files: ModelFiles, device: torch.device, make_compiler: Any
+    config: EngineConfig,
+    model: Any,
+    files: ModelFiles,
+    device: torch.device,
+    make_compiler: Any,
+    report: Report = lambda status: None,
 ) -> tuple[Core, EngineInfo]:
     """A core around a model that is loaded, on its device and in evaluation mode."""
     text = model.config.get_text_config()
@@ -203,11 +209,14 @@ def assemble(
         step_tokens=min(budget, 512) if device.type == "cpu" else budget,
         chunked=runner.chunked,
     )
+    sampler = Sampler(config.max_batch, text.vocab_size, device)
+    if config.cuda_graphs and isinstance(runner, PackedRunner) and runner.capturable:
+        runner.capture(sampler.last, context, partial(_report_graphs, report))
     compiler = (make_compiler or _compiler)(files, text.vocab_size)
     core = Core(
         runner=runner,
         scheduler=scheduler,
-        sampler=Sampler(config.max_batch, text.vocab_size, device),
+        sampler=sampler,
         vocabulary=vocabulary,
         defaults=defaults_of(model, files.stop_token_ids),
         limits=Limits(context, text.vocab_size, config.max_queued),
@@ -228,9 +237,14 @@ def assemble(
             "kv_cache_tokens": runner.memory.longest if isinstance(runner, SeparateRunner) else runner.cache.tokens,
             "batching": "packed" if not note else f"one by one: {note}",
             "flat": getattr(runner, "flat", None) is not None,
+            "cuda_graphs": getattr(runner, "graphs", None) is not None,
         },
     )
     return core, info
+
+
+def _report_graphs(report: Report, share: float) -> None:
+    report(EngineStatus(state="loading", progress=0.95 + 0.05 * share, message="graphs"))
 
 
 def _compiler(files: ModelFiles, vocab_size: int) -> Compiler | None:

@@ -54,11 +54,15 @@ class Compiled(msgspec.Struct, frozen=True, tag="compiled"):
     error: str | None = None
 
 
+class Ping(msgspec.Struct, frozen=True, tag="ping"):
+    """Between two steps, say anything: an engine that reports nothing for long is taken for hung."""
+
+
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """End everything and go."""
 
 
-Command = Submit | Cancel | Pause | Resume | Modify | Stop
+Command = Submit | Cancel | Pause | Resume | Modify | Ping | Stop
 
 
 # from the worker

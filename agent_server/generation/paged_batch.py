@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from agent_server.generation.attention import Call, additive, attend
+from agent_server.generation.device import send
 from agent_server.generation.kv_cache import KVCache, LayerShape
 from agent_server.generation.pages import PagedMemory
 from agent_server.generation.scheduler import Plan
@@ -50,14 +51,13 @@ class Paging:
 
 
 class PagedBatch:
-    """One step over a PagedMemory and its KVCache. `order` is the order of the decoding sequences."""
+    """One step over paged memory and its KVCache."""
 
-    def __init__(self, plan: Plan, memory: PagedMemory, cache: KVCache, device: torch.device, *, kernel: bool) -> None:
+    def __init__(self, paging: Paging, cache: KVCache, page_size: int, *, kernel: bool) -> None:
+        self.paging = paging
         self.cache = cache
-        self.page_size = memory.page_size
-        self.order = plan.decodes
+        self.page_size = page_size
         self.kernel = kernel
-        self.paging = page(plan, memory, device)
 
     def attend(self, layer: int, call: Call) -> Tensor:
         self.cache.write(layer, self.paging.places, call.keys.transpose(0, 1), call.values.transpose(0, 1))
@@ -95,11 +95,23 @@ def page(plan: Plan, memory: PagedMemory, device: torch.device) -> Paging:
     )
 
 
-def send(values: list[int] | list[list[int]], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A host list as a tensor on the device; from pinned memory the copy runs beside the computation."""
-    if device.type != "cuda":
-        return torch.tensor(values, dtype=dtype, device=device)
-    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+def decoding(tables: Tensor, lengths: Tensor, starts: Tensor, page_size: int) -> Paging:
+    """A step that decodes a token each, from tensors on the device alone: `tables` `[sequences, pages]` int32 and
+    `lengths` `[sequences]` int64, `starts` counts up to the number of sequences. For the kernel: there are no spans."""
+    positions = lengths - 1
+    pages = tables.gather(1, (positions // page_size)[:, None])[:, 0].to(torch.int64)
+    key_starts = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
+    return Paging(
+        tables=tables,
+        lengths=lengths.to(torch.int32),
+        starts=starts,
+        key_starts=key_starts,
+        places=pages * page_size + positions % page_size,
+        spans=[],
+        counts=[],
+        most_queries=1,
+        most_keys=tables.shape[1] * page_size,
+    )
 
 
 def attend_varlen(paging: Paging, keys: Tensor, values: Tensor, call: Call) -> Tensor:
@@ -155,7 +167,7 @@ def kernel_fits(device: torch.device, dtype: torch.dtype, layers: list[LayerShap
         return False
     try:
         return all(_kernel_agrees(device, dtype, layer, page_size) for layer in set(layers))
-    except RuntimeError as error:
+    except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
         logger.warning("The paged attention kernel of torch does not run here: %s", str(error).splitlines()[0])
         return False
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from agent_server.generation.device import send
 from events.options import SamplingParams
 
 _REPETITION, _PRESENCE, _FREQUENCY = range(3)
@@ -34,15 +35,16 @@ class Penalties:
             self.clear(row)
             return
         factors = [repetition, params.presence_penalty, params.frequency_penalty]
-        self._factors[row] = torch.tensor(factors, device=self._device)
+        self._factors[row] = send(factors, torch.float32, self._device)
         self._active.add(row)
         if self._counts is None or self._prompts is None:
             self._counts = torch.zeros(self._shape, dtype=torch.int32, device=self._device)
             self._prompts = torch.zeros(self._shape, dtype=torch.bool, device=self._device)
         self._prompts[row] = False
-        self._prompts[row, torch.tensor(list(prompt), dtype=torch.int64, device=self._device)] = True
-        generated = torch.tensor(list(output), dtype=torch.int64, device=self._device)
-        self._counts[row] = torch.bincount(generated, minlength=self._shape[1])
+        self._prompts[row].index_fill_(0, send(list(prompt), torch.int64, self._device), True)
+        generated = send(list(output), torch.int64, self._device)
+        one = torch.ones(len(output), dtype=torch.int32, device=self._device)
+        self._counts[row].zero_().index_add_(0, generated, one)  # a bincount would ask the device for its largest id
 
     def clear(self, row: int) -> None:
         self._active.discard(row)
@@ -59,7 +61,7 @@ class Penalties:
         if not members:
             return logits
         assert self._counts is not None and self._prompts is not None
-        places = torch.tensor(members, device=self._device)
+        places = send(members, torch.int64, self._device)
         at = index.index_select(0, places)
         factors = self._factors.index_select(0, at)
         counts = self._counts.index_select(0, at)
@@ -77,7 +79,7 @@ class Penalties:
         if not members:
             return
         assert self._counts is not None
-        places = torch.tensor(members, device=self._device)
+        places = send(members, torch.int64, self._device)
         at, picked = index.index_select(0, places), tokens.index_select(0, places)
         one = torch.ones(1, dtype=torch.int32, device=self._device)
         self._counts.index_put_((at, picked), one, accumulate=True)

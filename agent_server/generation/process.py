@@ -37,6 +37,7 @@ class ProcessLink:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
         self._closing = False
+        self._killed = ""
         self._child: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -61,6 +62,12 @@ class ProcessLink:
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(_frame(self._encoder.encode(command)))
 
+    def kill(self, reason: str) -> None:
+        """End a child that does not answer; `lost` is then called with the reason."""
+        if self._child is not None and self._child.poll() is None:
+            self._killed = reason
+            self._child.kill()
+
     async def _read(self, reader: asyncio.StreamReader) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
@@ -75,6 +82,8 @@ class ProcessLink:
         code = await asyncio.to_thread(_end, self._child)
         if self._writer is not None:
             self._writer.close()
+        if self._killed:
+            return self._killed
         if code >= 0:
             return f"The engine's process ended with status {code}."
         return f"The engine's process was killed by {signal.Signals(-code).name}."

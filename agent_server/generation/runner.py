@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from agent_server.generation.device import send
 from agent_server.generation.flat import Forward
+from agent_server.generation.graphs import Capture, DecodeGraphs, capture_cuda
 from agent_server.generation.kv_cache import KVCache
-from agent_server.generation.paged_batch import PagedBatch, send
+from agent_server.generation.paged_batch import PagedBatch, Paging, page
 from agent_server.generation.pages import PagedMemory
 from agent_server.generation.scheduler import Plan
 from agent_server.generation.sequence import Memory, Sequence
@@ -50,12 +53,15 @@ class PackedRunner:
         self.device = device
         self.kernel = kernel
         self.flat = flat
+        self.graphs: DecodeGraphs | None = None
         self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._no_mask = torch.zeros(1, 1, 1, 1, device=device)
 
     def run(self, plan: Plan, last: Tensor) -> tuple[list[Sequence], Tensor]:
-        batch = self._batch(plan)
-        ids, positions = self._inputs(plan, batch.order, last)
+        if self.graphs is not None and not plan.chunks and (logits := self.graphs.run(plan.decodes)) is not None:
+            return plan.decodes, logits
+        batch, order = self._batch(plan)
+        ids, positions = self._inputs(plan, order, last)
         ends = list(range(len(plan.decodes)))
         at = len(ends)
         for chunk in plan.chunks:
@@ -63,13 +69,41 @@ class PackedRunner:
             if chunk.samples:
                 ends.append(at - 1)
         logits = self._forward(ids, positions, batch, ends)
-        return batch.order + [chunk.sequence for chunk in plan.chunks if chunk.samples], logits
+        return order + [chunk.sequence for chunk in plan.chunks if chunk.samples], logits
 
-    def _batch(self, plan: Plan) -> SlabBatch | PagedBatch:
+    @property
+    def capturable(self) -> bool:
+        """Whether every layer attends by the kernel, which asks the host for nothing."""
+        return self.kernel and all(layer.softcap is None and not layer.sinks for layer in self.cache.layers)
+
+    def capture(self, last: Tensor, context: int, report: Callable[[float], None], how: Capture = capture_cuda) -> None:
+        """Decode by graphs from here on, if they can be captured. `last` as for `run`, one place for each row;
+        `context`: the most tokens that a sequence may have."""
+        memory = self.memory
+        if not isinstance(memory, PagedMemory):
+            return
+        graphs = DecodeGraphs(
+            lambda ids, positions, batch: self._forward(ids, positions, batch, list(range(len(ids)))),
+            memory,
+            self._paged,
+            rows=len(last),
+            width=-(-min(context, memory.longest) // memory.page_size),
+            device=self.device,
+            capture=how,
+        )
+        self.graphs = graphs if graphs.warm(last, report) else None
+
+    def _batch(self, plan: Plan) -> tuple[SlabBatch | PagedBatch, list[Sequence]]:
+        """The step's batch, and its decoding sequences in their order there."""
         if isinstance(self.memory, PagedMemory):
-            return PagedBatch(plan, self.memory, self.cache, self.device, kernel=self.kernel)
+            return self._paged(page(plan, self.memory, self.device)), plan.decodes
         self.cache.copy(self.memory.copies)
-        return SlabBatch(plan, self.memory, self.cache)
+        batch = SlabBatch(plan, self.memory, self.cache)
+        return batch, batch.order
+
+    def _paged(self, paging: Paging) -> PagedBatch:
+        assert isinstance(self.memory, PagedMemory)
+        return PagedBatch(paging, self.cache, self.memory.page_size, kernel=self.kernel)
 
     def _inputs(self, plan: Plan, order: list[Sequence], last: Tensor) -> tuple[Tensor, Tensor]:
         positions = [sequence.computed - 1 for sequence in order]

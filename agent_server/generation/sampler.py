@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agent_server.generation.device import send
 from agent_server.generation.noise import signed, uniform
 from agent_server.generation.penalties import Penalties
 from events.options import SamplingParams
@@ -105,7 +106,7 @@ class Sampler:
         self._kinds[row] = settings.kind
         self._special[row] = bool(params.logit_bias or params.min_tokens or params.logprobs is not None)
         values = [params.temperature or 1.0, params.top_p or 1.0, params.min_p or 0.0, params.typical_p or 1.0]
-        self._numbers[row] = torch.tensor(values, device=self.device)
+        self._numbers[row] = send(values, torch.float32, self.device)
         self._top_k[row] = params.top_k or self.vocab_size
         self._seeds[row] = signed(settings.seed)
         self._penalties.set(row, params, prompt, output)
@@ -120,7 +121,7 @@ class Sampler:
     def sample(self, logits: Tensor, rows: list[int], positions: list[int], masks: Masks | None = None) -> Sampled:
         """Pick a token for each row of `logits` `[rows, vocabulary]`, float32, which may be changed in place.
         `positions`: tokens that each has generated so far. Keeps the tokens in `last`."""
-        index = torch.tensor(rows, device=self.device)
+        index = send(rows, torch.int64, self.device)
         raw = logits
         logits = self._penalties.apply(logits, rows, index)
         special = any(self._special[row] for row in rows)
@@ -158,8 +159,8 @@ class Sampler:
         if not at:
             return logits
         logits = logits.clone() if logits is raw else logits
-        places = (torch.tensor(at, device=self.device), torch.tensor(ids, device=self.device))
-        return logits.index_put_(places, torch.tensor(added, device=self.device), accumulate=True)
+        places = (send(at, torch.int64, self.device), send(ids, torch.int64, self.device))
+        return logits.index_put_(places, send(added, torch.float32, self.device), accumulate=True)
 
     # how a token is picked
 
@@ -169,12 +170,12 @@ class Sampler:
         if present == {GREEDY}:
             return logits.argmax(-1)
         seeds = self._seeds.index_select(0, index)
-        draws = uniform(seeds, torch.tensor(positions, device=self.device))
+        draws = uniform(seeds, send(positions, torch.int64, self.device))
         if len(present) == 1:
             return self._pick_kind(kinds[0], logits, index, draws)
         tokens = torch.empty(len(rows), dtype=torch.int64, device=self.device)
         for kind in present:
-            members = torch.tensor([i for i, k in enumerate(kinds) if k == kind], device=self.device)
+            members = send([i for i, k in enumerate(kinds) if k == kind], torch.int64, self.device)
             picked = self._pick_kind(kind, logits[members], index[members], draws[members])
             tokens.index_copy_(0, members, picked)
         return tokens
@@ -220,7 +221,7 @@ class Masks:
             for place, row in enumerate(self.rows):
                 logits[row].masked_fill_(banned[place], -torch.inf)
             return logits
-        index = torch.tensor(self.rows, device=logits.device)
+        index = send(self.rows, torch.int64, logits.device)
         return logits.index_copy_(0, index, logits[index].masked_fill_(banned, -torch.inf))
 
     def _banned(self, logits: Tensor) -> Tensor:

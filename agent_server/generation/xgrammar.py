@@ -62,7 +62,7 @@ class XGrammarBackend:
         info = xgrammar.TokenizerInfo(
             vocabulary, xgrammar.VocabType.RAW, vocab_size=vocab_size, stop_token_ids=list(ends)
         )
-        self._compiler = xgrammar.GrammarCompiler(info, max_threads=2, cache_limit_bytes=CACHE_BYTES)
+        self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=CACHE_BYTES)
 
     def compile(self, constraint: Constraint) -> XGrammar:
         try:

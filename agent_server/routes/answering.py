@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from starlette.concurrency import run_in_threadpool
@@ -34,6 +34,8 @@ HOLD_SECONDS = 2.0
 """How long the status line waits for the run's first sign of life; failures after it are told in the stream."""
 CLIENT_GONE = 499
 Prompt = str | tuple[int, ...] | None
+BeforeEnd = Callable[[], Awaitable[None]] | None
+ENDS = (RunFinished, RunError)
 
 
 async def read_request(request: Request, limit: int, parse: Callable[[bytes], Inbound]) -> Inbound:
@@ -153,87 +155,32 @@ class _Item(NamedTuple):
     event: Event
 
 
-class _Source(Protocol):
-    """Where the frames' events come from. `ready`: the next item if it is there already."""
-
-    async def next(self) -> _Item | None: ...
-
-    def ready(self) -> _Item | None: ...
-
-    async def aclose(self) -> None: ...
-
-
-class _One:
-    """The events of one run. before_end: done before its terminal event is told."""
-
-    def __init__(self, run: AnyRun, before_end: Callable[[], Awaitable[None]] | None = None) -> None:
-        self._reader = run.events()
-        self._before_end = before_end
-        self._ending: _Item | None = None
-
-    async def next(self) -> _Item | None:
-        if self._ending is None:
-            async for sequence, event in self._reader:
-                item = _Item(0, sequence, event)
-                return item if self._before_end is None else await self._after_hook(item)
-            return None
-        item, self._ending = self._ending, None
-        return await self._after_hook(item)
-
-    async def _after_hook(self, item: _Item) -> _Item:
-        if self._before_end is not None and isinstance(item.event, RunFinished | RunError):
-            await self._before_end()
-        return item
-
-    def ready(self) -> _Item | None:
-        found = self._reader.ready() if self._ending is None else None
-        if found is None:
-            return None
-        item = _Item(0, *found)
-        if self._before_end is not None and isinstance(item.event, RunFinished | RunError):
-            self._ending = item
-            return None
-        return item
-
-    async def aclose(self) -> None:
-        await self._reader.aclose()
-
-
-class _Several:
-    """The events of several runs as they come, each in its own order."""
+class _Events:
+    """The events of one run or of several, as they come, each run's in its own order."""
 
     def __init__(self, runs: Sequence[AnyRun]) -> None:
-        self._queue: asyncio.Queue[_Item | None] = asyncio.Queue(len(runs))
-        self._left = len(runs)
-        self._tasks = [asyncio.create_task(_pump(choice, run, self._queue)) for choice, run in enumerate(runs)]
-
-    async def next(self) -> _Item | None:
-        while self._left:
-            item = await self._queue.get()
-            if item is not None:
-                return item
-            self._left -= 1
-        return None
+        self._readers = [run.events() for run in runs]
+        self._turn = 0
 
     def ready(self) -> _Item | None:
-        while not self._queue.empty():
-            item = self._queue.get_nowait()
-            if item is not None:
-                return item
-            self._left -= 1
+        """The next event if it is there already; the runs take turns."""
+        for _ in self._readers:
+            choice = self._turn
+            self._turn = (choice + 1) % len(self._readers)
+            if (item := self._readers[choice].ready()) is not None:
+                return _Item(choice, *item)
         return None
 
+    def arrival(self) -> Awaitable[Any] | None:
+        """What to await when nothing is `ready`; None at the end."""
+        arrivals = [arrival for reader in self._readers if (arrival := reader.arrival()) is not None]
+        if len(arrivals) < 2:
+            return arrivals[0] if arrivals else None
+        return asyncio.wait(arrivals, return_when=asyncio.FIRST_COMPLETED)
+
     async def aclose(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-async def _pump(choice: int, run: AnyRun, queue: asyncio.Queue[_Item | None]) -> None:
-    async with contextlib.aclosing(run.events()) as events:
-        async for sequence, event in events:
-            await queue.put(_Item(choice, sequence, event))
-    await queue.put(None)
+        for reader in self._readers:
+            await reader.aclose()
 
 
 async def stream_answer(
@@ -243,14 +190,14 @@ async def stream_answer(
     encoder: Encoder,
     *,
     hold: bool = True,
-    before_end: Callable[[], Awaitable[None]] | None = None,
+    before_end: BeforeEnd = None,
 ) -> Response:
     """The runs as one stream of frames. Raises RequestError for a run that failed before it said anything.
 
     hold: wait for the first sign of life with the status line. before_end: done before the last event is told.
     """
-    source: _Source = _One(runs[0], before_end) if len(runs) == 1 else _Several(runs)
-    opening = asyncio.create_task(_open(source, encoder))
+    source = _Events(runs)
+    opening = asyncio.create_task(_open(source, encoder, before_end))
     if hold:
         leaving = asyncio.create_task(_left(request))
         both: tuple[asyncio.Future[Any], ...] = (opening, leaving)
@@ -264,7 +211,7 @@ async def stream_answer(
             await _abandon(opening, source)
             return Response(status_code=CLIENT_GONE)
     return EventStream(
-        _frames(source, opening, encoder),
+        _frames(source, opening, encoder, before_end),
         content_type=encoder.content_type,
         keep_alive=encoder.keep_alive,
         interval=server.settings.keep_alive,
@@ -283,37 +230,49 @@ class _Opening(NamedTuple):
     failure: RunError | None = None
 
 
-async def _open(source: _Source, encoder: Encoder) -> _Opening:
+async def _open(source: _Events, encoder: Encoder, before_end: BeforeEnd) -> _Opening:
     """Read up to the first event that is more than a beginning."""
     frames = b""
-    while (item := await source.next()) is not None:
-        choice, sequence, event = item
-        frames += encoder.encode(event, sequence=sequence, choice=choice)
-        if isinstance(event, RunError) and event.code in KINDS:
-            return _Opening(frames, event)
-        if not isinstance(event, RunStarted):
-            break
-    return _Opening(frames)
+    while True:
+        if (item := source.ready()) is None:
+            if (arrival := source.arrival()) is None:
+                return _Opening(frames)
+            await arrival
+            continue
+        if before_end is not None and isinstance(item.event, ENDS):
+            await before_end()
+        frames += encoder.encode(item.event, sequence=item.sequence, choice=item.choice)
+        if isinstance(item.event, RunError) and item.event.code in KINDS:
+            return _Opening(frames, item.event)
+        if not isinstance(item.event, RunStarted):
+            return _Opening(frames)
 
 
-async def _frames(source: _Source, opening: asyncio.Task[_Opening], encoder: Encoder) -> AsyncGenerator[bytes, None]:
+async def _frames(
+    source: _Events, opening: asyncio.Task[_Opening], encoder: Encoder, before_end: BeforeEnd
+) -> AsyncGenerator[bytes, None]:
     """What is there already goes out together: a busy server sends less often, never later."""
     try:
-        if frames := (await opening).frames:
-            yield frames
-        while (item := await source.next()) is not None:
-            frames = encoder.encode(item.event, sequence=item.sequence, choice=item.choice)
+        frames = (await opening).frames
+        while True:
             while len(frames) < SEND_BYTES and (item := source.ready()) is not None:
+                if before_end is not None and isinstance(item.event, ENDS):
+                    await before_end()
                 frames += encoder.encode(item.event, sequence=item.sequence, choice=item.choice)
             if frames:
                 yield frames
+                frames = b""
+            elif (arrival := source.arrival()) is not None:
+                await arrival
+            else:
+                break
         if tail := encoder.finish():
             yield tail
     finally:
         await _abandon(opening, source)
 
 
-async def _abandon(opening: asyncio.Task[_Opening], source: _Source) -> None:
+async def _abandon(opening: asyncio.Task[_Opening], source: _Events) -> None:
     opening.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await opening

@@ -129,7 +129,8 @@ class Runtime:
         return await _off_loop(len(body), read_json, body)
 
     async def _run(self, agent: str, wire: Any, tenant: str) -> Response:
-        size = len(wire.get("messages") or ()) * 1024 if isinstance(wire, dict) else 0
+        messages = wire.get("messages") if isinstance(wire, dict) else None
+        size = len(messages) * 1024 if isinstance(messages, list) else 0
         inbound = await _off_loop(size, copilotkit.from_wire, wire)
         run = await self._server.runs.start(
             inbound.input,

@@ -124,5 +124,5 @@ def _read_log(body: bytes) -> Iterable[Event]:
 def _read_line(decoder: msgspec.json.Decoder[Event], number: int, line: bytes) -> Event:
     try:
         return decoder.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError("invalid_request", f"Line {number} is not an AG-UI event.") from error

@@ -165,12 +165,16 @@ async def frames_of(run: AnyRun, encoder: Encoder, after: int = 0) -> AsyncGener
     """One run's events as frames, from the first event after sequence number `after` to its terminal event. What is
     there already goes out together: a busy server sends less often, never later."""
     async with contextlib.aclosing(run.events(after)) as events:
-        async for sequence, event in events:
-            frames = encoder.encode(event, sequence=sequence)
+        while True:
+            frames = b""
             while len(frames) < SEND_BYTES and (item := events.ready()) is not None:
                 frames += encoder.encode(item[1], sequence=item[0])
             if frames:
                 yield frames
+            elif (arrival := events.arrival()) is not None:
+                await arrival
+            else:
+                break
     if tail := encoder.finish():
         yield tail
 

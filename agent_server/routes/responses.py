@@ -162,7 +162,7 @@ class Responses:
     async def retrieve(self, request: Request) -> Response:
         record = await self._record(request.state.tenant, request.path_params["id"])
         query = read_query(request.query_params)
-        run = await self._run(record, request.state.tenant)
+        run = await self._run(record, request.state.tenant) if record.going_on or query.stream else None
         if not query.stream:
             return answer(self._now(record, run))
         if run is None:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,7 @@ LOOK_SECONDS = 1.0
 CLOSE_DONE, CLOSE_INTERNAL = 1000, 1011
 
 
-class Connection:
+class Connection(ABC):
     """What both protocols share: receiving, sending, one run at a time."""
 
     def __init__(self, server: Server, websocket: WebSocket) -> None:
@@ -137,17 +138,21 @@ class Connection:
 
     # what each protocol says
 
+    @abstractmethod
     def said(self, data: str | bytes) -> Sequence[Any]:
-        raise NotImplementedError
+        """What to do about a message of the client's."""
 
+    @abstractmethod
     def going_away(self) -> Sequence[Any]:
-        raise NotImplementedError
+        """What to say when the server stops."""
 
+    @abstractmethod
     def broken(self) -> Sequence[Any]:
-        raise NotImplementedError
+        """What to say after a mistake of the server's own."""
 
+    @abstractmethod
     async def perform(self, actions: Sequence[Any]) -> None:
-        raise NotImplementedError
+        """Do it, in order."""
 
 
 FAULT = RequestError("internal", "The server made a mistake; it is logged.")

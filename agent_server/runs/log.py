@@ -20,6 +20,7 @@ from events.vocabulary import (
 )
 
 OVERHEAD = 240  # bytes of one event beside its text: the struct, its ids and the deque's slot
+FORGOTTEN = 64  # waits that may lie about after their readers left, before they are cleared away
 _DELTAS = (TextMessageContent, ToolCallArgs, ReasoningMessageContent)
 
 
@@ -93,22 +94,16 @@ class EventLog:
         """Everything still kept, in order."""
         return list(self._events)
 
-    async def grown(self, beyond: int) -> bool:
-        """Wait until there is an event after `beyond`; False when the log closed without one."""
-        while self.last <= beyond:
-            if self.closed:
-                return False
-            if self._loop is None:  # asked for once: it costs a system call, and this happens for every token
-                self._loop = asyncio.get_running_loop()
-            future = self._loop.create_future()
-            self._waiting.append(future)
-            try:
-                await future
-            except asyncio.CancelledError:  # this reader leaves; the others wait on
-                if future in self._waiting:
-                    self._waiting.remove(future)
-                raise
-        return True
+    def arrival(self) -> asyncio.Future[None]:
+        """Done with the next event, or when the log closes. A plain future, and the loop asked for once: somebody waits
+        for every token."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        if len(self._waiting) > FORGOTTEN:
+            self._waiting = [future for future in self._waiting if not future.done()]
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.append(future)
+        return future
 
     def _wake(self) -> None:
         waiting, self._waiting = self._waiting, []
@@ -141,14 +136,27 @@ class Reader:
         return self
 
     async def __anext__(self) -> tuple[int, Event]:
-        if self._left is not None and (self._log.last > self._cursor or await self._log.grown(self._cursor)):
-            return self._next()
-        self._leave()
-        raise StopAsyncIteration
+        while (item := self.ready()) is None:
+            if (arrival := self.arrival()) is None:
+                raise StopAsyncIteration
+            await arrival
+        return item
 
     def ready(self) -> tuple[int, Event] | None:
         """The next item if it is there already: for who sends together what came together."""
         return self._next() if self._left is not None and self._log.last > self._cursor else None
+
+    def arrival(self) -> asyncio.Future[None] | None:
+        """What to await when nothing is `ready`; None if nothing will be."""
+        if self.over:
+            self._leave()
+            return None
+        return self._log.arrival()
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing will come any more."""
+        return self._left is None or (self._log.closed and self._log.last <= self._cursor)
 
     def _next(self) -> tuple[int, Event]:
         try:

@@ -40,6 +40,7 @@ class CallReader:
         self.tools = self.call.tools
         self._shown = shown
         self._bare = self._array = False
+        self._gap = ""
 
     @property
     def count(self) -> int:
@@ -56,7 +57,7 @@ class CallReader:
                 return
             if not (yield from self._another()):
                 return
-            action, marker = "section", ""
+            action, marker = "section", self._gap
 
     def read_message(self, name: str, header: str) -> Reading[None]:
         """A call that is the body of a message: its arguments where the header has the name, else a JSON object."""
@@ -251,13 +252,14 @@ class CallReader:
     def _another(self) -> Reading[bool]:
         """Whether a further call of the same section follows; consumes what separates or ends."""
         source, calls = self.source, self.calls
+        self._gap = ""
         if self._array:
             char = yield from source.space()
             source.position += char in (",", "]")
             self._array = char == ","
             if self._array:
                 return True
-        if not (calls.separator or calls.section_end):
+        if not (calls.separator or calls.section_end or self._bare):
             return False
         skipped = yield from source.blank()
         if calls.separator and (yield from self._match(calls.separator)):
@@ -265,6 +267,9 @@ class CallReader:
         if calls.section_end and (yield from self._match(calls.section_end)):
             return False
         if calls.section_end and (yield from self._follows()):
+            return True
+        if self._bare and (yield from source.peek()) == "{":  # on the next line, as Llama 3 writes several
+            self._gap = skipped  # shown after all, if that is no call
             return True
         source.unread(skipped)
         return False

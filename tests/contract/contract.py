@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jsonschema
+import msgspec
 import pytest
 from ag_ui.core import RunAgentInput
 
@@ -328,6 +329,24 @@ class Contract:
         assert (await refusal(target.engine, request)).kind == "invalid_request"
 
     # what goes wrong
+
+    # what another engine began
+
+    @pytest.mark.parametrize("stop", [(), ("nice to",)])
+    async def test_it_goes_on_from_tokens_so_far(self, target: Target, stop: tuple[str, ...]) -> None:
+        """Greedy, so that the rest is known; also from all of them, of which only the end is left to say."""
+        if target.engine.info.continues == "no":
+            assert not target.exact, "an engine that gives ids can take them"
+            return
+        request = asked(reference.prompt(), stop=stop, logprobs=0 if target.engine.info.supports_logprobs else None)
+        whole = await answer(target.engine, request)
+        for seam in sorted({1, 5, len(whole.ids) - 1, len(whole.ids)}):
+            changes = {"request_id": f"{request.request_id}.{seam}", "generated": tuple(whole.ids[:seam])}
+            rest = await answer(target.engine, msgspec.structs.replace(request, **changes))
+            assert whole.ids[:seam] + rest.ids == whole.ids
+            assert "".join(token.text for token in whole.tokens[:seam]) + rest.text == whole.text
+            assert (rest.end.reason, rest.end.stop) == (whole.end.reason, whole.end.stop)
+            assert rest.end.usage.completion_tokens == whole.end.usage.completion_tokens
 
     async def test_closing_frees_the_slot_within_a_second(self, target: Target) -> None:
         before = await target.running()

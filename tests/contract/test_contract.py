@@ -10,8 +10,14 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from agent_server.auth import Keys
+from agent_server.engine.protocol import Engine
+from agent_server.engine.replicas import ReplicaSet
+from agent_server.engine.upstream import parse_address
+from agent_server.engine.worker.client import WorkerEngine
+from agent_server.engine.worker.server import Worker, worker_app
 from tests.contract.contract import Contract, Target
-from tests.contract.engines import embedded, listening, scripted, started, upstream
+from tests.contract.engines import QUICK, embedded, listening, scripted, started, upstream
 from tests.contract.fakes import llamacpp, openai, sglang, vllm, vllm_tokens
 from tests.contract.fakes.common import Backend
 
@@ -40,6 +46,10 @@ async def target_of(name: str) -> AsyncIterator[Target]:
         if name == "embedded":
             yield Target(own, lambda: _metric(own))
             return
+        if name in ("worker", "replicas"):
+            async with over_workers(own, name == "replicas") as engine:
+                yield Target(engine, lambda: _metric(own))
+            return
         backend = Backend(own)
         dialect = name.removesuffix("-incremental")
         forced = f"{dialect}+" if name == "vllm-tokens" else ""
@@ -51,11 +61,22 @@ async def target_of(name: str) -> AsyncIterator[Target]:
             )
 
 
+@contextlib.asynccontextmanager
+async def over_workers(own: Engine, several: bool) -> AsyncIterator[Engine]:
+    """The engine behind a worker's HTTP, and, as a replica of itself, without it."""
+    async with listening(worker_app(Worker(own), Keys(()))) as url:
+        remote = WorkerEngine(parse_address(f"worker+{url}"), QUICK)
+        async with started(ReplicaSet([remote, own]) if several else remote) as engine:
+            yield engine
+
+
 async def _metric(engine: Any) -> float:
     return float(engine.metrics().get("num_requests_running", 0.0))
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["embedded", "scripted", *FAKES])
+@pytest_asyncio.fixture(
+    scope="module", loop_scope="module", params=["embedded", "scripted", "worker", "replicas", *FAKES]
+)
 async def target(request: pytest.FixtureRequest) -> AsyncIterator[Target]:
     async with target_of(request.param) as made:
         yield made

@@ -231,3 +231,43 @@ async def test_a_process_that_dies_ends_its_runs_and_comes_back(folder, engine):
         await own.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+async def test_a_process_that_hangs_is_killed_and_comes_back(folder):
+    """Stopped in the middle of a step, it holds its sockets and says nothing: only the time tells."""
+    own = EmbeddedEngine(config(folder), restart_seconds=0.05, step_time_limit=1.0)
+    await own.start()
+    try:
+        whole = ids(await collect(own, request()))
+        task = asyncio.create_task(collect(own, request("hung", max_tokens=1000)))
+        await until(lambda: any(stream.started for stream in own._streams.values()))
+        hung = own.pid
+        os.kill(hung, signal.SIGSTOP)
+        with pytest.raises(EngineError) as raised:
+            await asyncio.wait_for(task, 10)
+        assert (raised.value.kind, raised.value.retryable) == ("connection", True)
+        assert "did not finish a step within 1 seconds" in own.status.message
+        await until(lambda: own.status.state == "ready", 60)
+        assert own.pid != hung and own.metrics()["engine_restarts_total"] == 1
+        assert ids(await collect(own, request())) == whole
+    finally:
+        await own.close()
+
+
+async def test_a_process_with_nothing_to_do_is_let_alone(folder):
+    """A paused generation is open and gets no tokens; the process answers all the same."""
+    own = EmbeddedEngine(config(folder), step_time_limit=0.3)
+    await own.start()
+    try:
+        before = own.pid
+        stream = own.generate(request(max_tokens=1000))
+        await anext(stream)
+        await own.pause("one")
+        async for item in stream:
+            if isinstance(item, Control):
+                break
+        await asyncio.sleep(1.5)
+        assert own.pid == before and own.status.state == "ready"
+        await stream.aclose()
+    finally:
+        await own.close()

@@ -58,7 +58,9 @@ class Together:
 
     async def add(self, *, logs: LogLimits | None = None, grace: float = 30.0, **limits) -> RunManager:
         talker = Talker()
-        sharing = Gateway(self.url, prefix=self.prefix, limits=SharingLimits(lease=LEASE, answer=1.0, **limits))
+        sharing = Gateway(
+            self.url, prefix=self.prefix, limits=SharingLimits(**{"lease": LEASE, "answer": 1.0, **limits})
+        )
         manager = RunManager(
             {"default": talker},
             limits=RunLimits(grace=grace, log=logs or LogLimits()),
@@ -138,7 +140,7 @@ async def test_a_foreign_tenant_finds_nothing(together):
 
 
 async def test_runs_go_on_while_redis_is_down_and_are_shared_again_afterwards(together, redis):
-    a, b = await together.add(), await together.add()
+    a, b = await together.add(lease=10.0), await together.add(lease=10.0)
     run = await a.start(ask(), OPTIONS)
     together.talkers[0].say("one ")
     follower = asyncio.create_task(read(await elsewhere(b)))
@@ -337,3 +339,16 @@ def test_names_cannot_be_mistaken_for_one_another():
     keys = Keys("p")
     assert keys.record("a:b", "c") != keys.record("a", "b:c") != keys.record("a%3Ab", "c")
     assert keys.events(Place("g", "a", "b:c", "t", "d")) != keys.events(Place("g", "a", "b", "t", "c:d"))
+
+
+async def test_a_word_to_another_gateway_is_sent_however_busy_the_line_is(together):
+    """One that comes while something is being sent goes out with the next round, without waiting for anything."""
+    a, b = await together.add(), await together.add()
+    for number in range(60):
+        run = await a.start(ask(f"r{number}", f"t{number}"), OPTIONS)
+        found = await elsewhere(b, run.id)
+        reader = found.events()  # tells the run's gateway, and the control follows while that is being sent
+        for _ in range(number % 6):
+            await asyncio.sleep(0)
+        assert await found.cancel()
+        await reader.aclose()

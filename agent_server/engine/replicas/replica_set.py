@@ -148,7 +148,11 @@ class ReplicaSet:
             return None
         if flow.placed is None:
             flow.placed = self._now()
-        attempt = self._attempts[flow] = Attempt(flow, replica, self.settings, self._now)
+        try:
+            attempt = self._attempts[flow] = Attempt(flow, replica, self.settings, self._now)
+        except BaseException:
+            self.balancer.release(replica)
+            raise
         return attempt
 
     async def _end(self, flow: Flow, attempt: Attempt) -> None:

@@ -104,11 +104,11 @@ class UpstreamEngine:
         while True:
             await asyncio.sleep(self.settings.health)
             failures = 0 if await self._alive() else failures + 1
-            if failures == 0 and self._status.state == "degraded":
+            if failures == 0 and self._status.state != "ready":
                 await self._recover()
             elif failures >= FAILED_PROBES:
                 message = f"The upstream {self.address.url} does not answer; it is asked again."
-                self._status = EngineStatus(state="degraded", message=message)
+                self._status = EngineStatus(state="starting", message=message)
 
     async def _alive(self) -> bool:
         assert self._upstream is not None
@@ -122,7 +122,7 @@ class UpstreamEngine:
         try:
             await self._upstream.verify(self._transport)
         except EngineError as error:
-            self._status = EngineStatus(state="degraded", message=error.message)
+            self._status = EngineStatus(state="starting", message=error.message)
             return
         self._status = EngineStatus(state="ready", progress=1.0)
 

@@ -106,9 +106,10 @@ class WorkerEngine:
             self._info = report.info
 
     async def _watch(self) -> None:
-        while True:
+        while not self._closed:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._look_now.wait(), LOOK_SECONDS)
+                async with asyncio.timeout(LOOK_SECONDS):  # wait_for may lose a cancellation that comes with the event
+                    await self._look_now.wait()
             self._look_now.clear()
             try:
                 self._heed(await self._ask())

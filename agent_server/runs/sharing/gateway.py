@@ -223,6 +223,7 @@ class Gateway:
     async def _live(self) -> None:
         looked = 0.0
         while True:
+            self._beat.clear()
             try:
                 await self._renew()
                 if (now := asyncio.get_running_loop().time()) - looked > min(LOOK_SECONDS, self.limits.beat):
@@ -232,7 +233,6 @@ class Gateway:
                 self._joined = False
             except Exception:
                 log.exception("sharing runs failed inside the server")
-            self._beat.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(LOOK_SECONDS, self.limits.beat)):
                     await self._beat.wait()

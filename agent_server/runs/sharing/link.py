@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 
 log = logging.getLogger("agent_server.sharing")
 CONNECTIONS = 16
-SECONDS: Final = 2.0
+SECONDS: Final = 5.0
 """How long one command may take."""
 
 
@@ -82,6 +82,8 @@ class Link:
         return run
 
     async def close(self) -> None:
+        """Nothing is sent after it."""
+        self.up = False
         await self._client.aclose()
         await self._pool.disconnect()
 

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    import asyncio
+
     from ag_ui.core import RunAgentInput
 
     from agent_server.runs.log import EventLog
@@ -21,6 +23,8 @@ class EventReader(Protocol):
     async def __anext__(self) -> tuple[int, Event]: ...
 
     def ready(self) -> tuple[int, Event] | None: ...
+
+    def arrival(self) -> asyncio.Future[None] | None: ...
 
     async def aclose(self) -> None: ...
 

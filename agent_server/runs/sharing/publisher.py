@@ -60,12 +60,12 @@ class Publisher:
 
     async def run(self) -> None:
         while True:
+            self._hurry.clear()  # before looking: what comes while this sends must not be forgotten
             try:
-                rest = self._limits.tick if self._runs else None
                 await self.publish()
+                rest = self._limits.tick if self._runs else None
             except Unreachable:
                 rest = REST
-            self._hurry.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(rest):
                     await self._hurry.wait()

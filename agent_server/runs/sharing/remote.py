@@ -200,24 +200,26 @@ class RemoteReader:
         return self
 
     async def __anext__(self) -> tuple[int, Event]:
-        if self._ended:
-            raise StopAsyncIteration
-        try:
-            item = await anext(self._inner)
-        except StopAsyncIteration:
-            self._ended = True
-            if (word := self._run.last_word(self._after)) is None:
-                raise
-            return max(self._run.log.last, self._after), word
-        self._ended = isinstance(item[1], TERMINAL)
+        while (item := self.ready()) is None:
+            if (arrival := self.arrival()) is None:
+                raise StopAsyncIteration
+            await arrival
         return item
 
     def ready(self) -> tuple[int, Event] | None:
-        """As `Reader.ready`."""
+        """As `Reader.ready`; at the end of the copy the last word, if there is one."""
         item = None if self._ended else self._inner.ready()
+        if item is None and not self._ended and self._inner.over:
+            self._ended = True
+            word = self._run.last_word(self._after)
+            return None if word is None else (max(self._run.log.last, self._after), word)
         if item is not None:
             self._ended = isinstance(item[1], TERMINAL)
         return item
+
+    def arrival(self) -> asyncio.Future[None] | None:
+        """As `Reader.arrival`."""
+        return None if self._ended else self._inner.arrival()
 
     async def aclose(self) -> None:
         self._ended = True

@@ -62,14 +62,16 @@ class Process:
 
 
 @contextlib.contextmanager
-def worker(*arguments: str, **environment: str) -> Iterator[tuple[Process, str]]:
-    """A worker and its URL."""
-    quiet = {"OMP_NUM_THREADS": "1", **environment}
-    process = Process("worker", "--port", "0", "--dtype", "float32", *arguments, **quiet)
-    try:
-        yield process, process.wait_for(r"is ready at (\S+)")
-    finally:
-        process.end()
+def workers(count: int, *, drain: str = "30") -> Iterator[dict[str, Process]]:
+    """Workers by their URLs; they start side by side."""
+    with contextlib.ExitStack() as stack:
+        started = [
+            Process("worker", "--port", "0", "--dtype", "float32", OMP_NUM_THREADS="1", AGENT_SERVER_DRAIN=drain)
+            for _ in range(count)
+        ]
+        for process in started:
+            stack.callback(process.end)
+        yield {process.wait_for(r"is ready at (\S+)"): process for process in started}
 
 
 @contextlib.contextmanager

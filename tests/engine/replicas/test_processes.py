@@ -7,7 +7,7 @@ import asyncio
 import httpx
 import pytest
 
-from tests.engine.replicas.processes import gateway, metrics, worker
+from tests.engine.replicas.processes import gateway, metrics, workers
 from tests.engine.replicas.runs import joined, resumed, run_all
 
 GREEDY = {"temperature": 0, "max_tokens": 300, "ignore_eos": True}
@@ -32,8 +32,8 @@ def killing(url, processes, after):
 
 
 async def test_a_worker_killed_in_mid_stream_is_not_seen_in_the_events():
-    with worker() as (first, one), worker() as (second, two), gateway(one, two, AGENT_SERVER_DEMO="false") as (_, url):
-        processes = {one.rpartition("/")[2]: first, two.rpartition("/")[2]: second}
+    with workers(2) as two, gateway(*two, AGENT_SERVER_DEMO="false") as (_, url):
+        processes = {address.rpartition("/")[2]: process for address, process in two.items()}
         undisturbed = await run_all(url, RUNS)
         assert all(events[-1]["type"] == "RUN_FINISHED" for events in undisturbed)
         assert sum(map(resumed, undisturbed)) == 0
@@ -45,3 +45,24 @@ async def test_a_worker_killed_in_mid_stream_is_not_seen_in_the_events():
         async with httpx.AsyncClient() as client:
             state = (await client.get(f"{url}/ready")).json()
         assert (state["ready"], state["state"]) == (True, "degraded")
+
+
+async def test_a_worker_that_is_told_to_stop_hands_its_runs_on():
+    """SIGTERM: what is not done within the drain time goes on elsewhere, and the worker ends properly."""
+    with workers(2, drain="0.2") as two, gateway(*two, AGENT_SERVER_DEMO="false") as (_, url):
+        processes = {address.rpartition("/")[2]: process for address, process in two.items()}
+        stopped = []
+
+        async def disturb(events):
+            while events() < 200:
+                await asyncio.sleep(0.005)
+            in_flight = await asyncio.to_thread(metrics, url, "replica_requests_in_flight")
+            busiest = processes[max(in_flight, key=lambda name: in_flight[name])]
+            busiest.terminate()
+            stopped.append(busiest)
+
+        runs = [{**GREEDY, "max_tokens": 600}] * 6
+        events = await run_all(url, runs, disturb)
+        assert [each[-1]["type"] for each in events] == ["RUN_FINISHED"] * 6
+        assert sum(map(resumed, events)) >= 1
+        assert await asyncio.to_thread(stopped[0].process.wait, 30) == 0

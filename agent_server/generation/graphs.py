@@ -1,0 +1,149 @@
+"""Decoding steps as CUDA graphs: launched whole, so that a step costs the host one call instead of thousands.
+
+A graph is captured for each of a few batch sizes, the buckets, when the model is loaded, and replayed for every step
+that only decodes; a smaller batch is padded. What changes from step to step lies in static tensors: each place's row
+and length in one small tensor, and the pages of every row in a table that is touched only when a row gets a page.
+Everything else (positions, where keys go, block tables, the newest tokens) the graph works out itself on the device.
+
+What captures is handed in, so that the bookkeeping can be run without a GPU.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from agent_server.generation.device import send
+from agent_server.generation.paged_batch import PagedBatch, decoding
+from agent_server.generation.pages import PagedMemory
+from agent_server.generation.sequence import Sequence
+
+logger = logging.getLogger("agent_server.generation")
+Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
+"""A function over static tensors → what runs it again, and its output, which a replay overwrites."""
+Forward = Callable[[Tensor, Tensor, PagedBatch], Tensor]
+"""ids `[places]`, positions `[places]` and the batch → logits `[places, vocabulary]`."""
+STEP = 8
+"""Buckets are 1, 2, 4, and then multiples of it."""
+
+
+def buckets(most: int) -> list[int]:
+    """Batch sizes to capture: the last is `most`."""
+    sizes = {size for size in (1, 2, 4, *range(STEP, most, STEP)) if size < most}
+    return sorted(sizes | {most})
+
+
+def capture_cuda(function: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+    """Warmed up beside the current stream, as torch asks for, then captured."""
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            function()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        output = function()
+    return graph.replay, output
+
+
+@dataclass(slots=True)
+class _Captured:
+    """inputs: `[2, places]` int64, each place's row and length. logits: `[places, vocabulary]`."""
+
+    inputs: Tensor
+    replay: Callable[[], None]
+    logits: Tensor
+
+
+class DecodeGraphs:
+    """Graphs over one PagedMemory and the tensors that the batches of `forward` use.
+
+    rows: of the sampler. width: the most pages that a sequence can have. Row `rows` is nobody's: places that pad a
+    bucket belong to it, its only page is page 0, which is nobody's either.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        memory: PagedMemory,
+        make_batch: Callable[..., PagedBatch],
+        *,
+        rows: int,
+        width: int,
+        device: torch.device,
+        capture: Capture = capture_cuda,
+    ) -> None:
+        self.sizes = buckets(rows)
+        self.tables = torch.zeros(rows + 1, width, dtype=torch.int32, device=device)
+        self._forward = forward
+        self._memory = memory
+        self._make_batch = make_batch
+        self._rows = rows
+        self._device = device
+        self._capture = capture
+        self._captured: dict[int, _Captured] = {}
+        self._held: list[tuple[list[int] | None, int]] = [(None, 0)] * rows
+        self._starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
+
+    @torch.inference_mode()
+    def warm(self, last: Tensor, report: Callable[[float], None] = lambda share: None) -> bool:
+        """Capture every bucket, the largest first, so that the others fit into its memory. `last`: each row's newest
+        token, the same tensor for ever. False, and why in the log, where that does not work."""
+        try:
+            for done, size in enumerate(reversed(self.sizes)):
+                self._captured[size] = self._captured_bucket(size, last)
+                report((done + 1) / len(self.sizes))
+        except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            logger.warning("Decoding is not captured in CUDA graphs, and so slower: %s", reason)
+            self._captured.clear()
+            return False
+        return True
+
+    def _captured_bucket(self, size: int, last: Tensor) -> _Captured:
+        inputs = torch.tensor([[self._rows] * size, [1] * size], device=self._device)
+        replay, logits = self._capture(lambda: self._decode(inputs, last))
+        return _Captured(inputs, replay, logits)
+
+    def _decode(self, inputs: Tensor, last: Tensor) -> Tensor:
+        """What is captured: nothing in it asks the host."""
+        rows, lengths = inputs[0], inputs[1]
+        paging = decoding(
+            self.tables.index_select(0, rows), lengths, self._starts[: len(rows) + 1], self._memory.page_size
+        )
+        ids = last.index_select(0, rows.clamp_max(self._rows - 1))
+        return self._forward(ids, lengths - 1, self._make_batch(paging))
+
+    def run(self, decodes: list[Sequence]) -> Tensor | None:
+        """The logits of sequences that decode, in their order; they stand until the next run. None where no bucket
+        holds so many."""
+        at = bisect_left(self.sizes, len(decodes))
+        captured = self._captured.get(self.sizes[at]) if at < len(self.sizes) else None
+        if captured is None:
+            return None
+        for sequence in decodes:
+            self._hold(sequence)
+        padding = self.sizes[at] - len(decodes)
+        rows = [sequence.row for sequence in decodes] + [self._rows] * padding
+        lengths = [sequence.computed for sequence in decodes] + [1] * padding
+        captured.inputs.copy_(send([rows, lengths], torch.int64, self._device), non_blocking=True)
+        captured.replay()
+        return captured.logits[: len(decodes)]
+
+    def _hold(self, sequence: Sequence) -> None:
+        """The row's pages into the table, if they are others or more than those in it."""
+        pages = self._memory.table(sequence)
+        held, count = self._held[sequence.row]
+        if held is pages and count == len(pages):
+            return
+        first = count if held is pages else 0
+        self.tables[sequence.row, first : len(pages)].copy_(
+            send(pages[first:], torch.int32, self._device), non_blocking=True
+        )
+        self._held[sequence.row] = pages, len(pages)

@@ -1,0 +1,158 @@
+"""Decoding by graphs, without a GPU: the kernel is a reference by its documentation, and a graph is the captured
+function, run again on its static tensors. What is left is the bookkeeping, which is ours."""
+
+import copy
+import logging
+import math
+
+import pytest
+import torch
+
+from agent_server.generation import graphs, loader, paged_batch, runner
+from tests.generation.harness import Driver, expected, prompts
+from tests.generation.tiny_models import make_model
+
+COUNT = 24
+PAGE = 8
+
+
+def reference_kernel(
+    query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size, enable_gqa, seqused_k, block_table
+):
+    """`varlen_attn` with a block table, sequence by sequence, from the tensors alone."""
+    out = torch.empty_like(query)
+    groups = query.shape[1] // key.shape[2]
+    assert enable_gqa == (groups > 1) and block_table.dtype == seqused_k.dtype == cu_seq_q.dtype == torch.int32
+    assert int(seqused_k.max()) <= max_k and int(cu_seq_q.diff().max()) <= max_q
+    for index, used in enumerate(seqused_k.tolist()):
+        first, last = cu_seq_q[index : index + 2].tolist()
+        keys, values = (
+            pool[block_table[index]].flatten(0, 1)[:used].repeat_interleave(groups, 1) for pool in (key, value)
+        )
+        places = torch.arange(used - (last - first), used)[:, None]
+        seen = (torch.arange(used) <= places) & ((window_size[0] < 0) | (torch.arange(used) >= places - window_size[0]))
+        scores = torch.einsum("qhd,khd->hqk", query[first:last], keys) * scale
+        weights = scores.masked_fill(~seen, -math.inf).softmax(-1)
+        out[first:last] = torch.einsum("hqk,khd->qhd", weights, values)
+    return out
+
+
+class Replays:
+    """A capture as CUDA's: runs once when captured, and again on the same tensors with every replay."""
+
+    def __init__(self):
+        self.captured, self.replayed = 0, []
+
+    def __call__(self, function):
+        self.captured += 1
+        output = function()
+
+        def replay():
+            self.replayed.append(len(output))
+            output.copy_(function())
+
+        return replay, output
+
+
+@pytest.fixture
+def replays(monkeypatch):
+    """The way of CUDA on a CPU: pages of a kernel, and graphs."""
+    made = Replays()
+    monkeypatch.setattr(paged_batch, "varlen_attn", reference_kernel)
+    monkeypatch.setattr(paged_batch, "kernel_fits", lambda *_: True)
+    monkeypatch.setattr(loader, "PAGE_SIZE", PAGE)
+    capture = runner.PackedRunner.capture
+    monkeypatch.setattr(runner.PackedRunner, "capture", lambda self, *given: capture(self, *given, how=made))
+    return made
+
+
+def drive(model, asked, **options):
+    driver = Driver(copy.deepcopy(model), memory="paged", max_batch=6, step_tokens=32, **options)
+    numbers = []
+    for prompt in asked:
+        numbers.append(driver.submit(prompt, max_tokens=COUNT))
+        driver.step()
+    driver.finish()
+    driver.assert_clean()
+    return driver, [driver.ids(number) for number in numbers]
+
+
+def test_the_buckets():
+    assert graphs.buckets(1) == [1]
+    assert graphs.buckets(6) == [1, 2, 4, 6]
+    assert graphs.buckets(33) == [1, 2, 4, 8, 16, 24, 32, 33]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("family", ["llama", "llama-tied", "qwen3", "mistral-window"])
+def test_replayed_steps_give_the_models_own_tokens(family, overlap, replays):
+    """Batches that grow and shrink through the buckets, pages that are shared, taken away and given to others."""
+    model = make_model(family)
+    asked = prompts(9, seed=3, longest=40)
+    asked += [asked[0] * 2 + [7], asked[0] * 2 + [8]]
+    size = 34 * PAGE * 2 * 2 * (16 if family == "qwen3" else 12) * 4 * (2 if family == "llama-tied" else 1)
+    driver, found = drive(model, asked, overlap=overlap, kv_cache_bytes=size * 2)
+    assert found == [expected(model, prompt, COUNT) for prompt in asked]
+    assert driver.info.details["cuda_graphs"] is True
+    assert driver.core.scheduler.preemptions > 0, "the memory was to be too small"
+    assert replays.captured == 4 and set(replays.replayed) == {1, 2, 4, 6}
+
+
+def test_seeds_and_control_are_the_same_by_graphs(replays):
+    model = make_model("llama")
+    sampling = {"temperature": 1.0, "top_p": 0.9, "seed": 5, "max_tokens": 20, "logprobs": 1}
+
+    def run(cuda_graphs):
+        driver = Driver(copy.deepcopy(model), memory="paged", max_batch=4, cuda_graphs=cuda_graphs)
+        number = driver.submit([5, 6, 7], **sampling)
+        others = [driver.submit(prompt, max_tokens=9) for prompt in prompts(3, longest=20)]
+        driver.step(6)
+        driver.pause(number)
+        driver.step(3)
+        driver.resume(number)
+        driver.finish()
+        return [driver.ids(n) for n in (number, *others)]
+
+    with_graphs = run(True)
+    assert replays.replayed
+    count = len(replays.replayed)
+    assert run(False) == with_graphs
+    assert len(replays.replayed) == count, "the switch is off"
+
+
+def test_a_rows_pages_are_copied_only_when_they_change(replays, monkeypatch):
+    copied = []
+    send = graphs.send
+    monkeypatch.setattr(
+        graphs, "send", lambda values, dtype, device: (copied.append(dtype), send(values, dtype, device))[1]
+    )
+    driver = Driver(make_model("llama"), memory="paged", max_batch=2)
+    number = driver.submit([5] * 3, max_tokens=2 * PAGE)
+    driver.finish()
+    assert len(driver.ids(number)) == 2 * PAGE
+    steps, tables = copied.count(torch.int64), copied.count(torch.int32)
+    assert steps == len(replays.replayed) == 2 * PAGE - 1
+    assert tables == 3, "once when it began to decode, and once for each page more"
+
+
+def test_a_capture_that_fails_is_said_and_decoding_goes_on(replays, monkeypatch, caplog):
+    def failing(self, function):
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    monkeypatch.setattr(Replays, "__call__", failing)
+    model = make_model("llama")
+    asked = prompts(3, longest=20)
+    with caplog.at_level(logging.WARNING):
+        driver, found = drive(model, asked)
+    assert "operation not permitted when stream is capturing" in caplog.text and "and more" not in caplog.text
+    assert driver.info.details["cuda_graphs"] is False
+    assert found == [expected(model, prompt, COUNT) for prompt in asked]
+
+
+def test_layers_that_the_kernel_does_not_serve_are_not_captured(replays):
+    """A soft cap takes the gathered path, which asks the host where everything is."""
+    model = make_model("gemma2")
+    asked = prompts(3, longest=20)
+    driver, found = drive(model, asked)
+    assert driver.info.details["cuda_graphs"] is False and not replays.captured
+    assert found == [expected(model, prompt, COUNT) for prompt in asked]
