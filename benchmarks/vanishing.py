@@ -56,6 +56,8 @@ def generating(running: Running) -> float:
 
 async def in_prefill(running: Running) -> None:
     await until(lambda: generating(running) > 0)
+    if any(run.log.last > 1 for run in runs_of(running)):
+        raise RuntimeError("the prefill was over already: give it more words")
 
 
 async def in_pause(running: Running) -> None:
