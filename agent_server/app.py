@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from adapters.errors import ErrorKind, RequestError
-from agent_server.auth import AuthMiddleware
+from agent_server.auth import AuthMiddleware, Keys
 from agent_server.routes import all_routes
 from agent_server.routes.http import error_response, wire_of
 from agent_server.settings import Settings
@@ -62,14 +62,15 @@ def build_app(server: Server) -> Starlette:
 
 def middleware(server: Server) -> list[Middleware]:
     """CORS outside authentication, so that a browser can read a 401."""
-    chain = [Middleware(AuthMiddleware, keys=server.keys, origins=server.settings.cors_origins)]
-    if server.settings.cors_origins:
-        origins = list(server.settings.cors_origins)
+    operators = Keys(key.get_secret_value() for key in server.settings.operator_keys)
+    origins = server.settings.cors_origins
+    chain = [Middleware(AuthMiddleware, keys=server.keys, origins=origins, operators=operators)]
+    if origins:
         chain.insert(
             0,
             Middleware(
                 CORSMiddleware,
-                allow_origins=origins,
+                allow_origins=list(origins),
                 allow_methods=["*"],
                 allow_headers=["*"],
                 expose_headers=list(EXPOSED),

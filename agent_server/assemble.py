@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import msgspec
 
 from agent_server.agent import Agent, Limits, LoadError, Sealer, load_agents, serve_agents
 from agent_server.auth import Keys
@@ -22,6 +26,10 @@ from events.vocabulary import RunFinished
 if TYPE_CHECKING:
     from agent_server.engine.prompt import PromptBuilder
     from agent_server.engine.protocol import Engine
+    from agent_server.engine.replicas import ReplicaSettings
+    from agent_server.engine.upstream import Model, UpstreamSettings
+    from agent_server.engine.upstream.address import Address
+    from agent_server.runs.sharing import Gateway
 
 logger = logging.getLogger("agent_server")
 
@@ -37,11 +45,26 @@ def build_server(settings: Settings, *, agents: Sequence[Agent] = (), engine: En
         raise StartupError(str(error)) from error
     store = Store(settings.database_url)
     runs = RunManager(
-        served, store=store, limits=run_limits(settings), new_id=new_id, observe=lambda run: count(telemetry, run)
+        served,
+        store=store,
+        limits=run_limits(settings),
+        new_id=new_id,
+        observe=lambda run: count(telemetry, run),
+        sharing=(gateway := sharing(settings)),
     )
     telemetry.watch_engine(model.engine.metrics)
+    watch_replicas(telemetry, model.engine)
+    if gateway is not None:
+        telemetry.watch_sharing(gateway.metrics)
     keys = Keys(key.get_secret_value() for key in settings.api_keys)
     return Server(settings=settings, model=model, agents=served, runs=runs, store=store, telemetry=telemetry, keys=keys)
+
+
+def watch_replicas(telemetry: Telemetry, engine: Engine) -> None:
+    from agent_server.engine.replicas import ReplicaCollector, ReplicaSet
+
+    if isinstance(engine, ReplicaSet):
+        telemetry.registry.register(ReplicaCollector(engine))
 
 
 def default_agents(settings: Settings) -> list[Agent]:
@@ -52,15 +75,21 @@ def default_agents(settings: Settings) -> list[Agent]:
 
 
 def chat_model(settings: Settings, engine: Engine | None = None) -> ChatModel:
-    """The model that the settings name, with its engine. A bare folder name that exists is a folder."""
+    """The model that the settings name, with its engine."""
+    source, name = named_model(settings)
+    chosen = engine or choose_engine(settings, source, name)
+    return ChatModel(name, chosen, lambda: load_prompts(settings, source), output_settings(settings))
+
+
+def named_model(settings: Settings) -> tuple[str, str]:
+    """The model's folder or hub name, and what clients call it. A bare folder name that exists is a folder."""
     source = settings.model or str(BUNDLED)
     name = settings.served_name or (Path(source).name if settings.model else BUNDLED_NAME)
     if Path(source).is_dir() is False and settings.model and "/" not in settings.model and not settings.engine:
         raise StartupError(
             f"There is no folder {source}. Give a folder with a model, or a hub name like Qwen/Qwen3-0.6B."
         )
-    chosen = engine or choose_engine(settings, source, name)
-    return ChatModel(name, chosen, lambda: load_prompts(settings, source), output_settings(settings))
+    return source, name
 
 
 def output_settings(settings: Settings) -> OutputSettings:
@@ -76,11 +105,94 @@ def output_settings(settings: Settings) -> OutputSettings:
 def choose_engine(settings: Settings, source: str, name: str) -> Engine:
     if settings.engine == ("scripted",):
         return scripted_engine(source, name)
+    if settings.engine == ("vllm",):
+        from agent_server.engine.vllm_inprocess import VLLMEngine
+
+        return VLLMEngine(partial(our_model, settings, source, name), vllm_arguments(settings))
     if settings.engine:
-        raise StartupError("Upstream engines are not part of this version.")
+        return upstream_engine(settings, source, name)
     from agent_server.engine.embedded import embedded_engine
 
     return embedded_engine(source, name, settings)
+
+
+def upstream_engine(settings: Settings, source: str, name: str) -> Engine:
+    """The engines behind the URLs, as one; nothing is asked of them before they are started."""
+    from agent_server.engine.replicas import ReplicaSet, distinct
+    from agent_server.engine.upstream import parse_address
+
+    try:
+        addresses = [parse_address(url, settings.engine_key.get_secret_value()) for url in settings.engine]
+    except ValueError as error:
+        raise StartupError(str(error)) from error
+    engines = [engine_at(address, settings, source, name) for address in addresses]
+    names = distinct([urlsplit(address.url).netloc for address in addresses])
+    return ReplicaSet(engines, replica_settings(settings), names=names)
+
+
+def engine_at(address: Address, settings: Settings, source: str, name: str) -> Engine:
+    """One engine: a worker, an upstream, or, where the address does not say, what it turns out to be."""
+    from agent_server.engine.upstream import UpstreamEngine
+    from agent_server.engine.upstream.address import WORKER
+    from agent_server.engine.worker.client import WorkerEngine
+    from agent_server.engine.worker.found import FoundEngine
+
+    limits = waits(settings)
+    upstream = partial(UpstreamEngine, address, partial(our_model, settings, source, name), limits)
+    if address.dialect == WORKER:
+        return WorkerEngine(address, limits)
+    return FoundEngine(address, upstream, limits) if address.dialect is None else upstream()
+
+
+def replica_settings(settings: Settings) -> ReplicaSettings:
+    """The silences are a little longer than those of the streams themselves, which can say more about them."""
+    from agent_server.engine.replicas import ReplicaSettings
+
+    return ReplicaSettings(
+        in_flight=settings.engine_in_flight,
+        queued=settings.engine_queued,
+        wait=settings.engine_wait,
+        check=settings.engine_check,
+        idle=settings.engine_idle * 1.5,
+        first_token=settings.engine_first * 1.5,
+        resume=settings.engine_resume,
+        attempts=settings.engine_attempts,
+        failures=settings.engine_failures,
+        cooldown=settings.engine_cooldown,
+        affinity=settings.engine_affinity,
+    )
+
+
+def vllm_arguments(settings: Settings) -> dict[str, Any]:
+    """vLLM's own words for what the settings say; what is given for it by name goes before."""
+    words = {
+        "dtype": settings.dtype if settings.dtype != "auto" else None,
+        "max_model_len": settings.max_context or None,
+    }
+    return {**{name: value for name, value in words.items() if value is not None}, **settings.vllm}
+
+
+def our_model(settings: Settings, source: str, name: str) -> Model:
+    """The tokenizer and the sampling defaults beside an upstream's weights."""
+    from agent_server.engine.upstream import load_model
+
+    model = load_model(source, name)
+    return msgspec.structs.replace(model, context_length=settings.max_context or model.context_length)
+
+
+def waits(settings: Settings) -> UpstreamSettings:
+    from agent_server.engine.upstream import UpstreamSettings
+
+    return UpstreamSettings(
+        connect=settings.engine_connect,
+        idle=settings.engine_idle,
+        first=settings.engine_first,
+        total=settings.run_time_limit,
+        start=settings.engine_start,
+        health=settings.engine_health,
+        in_flight=settings.engine_in_flight,
+        check_tokenizer=settings.engine_check_tokenizer,
+    )
 
 
 def scripted_engine(source: str, name: str) -> Engine:
@@ -121,6 +233,31 @@ def sealer(settings: Settings) -> Sealer:
 
 def tool_limits(settings: Settings) -> Limits:
     return Limits(seconds=settings.tool_time_limit, characters=settings.tool_result_limit)
+
+
+def sharing(settings: Settings) -> Gateway | None:
+    """What makes this server one of several gateways; None for one alone."""
+    if not settings.redis_url:
+        return None
+    try:
+        from agent_server.runs.sharing import Gateway, SharingLimits
+    except ImportError as error:
+        raise StartupError("--redis needs the extra: pip install 'agent-server[redis]'.") from error
+    if not settings.encryption_keys:
+        logger.warning(
+            "several gateways need the same AGENT_SERVER_ENCRYPTION_KEYS, or none can open what another sealed"
+        )
+    limits = SharingLimits(
+        lease=settings.gateway_lease,
+        run=settings.run_time_limit,
+        replay=settings.replay_seconds,
+        bytes=settings.log_bytes,
+    )
+    logs = LogLimits(bytes=settings.log_bytes)
+    try:
+        return Gateway(settings.redis_url, prefix=settings.redis_prefix, limits=limits, logs=logs)
+    except ValueError as error:
+        raise StartupError(f"This is not the URL of a Redis: {error}") from error
 
 
 def run_limits(settings: Settings) -> RunLimits:

@@ -20,6 +20,8 @@ from agent_server.routes.http import error_response, wire_of
 
 PUBLIC_PATHS = frozenset({"/", "/health", "/ready", "/favicon.ico", "/favicon.svg"})
 PUBLIC_PREFIXES = ("/assets/",)
+OPERATOR_PREFIX = "/operator/"
+"""Paths below it take an operator's key and no tenant's; without such keys nobody may use them."""
 
 
 class Keys:
@@ -65,9 +67,10 @@ def origin_allowed(headers: Mapping[str, str], allowed: tuple[str, ...]) -> bool
 class AuthMiddleware:
     """Puts `tenant` into the scope's state, or answers 401 in the shape of the wire that was asked."""
 
-    def __init__(self, app: ASGIApp, keys: Keys, origins: tuple[str, ...] = ()) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys, origins: tuple[str, ...] = (), operators: Keys | None = None) -> None:
         self.app = app
         self.keys = keys
+        self.operators = operators or Keys(())
         self.origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -85,6 +88,8 @@ class AuthMiddleware:
     def _admit(self, scope: Scope) -> Response | None:
         connection = HTTPConnection(scope)
         websocket = scope["type"] == "websocket"
+        if scope["path"].startswith(OPERATOR_PREFIX):
+            return self._admit_operator(scope, connection)
         query = connection.url.query if websocket else ""
         tenant = self.keys.tenant(presented_key(connection.headers, query))
         if tenant is None and not websocket and (is_public(scope["path"]) or scope["method"] == "OPTIONS"):
@@ -95,6 +100,16 @@ class AuthMiddleware:
             error = RequestError("unauthorized", "This server asks for an API key: send Authorization: Bearer KEY.")
             return error_response(wire_of(scope["path"]), error)
         scope.setdefault("state", {})["tenant"] = tenant
+        return None
+
+    def _admit_operator(self, scope: Scope, connection: HTTPConnection) -> Response | None:
+        if not self.operators:
+            message = "This server has no operator: set AGENT_SERVER_OPERATOR_KEYS."
+            return error_response(wire_of(scope["path"]), RequestError("forbidden", message))
+        if self.operators.tenant(presented_key(connection.headers)) is None:
+            message = "This path asks for an operator's key: send Authorization: Bearer KEY."
+            return error_response(wire_of(scope["path"]), RequestError("unauthorized", message))
+        scope.setdefault("state", {})["tenant"] = ""
         return None
 
     @staticmethod

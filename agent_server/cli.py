@@ -10,10 +10,12 @@ import typer
 from agent_server.commands.chat import chat
 from agent_server.commands.inspect import inspect
 from agent_server.commands.parse import parse
+from agent_server.commands.replicas import replicas
 from agent_server.commands.serve import serve
+from agent_server.commands.worker import worker
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-for command in (serve, chat, inspect, parse):
+for command in (serve, worker, replicas, chat, inspect, parse):
     app.command()(command)
 
 

@@ -46,6 +46,7 @@ class Server:
     async def start(self) -> None:
         """Open the store, then load the model in the background: the port answers with the progress meanwhile."""
         await self.store.open()
+        await self.runs.open()
         self._spawn(self.model.load())
 
     async def close(self) -> None:

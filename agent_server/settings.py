@@ -23,7 +23,8 @@ class Settings(BaseSettings):
     """Folder or hub name; empty is the bundled demonstration model."""
     served_name: str = ""
     engine: Annotated[tuple[str, ...], NoDecode] = ()
-    """Empty is the embedded engine; "scripted" replays; else URLs of upstream engines."""
+    """Empty is the embedded engine; "scripted" replays; else URLs of upstream engines, with or without a dialect in
+    front (`http://host:8000`, `vllm+http://host:8000`); "vllm" is vLLM in this process."""
     engine_process: bool = True
     device: str = "auto"
     dtype: str = "auto"
@@ -37,6 +38,14 @@ class Settings(BaseSettings):
     data_dir: Path = Path.home() / ".local" / "share" / "agent-server"
     store_url: str = ""
     """SQLAlchemy URL; empty is SQLite in `data_dir`, "memory" keeps nothing."""
+
+    # several gateways over one database
+    redis_url: str = ""
+    """`redis://`, `rediss://` or `unix://`; runs are then read, steered and listed from every gateway with the same."""
+    redis_prefix: str = "agent-server"
+    """Gateways with the same share their runs."""
+    gateway_lease: float = Field(6, ge=0.5)
+    """A gateway that has not been heard of for so long is dead: the others end its runs with RUN_ERROR."""
 
     # how output is read
     chat_template: Path | None = None
@@ -56,6 +65,8 @@ class Settings(BaseSettings):
     # who may ask
     api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
     """`key` or `tenant:key`; none means that everyone who can connect may ask."""
+    operator_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
+    """Keys for the paths under /operator/; without any, nobody may use those."""
     cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
     encryption_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
     """base64 of 32 bytes each; the first seals hidden reasoning, all of them open it (rotation)."""
@@ -87,12 +98,46 @@ class Settings(BaseSettings):
     """Seconds without a word from the engine's process, while it generates, until it is killed and started again."""
     cuda_graphs: bool = True
 
+    # upstream engines
+    engine_key: SecretStr = SecretStr("")
+    """The upstream's API key; one in its URL (`http://:KEY@host:8000`) goes before it."""
+    engine_connect: float = Field(5, gt=0)
+    engine_idle: float = Field(30, gt=0)
+    """The longest silence between two frames of a stream; then the upstream is lost."""
+    engine_first: float = Field(300, gt=0)
+    """Until the first token, as long as the upstream answers questions about its health meanwhile."""
+    engine_start: float = Field(1800, gt=0)
+    """How long an upstream may load its model."""
+    engine_health: float = Field(5, gt=0)
+    engine_check_tokenizer: bool = True
+    """Off for an upstream that has the model's ids and yet takes text apart in its own way, as some GGUF files do."""
+    engine_in_flight: int = Field(1024, gt=0)
+    """Generations at once on one engine; where there are several, more of them wait."""
+    engine_queued: int = Field(1024, ge=0)
+    """Generations that wait while every engine has as many as it may have; more are refused as overloaded."""
+    engine_wait: float = Field(10, ge=0)
+    """How long a generation waits while no engine is there at all."""
+    engine_check: float = Field(1, gt=0)
+    """Between two looks at the engines."""
+    engine_resume: bool = True
+    """Continue a generation elsewhere when its engine is lost after the first token."""
+    engine_attempts: int = Field(4, gt=0)
+    """How often one generation is tried in all."""
+    engine_failures: int = Field(3, gt=0)
+    """Failures in a row until an engine is left alone for `engine_cooldown` seconds, and twice as long each time."""
+    engine_cooldown: float = Field(1, gt=0)
+    engine_affinity: float = Field(4, ge=0)
+    """Generations in flight that a wholly cached prompt is worth when an engine is chosen."""
+
+    vllm: dict[str, Any] = {}
+    """Engine arguments of vLLM in this process (`--engine vllm`), as JSON: {"tensor_parallel_size": 2}."""
+
     # watching it
     metrics: bool = True
     demo: bool = True
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
-    @field_validator("engine", "agent", "api_keys", "cors_origins", "encryption_keys", mode="before")
+    @field_validator("engine", "agent", "api_keys", "operator_keys", "cors_origins", "encryption_keys", mode="before")
     @classmethod
     def _listed(cls, value: Any) -> Any:
         """Lists come from the environment with commas between their items."""

@@ -18,14 +18,15 @@ SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 
 
 
 class EngineCollector(Collector):
-    """Reads the engine's own gauges and counters at scrape time."""
+    """Reads gauges and counters that others keep at scrape time: the engine's, or another part's."""
 
-    def __init__(self, read: Callable[[], Mapping[str, float]]) -> None:
+    def __init__(self, read: Callable[[], Mapping[str, float]], source: str = "the engine") -> None:
         self._read = read
+        self._source = source
 
     def collect(self) -> Iterable[Metric]:
         for name, value in self._read().items():
-            metric = GaugeMetricFamily(PREFIX + name, f"{name} of the engine")
+            metric = GaugeMetricFamily(PREFIX + name, f"{name} of {self._source}")
             metric.add_metric([], value)
             yield metric
 
@@ -56,6 +57,9 @@ class Telemetry:
 
     def watch_engine(self, read: Callable[[], Mapping[str, float]]) -> None:
         self.registry.register(EngineCollector(read))
+
+    def watch_sharing(self, read: Callable[[], Mapping[str, float]]) -> None:
+        self.registry.register(EngineCollector(read, "the runs shared with other gateways"))
 
     def exposition(self) -> bytes:
         """The Prometheus text format."""

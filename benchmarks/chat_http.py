@@ -1,11 +1,19 @@
-"""`/v1/chat/completions` with many streams at once: tokens for each second of the server's CPU, beside a peer.
+"""`/v1/chat/completions` with many streams at once: tokens for each second of the serving process's CPU, beside peers.
 
-    python benchmarks/chat_http.py [--streams 256] [--tokens 100]
+    python benchmarks/chat_http.py [--transformers FOLDER] [--vllm FOLDER] [--streams 256] [--tokens 100] [--step 0.05]
 
-Each server runs in a process of its own, one after the other, with the same client. Ours is the whole server with the
-scripted engine: parsing the request, rendering and encoding the prompt, the run, its log, the output parser, the wire.
-The peer does only what `transformers serve` does for each token, on the same web server: it builds the openai package's
-ChatCompletionChunk and serialises it.
+FOLDER is an environment with the peer, as scripts/transformers-serving and scripts/vllm/install make them. The servers
+run one after the other with the same client, the same number of streams and the same bundled model's tokenizer and
+template; every token is one frame. What is counted is the CPU time of the process that writes the frames, from the
+first request to the last frame, and of nothing else.
+
+- ours: the whole server with the scripted engine, as `agent-server serve` runs it. Parsing the request, rendering and
+  encoding the prompt, the run, its log, the output parser, the wire, and the engine's own work are in the figure.
+- transformers serve: its whole server with a loop in place of the model (benchmarks/_transformers_wire.py).
+- vLLM: its API server's process; its EngineCore, where the model runs, is a process of its own and is not counted. Its
+  steps come when the model has computed them, so it is given fewer tokens.
+
+The first two get a token for every stream every `--step` seconds, as from a batch of a real engine.
 """
 
 from __future__ import annotations
@@ -13,119 +21,183 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import multiprocessing
+import json
+import os
 import socket
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import httpx
 import psutil
-import uvicorn
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-BODY = {"model": "default", "messages": [{"role": "user", "content": "Hello"}], "stream": True}
-
-
-def serve(app: Any, listener: socket.socket) -> None:
-    uvicorn.Server(uvicorn.Config(app, log_level="error")).run(sockets=[listener])
+ROOT = Path(__file__).parents[1]
+MODEL = ROOT / "agent_server" / "models" / "demo"
+READY_SECONDS = 180.0
+CPU_CLOCK = 2  # CPUCLOCK_SCHED of a process, see clock_gettime's clocks in Linux's posix-timers.h
 
 
-def serve_ours(listener: socket.socket, tokens: int) -> None:
-    from agent_server.app import build_app
-    from agent_server.assemble import build_server
-    from agent_server.engine.scripted import Script
-    from tests.server import scripted, settings
+class Target(NamedTuple):
+    """A server to measure. `own`: command line, where {port} and {descriptor} are filled in."""
 
-    engine = scripted([Script(text=" word" * 2 * tokens, delay=0.005)] * 1)
-    changes = {"max_runs": 4096, "max_runs_per_tenant": 4096, "max_queued": 4096}
-    serve(build_app(build_server(settings(**changes), engine=engine)), listener)
-
-
-def serve_peer(listener: socket.socket, tokens: int) -> None:
-    from openai.types.chat import ChatCompletionChunk
-    from openai.types.chat.chat_completion_chunk import Choice, ChoiceDelta
-    from starlette.applications import Starlette
-    from starlette.requests import Request
-    from starlette.responses import Response, StreamingResponse
-    from starlette.routing import Route
-
-    async def chat(request: Request) -> Response:
-        await request.json()
-
-        async def chunks() -> Any:
-            for _ in range(tokens):
-                await asyncio.sleep(0.005)
-                delta = ChoiceDelta.model_validate({"content": " word", "role": None, "reasoning_content": None})
-                chunk = ChatCompletionChunk(
-                    id="chatcmpl-1",
-                    created=int(time.time()),
-                    model="m",
-                    choices=[Choice(delta=delta, index=0, finish_reason=None)],
-                    system_fingerprint="",
-                    object="chat.completion.chunk",
-                )
-                yield f"data: {chunk.model_dump_json(exclude_none=True)}\n\n"
-            yield "data: [DONE]\n\n"
-
-        return StreamingResponse(chunks(), media_type="text/event-stream")
-
-    async def ready(_: Request) -> Response:
-        return Response("{}")
-
-    serve(Starlette(routes=[Route("/v1/chat/completions", chat, methods=["POST"]), Route("/ready", ready)]), listener)
+    name: str
+    command: list[str]
+    model: str
+    ready: str
+    tokens: int
+    environment: dict[str, str] = {}
+    extra: dict[str, Any] = {}
 
 
-async def load(url: str, streams: int, tokens: int) -> int:
-    """Run the streams; the deltas that came."""
-    limits = httpx.Limits(max_connections=streams)
-    async with httpx.AsyncClient(base_url=url, limits=limits, timeout=300) as client:
-        for _ in range(600):
-            with contextlib.suppress(httpx.HTTPError):
-                if (await client.get("/ready")).status_code == 200:
-                    break
-            await asyncio.sleep(0.1)
+class Result(NamedTuple):
+    frames: int
+    cpu: float
+    wall: float
 
-        async def one() -> int:
-            body = {**BODY, "max_tokens": tokens}
-            async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
-                return sum([data.count(b'"content":') async for data in answer.aiter_raw()])
-
-        await one()
-        return sum(await asyncio.gather(*(one() for _ in range(streams))))
+    @property
+    def rate(self) -> float:
+        return self.frames / self.cpu
 
 
-def measure(target: Any, streams: int, tokens: int) -> float:
-    """Deltas for each second of the server's CPU."""
+def targets(arguments: argparse.Namespace) -> list[Target]:
+    here, tokens, step = Path(__file__).parent, arguments.tokens, str(arguments.step)
+    own = [sys.executable, str(here / "_scripted_server.py"), "{descriptor}", str(tokens), step]
+    found = [Target("this server", own, "default", "/ready", tokens)]
+    if arguments.transformers:
+        python = str(Path(arguments.transformers) / "bin" / "python")
+        command = [python, str(here / "_transformers_wire.py"), str(MODEL), "{port}", step]
+        found.append(Target("transformers serve", command, str(MODEL), "/health", tokens, {"HF_HUB_OFFLINE": "1"}))
+    if arguments.vllm:
+        found.append(_vllm(Path(arguments.vllm), min(tokens, arguments.vllm_tokens), arguments.streams))
+    return found
+
+
+def _vllm(folder: Path, tokens: int, streams: int) -> Target:
+    command = [
+        str(folder / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server", "--model", str(MODEL),
+        "--served-model-name", "default", "--host", "127.0.0.1", "--port", "{port}", "--dtype", "float32",
+        "--max-model-len", "1024", "--max-num-seqs", str(streams), "--enforce-eager",
+    ]  # fmt: skip
+    environment = {
+        "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR",
+    }  # fmt: skip
+    return Target("vLLM's API server", command, "default", "/health", tokens, environment, {"ignore_eos": True})
+
+
+@contextlib.contextmanager
+def running(target: Target) -> Iterator[tuple[int, int]]:
+    """(process id, port) of a started server; it and its children are ended afterwards."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(2048)
-        process = multiprocessing.get_context("fork").Process(target=target, args=(listener, tokens))
-        process.start()
+        port = listener.getsockname()[1]
+        inherits = "{descriptor}" in target.command
+        if not inherits:
+            listener.close()
+        places = {"port": port, "descriptor": listener.fileno()}
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        process = subprocess.Popen(
+            [part.format(**places) if part in ("{port}", "{descriptor}") else part for part in target.command],
+            env={**environment, **target.environment},
+            pass_fds=[listener.fileno()] if inherits else [],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         try:
-            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            asyncio.run(load(url, 1, 1))
-            before = psutil.Process(process.pid).cpu_times()
-            deltas = asyncio.run(load(url, streams, tokens))
-            after = psutil.Process(process.pid).cpu_times()
+            yield process.pid, port
         finally:
-            process.terminate()
-            process.join()
-    return deltas / (after.user + after.system - before.user - before.system)
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a server and the processes that it started."""
+    children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+
+
+def cpu_of(pid: int) -> float:
+    """Seconds of CPU time that a process has used so far, in user and kernel mode, to the nanosecond."""
+    return time.clock_gettime((~pid << 3) | CPU_CLOCK)
+
+
+async def get_ready(target: Target, pid: int, port: int) -> None:
+    async with asyncio.timeout(READY_SECONDS):
+        while True:
+            if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                raise RuntimeError(f"{target.name} ended before it was ready")
+            with contextlib.suppress(OSError):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(b"GET %b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % target.ready.encode())
+                status = await reader.readline()
+                writer.close()
+                if b" 200 " in status:
+                    return
+            await asyncio.sleep(0.2)
+
+
+async def one_stream(target: Target, port: int, tokens: int) -> int:
+    """Send one request and read its stream to the end; the frames that came."""
+    content = [{"role": "user", "content": "Hello"}]
+    body = {"model": target.model, "messages": content, "stream": True, "max_tokens": tokens, **target.extra}
+    data = json.dumps(body).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    writer.write(head + b"Content-Length: %d\r\n\r\n" % len(data) + data)
+    frames = 0
+    while answer := await reader.read(1 << 16):
+        frames += answer.count(b"data: {")
+    writer.close()
+    if frames < tokens:
+        raise RuntimeError(f"{target.name} sent {frames} frames for {tokens} tokens")
+    return frames
+
+
+async def load(target: Target, port: int, streams: int, tokens: int) -> int:
+    return sum(await asyncio.gather(*(one_stream(target, port, tokens) for _ in range(streams))))
+
+
+def measure(target: Target, streams: int, rounds: int) -> list[Result]:
+    results = []
+    with running(target) as (pid, port):
+        asyncio.run(get_ready(target, pid, port))
+        asyncio.run(load(target, port, 4, 8))
+        for _ in range(rounds):
+            cpu, wall = cpu_of(pid), time.perf_counter()
+            frames = asyncio.run(load(target, port, streams, target.tokens))
+            results.append(Result(frames, cpu_of(pid) - cpu, time.perf_counter() - wall))
+    return results
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--transformers", help="folder of an environment with transformers[serving]")
+    parser.add_argument("--vllm", help="folder of an environment with vLLM")
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=100)
+    parser.add_argument("--vllm-tokens", type=int, default=40, help="for each of vLLM's streams, at most")
+    parser.add_argument("--step", type=float, default=0.05, help="seconds between the tokens of a stream")
+    parser.add_argument("--rounds", type=int, default=2, help="of each server; the best counts")
     arguments = parser.parse_args()
-    peer = measure(serve_peer, arguments.streams, arguments.tokens)
-    ours = measure(serve_ours, arguments.streams, arguments.tokens)
-    print(f"{arguments.streams} streams of {arguments.tokens} tokens, tokens for each second of the server's CPU")
-    print(f"pydantic chunks on starlette, as transformers serve: {peer:10,.0f}")
-    print(f"the whole of this server:                            {ours:10,.0f}   {ours / peer:.2f} times")
+    print(f"{arguments.streams} streams, tokens for each second of the serving process's CPU, in one run")
+    print(f"{'':20} {'tokens/CPU s':>13} {'us a token':>11} {'tokens':>8} {'CPU s':>7} {'wall s':>7} {'ours is':>12}")
+    ours = 0.0
+    for target in targets(arguments):
+        best = max(measure(target, arguments.streams, arguments.rounds), key=lambda result: result.rate)
+        ours = ours or best.rate
+        ratio = f"{ours / best.rate:.1f} times it" if target.name != "this server" else ""
+        figures = f"{best.rate:13,.0f} {1e6 / best.rate:11.1f} {best.frames:8,} {best.cpu:7.2f} {best.wall:7.1f}"
+        print(f"{target.name:20} {figures} {ratio:>12}", flush=True)
 
 
 if __name__ == "__main__":

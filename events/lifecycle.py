@@ -102,6 +102,7 @@ PHASES: dict[Phase, frozenset[type]] = {
     "finished": frozenset({RunStarted, RunError}),
     "failed": frozenset({RunStarted}),
 }
+_DELTAS = (TextMessageContent, ReasoningMessageContent, ToolCallArgs)
 PHASE_RULES: dict[Phase, str] = {
     "new": "first-event",
     "running": "run-active",
@@ -174,8 +175,17 @@ class Verifier:
 
     def check(self, event: Event) -> None:
         """Raise LifecycleError if the event is not admitted here."""
+        if isinstance(event, _DELTAS) and self._plainly_continues(event):
+            return
         for single in self._chunks.expand(event):
             self._check(single)
+
+    def _plainly_continues(self, event: TextMessageContent | ReasoningMessageContent | ToolCallArgs) -> bool:
+        """What every token is: more of what is open, without a tag, and no stream of chunks that it would end. Nothing
+        else can be wrong with it."""
+        if event.subagent_run_id is not None or self._chunks.lanes or self.phase != "running":
+            return False
+        return _identity(event, TABLE[type(event)]) in self._open
 
     def close_open(self, reason: str = "The run ended before this was finished.") -> list[Event]:
         """Events that close whatever is open, innermost first; `reason` is said for subagents. Streams of chunks are

@@ -109,6 +109,11 @@ class Folder:
 
     def add(self, event: Event) -> None:
         """Take the next event. Raises LifecycleError for a chunk that continues nothing, else nothing."""
+        if type(event) is TextMessageContent and event.metadata is None and not self._chunks.lanes:
+            text = self._texts.get(event.message_id)
+            if text is not None:  # what there is one of for every token: a message's text goes on
+                text.append(event.delta)
+                return
         for single in self._chunks.expand(event):
             handle = _HANDLERS.get(type(single))
             if handle is not None:

@@ -120,7 +120,7 @@ class TextMessageStart(AttributableEvent, tag="TEXT_MESSAGE_START", frozen=True,
     name: str | None = None
 
 
-class TextMessageContent(AttributableEvent, tag="TEXT_MESSAGE_CONTENT", frozen=True, kw_only=True):
+class TextMessageContent(AttributableEvent, tag="TEXT_MESSAGE_CONTENT", frozen=True, kw_only=True, gc=False):
     message_id: str
     delta: str
 
@@ -142,7 +142,7 @@ class ToolCallStart(AttributableEvent, tag="TOOL_CALL_START", frozen=True, kw_on
     parent_message_id: str | None = None
 
 
-class ToolCallArgs(AttributableEvent, tag="TOOL_CALL_ARGS", frozen=True, kw_only=True):
+class ToolCallArgs(AttributableEvent, tag="TOOL_CALL_ARGS", frozen=True, kw_only=True, gc=False):
     tool_call_id: str
     delta: str
 
@@ -215,7 +215,7 @@ class ReasoningMessageStart(AttributableEvent, tag="REASONING_MESSAGE_START", fr
     role: Literal["reasoning"]
 
 
-class ReasoningMessageContent(AttributableEvent, tag="REASONING_MESSAGE_CONTENT", frozen=True, kw_only=True):
+class ReasoningMessageContent(AttributableEvent, tag="REASONING_MESSAGE_CONTENT", frozen=True, kw_only=True, gc=False):
     message_id: str
     delta: str
 

@@ -19,13 +19,20 @@ from agent_server.engine.model_files import load_model_files
 from agent_server.engine.scripted import Script, ScriptedEngine, Scripts
 from agent_server.server import BUNDLED, Server
 from agent_server.settings import Settings
+from tests.dictated import ENGINE, engine_class
 
 READY_SECONDS = 60.0
 
 
 def settings(**changes: Any) -> Settings:
     """Settings that touch nothing of the machine: no file, no environment, an in-memory store."""
-    base: dict[str, Any] = {"store_url": "memory", "engine_process": False, "grace": 0.5, "drain": 2.0}
+    base: dict[str, Any] = {
+        "store_url": "memory",
+        "engine": (ENGINE,) if ENGINE else (),
+        "engine_process": False,
+        "grace": 0.5,
+        "drain": 2.0,
+    }
     return Settings(_env_file=None, **{**base, **changes})
 
 
@@ -35,7 +42,7 @@ def scripted(scripts: Scripts | Iterable[Script] | str, **options: Any) -> Scrip
     if isinstance(scripts, str):
         scripts = (Script(text=scripts),)
     vocabulary = TokenizerVocabulary(load_model_files(BUNDLED).tokenizer)
-    return ScriptedEngine(scripts, vocabulary=vocabulary, model="scripted", **{"supports_constraints": True, **options})
+    return engine_class()(scripts, vocabulary=vocabulary, model="scripted", **{"supports_constraints": True, **options})
 
 
 class Running:

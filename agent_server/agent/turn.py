@@ -169,7 +169,11 @@ class TurnTaker:
             async with contextlib.aclosing(engine.generate(request)) as items:
                 async for item in items:
                     if isinstance(item, Delta):
-                        await self._feed(item, translator, details)
+                        events = self._read(item, translator, details)
+                        if self._reasoning is None:  # nothing to wait for, so no coroutine for every token
+                            self._tell(events)
+                        else:
+                            await self._tell_policed(events, self._reasoning)
                     elif isinstance(item, Finished):
                         finished, reason = item, item.reason
                     elif isinstance(item, Control):
@@ -181,31 +185,45 @@ class TurnTaker:
             controls.detach(request.request_id)
             if finished is None and self._reasoning is not None:
                 self._reasoning.hurry()
-            await self._deliver(translator.finish(reason))
+            events = translator.finish(reason)
+            if self._reasoning is None:
+                self._tell(events)
+            else:
+                await self._tell_policed(events, self._reasoning)
         if finished is None:
             raise EngineError("connection", "The engine ended a generation without saying how.", retryable=True)
         return finished
 
-    async def _feed(self, delta: Delta, translator: Translator | PlainTranslator, details: bool) -> None:
+    def _read(self, delta: Delta, translator: Translator | PlainTranslator, details: bool) -> list[Event]:
+        """What the tokens say."""
         self._execution.first_token()
+        events: list[Event] = []
         for token in delta.tokens:
             detail = token_row(token) if details else None
             self._reasoning_tokens += translator.reasoning
-            await self._deliver(translator.feed(token.text, token.id, detail, delta.is_reasoning))
+            events += translator.feed(token.text, token.id, detail, delta.is_reasoning)
+        return events
 
-    async def _deliver(self, events: list[Event]) -> None:
+    def _tell(self, events: list[Event]) -> None:
         for event in events:
-            if isinstance(event, RunError):
-                raise Unreadable(event.message, event.code)
-            self._written.add(event)
-            if self._follow is not None:
-                self._follow(event)
-            if self._reasoning is None:
-                self._emit(event)
-                continue
-            for shown in await self._reasoning.shown(event):
+            self._keep(event)
+            self._emit(event)
+
+    async def _tell_policed(self, events: list[Event], policy: ReasoningPolicy) -> None:
+        """As `_tell`, for those who are not to see all of the reasoning."""
+        for event in events:
+            self._keep(event)
+            for shown in await policy.shown(event):
                 self._shown.add(shown)
                 self._emit(shown)
+
+    def _keep(self, event: Event) -> None:
+        """An event of the model's, for the messages of this turn and whoever follows them."""
+        if isinstance(event, RunError):
+            raise Unreadable(event.message, event.code)
+        self._written.add(event)
+        if self._follow is not None:
+            self._follow(event)
 
 
 def _invalid(call: ToolCall, found: Invalid) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from agent_server.engine.protocol import EngineError, GenerationRequest
+from agent_server.engine.protocol import EngineError, EngineInfo, GenerationRequest
 from events.options import OptionError, SamplingParams
 
 
@@ -29,6 +29,23 @@ def check_length(request: GenerationRequest, context_length: int) -> None:
             f"this model's context holds {context_length}.",
             param="max_tokens",
         )
+
+
+def check_supported(request: GenerationRequest, info: EngineInfo) -> None:
+    """EngineError("invalid_request") for ids that the vocabulary does not have, and for what the engine says that it
+    cannot do: it is refused, never left out."""
+    for param, ids in (("prompt", request.prompt_token_ids), ("logit_bias", request.sampling.logit_bias)):
+        if ids and not 0 <= min(ids) <= max(ids) < info.vocab_size:
+            bad = next(number for number in ids if not 0 <= number < info.vocab_size)
+            message = f"The token id {bad} is outside of the vocabulary of {info.vocab_size}."
+            raise EngineError("invalid_request", message, param=param)
+    for param, wanted, able in (
+        ("logprobs", request.sampling.logprobs, info.supports_logprobs),
+        ("prompt_logprobs", request.sampling.prompt_logprobs, info.supports_prompt_logprobs),
+        ("response_format", request.constraint, info.supports_constraints),
+    ):
+        if wanted is not None and not able:
+            raise EngineError("invalid_request", f"This engine does not support {param}.", param=param)
 
 
 def changed_sampling(sampling: SamplingParams, changes: dict[str, Any]) -> SamplingParams:

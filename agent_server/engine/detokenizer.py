@@ -17,6 +17,8 @@ from agent_server.engine.protocol import Alternative, Token
 
 CONTEXT_TOKENS = 6
 """Prompt tokens that a decoder sees first, so that a leading space is kept where the tokenizer would strip it."""
+KEPT_TOKENS = 64
+"""Tokens of context that may pile up before they are cut down to those; a list is not cut for every token."""
 MAX_HELD_TOKENS = 12
 """No character needs more tokens than this; beyond it the bytes are broken and are shown as U+FFFD."""
 MAX_CACHED_SPELLINGS = 65536
@@ -83,6 +85,7 @@ class StreamDetokenizer:
 
     def _restart(self) -> None:
         """A new stream after the context; one that ends within a character would be sent again as a whole."""
+        del self._context[:-CONTEXT_TOKENS]
         if self._decode(self._context).endswith("\ufffd"):
             self._context = []
         self._stream = DecodeStream(ids=self._context, skip_special_tokens=False)
@@ -99,12 +102,15 @@ class StreamDetokenizer:
         return self.flush() if len(self._held) >= MAX_HELD_TOKENS else ""
 
     def _settle(self) -> None:
-        self._context = (self._context + self._held)[-CONTEXT_TOKENS:]
-        self._held = []
+        self._context += self._held
+        if len(self._context) > KEPT_TOKENS:
+            del self._context[:-CONTEXT_TOKENS]
+        self._held.clear()
 
     def flush(self) -> str:
         if not self._held:
             return ""
+        del self._context[:-CONTEXT_TOKENS]
         before = self._decode(self._context)
         after = self._decode(self._context + self._held)
         self._settle()
@@ -201,15 +207,34 @@ class OutputText:
     text. When a stop string is complete, `stopped` is that string, and the tokens that it touches are released with
     the text that precedes it. Of several stop strings the one that ends first counts, of two that end together the
     longer. Up to `min_tokens` nothing is matched.
+
+    generated: tokens that were delivered before. They come out no more, but a character or a stop string may have
+    begun in them, and `stopped` may be set at once.
     """
 
-    def __init__(self, vocabulary: Vocabulary, context: Sequence[int], stop: Iterable[str], min_tokens: int) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        context: Sequence[int],
+        stop: Iterable[str],
+        min_tokens: int,
+        generated: Iterable[int] = (),
+    ) -> None:
         self._vocabulary = vocabulary
         self._decoder = vocabulary.detokenizer(context)
         self._waiting: list[Token] = []
         self.count = 0
         self.stopped: str | None = None
         self.restrict(stop, min_tokens)
+        for token_id in generated:
+            self._pass(token_id)
+
+    def _pass(self, token_id: int) -> None:
+        """Take a token that was delivered before."""
+        self.count += 1
+        text = self._decoder.push(token_id)
+        if self.stopped is None and self.count > self._min_tokens:
+            self._match(text)
 
     def restrict(self, stop: Iterable[str], min_tokens: int) -> None:
         """New stop strings from the next token on; text that already waits may be their beginning."""
@@ -276,9 +301,9 @@ class OutputText:
         return cut[::-1]
 
     def _take(self, held: int) -> list[Token]:
-        """The waiting tokens that end before the last `held` characters."""
+        """The waiting tokens that end before the last `held` characters, which may reach into what was delivered."""
         keep = len(self._waiting)
-        while held > 0:
+        while held > 0 and keep > 0:
             keep -= 1
             held -= len(self._waiting[keep].text)
         released, self._waiting = self._waiting[:keep], self._waiting[keep:]

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from agent_server.engine.checks import changed_sampling
+from agent_server.engine.checks import changed_sampling, check_supported
 from agent_server.engine.protocol import (
     Delta,
     EngineError,
@@ -296,6 +296,7 @@ class EmbeddedEngine:
             raise EngineError("unavailable", message, retryable=self._status.state != "failed")
         if request.request_id in self._by_id:
             raise EngineError("invalid_request", f"A generation {request.request_id} is already running.")
+        check_supported(request, self.info)
         stream = _Stream(next(self._numbers), request, request.sampling)
         self._streams[stream.number] = self._by_id[request.request_id] = stream
         return stream

@@ -41,7 +41,7 @@ class EngineError(Exception):
         self.param = param
 
 
-class Alternative(msgspec.Struct, frozen=True, array_like=True):
+class Alternative(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A token that could have been chosen, with its log probability (natural logarithm, before sampling filters)."""
 
     id: int
@@ -49,7 +49,7 @@ class Alternative(msgspec.Struct, frozen=True, array_like=True):
     logprob: float
 
 
-class Token(msgspec.Struct, frozen=True, array_like=True):
+class Token(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One generated token. `text` is what it adds to the detokenised output: it may be empty while bytes of a
     character are held back, and then the next token carries the whole character. A special token's text is its
     literal spelling. A token that belongs to a matched stop string is reported with the text that precedes the
@@ -61,7 +61,7 @@ class Token(msgspec.Struct, frozen=True, array_like=True):
     alternatives: tuple[Alternative, ...] | None = None
 
 
-class Delta(msgspec.Struct, frozen=True, tag="delta"):
+class Delta(msgspec.Struct, frozen=True, tag="delta", gc=False):
     """Tokens in order, each delivered exactly once. `is_reasoning` is a worker's own statement, else None."""
 
     tokens: tuple[Token, ...]
@@ -115,11 +115,17 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One sequence to generate. `tenant` separates prefix caches and shares capacity fairly."""
+    """One sequence to generate. `tenant` separates prefix caches and shares capacity fairly.
+
+    generated: the beginning of the answer, which another engine produced before it was lost. It is not yielded again,
+    and counts as generated for everything else: limits, penalties, stop strings, the grammar, the seed's random
+    numbers, positions and usage. Only for engines whose info says how they `continues`.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
+    generated: tuple[int, ...] = ()
     constraint: Constraint | None = None
     tenant: str = ""
     priority: int = 0
@@ -137,7 +143,12 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What is loaded and what it can do; wires refuse what is False here instead of ignoring it."""
+    """What is loaded and what it can do; wires refuse what is False here instead of ignoring it.
+
+    continues: how a request's `generated` is honoured. "exact": the rest is what this engine would have generated had
+    it begun itself, grammars and seeds included. "plain": as if those tokens were the prompt's, so that grammars,
+    seeds and penalties on the answer alone would start anew. "no": it is not looked at.
+    """
 
     model: str
     context_length: int
@@ -147,6 +158,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     supports_constraints: bool = False
     supports_pause: bool = True
     supports_modify: bool = True
+    continues: Literal["exact", "plain", "no"] = "no"
     details: dict[str, Any] = {}
 
 

@@ -7,14 +7,16 @@ fails, when its script says so, in every way that a real engine can.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 
-from agent_server.engine.checks import changed_sampling, check_length
+from agent_server.engine.checks import changed_sampling, check_length, check_supported
+from agent_server.engine.continuing import already_ended
 from agent_server.engine.detokenizer import ByteVocabulary, OutputText, Vocabulary
 from agent_server.engine.protocol import (
     Control,
@@ -34,6 +36,14 @@ from agent_server.engine.protocol import (
 from events.options import SamplingParams
 
 Now = Callable[[], float]
+
+
+class Clock(Protocol):
+    """What the delays are measured by; an event loop is one."""
+
+    def time(self) -> float: ...
+
+    def call_later(self, delay: float, callback: Callable[[], None], /) -> asyncio.Handle: ...
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,7 +109,7 @@ def load_scripts(data: bytes) -> tuple[Script, ...]:
 
 @dataclass(eq=False)
 class _Running:
-    """One generation's state. `changed` wakes it for pause, resume and modify."""
+    """One generation's state. `wake` ends its sleep: for pause, resume, modify, and the engine's end."""
 
     request: GenerationRequest
     sampling: SamplingParams
@@ -107,18 +117,41 @@ class _Running:
     paused: bool = False
     position: int = 0
     pending: list[Control] = field(default_factory=list)
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    sleeping: asyncio.Future[None] | None = None
+    arrived: float = 0.0
+    begun: float = 0.0
+    first: float | None = None
+
+    def timings(self, now: float) -> Timings:
+        first = None if self.first is None else self.first - self.arrived
+        return Timings(queued=self.begun - self.arrived, first_token=first, total=now - self.arrived)
 
     def tell(self, action: Literal["paused", "resumed", "modified"]) -> None:
         self.pending.append(Control(action=action, position=self.position))
-        self.changed.set()
+        self.wake()
+
+    def wake(self) -> None:
+        if self.sleeping is not None and not self.sleeping.done():
+            self.sleeping.set_result(None)
+
+    async def sleep(self, loop: asyncio.AbstractEventLoop, seconds: float, clock: Clock) -> None:
+        """Until `wake`, at most for so long. One future and one timer: there is a sleep for every token."""
+        self.sleeping = loop.create_future()
+        timer = clock.call_later(seconds, self.wake) if seconds < math.inf else None
+        try:
+            await self.sleeping
+        finally:
+            self.sleeping = None
+            if timer is not None:
+                timer.cancel()
 
 
 class ScriptedEngine:
     """Replays `scripts`: a list taken in turn, or a function of the request.
 
     max_running, max_queued: slots and places in the queue. load_seconds: how long `start` takes. context_length: a
-    longer prompt is refused. `failure`: `start` raises it. `now` is the clock of the timings.
+    longer prompt is refused. `failure`: `start` raises it. `now` is the clock of the timings, `clock` that of the
+    delays (None: the event loop).
     """
 
     def __init__(
@@ -134,6 +167,7 @@ class ScriptedEngine:
         failure: EngineError | None = None,
         supports_constraints: bool = False,
         now: Now | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.vocabulary = vocabulary or ByteVocabulary()
         self._script = scripts if callable(scripts) else cycle(tuple(scripts))
@@ -142,12 +176,14 @@ class ScriptedEngine:
         self._load_seconds = load_seconds
         self._failure = failure
         self._now = now
+        self._delays = clock
         self._status = EngineStatus(state="starting")
         self._info = EngineInfo(
             model=model,
             context_length=context_length,
             vocab_size=self.vocabulary.size,
             supports_constraints=supports_constraints,
+            continues="exact",
         )
         self.running: dict[str, _Running] = {}
         self.requests: list[GenerationRequest] = []
@@ -177,32 +213,80 @@ class ScriptedEngine:
     async def close(self) -> None:
         self._status = EngineStatus(state="stopped")
         for running in self.running.values():
-            running.changed.set()
+            running.wake()
 
     def crash(self) -> None:
         """As if the engine's process died: everything open ends with EngineError("connection")."""
         self._status = EngineStatus(state="failed", message="The scripted engine crashed.")
         for running in self.running.values():
-            running.changed.set()
+            running.wake()
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineItem, None]:
+        """One loop and no generator within a generator: this is played for every token of every stream."""
         self._admit(request)
+        async with self._running_slot(request) as running:
+            script = self._script(request)
+            loop = asyncio.get_running_loop()
+            clock: Clock = self._delays or loop
+            tokens = script.tokens or tuple(self.vocabulary.encode(script.text))
+            ended = already_ended(request, running.output, limit=self._limit(running))
+            end = self._end(running, script, ended.reason, ended.stop) if ended else None
+            delay = script.first_delay
+            while end is None:
+                due = clock.time() + delay
+                if delay <= 0:
+                    await asyncio.sleep(0)
+                while True:
+                    while running.pending:
+                        yield running.pending.pop(0)
+                    self._check_alive()
+                    left = math.inf if running.paused else due - clock.time()
+                    if left <= 0:
+                        break
+                    await running.sleep(loop, left, clock)
+                delay = script.delay
+                chunk: list[Token] = []
+                fault = script.fault
+                while end is None and len(chunk) < script.chunk and not _due(fault, running):
+                    end = self._step(running, script, tokens, chunk)
+                if chunk:
+                    running.first = self._clock() if running.first is None else running.first
+                    yield Delta(tuple(chunk))
+                if end is None and _due(fault, running):
+                    assert fault is not None
+                    end = await self._fail(running, fault)
+                    if end is None:
+                        return
+            timings = running.timings(self._clock())
+            yield msgspec.structs.replace(end, timings=timings)
+
+    @contextlib.asynccontextmanager
+    async def _running_slot(self, request: GenerationRequest) -> AsyncIterator[_Running]:
+        """A generation from its arrival to its end; one that does not come to its end was cancelled, or it failed."""
+        sampling = request.sampling
+        output = OutputText(
+            self.vocabulary, request.prompt_token_ids, sampling.stop, sampling.min_tokens, request.generated
+        )
         running = _Running(
             request=request,
-            sampling=request.sampling,
-            output=OutputText(
-                self.vocabulary, request.prompt_token_ids, request.sampling.stop, request.sampling.min_tokens
-            ),
+            sampling=sampling,
+            output=output,
+            arrived=self._clock(),
+            position=len(request.generated),
         )
         self.running[request.request_id] = running
-        finished = False
+        ended = False
         try:
-            async for item in self._replay(running, self._script(request)):
-                yield item
-            finished = True
+            await self._take_slot()
+            try:
+                running.begun = self._clock()
+                yield running
+                ended = True
+            finally:
+                self._slots.release()
         finally:
             self.running.pop(request.request_id, None)
-            if not finished:
+            if not ended:
                 self.cancelled.append(request.request_id)
 
     def _admit(self, request: GenerationRequest) -> None:
@@ -213,24 +297,9 @@ class ScriptedEngine:
         if request.request_id in self.running:
             raise EngineError("invalid_request", f"A generation {request.request_id} is already running.")
         check_length(request, self._info.context_length)
+        check_supported(request, self._info)
         self.requests.append(request)
         self._prompted += len(request.prompt_token_ids)
-
-    async def _replay(self, running: _Running, script: Script) -> AsyncGenerator[EngineItem, None]:
-        arrived = self._clock()
-        await self._take_slot()
-        try:
-            queued = self._clock() - arrived
-            first: float | None = None
-            async for item in self._items(running, script):
-                if isinstance(item, Delta) and first is None:
-                    first = self._clock() - arrived
-                if isinstance(item, Finished):
-                    timings = Timings(queued=queued, first_token=first, total=self._clock() - arrived)
-                    item = msgspec.structs.replace(item, timings=timings)
-                yield item
-        finally:
-            self._slots.release()
 
     async def _take_slot(self) -> None:
         self._waiting += 1
@@ -238,45 +307,6 @@ class ScriptedEngine:
             await self._slots.acquire()
         finally:
             self._waiting -= 1
-
-    async def _items(self, running: _Running, script: Script) -> AsyncGenerator[EngineItem, None]:
-        tokens = script.tokens or tuple(self.vocabulary.encode(script.text))
-        end: Finished | None = None
-        delay = script.first_delay
-        while end is None:
-            async for control in self._wait(running, delay):
-                yield control
-            delay = script.delay
-            chunk: list[Token] = []
-            fault = script.fault
-            while end is None and len(chunk) < script.chunk and not _due(fault, running):
-                end = self._step(running, script, tokens, chunk)
-            if chunk:
-                yield Delta(tuple(chunk))
-            if end is None and _due(fault, running):
-                assert fault is not None
-                end = await self._fail(running, fault)
-                if end is None:
-                    return
-        yield end
-
-    async def _wait(self, running: _Running, seconds: float) -> AsyncGenerator[Control, None]:
-        """Sleep for `seconds`, and for as long as the generation is paused; yields the acknowledgements."""
-        deadline = asyncio.get_running_loop().time() + seconds
-        while True:
-            await asyncio.sleep(0)
-            for control in running.pending[:]:
-                running.pending.remove(control)
-                yield control
-            self._check_alive()
-            left = math.inf if running.paused else deadline - asyncio.get_running_loop().time()
-            if left <= 0:
-                return
-            running.changed.clear()
-            try:
-                await asyncio.wait_for(running.changed.wait(), None if left == math.inf else left)
-            except TimeoutError:
-                continue
 
     def _check_alive(self) -> None:
         if self._status.state == "stopped":
@@ -335,8 +365,8 @@ class ScriptedEngine:
         if fault.action == "crash":
             raise RuntimeError(fault.message)
         while fault.action == "hang":
-            running.changed.clear()
-            await running.changed.wait()
+            loop = asyncio.get_running_loop()
+            await running.sleep(loop, math.inf, loop)
             self._check_alive()
         return self._end(running, Script(), "cancelled") if fault.action == "cancelled" else None
 

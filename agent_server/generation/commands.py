@@ -7,7 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from agent_server.engine.checks import changed_sampling, check_length
+from agent_server.engine.continuing import already_ended
 from agent_server.engine.protocol import Control, Delta, EngineError, GenerationRequest, Token
+from agent_server.generation.constraint import Matcher, lost
 from agent_server.generation.generation import Generation, begin, limit_of
 from agent_server.generation.messages import Cancel, Command, Compiled, Failure, Modify, Pause, Resume, Stop, Submit
 
@@ -48,6 +50,11 @@ def _submit(core: Core, number: int, request: GenerationRequest) -> None:
     longest = min(core.limits.context_length, core.scheduler.memory.longest)
     generation = begin(number, request, core.vocabulary, core.defaults, longest, core.clock())
     core.generations[number] = generation
+    ended = already_ended(request, generation.output, generation.eos, longest - len(request.prompt_token_ids))
+    if ended is not None:
+        generation.stopped_on = ended.stop
+        core.finish(generation, ended.reason)
+        return
     generation.sequence.held = request.constraint is not None
     core.scheduler.add(generation.sequence)
     if request.constraint is not None:
@@ -65,19 +72,26 @@ def _enter(core: Core, generation: Generation, grammar: object, error: str | Non
     if error is not None:
         core.fail(generation, EngineError("invalid_request", error, param="response_format"))
         return
-    generation.matcher = grammar.matcher()  # type: ignore[attr-defined]
-    generation.sequence.held = False
+    matcher: Matcher = grammar.matcher()  # type: ignore[attr-defined]
+    if not all(matcher.accept(token) for token in generation.request.generated):
+        core.fail(generation, lost(matcher))
+    elif generation.request.generated and matcher.finished:
+        core.finish(generation, "stop")
+    else:
+        generation.matcher = matcher
+        generation.sequence.held = False
 
 
 def _check(core: Core, request: GenerationRequest) -> None:
     """Raise what is wrong with the request; it is that request's error alone."""
     check_length(request, core.limits.context_length)
-    needed = len(request.prompt_token_ids) + 1
+    needed = len(request.prompt_token_ids) + len(request.generated) + 1
     if needed > core.scheduler.memory.longest:
         room = core.scheduler.memory.longest
         message = f"The prompt has {needed - 1} tokens; the memory for keys and values holds {room}."
         raise EngineError("out_of_memory", message, param="prompt")
     outside = [t for t in request.prompt_token_ids if not 0 <= t < core.limits.vocab_size]
+    outside += [t for t in request.generated if not 0 <= t < core.limits.vocab_size]
     outside += [t for t in request.sampling.logit_bias if not 0 <= t < core.limits.vocab_size]
     if outside:
         raise EngineError("invalid_request", f"Token id {outside[0]} is not in this model's vocabulary.")

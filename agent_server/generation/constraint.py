@@ -5,6 +5,7 @@ What compiles is a backend behind two small protocols; the core knows nothing of
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import OrderedDict
@@ -16,7 +17,9 @@ import msgspec
 import numpy as np
 from torch import Tensor
 
-from agent_server.engine.protocol import Constraint
+from agent_server.engine.protocol import Constraint, EngineError
+
+logger = logging.getLogger("agent_server.generation")
 
 MAX_BYTES = 512 * 1024
 """Larger constraints are refused."""
@@ -189,3 +192,9 @@ class _Once:
             first, self.called = not self.called, True
         if first:
             self._done(grammar, error)
+
+
+def lost(matcher: Matcher) -> EngineError:
+    """A grammar that cannot go on. Its masks allow what it accepts, so this is a limit it ran into."""
+    logger.warning("A grammar could not go on: %s", matcher.error)
+    return EngineError("invalid_request", "The grammar needs too much work to go on.", param="response_format")

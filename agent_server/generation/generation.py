@@ -91,7 +91,7 @@ class Generation:
             usage=Usage(
                 prompt_tokens=self.sequence.prompt_length,
                 completion_tokens=self.generated,
-                cached_tokens=self.sequence.cached or 0,
+                cached_tokens=min(self.sequence.cached or 0, self.sequence.prompt_length),
             ),
             stop=self.stopped_on,
             timings=Timings(queued=queued, first_token=first, total=now - self.arrived),
@@ -106,13 +106,13 @@ def begin(
     params = defaults.fill(request.sampling)
     sequence = Sequence(
         number=number,
-        tokens=prompt,
+        tokens=prompt + list(request.generated),
         prompt_length=len(prompt),
         limit=limit_of(len(prompt), params, longest),
         tenant=request.tenant,
         priority=request.priority,
     )
-    output = OutputText(vocabulary, request.prompt_token_ids, params.stop, params.min_tokens)
+    output = OutputText(vocabulary, request.prompt_token_ids, params.stop, params.min_tokens, request.generated)
     seed = int.from_bytes(os.urandom(SEED_BYTES), "little")
     return Generation(number, request, sequence, output, params, seed, now, defaults.eos)
 

@@ -228,6 +228,7 @@ def assemble(
         context_length=context,
         vocab_size=text.vocab_size,
         supports_constraints=compiler is not None,
+        continues="exact",
         details={
             "architecture": type(model).__name__,
             "parameters": sum(parameter.numel() for parameter in model.parameters()),

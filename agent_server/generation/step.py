@@ -23,7 +23,7 @@ import torch
 from agent_server.engine.detokenizer import Vocabulary
 from agent_server.engine.protocol import Delta, EngineError, FinishReason
 from agent_server.generation.commands import carry_out
-from agent_server.generation.constraint import Compiler, Matcher
+from agent_server.generation.constraint import Compiler, lost
 from agent_server.generation.flight import Flight, details_of
 from agent_server.generation.generation import Defaults, Generation, Limits
 from agent_server.generation.masking import Masking
@@ -229,7 +229,7 @@ class Core:
         ends = token in generation.ends
         matcher = generation.matcher
         if matcher is not None and not ends and not matcher.accept(token):
-            self.fail(generation, _lost(matcher))
+            self.fail(generation, lost(matcher))
             return
         complete = matcher is not None and not ends and matcher.finished
         full = sequence.known >= sequence.limit
@@ -291,9 +291,3 @@ class Core:
 
     def say(self, number: int, *replies: Reply) -> None:
         self._replies.extend((number, reply) for reply in replies)
-
-
-def _lost(matcher: Matcher) -> EngineError:
-    """A grammar that cannot go on. Its masks allow what it accepts, so this is a limit it ran into."""
-    logger.warning("A grammar could not go on: %s", matcher.error)
-    return EngineError("invalid_request", "The grammar needs too much work to go on.", param="response_format")

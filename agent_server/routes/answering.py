@@ -26,6 +26,7 @@ from events.vocabulary import Event, RunError, RunFinished, RunStarted
 if TYPE_CHECKING:
     from agent_server.agent import Agent
     from agent_server.runs import Run
+    from agent_server.runs.sharing.protocol import AnyRun
     from agent_server.server import Server
 
 LARGE = 64 * 1024
@@ -33,6 +34,8 @@ HOLD_SECONDS = 2.0
 """How long the status line waits for the run's first sign of life; failures after it are told in the stream."""
 CLIENT_GONE = 499
 Prompt = str | tuple[int, ...] | None
+BeforeEnd = Callable[[], Awaitable[None]] | None
+ENDS = (RunFinished, RunError)
 
 
 async def read_request(request: Request, limit: int, parse: Callable[[bytes], Inbound]) -> Inbound:
@@ -152,57 +155,49 @@ class _Item(NamedTuple):
     event: Event
 
 
-async def _ended_after(
-    source: AsyncGenerator[_Item, None], before_end: Callable[[], Awaitable[None]]
-) -> AsyncGenerator[_Item, None]:
-    async with contextlib.aclosing(source):
-        async for item in source:
-            if isinstance(item.event, RunFinished | RunError):
-                await before_end()
-            yield item
+class _Events:
+    """The events of one run or of several, as they come, each run's in its own order."""
 
+    def __init__(self, runs: Sequence[AnyRun]) -> None:
+        self._readers = [run.events() for run in runs]
+        self._turn = 0
 
-async def _merged(runs: Sequence[Run]) -> AsyncGenerator[_Item, None]:
-    """The events of several runs as they come, each in its own order."""
-    if len(runs) == 1:
-        async with contextlib.aclosing(runs[0].events()) as events:
-            async for sequence, event in events:
-                yield _Item(0, sequence, event)
-        return
-    queue: asyncio.Queue[_Item | None] = asyncio.Queue(len(runs))
-    tasks = [asyncio.create_task(_pump(choice, run, queue)) for choice, run in enumerate(runs)]
-    try:
-        for _ in runs:
-            while (item := await queue.get()) is not None:
-                yield item
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    def ready(self) -> _Item | None:
+        """The next event if it is there already; the runs take turns."""
+        for _ in self._readers:
+            choice = self._turn
+            self._turn = (choice + 1) % len(self._readers)
+            if (item := self._readers[choice].ready()) is not None:
+                return _Item(choice, *item)
+        return None
 
+    def arrival(self) -> Awaitable[Any] | None:
+        """What to await when nothing is `ready`; None at the end."""
+        arrivals = [arrival for reader in self._readers if (arrival := reader.arrival()) is not None]
+        if len(arrivals) < 2:
+            return arrivals[0] if arrivals else None
+        return asyncio.wait(arrivals, return_when=asyncio.FIRST_COMPLETED)
 
-async def _pump(choice: int, run: Run, queue: asyncio.Queue[_Item | None]) -> None:
-    async with contextlib.aclosing(run.events()) as events:
-        async for sequence, event in events:
-            await queue.put(_Item(choice, sequence, event))
-    await queue.put(None)
+    async def aclose(self) -> None:
+        for reader in self._readers:
+            await reader.aclose()
 
 
 async def stream_answer(
     server: Server,
     request: Request,
-    runs: Sequence[Run],
+    runs: Sequence[AnyRun],
     encoder: Encoder,
     *,
     hold: bool = True,
-    before_end: Callable[[], Awaitable[None]] | None = None,
+    before_end: BeforeEnd = None,
 ) -> Response:
     """The runs as one stream of frames. Raises RequestError for a run that failed before it said anything.
 
     hold: wait for the first sign of life with the status line. before_end: done before the last event is told.
     """
-    source = _merged(runs) if before_end is None else _ended_after(_merged(runs), before_end)
-    opening = asyncio.create_task(_open(source, encoder))
+    source = _Events(runs)
+    opening = asyncio.create_task(_open(source, encoder, before_end))
     if hold:
         leaving = asyncio.create_task(_left(request))
         both: tuple[asyncio.Future[Any], ...] = (opening, leaving)
@@ -216,7 +211,7 @@ async def stream_answer(
             await _abandon(opening, source)
             return Response(status_code=CLIENT_GONE)
     return EventStream(
-        _frames(source, opening, encoder, runs),
+        _frames(source, opening, encoder, before_end),
         content_type=encoder.content_type,
         keep_alive=encoder.keep_alive,
         interval=server.settings.keep_alive,
@@ -235,39 +230,49 @@ class _Opening(NamedTuple):
     failure: RunError | None = None
 
 
-async def _open(source: AsyncGenerator[_Item, None], encoder: Encoder) -> _Opening:
+async def _open(source: _Events, encoder: Encoder, before_end: BeforeEnd) -> _Opening:
     """Read up to the first event that is more than a beginning."""
     frames = b""
-    async for choice, sequence, event in source:
-        if isinstance(event, RunError) and event.code in KINDS:
-            return _Opening(frames + encoder.encode(event, sequence=sequence, choice=choice), event)
-        frames += encoder.encode(event, sequence=sequence, choice=choice)
-        if not isinstance(event, RunStarted):
-            break
-    return _Opening(frames)
+    while True:
+        if (item := source.ready()) is None:
+            if (arrival := source.arrival()) is None:
+                return _Opening(frames)
+            await arrival
+            continue
+        if before_end is not None and isinstance(item.event, ENDS):
+            await before_end()
+        frames += encoder.encode(item.event, sequence=item.sequence, choice=item.choice)
+        if isinstance(item.event, RunError) and item.event.code in KINDS:
+            return _Opening(frames, item.event)
+        if not isinstance(item.event, RunStarted):
+            return _Opening(frames)
 
 
 async def _frames(
-    source: AsyncGenerator[_Item, None], opening: asyncio.Task[_Opening], encoder: Encoder, runs: Sequence[Run]
+    source: _Events, opening: asyncio.Task[_Opening], encoder: Encoder, before_end: BeforeEnd
 ) -> AsyncGenerator[bytes, None]:
     """What is there already goes out together: a busy server sends less often, never later."""
     try:
         frames = (await opening).frames
-        if frames:
-            yield frames
-            frames = b""
-        async for choice, sequence, event in source:
-            frames += encoder.encode(event, sequence=sequence, choice=choice)
-            if frames and (runs[choice].log.last == sequence or len(frames) > SEND_BYTES):
+        while True:
+            while len(frames) < SEND_BYTES and (item := source.ready()) is not None:
+                if before_end is not None and isinstance(item.event, ENDS):
+                    await before_end()
+                frames += encoder.encode(item.event, sequence=item.sequence, choice=item.choice)
+            if frames:
                 yield frames
                 frames = b""
-        if tail := frames + encoder.finish():
+            elif (arrival := source.arrival()) is not None:
+                await arrival
+            else:
+                break
+        if tail := encoder.finish():
             yield tail
     finally:
         await _abandon(opening, source)
 
 
-async def _abandon(opening: asyncio.Task[_Opening], source: AsyncGenerator[_Item, None]) -> None:
+async def _abandon(opening: asyncio.Task[_Opening], source: _Events) -> None:
     opening.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await opening

@@ -24,7 +24,7 @@ from agent_server.routes.operations import json_response
 from agent_server.store.records import ThreadRecord
 
 if TYPE_CHECKING:
-    from agent_server.runs import Run
+    from agent_server.runs.sharing.protocol import AnyRun
     from agent_server.server import Server
 
 BASE = "/copilotkit"
@@ -129,7 +129,8 @@ class Runtime:
         return await _off_loop(len(body), read_json, body)
 
     async def _run(self, agent: str, wire: Any, tenant: str) -> Response:
-        size = len(wire.get("messages") or ()) * 1024 if isinstance(wire, dict) else 0
+        messages = wire.get("messages") if isinstance(wire, dict) else None
+        size = len(messages) * 1024 if isinstance(messages, list) else 0
         inbound = await _off_loop(size, copilotkit.from_wire, wire)
         run = await self._server.runs.start(
             inbound.input,
@@ -154,15 +155,17 @@ class Runtime:
 
     async def _stop(self, thread_id: str, wire: Any, tenant: str) -> Response:
         wanted = copilotkit.run_to_stop(wire)
-        found = [run for run in self._server.runs.on_thread(thread_id, tenant) if wanted in (None, run.id)]
+        found = [run for run in await self._server.runs.going_on(thread_id, tenant) if wanted in (None, run.id)]
         stopped = [await run.cancel() for run in found]
+        if wanted is not None and not found:
+            self._server.runs.stop_early(wanted, tenant)
         return json_response(copilotkit.stopped(any(stopped)))
 
     # ---- replay -----------------------------------------------------------------------------------------------------
 
     async def _replay(self, thread_id: str, tenant: str, encoder: copilotkit.Encoder) -> AsyncGenerator[bytes, None]:
         """The thread as it stands, then the run that is going on, if one is. Nothing for an unknown thread."""
-        running = self._server.runs.on_thread(thread_id, tenant)
+        running = await self._server.runs.going_on(thread_id, tenant)
         if running and running[0].log.oldest <= 1:
             async with contextlib.aclosing(self._join(running[0], encoder)) as frames:
                 async for frame in frames:
@@ -174,7 +177,7 @@ class Runtime:
         for event in [*copilotkit.replay_head(history), copilotkit.replay_end(history)]:
             yield encoder.encode(event)
 
-    async def _join(self, run: Run, encoder: copilotkit.Encoder) -> AsyncGenerator[bytes, None]:
+    async def _join(self, run: AnyRun, encoder: copilotkit.Encoder) -> AsyncGenerator[bytes, None]:
         """The messages that the run began from, then everything that it has said and will say."""
         before = [message.model_dump(mode="json", by_alias=True, exclude_none=True) for message in run.input.messages]
         history = History(thread_id=run.thread_id, run_id=run.id, messages=before, state=run.input.state)
@@ -248,7 +251,7 @@ class Runtime:
     async def delete(self, request: Request) -> Response:
         """Deletes the thread; what runs on it is stopped first."""
         tenant, thread_id = request.state.tenant, request.path_params["thread_id"]
-        for run in self._server.runs.on_thread(thread_id, tenant):
+        for run in await self._server.runs.going_on(thread_id, tenant):
             await run.cancel()
             await run.wait()
         await self._server.store.delete_thread(tenant, thread_id)

@@ -61,7 +61,13 @@ def routes(server: Server) -> list[BaseRoute]:
         return side_by_side.Encoder({name: _wire(name, server.model.name, run_id) for name in dict.fromkeys(names)})
 
     async def live(request: Request) -> Response:
-        run = server.runs.get(request.path_params["run_id"], request.state.tenant)
+        """A run on several wires. With `unknown=empty`, one that is no longer kept is 204 and not an error."""
+        try:
+            run = await server.runs.find(request.path_params["run_id"], request.state.tenant)
+        except RequestError:
+            if request.query_params.get("unknown") != "empty":
+                raise
+            return Response(status_code=204)
         return stream_run(run, encoder_for(request, run.id), interval=settings.keep_alive)
 
     async def recorded(request: Request) -> Response:
@@ -118,5 +124,5 @@ def _read_log(body: bytes) -> Iterable[Event]:
 def _read_line(decoder: msgspec.json.Decoder[Event], number: int, line: bytes) -> Event:
     try:
         return decoder.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError("invalid_request", f"Line {number} is not an AG-UI event.") from error

@@ -21,7 +21,7 @@ from adapters.errors import RequestError, Wire
 from agent_server.engine.protocol import EngineError
 
 if TYPE_CHECKING:
-    from agent_server.runs import Run
+    from agent_server.runs.sharing.protocol import AnyRun
     from events.vocabulary import Event
 
 RETRY_AFTER = 1.0
@@ -161,21 +161,25 @@ async def _stop(task: asyncio.Future[Any]) -> None:
         await task
 
 
-async def frames_of(run: Run, encoder: Encoder, after: int = 0) -> AsyncGenerator[bytes, None]:
+async def frames_of(run: AnyRun, encoder: Encoder, after: int = 0) -> AsyncGenerator[bytes, None]:
     """One run's events as frames, from the first event after sequence number `after` to its terminal event. What is
     there already goes out together: a busy server sends less often, never later."""
     async with contextlib.aclosing(run.events(after)) as events:
-        frames = b""
-        async for sequence, event in events:
-            frames += encoder.encode(event, sequence=sequence)
-            if frames and (run.log.last == sequence or len(frames) > SEND_BYTES):
+        while True:
+            frames = b""
+            while len(frames) < SEND_BYTES and (item := events.ready()) is not None:
+                frames += encoder.encode(item[1], sequence=item[0])
+            if frames:
                 yield frames
-                frames = b""
-    if tail := frames + encoder.finish():
+            elif (arrival := events.arrival()) is not None:
+                await arrival
+            else:
+                break
+    if tail := encoder.finish():
         yield tail
 
 
-def stream_run(run: Run, encoder: Encoder, *, interval: float, after: int = 0) -> EventStream:
+def stream_run(run: AnyRun, encoder: Encoder, *, interval: float, after: int = 0) -> EventStream:
     return EventStream(
         frames_of(run, encoder, after),
         content_type=encoder.content_type,

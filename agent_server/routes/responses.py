@@ -49,6 +49,7 @@ from events.vocabulary import Event, RunError
 
 if TYPE_CHECKING:
     from agent_server.runs import Run
+    from agent_server.runs.sharing.protocol import AnyRun
     from agent_server.server import Server
 
 logger = logging.getLogger("agent_server.responses")
@@ -161,7 +162,7 @@ class Responses:
     async def retrieve(self, request: Request) -> Response:
         record = await self._record(request.state.tenant, request.path_params["id"])
         query = read_query(request.query_params)
-        run = self._run(record, request.state.tenant)
+        run = await self._run(record, request.state.tenant) if record.going_on or query.stream else None
         if not query.stream:
             return answer(self._now(record, run))
         if run is None:
@@ -172,7 +173,7 @@ class Responses:
 
     async def cancel(self, request: Request) -> Response:
         record = await self._record(request.state.tenant, request.path_params["id"])
-        run = self._run(record, request.state.tenant)
+        run = await self._run(record, request.state.tenant)
         if run is None or run.finished:
             raise RequestError("invalid_request", "This response is not going on, so it cannot be cancelled.")
         await run.cancel()
@@ -182,7 +183,7 @@ class Responses:
     async def delete(self, request: Request) -> Response:
         tenant, response_id = request.state.tenant, request.path_params["id"]
         record = await self._record(tenant, response_id)
-        if (run := self._run(record, tenant)) is not None and not run.finished:
+        if (run := await self._run(record, tenant)) is not None and not run.finished:
             await run.cancel()
             await run.wait()
             await asyncio.gather(*self._keeping)
@@ -193,13 +194,15 @@ class Responses:
         record = await self._record(request.state.tenant, request.path_params["id"])
         return Response(item_list(record.items, request.query_params), media_type="application/json")
 
-    def _run(self, record: ResponseRecord, tenant: str) -> Run | None:
+    async def _run(self, record: ResponseRecord, tenant: str) -> AnyRun | None:
         try:
-            return self.server.runs.get(record.run_id, tenant)
-        except RequestError:
+            return await self.server.runs.find(record.run_id, tenant)
+        except RequestError as error:
+            if error.kind != "not_found":
+                raise
             return None
 
-    def _now(self, record: ResponseRecord, run: Run | None) -> dict[str, Any]:
+    def _now(self, record: ResponseRecord, run: AnyRun | None) -> dict[str, Any]:
         """The object as it stands: while its run goes on, what there is of it."""
         if not record.going_on:
             return record.response
@@ -236,7 +239,7 @@ class Keeping:
         await asyncio.shield(self._task)
 
 
-def so_far(run: Run) -> list[Event] | None:
+def so_far(run: AnyRun) -> list[Event] | None:
     """The events of a run until now; None if the first ones are not kept any more."""
     if run.log.oldest > 1:
         return None

@@ -21,7 +21,7 @@ from agent_server.routes.operations import json_response
 from events.vocabulary import PROTOCOL_VERSION
 
 if TYPE_CHECKING:
-    from agent_server.runs import Run
+    from agent_server.runs.sharing.protocol import AnyRun
     from agent_server.server import Server
 
 DIGITS = 15
@@ -29,27 +29,27 @@ CONTROL_BODY = 64 * 1024
 
 
 def routes(server: Server) -> list[BaseRoute]:
-    def found(request: Request) -> Run:
-        return server.runs.get(request.path_params["run_id"], request.state.tenant)
+    async def found(request: Request) -> AnyRun:
+        return await server.runs.find(request.path_params["run_id"], request.state.tenant)
 
     async def events(request: Request) -> Response:
-        run = found(request)
+        run = await found(request)
         run.check_position(after := position(request))
         return stream_run(run, encoder_for(request, run), interval=server.settings.keep_alive, after=after)
 
     async def show(request: Request) -> Response:
-        return json_response(described(found(request)))
+        return json_response(described(await found(request)))
 
     async def modify(request: Request) -> Response:
-        run = found(request)
+        run = await found(request)
         changes = read_json(await read_body(request, CONTROL_BODY))
         if not isinstance(changes, dict):
             raise RequestError("invalid_request", "The body must be an object of sampling parameters.")
         return answered(run, await run.modify(changes))
 
-    def control(act: Callable[[Run], Awaitable[bool]]) -> Callable[[Request], Awaitable[Response]]:
+    def control(act: Callable[[AnyRun], Awaitable[bool]]) -> Callable[[Request], Awaitable[Response]]:
         async def steer(request: Request) -> Response:
-            run = found(request)
+            run = await found(request)
             return answered(run, await act(run))
 
         return guarded(steer)
@@ -73,7 +73,7 @@ def position(request: Request) -> int:
     return int(given)
 
 
-def encoder_for(request: Request, run: Run) -> Encoder:
+def encoder_for(request: Request, run: AnyRun) -> Encoder:
     """In the dialect that began the run, unless the reader says `?protocolVersion=`."""
     version = request.query_params.get("protocolVersion", run.input.protocol_version)
     legacy = version is None or version.partition(".")[0] != PROTOCOL_VERSION.partition(".")[0]
@@ -82,19 +82,19 @@ def encoder_for(request: Request, run: Run) -> Encoder:
     return agui.Encoder(legacy=legacy)
 
 
-def described(run: Run) -> dict[str, Any]:
+def described(run: AnyRun) -> dict[str, Any]:
     return {
         "runId": run.id,
         "threadId": run.thread_id,
         "agent": run.agent,
         "status": run.state,
-        "paused": run.controls.paused,
+        "paused": run.paused,
         "oldestEvent": run.log.oldest,
         "lastEvent": run.log.last,
     }
 
 
-def answered(run: Run, done: bool) -> Response:
+def answered(run: AnyRun, done: bool) -> Response:
     """What a control did; 409 for a run that ended, or an engine that cannot."""
     if not done:
         raise RequestError("conflict", "The run has ended, or its engine cannot do this.")

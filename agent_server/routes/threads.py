@@ -82,7 +82,7 @@ class Threads:
                 "messages": await self._store.messages(tenant, thread_id),
                 "state": await self._store.state(tenant, thread_id),
                 "interrupts": asked,
-                "running": [run.id for run in self._live.on_thread(thread_id, tenant)],
+                "running": await self._live.ids_on_thread(thread_id, tenant),
             }
         )
 
@@ -110,7 +110,7 @@ class Threads:
 
     async def delete(self, request: Request) -> Response:
         tenant, thread_id = _named(request)
-        if self._live.on_thread(thread_id, tenant):
+        if await self._live.ids_on_thread(thread_id, tenant):
             raise RequestError("conflict", "A run is going on in this thread; cancel it first.")
         await self._store.delete_thread(tenant, thread_id)
         return Response(status_code=204)

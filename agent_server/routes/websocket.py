@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ from events.vocabulary import RunError, RunFinished, TextMessageStart
 
 if TYPE_CHECKING:
     from agent_server.runs import Run
+    from agent_server.runs.sharing.protocol import AnyRun
     from agent_server.server import Server
 
 logger = logging.getLogger("agent_server.websocket")
@@ -37,13 +39,13 @@ LOOK_SECONDS = 1.0
 CLOSE_DONE, CLOSE_INTERNAL = 1000, 1011
 
 
-class Connection:
+class Connection(ABC):
     """What both protocols share: receiving, sending, one run at a time."""
 
     def __init__(self, server: Server, websocket: WebSocket) -> None:
         self.server = server
         self.tenant: str = websocket.state.tenant
-        self.run: Run | None = None
+        self.run: AnyRun | None = None
         self._websocket = websocket
         self._reading: asyncio.Task[None] | None = None
         self._closed = False
@@ -136,17 +138,21 @@ class Connection:
 
     # what each protocol says
 
+    @abstractmethod
     def said(self, data: str | bytes) -> Sequence[Any]:
-        raise NotImplementedError
+        """What to do about a message of the client's."""
 
+    @abstractmethod
     def going_away(self) -> Sequence[Any]:
-        raise NotImplementedError
+        """What to say when the server stops."""
 
+    @abstractmethod
     def broken(self) -> Sequence[Any]:
-        raise NotImplementedError
+        """What to say after a mistake of the server's own."""
 
+    @abstractmethod
     async def perform(self, actions: Sequence[Any]) -> None:
-        raise NotImplementedError
+        """Do it, in order."""
 
 
 FAULT = RequestError("internal", "The server made a mistake; it is logged.")
@@ -233,7 +239,7 @@ class GenerateConnection(Connection):
             return
         await self.perform(self._session.controlled(action, done))
 
-    async def _keep_feedback(self, run: Run) -> None:
+    async def _keep_feedback(self, run: AnyRun) -> None:
         """What was said while the message was being made is kept once it is stored."""
         given, self._feedback = self._feedback, []
         for each in given:
@@ -291,12 +297,12 @@ class AguiConnection(Connection):
 
     async def _subscribe(self, run_id: str, after: int) -> None:
         try:
-            self.run = self.server.runs.get(run_id, self.tenant)
+            self.run = await self.server.runs.find(run_id, self.tenant)
             await self._follow(self.run, after)
         except RequestError as error:
             await self.perform(self._session.not_started(error))
 
-    async def _follow(self, run: Run, after: int) -> None:
+    async def _follow(self, run: AnyRun, after: int) -> None:
         async with contextlib.aclosing(run.events(after)) as events:
             async for _, event in events:
                 await self.perform(self._session.event(event))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from adapters.errors import RequestError
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from agent_server.store import Store
 
 log = logging.getLogger("agent_server.runs")
+STOPPED_SECONDS = 1.0
 RECORD_SECONDS = 30.0  # how long the store may take to record an ending
 
 
@@ -31,8 +32,9 @@ class Driver:
         self.execution = Execution(run, store, new_id)
         self._run_seconds = run_seconds
 
-    async def drive(self, earlier: list[Run]) -> None:
-        terminal = await self._attempt(earlier)
+    async def drive(self, turn: Callable[[], Awaitable[None]]) -> None:
+        """turn: waits until it is the run's turn on its thread."""
+        terminal = await self._attempt(turn)
         self.run.state = "ending"  # from here on nobody may cancel it: what happened is being written down
         try:
             terminal = await self._record(terminal)
@@ -41,20 +43,23 @@ class Driver:
         finally:
             self.execution.conclude(terminal)
 
-    async def _attempt(self, earlier: list[Run]) -> Event:
-        if self.run.stopped_by is not None:
-            return self._stopped()
+    async def _attempt(self, turn: Callable[[], Awaitable[None]]) -> Event:
+        # A run that was stopped before its first step waits a moment for its turn, so that what was said is kept.
+        seconds = self._run_seconds if self.run.stopped_by is None else STOPPED_SECONDS
         self.run.state = "queued"
         try:
-            async with asyncio.timeout(self._run_seconds) as deadline:
-                for run in earlier:
-                    await run.done.wait()
+            async with asyncio.timeout(seconds) as deadline:
+                await turn()
                 self.run.state = "running"
                 await self._open()
+                if self.run.stopped_by is not None:
+                    return self._stopped()
                 return self._finished(await self.agent.run(self.execution))
         except asyncio.CancelledError:
             return self._stopped()
         except TimeoutError:
+            if self.run.stopped_by is not None:
+                return self._stopped()
             if deadline.expired():
                 return self._failed("timeout", f"The run took longer than {self._run_seconds:g} s.", retryable=False)
             return self._crashed()

@@ -113,7 +113,8 @@ class Execution:
 
     def first_token(self) -> None:
         """Note when the run's first token came; later calls change nothing."""
-        self.timings.setdefault("firstToken", time.monotonic() - self.arrived)
+        if "firstToken" not in self.timings:
+            self.timings["firstToken"] = time.monotonic() - self.arrived
 
     def metadata(self, reason: str) -> dict[str, Any]:
         """What RUN_FINISHED carries beside the protocol's own fields; absent values are left out."""

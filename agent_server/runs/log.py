@@ -20,6 +20,7 @@ from events.vocabulary import (
 )
 
 OVERHEAD = 240  # bytes of one event beside its text: the struct, its ids and the deque's slot
+FORGOTTEN = 64  # waits that may lie about after their readers left, before they are cleared away
 _DELTAS = (TextMessageContent, ToolCallArgs, ReasoningMessageContent)
 
 
@@ -51,8 +52,10 @@ class EventLog:
 
     def __init__(self, limits: LogLimits) -> None:
         self._limits = limits
-        self._events: deque[tuple[Event, int]] = deque()
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._events: deque[Event] = deque()
+        self._sizes: deque[int] = deque()
+        self._waiting: list[asyncio.Future[None]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.bytes = 0
         self.last = 0
         self.closed = False
@@ -66,12 +69,15 @@ class EventLog:
         if self.closed:
             raise RuntimeError("the log is closed: its run already ended")
         size = size_of(event)
-        self._events.append((event, size))
+        self._events.append(event)
+        self._sizes.append(size)
         self.bytes += size
         self.last += 1
         while len(self._events) > 1 and (len(self._events) > self._limits.events or self.bytes > self._limits.bytes):
-            self.bytes -= self._events.popleft()[1]
-        self._wake()
+            self._events.popleft()
+            self.bytes -= self._sizes.popleft()
+        if self._waiting:
+            self._wake()
         return self.last
 
     def close(self) -> None:
@@ -82,27 +88,26 @@ class EventLog:
     def get(self, sequence: int) -> Event:
         if sequence < self.oldest:
             raise FellBehind(sequence, self.oldest)
-        return self._events[sequence - self.oldest][0]
+        return self._events[sequence - self.last - 1]
 
     def snapshot(self) -> list[Event]:
         """Everything still kept, in order."""
-        return [event for event, _ in self._events]
+        return list(self._events)
 
-    async def grown(self, beyond: int) -> bool:
-        """Wait until there is an event after `beyond`; False when the log closed without one."""
-        while self.last <= beyond:
-            if self.closed:
-                return False
-            future = asyncio.get_running_loop().create_future()
-            self._waiting.add(future)
-            try:
-                await future
-            finally:
-                self._waiting.discard(future)
-        return True
+    def arrival(self) -> asyncio.Future[None]:
+        """Done with the next event, or when the log closes. A plain future, and the loop asked for once: somebody waits
+        for every token."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        if len(self._waiting) > FORGOTTEN:
+            self._waiting = [future for future in self._waiting if not future.done()]
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.append(future)
+        return future
 
     def _wake(self) -> None:
-        for future in self._waiting:
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
             if not future.done():
                 future.set_result(None)
 
@@ -131,9 +136,29 @@ class Reader:
         return self
 
     async def __anext__(self) -> tuple[int, Event]:
-        if self._left is None or not await self._log.grown(self._cursor):
+        while (item := self.ready()) is None:
+            if (arrival := self.arrival()) is None:
+                raise StopAsyncIteration
+            await arrival
+        return item
+
+    def ready(self) -> tuple[int, Event] | None:
+        """The next item if it is there already: for who sends together what came together."""
+        return self._next() if self._left is not None and self._log.last > self._cursor else None
+
+    def arrival(self) -> asyncio.Future[None] | None:
+        """What to await when nothing is `ready`; None if nothing will be."""
+        if self.over:
             self._leave()
-            raise StopAsyncIteration
+            return None
+        return self._log.arrival()
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing will come any more."""
+        return self._left is None or (self._log.closed and self._log.last <= self._cursor)
+
+    def _next(self) -> tuple[int, Event]:
         try:
             event = self._log.get(self._cursor + 1)
         except FellBehind as gap:

@@ -7,6 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,10 +21,13 @@ from agent_server.runs.run import Observer, Run
 from events.options import GenerationOptions
 
 if TYPE_CHECKING:
+    from agent_server.runs.sharing.protocol import AnyRun, Sharing
     from agent_server.store import Store
 
 log = logging.getLogger("agent_server.runs")
 RETRY_AFTER = 1.0
+STOPPED_EARLY_SECONDS = 30.0
+STOPPED_EARLY = 1024
 
 
 class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +52,7 @@ class RunManager:
     """Starts, finds and ends runs.
 
     agents: by name; "default" is what wires without agents use. new_id: a prefix → a fresh id. observe: called once
-    with every run that ended.
+    with every run that ended. sharing: makes the runs known to other gateways, and theirs here; None if there are none.
     """
 
     def __init__(
@@ -59,16 +63,19 @@ class RunManager:
         limits: RunLimits | None = None,
         new_id: Callable[[str], str],
         observe: Observer | None = None,
+        sharing: Sharing | None = None,
     ) -> None:
         self.agents = agents
         self.store = store
         self.limits = limits or RunLimits()
         self.new_id = new_id
+        self.sharing = sharing
         self._observe = observe
         self._runs: dict[tuple[str, str], Run] = {}
         self._threads: dict[tuple[str, str], deque[Run]] = {}
         self._kept: deque[tuple[float, Run]] = deque()
         self._kept_bytes = 0
+        self._stopped_early: dict[tuple[str, str], float] = {}
         self._active = 0
         self._active_of: dict[str, int] = {}
         self._idle = asyncio.Event()
@@ -79,6 +86,15 @@ class RunManager:
     def active(self) -> int:
         """Runs that have not ended, waiting ones included."""
         return self._active
+
+    async def open(self) -> None:
+        """Begin to share runs, where they are shared."""
+        if self.sharing is not None:
+            await self.sharing.open(self._bereaved)
+
+    async def _bereaved(self) -> None:
+        if self.store is not None:
+            await self.store.find_broken()
 
     async def start(
         self,
@@ -112,22 +128,69 @@ class RunManager:
         driver = Driver(run, runnable, self.store if options.store else None, self.new_id, self.limits.run_seconds)
         for warning in warnings:
             driver.execution.warn(warning)
-        run.task = asyncio.create_task(driver.drive(earlier), name=f"run {run.id}")
+        if self.sharing is not None:
+            await self._share(self.sharing, run, driver, earlier)
+        run.task = asyncio.create_task(driver.drive(partial(self._turn, run, earlier)), name=f"run {run.id}")
         run.task.add_done_callback(lambda _: self._leave(run, driver))
         run.await_reader()
+        if self._stopped_early.pop(run.key, 0.0) > time.monotonic():
+            run.stop("cancelled")
         return run
 
+    def stop_early(self, run_id: str, tenant: str = "") -> None:
+        """Stop a run that has not arrived yet: a stop on one connection may overtake its run on another. If it
+        starts within STOPPED_EARLY_SECONDS, it ends at once. A run that has ended is left alone."""
+        key = tenant, run_id
+        if key in self._runs:
+            return
+        self._stopped_early[key] = time.monotonic() + STOPPED_EARLY_SECONDS
+        while len(self._stopped_early) > STOPPED_EARLY:
+            del self._stopped_early[next(iter(self._stopped_early))]
+
     def get(self, run_id: str, tenant: str = "") -> Run:
-        """A run that goes on or ended lately; RequestError("not_found") for others, foreign ones included."""
+        """A run of this gateway that goes on or ended lately; RequestError("not_found") for others."""
         self._forget_expired()
         run = self._runs.get((tenant, run_id))
         if run is None:
-            raise RequestError("not_found", "There is no such run, or it ended too long ago to be replayed.")
+            raise _no_run()
+        return run
+
+    async def find(self, run_id: str, tenant: str = "") -> AnyRun:
+        """A run of any gateway that goes on or ended lately; RequestError("not_found") for others, foreign ones
+        included, and "unavailable" while the other gateways cannot be asked."""
+        self._forget_expired()
+        run = self._runs.get((tenant, run_id))
+        if self.sharing is not None and (run is None or run.finished):
+            other = await self.sharing.find(run_id, tenant, run)
+            if other is not None:
+                return other
+        if run is None:
+            raise _no_run()
         return run
 
     def on_thread(self, thread_id: str, tenant: str = "") -> list[Run]:
-        """The runs of a thread that have not ended: the one whose turn it is, then the waiting ones."""
+        """This gateway's runs of a thread that have not ended: the one whose turn it is, then the waiting ones."""
         return list(self._threads.get((tenant, thread_id), ()))
+
+    async def going_on(self, thread_id: str, tenant: str = "") -> list[AnyRun]:
+        """A thread's runs that have not ended, of all gateways: the one whose turn it is, then the waiting ones."""
+        found: list[AnyRun] = []
+        for run_id, elsewhere in await self._queue(thread_id, tenant):
+            run = self._runs.get((tenant, run_id))
+            if not elsewhere and run is not None:
+                found.append(run)
+            elif elsewhere and self.sharing is not None:
+                other = await self.sharing.find(run_id, tenant, run)
+                found += [] if other is None or other.finished else [other]
+        return found + [run for run in self.on_thread(thread_id, tenant) if run not in found]
+
+    async def ids_on_thread(self, thread_id: str, tenant: str = "") -> list[str]:
+        """The ids of what `going_on` gives, for less."""
+        shared = [run_id for run_id, _ in await self._queue(thread_id, tenant)]
+        return list(dict.fromkeys([*shared, *(run.id for run in self.on_thread(thread_id, tenant))]))
+
+    async def _queue(self, thread_id: str, tenant: str) -> list[tuple[str, bool]]:
+        return [] if self.sharing is None else await self.sharing.elsewhere(thread_id, tenant)
 
     def begin_shutdown(self) -> None:
         """Refuse new runs from now on."""
@@ -144,6 +207,8 @@ class RunManager:
                 run.stop("shutdown")
             await self._idle.wait()
         await asyncio.gather(*(agent.close() for agent in set(self.agents.values())))
+        if self.sharing is not None:
+            await self.sharing.close()
 
     def _admit(self, input: RunAgentInput, agent: str, tenant: str) -> Runnable:
         runnable = self.agents.get(agent)
@@ -175,8 +240,40 @@ class RunManager:
         queue.append(run)
         return earlier
 
+    async def _share(self, sharing: Sharing, run: Run, driver: Driver, earlier: Sequence[Run]) -> None:
+        """Make a run known to the other gateways. What they refuse is as if it had never been entered here."""
+        try:
+            await sharing.enter(run, earlier, self.limits.queued_per_thread)
+            if self._closing:
+                raise RequestError("unavailable", "The server is shutting down.", retry_after=RETRY_AFTER)
+        except BaseException:
+            driver.abandoned()
+            self._withdraw(run)
+            if self._runs.get(run.key) is run:
+                del self._runs[run.key]
+            sharing.leave(run)
+            raise
+
+    async def _turn(self, run: Run, earlier: Sequence[Run]) -> None:
+        """Wait for the thread: first for the runs before it here, then for those of other gateways."""
+        for other in earlier:
+            await other.done.wait()
+        if self.sharing is not None:
+            await self.sharing.turn(run)
+
     def _leave(self, run: Run, driver: Driver) -> None:
         driver.abandoned()
+        self._withdraw(run)
+        self._kept.append((time.monotonic() + self.limits.replay_seconds, run))
+        self._kept_bytes += run.size
+        self._forget_expired()
+        if self.sharing is not None:
+            self.sharing.leave(run)
+        if self._observe is not None:
+            self._observe(run)
+
+    def _withdraw(self, run: Run) -> None:
+        """Take a run out of its thread's queue and out of the counts."""
         thread = run.tenant, run.thread_id
         queue = self._threads[thread]
         queue.remove(run)
@@ -186,13 +283,8 @@ class RunManager:
         self._active_of[run.tenant] -= 1
         if not self._active_of[run.tenant]:
             del self._active_of[run.tenant]
-        self._kept.append((time.monotonic() + self.limits.replay_seconds, run))
-        self._kept_bytes += run.size
-        self._forget_expired()
         if not self._active:
             self._idle.set()
-        if self._observe is not None:
-            self._observe(run)
 
     def _forget_expired(self) -> None:
         now = time.monotonic()
@@ -205,6 +297,8 @@ class RunManager:
             self._kept_bytes -= run.size
             if self._runs.get(run.key) is run:
                 del self._runs[run.key]
+            if self.sharing is not None:
+                self.sharing.forget(run)
 
     def _drop_kept(self, run: Run) -> None:
         """Forget a finished run whose id is used again."""
@@ -212,3 +306,7 @@ class RunManager:
         if kept is not None:
             self._kept.remove(kept)
             self._kept_bytes -= run.size
+
+
+def _no_run() -> RequestError:
+    return RequestError("not_found", "There is no such run, or it ended too long ago to be replayed.")

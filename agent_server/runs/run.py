@@ -63,8 +63,18 @@ class Run:
         return self.state == "finished"
 
     @property
+    def paused(self) -> bool:
+        return self.controls.paused
+
+    @property
     def readers(self) -> int:
         return self._readers
+
+    def hold(self) -> Callable[[], None]:
+        """Count as a reader who is elsewhere, until what is returned is called."""
+        self._readers += 1
+        self._disarm()
+        return self._reader_left
 
     @property
     def size(self) -> int:
@@ -79,14 +89,11 @@ class Run:
         self.check_position(after)
         self._readers += 1
         self._disarm()
-        return Reader(self.log, after, lost=_lost, left=self._reader_left)
+        return Reader(self.log, after, lost=lost, left=self._reader_left)
 
     def check_position(self, after: int) -> None:
         """Raise what `events(after)` would."""
-        if after < 0 or after > self.log.last:
-            raise RequestError("invalid_request", "This run has not sent that event yet.", "after")
-        if after + 1 < self.log.oldest:
-            raise RequestError("conflict", "The events asked for are no longer kept; read the thread instead.", "after")
+        check_position(self.log, after)
 
     async def wait(self) -> Event:
         """The terminal event, once there is one. Does not count as a reader."""
@@ -161,7 +168,16 @@ def _size_of(message: Message) -> int:
     return 500 + sum(len(call.function.arguments) for call in getattr(message, "tool_calls", None) or ())
 
 
-def _lost(gap: FellBehind) -> Event:
+def check_position(log: EventLog, after: int) -> None:
+    """RequestError("invalid_request") for a number not given yet, "conflict" for one no longer kept."""
+    if after < 0 or after > log.last:
+        raise RequestError("invalid_request", "This run has not sent that event yet.", "after")
+    if after + 1 < log.oldest:
+        raise RequestError("conflict", "The events asked for are no longer kept; read the thread instead.", "after")
+
+
+def lost(gap: FellBehind) -> Event:
+    """What a reader is told that was too slow for the log's bounds."""
     return RunError(
         message=f"This reader fell behind and events {gap.wanted} to {gap.oldest - 1} are no longer kept. "
         "The run itself goes on; its thread can be read.",

@@ -15,7 +15,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sqlalchemy import text
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+WATCH_SECONDS = 2.0
+ANSWER_SECONDS = 10.0
 
 fcntl: Any
 try:
@@ -120,11 +124,42 @@ class AdvisoryOwners:
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
         self._connection: AsyncConnection | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     async def claim(self, owner: int) -> None:
-        self._connection = await self._engine.connect()
-        await self._connection.execution_options(isolation_level="AUTOCOMMIT")
-        await self._connection.execute(text("SELECT pg_advisory_lock(:owner)"), {"owner": owner})
+        await self._lock(owner)
+        self._watching = asyncio.create_task(self._watch(owner), name="store owner")
+
+    async def _lock(self, owner: int) -> None:
+        connection = await self._engine.connect()
+        await connection.execution_options(isolation_level="AUTOCOMMIT")
+        await connection.execute(text("SELECT pg_advisory_lock(:owner)"), {"owner": owner})
+        self._connection = connection
+
+    async def _watch(self, owner: int) -> None:
+        """A lock goes with its connection. After a restart of the database, or a line that was cut, it is taken again,
+        lest the others believe this server dead."""
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            try:
+                await self._ask_for_nothing()
+            except (SQLAlchemyError, OSError, TimeoutError):
+                with contextlib.suppress(SQLAlchemyError, OSError):
+                    await self._lock(owner)
+
+    async def _ask_for_nothing(self) -> None:
+        connection = self._connection
+        if connection is None:
+            raise TimeoutError
+        self._connection = None  # until it has answered
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await connection.execute(text("SELECT 1"))
+        except BaseException:
+            await connection.invalidate()
+            await connection.close()
+            raise
+        self._connection = connection
 
     async def alive(self, owner: int) -> bool:
         async with self._engine.begin() as connection:
@@ -132,6 +167,9 @@ class AdvisoryOwners:
         return not had
 
     async def release(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
         if self._connection is not None:
             connection, self._connection = self._connection, None
             await connection.execute(text("SELECT pg_advisory_unlock_all()"))

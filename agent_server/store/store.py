@@ -47,7 +47,7 @@ class Store:
         """Make or migrate the database; record the runs of servers that died as broken."""
         self._thread.start()
         await self._thread.run(self._open)
-        await self._find_broken()
+        await self.find_broken()
 
     async def _open(self) -> None:
         if self._memory:
@@ -276,7 +276,8 @@ class Store:
         async with self._engine.connect() as connection:
             return await work(connection)
 
-    async def _find_broken(self) -> None:
+    async def find_broken(self) -> None:
+        """Record the runs of servers that died as broken."""
         running = select(schema.runs.c.owner).where(schema.runs.c.status == "running").distinct()
         await self._bury([row.owner for row in await self._rows(running) if row.owner != self.owner])
 

@@ -228,6 +228,7 @@ class OutputFormat(Description, frozen=True, kw_only=True):
     message_start: what begins an assistant message in the prompt (`<|im_start|>assistant\\n`): the text of the
         generation prompt behind it counts as written by the model.
     drop: markers that are never shown (end of turn, message separators).
+    address: (start, end) of a recipient's name in front of a message, which is never shown: `to=NAME<|message|>`.
     spellings: (variant, canonical) pairs: what models write instead of a marker.
     reader: a reader of events.parsing.readers that reads the output instead of the machine's own; "" for data alone.
     boundaries: "strict" follows rules 3.2.1 to 3.2.6 of the DeepSeek specification; "lenient" lets text precede,
@@ -241,6 +242,7 @@ class OutputFormat(Description, frozen=True, kw_only=True):
     tools: Tools | None = None
     channels: Channels | None = None
     drop: tuple[str, ...] = ()
+    address: tuple[str, str] | None = None
     spellings: tuple[tuple[str, str], ...] = ()
     reader: str = ""
     boundaries: Literal["lenient", "strict"] = "lenient"

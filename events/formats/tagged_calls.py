@@ -240,6 +240,8 @@ TAGGED_CALLS: dict[str, OutputFormat] = {
         reasoning=REASONING["muse"],
         content=Content(start=("to=user<|message|>",), end=("<|eom|>", "<|eot|>")),
         tools=_replace(_invoke("atem:"), section_start="<atem:function_calls>\n", section_end="</atem:function_calls>"),
+        drop=("<|start|>assistant",),
+        address=("to=", "<|message|>"),
     ),
     "plamo3": OutputFormat(
         name="plamo3",

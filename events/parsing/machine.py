@@ -21,6 +21,8 @@ from events.parsing.tokens import MarkerTokens
 
 Mode = Literal["content", "reasoning", "undecided"]
 _CALLS = frozenset({"section", "call", "name"})
+_BLANKS = (" ", "\n", "\t", "\r")
+_ADDRESS_LIMIT = 256
 
 
 class Parser:
@@ -153,13 +155,26 @@ class Parser:
             if not marker:
                 return
             action = self._action(marker)
-            if action not in _CALLS:
+            if action == "address":
+                yield from self._address(marker)
+            elif action not in _CALLS:
                 self.mark(action, marker)
             elif self._strict and self._answered:
                 self._plain = True
                 self.write(marker)
             else:
                 yield from self._read_calls(action, marker)
+
+    def _address(self, marker: str) -> Reading[None]:
+        """Whom a message is for, which its call says again; text that only begins like that stays text."""
+        assert self.format.address is not None
+        closes = self.format.address[1]
+        name, end = yield from self.source.until(self.syntax.scanner(closes, *_BLANKS), _ADDRESS_LIMIT)
+        if name and end == closes:
+            self.mark("drop", marker)
+        else:
+            self.write(marker)
+            self.source.unread(name + end)
 
     def _scanner(self) -> Scanner:
         if self._plain:
@@ -309,14 +324,14 @@ class Parser:
             if self._began or not self._marked:
                 self._blank.append(text)
             return
+        size = len(body)
         if not self._began:
             if self._marked:
                 body = body.lstrip()
             self._began, self._at_start = True, False
-        blank = self._blank
-        if blank:
-            body = "".join(blank) + body
-        self._blank = [text[len(text.rstrip()) :]]
+        if self._blank:
+            body = "".join(self._blank) + body
+        self._blank = [text[size:]] if size < len(text) else []
         self._say_text(body)
 
     def _say_text(self, text: str) -> None:

@@ -33,6 +33,8 @@ class Scanner:
     def find(self, text: str, position: int, final: bool = False) -> tuple[int, str | None]:
         """The first marker at or after `position`: (where it starts, the marker), or (how far the text is certainly
         free of markers, None). `final`: no text will follow, so the beginning of a marker is just text."""
+        if self._firsts is None or self._firsts.search(text, position) is None:
+            return len(text), None  # the usual delta: no character of it begins a marker
         found = self._pattern.search(text, position)
         if found is None:
             return (len(text) if final else self._safe(text, position)), None

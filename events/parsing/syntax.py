@@ -139,6 +139,7 @@ def syntax_of(output_format: OutputFormat, with_tools: bool, with_reasoning: boo
             _add(content, "name", (calls.name_prefix,))
         _add(content, "call", (calls.call_start,))
         _add(content, "section", (calls.section_start,))
+    _add(content, "address", (output_format.address or ())[:1])
     _add(content, "drop", (*output_format.content.start, *output_format.content.end, *output_format.drop))
     _add(inside, "drop", (*output_format.content.end, *output_format.drop))
     if reasoning:

@@ -14,10 +14,11 @@ from typing import Any
 import msgspec
 
 from events.formats.output_format import OutputFormat
-from events.parsing.pieces import CallEnd, ParseWarning, Piece
+from events.parsing.pieces import ArgumentText, CallEnd, ContentText, ParseWarning, Piece, ReasoningText
 
 _FIRST, _LAST = 0xD800, 0xDFFF
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_TEXTS = (ContentText, ReasoningText, ArgumentText)
 
 
 @lru_cache(maxsize=256)
@@ -62,6 +63,8 @@ class MarkerTokens:
 
     def decode(self, piece: Piece) -> Piece:
         """The piece with every token written out."""
+        if isinstance(piece, _TEXTS) and (piece.text.isascii() or not _SURROGATE.search(piece.text)):
+            return piece
         if not self._texts or isinstance(piece, CallEnd | ParseWarning):
             return piece
         return type(piece)(*map(self.decoded, piece))

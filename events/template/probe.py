@@ -116,7 +116,10 @@ def result(text: str = RESULT, call_id: str = CALL_ID, role: str = "tool", name:
 
 
 def declaration(name: str) -> Message:
-    properties = {ARGUMENT: {"type": "string", "description": "one"}, ARGUMENT_TWO: {"type": "string"}}
+    properties = {
+        ARGUMENT: {"type": "string", "description": "one"},
+        ARGUMENT_TWO: {"type": "string", "description": "two"},
+    }
     schema = {"type": "object", "properties": properties, "required": [ARGUMENT]}
     return {"type": "function", "function": {"name": name, "description": "does it", "parameters": schema}}
 

@@ -42,7 +42,9 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     def written(self, text: str) -> str:
         """The assistant's part of a rendering that ends with an assistant message, without header and end."""
         tail = after(text, words.USER)
-        tail = tail[len(common_prefix(tail, self.opening)) :]
+        known = len(common_prefix(tail, self.opening))
+        place = tail.find(self.message_start) if self.message_start else -1
+        tail = tail[max(known, place + len(self.message_start) if 0 <= place <= known else 0) :]
         if self.unconditional and self.message_start and self.message_start in tail:
             tail = tail[: tail.rfind(self.message_start)]
         return without_end(tail, self.end)
@@ -169,6 +171,7 @@ def _end_of_turn(probe: Probe, repeated_header: str) -> str:
 def markers_of(*texts: str) -> tuple[str, ...]:
     """The markers in the texts, each once and on its own; plain words are none, for they may also be said."""
     parts = [part.strip() for text in texts for part in segments(text) if has_marker(part)]
+    parts = [part for part in parts if "\n" not in part]  # prose that mentions one
     return tuple(dict.fromkeys(parts))
 
 

@@ -116,9 +116,9 @@ def test_refused_by_name(fields: dict[str, Any], param: str) -> None:
 
 
 def test_null_and_neutral_values_pass() -> None:
-    read(
-        audio=None, modalities=["text"], service_tier="auto", verbosity="medium", functions=None, tools=None, stop=None
-    )
+    neutral = {"modalities": ["text"], "service_tier": "auto", "verbosity": "medium"}
+    absent = {"audio": None, "functions": None, "tools": None, "stop": None}
+    assert read(**neutral, **absent).options == read().options
 
 
 @pytest.mark.parametrize(

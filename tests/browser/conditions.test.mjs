@@ -103,6 +103,7 @@ for (const [size, viewport] of [["1440", WIDE], ["390", PHONE]]) {
         await page.getByRole("button", { name: "Confirm plan" }).waitFor();
         await look(page, `${size}-${colorScheme}-plan`);
         await page.getByRole("button", { name: "Decline" }).click();
+        await page.getByText('"accepted":false').waitFor();
         await settled(page);
         await say(page, "Send an email");
         await page.getByRole("button", { name: "Approve" }).waitFor();

@@ -92,8 +92,8 @@ feature("a plan is edited, extended and confirmed, and the model gets what was l
 feature("a declined plan reaches the model as declined", async (page) => {
   await say(page, "Plan a trip to Rome");
   await page.getByRole("button", { name: "Decline" }).click();
+  await assistant(page).getByText('"accepted":false').waitFor();
   await settled(page);
-  assert.match(await assistant(page).last().innerText(), /"accepted":false/);
   await page.getByText("Declined").waitFor();
 });
 
@@ -285,8 +285,7 @@ feature("everything can be reached by keyboard", async (page) => {
   await page.keyboard.type("A long answer please");
   await page.keyboard.press("Enter");
   await page.getByRole("button", { name: "Stop", exact: true }).waitFor();
-  await page.getByText("Sentence 1 of a long answer").waitFor();
-  await page.keyboard.press("Escape");
+  await page.keyboard.press("Escape"); // at once: a stop may reach the server before its run does
   await settled(page);
   await page.getByRole("tab", { name: /Stream/ }).focus();
   await page.keyboard.press("ArrowRight");

@@ -22,6 +22,7 @@ const FLAGS = [
 export async function startServer(...args) {
   const python = process.env.PYTHON ?? path.join(root, ".venv/bin/python");
   const child = spawn(python, ["-W", "error", "-m", "tests.browser.serve", ...args], { cwd: root, stdio: ["ignore", "pipe", "pipe"] });
+  process.once("exit", () => child.kill("SIGKILL")); // also when a test was given up
   let errors = "";
   child.stderr.on("data", (data) => (errors += data));
   const url = await new Promise((resolve, reject) => {

@@ -26,6 +26,7 @@ from agent_server.engine.protocol import GenerationRequest
 from agent_server.engine.scripted import Fault, Script, ScriptedEngine
 from agent_server.server import BUNDLED
 from agent_server.settings import Settings
+from tests.dictated import engine_class
 
 LONG = " ".join(f"Sentence {number} of a long answer." for number in range(1, 400))
 LIST = "I can do a few things:\n\n1. Look up the **weather**\n2. Calculate\n\n```python\nprint(3)\n```\n\nAsk me."
@@ -131,7 +132,7 @@ def engine() -> ScriptedEngine:
     def script(request: GenerationRequest) -> Script:
         return answer(tokenizer.decode(list(request.prompt_token_ids), skip_special_tokens=False))
 
-    return ScriptedEngine(script, vocabulary=TokenizerVocabulary(tokenizer), model="agent-server-demo")
+    return engine_class()(script, vocabulary=TokenizerVocabulary(tokenizer), model="agent-server-demo")
 
 
 def main() -> None:

@@ -123,11 +123,15 @@ async def test_errors_have_their_types(running: Running, client: AsyncOpenAI) ->
     with pytest.raises(openai.BadRequestError) as caught:
         await client.chat.completions.create(model="default", messages=HELLO, extra_body={"frobnicate": 1})
     assert caught.value.param == "frobnicate"
-    long: Any = [{"role": "user", "content": "x y " * 40_000}]
-    for stream in (False, True):
-        with pytest.raises(openai.BadRequestError) as caught:
-            await client.chat.completions.create(model="default", messages=long, stream=stream)
-        assert caught.value.code == "context_length_exceeded"
+
+
+async def test_a_prompt_that_does_not_fit_is_a_status_with_streaming_too() -> None:
+    long: Any = [{"role": "user", "content": "x y " * 400}]
+    async with serving(scripted(ANSWER, context_length=512)) as running, client_of(running) as client:
+        for stream in (False, True):
+            with pytest.raises(openai.BadRequestError) as caught:
+                await client.chat.completions.create(model="default", messages=long, stream=stream)
+            assert caught.value.code == "context_length_exceeded"
 
 
 @pytest.mark.parametrize(("after", "seen"), [(0, ""), (12, "It is")])
@@ -177,6 +181,7 @@ async def test_a_client_that_leaves_stops_its_generation() -> None:
         await anext(aiter(stream))
         await stream.close()
         await gone(running)
+        assert len(running.engine.cancelled) == 1
 
 
 async def gone(running: Running) -> None:

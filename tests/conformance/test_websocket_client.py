@@ -185,6 +185,7 @@ async def test_a_client_that_leaves_stops_its_generation() -> None:
         async with asyncio.timeout(0.25):
             while running.engine.running:
                 await asyncio.sleep(0.005)
+        assert len(running.engine.cancelled) == 1
 
 
 async def test_the_same_messages_over_http() -> None:

@@ -220,7 +220,12 @@ CASES: dict[str, list[Case]] = {
         Case('So: <function name="tide"><param name="port">Brest</param><param name="hours">6</param></function> done', [("tide", {"port": "Brest", "hours": 6})], content="So:  done"),
         Case('<function name="ferry"><param name="port">Brest</param></function>', content='<function name="ferry"><param name="port">Brest</param></function>'),
     ],
-    "muse": [Case(' to=self<|message|>Hm.<|eom|> to=user<|message|>Yes.<|eot|>', content="Yes.", reasoning="Hm."), *invoke_cases("<atem:function_calls>", "</atem:function_calls>", "atem:")],
+    "muse": [
+        Case(' to=self<|message|>Hm.<|eom|><|start|>assistant to=tide<|message|><atem:function_calls>\n<atem:invoke name="tide">\n<atem:parameter name="port">Brest</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eom|><|start|>assistant to=user<|message|>Done.<|eot|>', [BREST], content="Done.", reasoning="Hm."),
+        Case(' to=tide<|message|><atem:function_calls>\n<atem:invoke name="tide">\n<atem:parameter name="port">Brest</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eot|>', [BREST]),
+        Case(" to=user<|message|>Set to=9 and<|eot|>", content="Set to=9 and"),
+        Case(' to=self<|message|>Hm.<|eom|> to=user<|message|>Yes.<|eot|>', content="Yes.", reasoning="Hm."), *invoke_cases("<atem:function_calls>", "</atem:function_calls>", "atem:"),
+    ],
     "plamo3": [
         Case('<|plamo:begin_think:plamo|>Hm.<|plamo:end_think:plamo|><|plamo:begin_tool_requests:plamo|><|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>tide<|plamo:end_tool_name:plamo|><|plamo:begin_tool_arguments:plamo|><|plamo:constrain|>json<|plamo:msg|>{"port": "Brest"}<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|><|plamo:end_tool_requests:plamo|>', [BREST], reasoning="Hm."),
     ],

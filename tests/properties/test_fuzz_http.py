@@ -1,16 +1,27 @@
-"""Malformed requests against a running server: never a 5xx, never a hang, answers small and in the wire's own shape."""
+"""Malformed requests against a running server: never a 5xx, never a hang, answers small and in the wire's own shape.
+
+    python -m tests.properties.test_fuzz_http --cases 10000 [--seed 1] [--only /v1/messages]
+
+Bodies for every route that takes one, and messages for both WebSockets. Run as a test on a sample.
+"""
 
 from __future__ import annotations
 
+import argparse
+import asyncio
+import contextlib
+import json
 import random
+import time
 from typing import Any
 
 import httpx
 import pytest
+import websockets
 
 from adapters.errors import Wire
-from tests.properties.test_fuzz_wires import ANSWER_LIMIT, BODIES, changed, spoilt, written
-from tests.server import scripted, serving
+from tests.properties.test_fuzz_wires import AGUI, ANSWER_LIMIT, BODIES, MESSAGES, changed, malformed, spoilt, written
+from tests.server import Running, scripted, serving
 
 PATHS: dict[str, str] = {
     "/v1/chat/completions": "chat",
@@ -22,7 +33,52 @@ PATHS: dict[str, str] = {
     "/tokenize": "tokenize",
     "/agui": "agui",
 }
+CALL = {"method": "agent/run", "params": {"agentId": "default", "threadId": "t"}, "body": AGUI}
+EVENTS: list[dict[str, Any]] = [
+    {"type": "RUN_STARTED", "threadId": "t", "runId": "r"},
+    {"type": "TEXT_MESSAGE_START", "messageId": "m", "role": "assistant"},
+    {"type": "TEXT_MESSAGE_CONTENT", "messageId": "m", "delta": "d", "metadata": {"tokens": [[1, "d", -0.5, []]]}},
+    {"type": "TOOL_CALL_START", "toolCallId": "c", "toolCallName": "f", "parentMessageId": "m"},
+    {"type": "TOOL_CALL_ARGS", "toolCallId": "c", "delta": "{}"},
+    {"type": "STATE_DELTA", "delta": [{"op": "add", "path": "/a", "value": 1}]},
+    {
+        "type": "RUN_FINISHED",
+        "threadId": "t",
+        "runId": "r",
+        "usage": [{"model": "m", "inputTokens": 1}],
+        "metadata": {"finishReason": "stop"},
+    },
+    {"type": "RUN_ERROR", "message": "m", "code": "internal", "metadata": {"retryable": True, "param": "p"}},
+]
+OTHERS: dict[str, tuple[Wire, dict[str, Any]]] = {
+    "/detokenize": ("openai", {"model": "m", "tokens": [1, 2, 3]}),
+    "/copilotkit": ("copilotkit", CALL),
+    "/copilotkit/agent/default/run": ("copilotkit", AGUI),
+    "/copilotkit/agent/default/connect": ("copilotkit", AGUI),
+    "/copilotkit/agent/default/stop/t": ("copilotkit", {}),
+    "/agui/threads/t/feedback": ("agui", {"rating": 1, "text": "t", "messageId": "m", "position": 3}),
+    "/agui/runs/r/modify": ("agui", {"temperature": 0.5}),
+    "/demo/wires": ("agui", EVENTS[0]),
+}
+SOCKETS = {"/generate": "websocket", "/agui/ws": "agui websocket"}
+CODES = frozenset({1000, 1003, 1007, 1008, 1009, 1013})
+"""Codes that a WebSocket may be closed with for what a client sent. 1011 would be a 5xx."""
 SAMPLE = 40
+SECONDS = 10.0
+
+
+def wire_at(path: str) -> Wire:
+    return OTHERS[path][0] if path in OTHERS else BODIES[PATHS[path]][0]
+
+
+def body_for(path: str, rng: random.Random) -> bytes:
+    if path == "/demo/wires":  # a log: one event a line
+        events = [rng.choice(EVENTS) for _ in range(rng.randint(1, 6))]
+        return b"\n".join(spoilt(written(changed(e, rng) if rng.random() < 0.5 else e), rng) for e in events)
+    if path in OTHERS:
+        return spoilt(written(changed(OTHERS[path][1], rng)), rng)
+    body = malformed(PATHS[path], rng)
+    return body.replace(b'"model": "m"', b'"model": "default"', 1)
 
 
 def is_error_of(wire: Wire, body: Any) -> bool:
@@ -31,25 +87,100 @@ def is_error_of(wire: Wire, body: Any) -> bool:
             return set(body["error"]) == {"message", "type", "param", "code"}
         case "anthropic":
             return body["type"] == "error" and set(body["error"]) == {"type", "message"}
+        case "copilotkit":
+            return {"error", "message"} <= set(body) and all(
+                isinstance(body[name], str) for name in ("error", "message")
+            )
     return {"code", "message", "retryable"} <= set(body["error"])
 
 
-@pytest.mark.parametrize("path", sorted(PATHS))
-async def test_malformed_bodies(path: str) -> None:
-    wire, _, valid = BODIES[PATHS[path]]
-    valid = {**valid, "model": "default"} if "model" in valid else valid
-    rng = random.Random(path)
-    refused = 0
-    async with serving(scripted("Fine.")) as running, httpx.AsyncClient(base_url=running.url, timeout=10) as client:
-        for _ in range(SAMPLE):
-            answer = await client.post(path, content=spoilt(written(changed(valid, rng)), rng))
-            assert answer.status_code == 200 or 400 <= answer.status_code < 500, answer.text
-            if answer.status_code != 200:
-                refused += 1
-                assert len(answer.content) < ANSWER_LIMIT
-                assert is_error_of(wire, answer.json()), answer.text
-        assert not running.engine.running
-    assert refused > SAMPLE / 4
+async def refused(client: httpx.AsyncClient, path: str, body: bytes) -> bool:
+    """Send one body; whether it was refused. AssertionError for an answer that is none."""
+    try:
+        answer = await client.post(path, content=body)
+    except (httpx.ReadError, httpx.RemoteProtocolError):  # a kept connection that the server had just let go
+        answer = await client.post(path, content=body, headers={"connection": "close"})
+    if answer.status_code == 200:
+        return False
+    assert 400 <= answer.status_code < 500, (answer.status_code, answer.text[:500])
+    assert len(answer.content) < ANSWER_LIMIT, len(answer.content)
+    assert is_error_of(wire_at(path), answer.json()), answer.text
+    return True
+
+
+def is_error_message(path: str, message: dict[str, Any]) -> bool:
+    """Whether a message says that something was refused; AssertionError for one in the wrong shape."""
+    if path == "/generate":
+        if message["type"] != "error":
+            return False
+        assert {"error", "message", "recoverable"} <= set(message), message
+        return True
+    if message["type"] == "RUN_ERROR":
+        assert {"code", "message", "metadata"} <= set(message), message
+        return True
+    return message["type"] == "CUSTOM" and message["name"] == "agent_server.error"
+
+
+async def converse(url: str, path: str, rng: random.Random) -> int:
+    """A row of malformed messages on one connection, and whether it still answers; how many were refused."""
+    errors = 0
+    async with websockets.connect(url.replace("http", "ws", 1) + path, max_size=None, close_timeout=SECONDS) as socket:
+
+        async def read() -> None:
+            nonlocal errors
+            with contextlib.suppress(websockets.ConnectionClosed):
+                async for data in socket:
+                    assert len(data) < ANSWER_LIMIT, len(data)
+                    errors += is_error_message(path, json.loads(data))
+
+        reading = asyncio.create_task(read())
+        try:
+            for _ in range(rng.randint(1, 5)):
+                value = rng.choice(MESSAGES[SOCKETS[path]])
+                data = spoilt(written(value if rng.random() < 0.3 else changed(value, rng)), rng)
+                await socket.send(data if rng.random() < 0.03 else data.decode("utf-8", "replace"))
+            await asyncio.wait_for(await socket.ping(), SECONDS)
+            await socket.close()
+        except websockets.ConnectionClosed:
+            pass
+        await asyncio.wait_for(reading, SECONDS)
+    assert socket.close_code in CODES, (socket.close_code, socket.close_reason)
+    return errors
+
+
+async def run(running: Running, path: str, cases: int, seed: Any) -> tuple[int, float]:
+    """(how many were refused, the longest that one case took in seconds)."""
+    count, slowest = 0, 0.0
+    async with httpx.AsyncClient(base_url=running.url, timeout=SECONDS) as client:
+        for case in range(cases):
+            rng = random.Random(f"{path} {seed} {case}")
+            begun = time.perf_counter()
+            try:
+                if path in SOCKETS:
+                    count += await converse(running.url, path, rng)
+                else:
+                    count += await refused(client, path, body_for(path, rng))
+            except Exception as error:
+                raise AssertionError(f"{path}, seed {seed}, case {case}: {error!r}") from error
+            slowest = max(slowest, time.perf_counter() - begun)
+    return count, slowest
+
+
+async def idle(running: Running) -> bool:
+    """Whether nothing is left running, within a second: a run's end takes a moment to arrive everywhere."""
+    for _ in range(100):
+        if not running.engine.running and not running.server.runs.active:
+            return True
+        await asyncio.sleep(0.01)
+    return False
+
+
+@pytest.mark.parametrize("path", sorted([*PATHS, *OTHERS, *SOCKETS]))
+async def test_malformed_bodies_and_messages(path: str) -> None:
+    async with serving(scripted("Fine.")) as running:
+        count, _ = await run(running, path, SAMPLE, seed=7)
+        assert await idle(running)
+    assert count > SAMPLE / 5
 
 
 async def test_wrong_methods_and_paths_have_the_wires_shape() -> None:
@@ -63,3 +194,23 @@ async def test_wrong_methods_and_paths_have_the_wires_shape() -> None:
         for path in ("/v1/responses/none/cancel", "/v1/responses/none"):
             answer = await client.request("POST" if path.endswith("cancel") else "DELETE", path)
             assert answer.status_code == 404
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=10_000)
+    parser.add_argument("--seed", default="1")
+    parser.add_argument("--only", help="one path")
+    arguments = parser.parse_args()
+    for path in [arguments.only] if arguments.only else [*PATHS, *OTHERS, *SOCKETS]:
+        async with serving(scripted("Fine.")) as running:
+            count, slowest = await run(running, path, arguments.cases, arguments.seed)
+            assert await idle(running), path
+        print(
+            f"{path}: {arguments.cases} cases, {count} refused, no 5xx, the slowest took {slowest * 1000:.0f} ms",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

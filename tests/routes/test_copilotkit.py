@@ -139,6 +139,18 @@ async def test_stop_ends_the_run_by_thread_or_by_run_and_frees_the_slot():
     assert nothing.json() == {"stopped": False, "message": "Nothing is running on this thread."}
 
 
+async def test_a_stop_that_overtakes_its_run_stops_it_before_it_says_anything():
+    async with serving(scripted("Hello.")) as running, httpx.AsyncClient(base_url=running.url) as client:
+        early = await client.post("/copilotkit/agent/default/stop/t1", json={"runId": "r1"})
+        stopped = events_of(await client.post("/copilotkit/agent/default/run", json=body()))
+        kept = (await client.get("/copilotkit/threads/t1/messages")).json()["messages"]
+        again = events_of(await client.post("/copilotkit/agent/default/run", json=body()))
+    assert early.json()["stopped"] is False
+    assert types_of(stopped) == ["RUN_STARTED", "RUN_ERROR"] and stopped[-1]["code"] == "cancelled"
+    assert [message["content"] for message in kept] == ["Hi"]
+    assert types_of(again)[-1] == "RUN_FINISHED"
+
+
 async def test_an_interrupt_is_replayed_and_resumed_under_the_interrupted_runs_own_id():
     scripts = scripted([Script(text=CALL), Script(text="Done.")])
     async with serving(scripts, agents=[sender()]) as running, httpx.AsyncClient(base_url=running.url) as client:

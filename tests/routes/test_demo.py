@@ -72,6 +72,14 @@ def _timeless(frame):
     return {**frame, "data": re.sub(r'"created":\d+', '"created":0', frame["data"])}
 
 
+async def test_a_run_that_is_no_longer_kept_is_an_error_or_nothing_as_its_reader_wants():
+    async with serving(scripted("x")) as running, httpx.AsyncClient(base_url=running.url) as client:
+        refused = await client.get("/demo/runs/gone/wires")
+        nothing = await client.get("/demo/runs/gone/wires?unknown=empty")
+    assert refused.status_code == 404
+    assert nothing.status_code == 204 and nothing.content == b""
+
+
 async def test_a_log_is_put_on_another_wire():
     async with serving(scripted("Hello.")) as running, httpx.AsyncClient(base_url=running.url) as client:
         run = (await client.post("/agui", json={**RUN, "protocolVersion": "1.0"})).content

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
+import asyncpg
 import pytest
 from ag_ui.core import RunAgentInput
 from alembic.autogenerate import compare_metadata
@@ -13,7 +14,7 @@ from sqlalchemy import create_engine
 
 from adapters.errors import RequestError
 from agent_server.runs import Execution, LogLimits, Run
-from agent_server.store import Store
+from agent_server.store import Store, owners
 from agent_server.store.schema import metadata
 from events.options import GenerationOptions
 from events.vocabulary import (
@@ -24,6 +25,7 @@ from events.vocabulary import (
     RunFinished,
     TokenUsage,
 )
+from tests.store.conftest import fresh_database
 
 
 def user(id: str, text: str) -> dict:
@@ -276,3 +278,27 @@ async def test_the_migrations_make_the_schema(tmp_path):
         differences = compare_metadata(MigrationContext.configure(connection), metadata)
     engine.dispose()
     assert [each for each in differences if "alembic_version" not in str(each)] == []
+
+
+async def test_a_server_whose_line_to_the_database_was_cut_is_not_taken_for_dead(postgres_server, monkeypatch):
+    monkeypatch.setattr(owners, "WATCH_SECONDS", 0.05)
+    url = await fresh_database(postgres_server)
+    first, second = Store(url), Store(url)
+    await first.open()
+    await second.open()
+    connection = await asyncpg.connect(url)
+    held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted"
+    assert await connection.fetchval(held) == 2
+    await connection.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
+        "AND pid != pg_backend_pid()"
+    )
+    async with asyncio.timeout(10):
+        while await connection.fetchval(held) < 2:
+            await asyncio.sleep(0.02)
+    await connection.close()
+    await first.begin_run("", "t", "r")
+    with pytest.raises(RequestError, match="another server"):
+        await second.begin_run("", "t", "r2")
+    await first.close()
+    await second.close()

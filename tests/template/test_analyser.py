@@ -55,6 +55,10 @@ TOOLS: dict[str, tuple[str, dict[str, Any]]] = {
             "json.array": True,
         },
     ),
+    "closing_instruction": (
+        "json_native",
+        {"section_start": "Action:\n```json\n[", "section_end": "]\n```", "json.name": "tool_name", "json.array": True},
+    ),
     "bare_list": ("json_native", {"section_start": "[", "section_end": "]", "call_separator": ",", "json.array": True}),
     "between_messages": (
         "tag_with_tagged",

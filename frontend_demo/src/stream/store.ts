@@ -15,6 +15,7 @@ export interface View {
 }
 
 const GRACE_MS = 60;
+const NOTHING = 204;
 
 export class StreamStore {
   #view: View = { recording: empty(), version: 0, trouble: null };
@@ -65,8 +66,10 @@ export class StreamStore {
   async #read(recording: Recording, signal: AbortSignal): Promise<void> {
     this.#change({ recording, trouble: null });
     try {
-      const response = await ask(`demo/runs/${encodeURIComponent(recording.runId)}/wires?wire=agui&wire=openai`, { signal });
-      if (!response.body) return;
+      // The run that a replay announces may be long over: then there is nothing to see, and that is no error.
+      const unknown = recording.joined ? "&unknown=empty" : "";
+      const response = await ask(`demo/runs/${encodeURIComponent(recording.runId)}/wires?wire=agui&wire=openai${unknown}`, { signal });
+      if (response.status === NOTHING || !response.body) return;
       for await (const frame of frames(response.body)) this.#add(recording, frame);
     } catch (error) {
       if (!signal.aborted) this.#change({ trouble: trouble(error) });

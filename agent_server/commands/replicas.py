@@ -1,0 +1,51 @@
+"""`agent-server replicas`: what a gateway's replicas are doing, and keeping new work away from one of them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+SECONDS = 10.0
+
+
+def replicas(
+    drain: Annotated[str, typer.Option(help="Give this replica no more generations.")] = "",
+    undrain: Annotated[str, typer.Option(help="Give this replica generations again.")] = "",
+    server: Annotated[str, typer.Option(help="The gateway's URL.")] = "http://127.0.0.1:8000",
+    key: Annotated[str, typer.Option(envvar="AGENT_SERVER_OPERATOR_KEY", help="An operator's key.")] = "",
+) -> None:
+    """Show a gateway's replicas; with --drain or --undrain, say first which of them may get work."""
+    wish = {"name": drain or undrain, "draining": bool(drain)} if drain or undrain else None
+    found = _ask(f"{server.rstrip('/')}/operator/replicas", key, wish)
+    _show(found)
+
+
+def _ask(url: str, key: str, wish: dict[str, Any] | None) -> dict[str, Any]:
+    """The gateway's answer; exits with one sentence where there is none."""
+    import httpx
+
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    try:
+        answer = httpx.request("POST" if wish else "GET", url, json=wish, headers=headers, timeout=SECONDS)
+        body = answer.json()
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        _fail(f"{url} does not answer as a gateway does: {error}")
+    if answer.status_code != 200:
+        _fail(str(body.get("message") or body.get("error") or body) if isinstance(body, dict) else str(body))
+    return dict(body)
+
+
+def _fail(message: str) -> Any:
+    print(f"agent-server: {message}", file=sys.stderr)
+    raise typer.Exit(1)
+
+
+def _show(found: dict[str, Any]) -> None:
+    columns = ("name", "condition", "circuit", "inFlight", "generations", "failures", "retries", "resumes")
+    rows = [columns, *(tuple(str(row[column]) for column in columns) for row in found["replicas"])]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(columns))]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print(f"{found['state']}, {found['waiting']} waiting")

@@ -1,0 +1,78 @@
+"""`agent-server worker`: one engine for gateways on other processes and machines, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from agent_server.commands.serve import STOPS, GracefulServer, listen, loop_factory, settle_heap, web_config
+from agent_server.settings import Settings
+
+if TYPE_CHECKING:
+    from agent_server.engine.worker.server import Worker
+
+
+def worker(
+    model: Annotated[str, typer.Argument(help="Folder or hub name; none is the bundled demonstration model.")] = "",
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 ...")] = None,
+    dtype: Annotated[str | None, typer.Option(help="auto, bfloat16, float16, float32.")] = None,
+    engine: Annotated[list[str] | None, typer.Option(help="Serve this engine instead of the embedded one.")] = None,
+    adapter: Annotated[str | None, typer.Option(help="Folder of a LoRA adapter (needs the extra `lora`).")] = None,
+    served_name: Annotated[str | None, typer.Option(help="The name that gateways see.")] = None,
+    api_key: Annotated[list[str] | None, typer.Option(help="Key that gateways must present (repeat).")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+) -> None:
+    """Serve a model's engine to gateways: `agent-server serve MODEL --engine worker+http://HOST:PORT`."""
+    given: dict[str, Any] = {
+        "model": model or None, "host": host, "port": port, "device": device, "dtype": dtype, "engine": engine,
+        "adapter": adapter, "served_name": served_name, "api_keys": api_key, "log_level": log_level,
+    }  # fmt: skip
+    settings = Settings(**{name: value for name, value in given.items() if value is not None})
+    listener = listen(settings.host, settings.port)
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        raise typer.Exit(runner.run(_serve(settings, listener)))
+
+
+async def _serve(settings: Settings, listener: socket.socket) -> int:
+    from agent_server.assemble import choose_engine, named_model
+    from agent_server.auth import Keys
+    from agent_server.engine.worker.server import Worker, worker_app
+    from agent_server.server import StartupError
+    from agent_server.telemetry import configure_logging
+
+    configure_logging(settings.log_level)
+    try:
+        source, name = named_model(settings)
+        served = Worker(choose_engine(settings, source, name), drain=settings.drain)
+    except StartupError as error:
+        print(f"agent-server: {error}", file=sys.stderr)
+        return 2
+    keys = Keys(key.get_secret_value() for key in settings.api_keys)
+    web = GracefulServer(web_config(worker_app(served, keys), settings), served.begin_shutdown)
+    watcher = asyncio.create_task(_announce(served, web, name, listener.getsockname()))
+    for number in STOPS:  # uvicorn raises the signal that stopped it once more, when all is done
+        signal.signal(number, lambda *_: None)
+    try:
+        await web.serve(sockets=[listener])
+    finally:
+        watcher.cancel()
+    return 1 if served.failure else 0
+
+
+async def _announce(served: Worker, web: Any, name: str, address: Any) -> None:
+    """One line when it is ready; one, and the end, when it never will be."""
+    await served.settled.wait()
+    if served.failure is not None:
+        print(f"agent-server: {served.failure}", file=sys.stderr)
+        web.should_exit = True
+        return
+    settle_heap()
+    host = f"[{address[0]}]" if ":" in address[0] else address[0]
+    print(f"The engine of {name} is ready at worker+http://{host}:{address[1]}", file=sys.stderr, flush=True)

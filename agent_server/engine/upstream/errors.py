@@ -1,0 +1,73 @@
+"""What an upstream says about a failure, as the one typed error that the rest of the server knows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from agent_server.engine.protocol import EngineError, ErrorKind
+
+MAX_SAID = 400
+_TOO_LONG = ("context length", "context size", "maximum model length", "max_model_len", "exceed_context_size")
+_STATUS: dict[int, tuple[ErrorKind, bool]] = {
+    408: ("timeout", True),
+    429: ("overloaded", True),
+    503: ("unavailable", True),
+    504: ("timeout", True),
+}
+
+
+def refused(param: str, message: str) -> EngineError:
+    """A request that this upstream cannot honour."""
+    return EngineError("invalid_request", message, param=param)
+
+
+def error_of(status: int, body: bytes | Any) -> EngineError:
+    """The error of an answer with this status, or of an error frame with this code; `body` is JSON or already read."""
+    message, param = said(body)
+    shown = f"The upstream says: {message}" if message else f"The upstream answered with status {status}."
+    if status in _STATUS:
+        kind, retryable = _STATUS[status]
+        return EngineError(kind, shown, retryable=retryable)
+    if status in (401, 403):
+        return EngineError("unavailable", f"The upstream refuses this server's key. {shown}")
+    if status in (404, 405):
+        return EngineError("unavailable", f"The upstream does not serve what it served before. {shown}", retryable=True)
+    if 400 <= status < 500:
+        return _bad_request(shown, param)
+    return EngineError("connection", shown, retryable=True)
+
+
+def _bad_request(message: str, param: str | None) -> EngineError:
+    if any(words in message.lower() for words in _TOO_LONG):
+        return EngineError("context_length_exceeded", message, param="prompt")
+    return EngineError("invalid_request", message, param=param)
+
+
+def error_frame(error: Any) -> EngineError:
+    """The error of a frame that is one: {"code"?, "message", "type"?, "param"?} or a text."""
+    code = error.get("code") if isinstance(error, dict) else None
+    if isinstance(code, str) and code.isdigit():
+        code = int(code)
+    return error_of(code if isinstance(code, int) and code >= 400 else 500, {"error": error})
+
+
+def said(body: bytes | Any) -> tuple[str, str | None]:
+    """The message and the parameter that an error's body names, however it is written; not longer than a sentence."""
+    if isinstance(body, bytes):
+        try:
+            body = msgspec.json.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return _short(body.decode(errors="replace")), None
+    inner = body.get("error", body) if isinstance(body, dict) else body
+    if not isinstance(inner, dict):
+        return _short(str(inner)), None
+    message = inner.get("message") or inner.get("detail") or inner.get("type") or ""
+    param = inner.get("param")
+    return _short(message if isinstance(message, str) else str(message)), param if isinstance(param, str) else None
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= MAX_SAID else line[:MAX_SAID] + "..."

@@ -1,0 +1,293 @@
+"""One gateway among several over one Redis: `Sharing` as it is done.
+
+Five tasks: the publisher and the follower move events, the controls obey and ask, the heart keeps this gateway's lease
+and finds others dead. Redis being down stops none of the runs: they go on here, and are made known again afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from adapters.errors import RequestError
+from agent_server.runs.log import LogLimits
+from agent_server.runs.sharing.control import Controls
+from agent_server.runs.sharing.entries import number_of
+from agent_server.runs.sharing.follower import Follower
+from agent_server.runs.sharing.keys import Keys, Place, place_of
+from agent_server.runs.sharing.limits import SharingLimits
+from agent_server.runs.sharing.link import Link, Unreachable
+from agent_server.runs.sharing.publisher import Publisher
+from agent_server.runs.sharing.remote import RemoteRun, record_of
+from agent_server.runs.sharing.scripts import ENTER
+from agent_server.runs.sharing.shared import Shared
+from agent_server.runs.sharing.undertaker import Undertaker
+
+if TYPE_CHECKING:
+    from agent_server.runs.run import Run
+
+log = logging.getLogger("agent_server.sharing")
+LOOK_SECONDS = 1.0
+GOODBYE_SECONDS = 3.0
+
+
+class Gateway:
+    """See `Sharing`. prefix: servers share runs with those of the same prefix; logs: the bounds of a copy."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        prefix: str = "agent-server",
+        limits: SharingLimits | None = None,
+        logs: LogLimits | None = None,
+    ) -> None:
+        self.id = secrets.token_hex(8)
+        self.limits = limits or SharingLimits()
+        self.link = Link(url)
+        self._logs = logs or LogLimits()
+        self._keys = keys = Keys(prefix)
+        self._runs: dict[tuple[str, str], Shared] = {}
+        self._ended: dict[tuple[str, str], Place] = {}
+        self._joined = self._closed = False
+        self._bereaved: Callable[[], Awaitable[None]] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._beat = asyncio.Event()
+        self._enter = self.link.script(ENTER)
+        self._publisher = Publisher(self.link, keys, self.id, self._runs, self.limits, self._lapsed)
+        self._follower = Follower(self.link, keys, self.limits)
+        self._controls = Controls(self.link, keys, self.id, self._runs, self.limits, self._publisher)
+        self._undertaker = Undertaker(self.link, keys, self.id, self.limits)
+
+    async def open(self, bereaved: Callable[[], Awaitable[None]]) -> None:
+        self._bereaved = bereaved
+        try:
+            await self._renew()
+        except Unreachable as error:
+            log.warning("Redis does not answer (%s): runs are not shared until it does", error)
+        loops = (self._live(), self._publisher.run(), self._follower.run(), self._controls.run())
+        self._tasks = [asyncio.create_task(loop) for loop in loops]
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._follower.cut_all("This server is stopping.")
+        with contextlib.suppress(Unreachable, TimeoutError):
+            async with asyncio.timeout(GOODBYE_SECONDS):
+                await self._say_goodbye()
+        await self.link.close()
+
+    async def _say_goodbye(self) -> None:
+        await self._publisher.publish()
+        mine = (self._keys.lease(self.id), self._keys.runs(self.id), self._keys.control(self.id))
+        if not self._runs:  # what was not brought to an end is the others' to end
+            await self.link.all([("SREM", self._keys.gateways, self.id), ("UNLINK", *mine)])
+        else:
+            await self.link.call("UNLINK", mine[0])
+
+    # ---- this gateway's runs ----------------------------------------------------------------------------------------
+
+    async def enter(self, run: Run, earlier: Sequence[Run], queued: int) -> None:
+        place = Place(self.id, run.tenant, run.id, run.thread_id, secrets.token_hex(6))
+        shared = self._runs[run.key] = Shared(run, place)
+        try:
+            await self._after(earlier)
+            await self._register(shared, queued)
+        except RequestError:
+            del self._runs[run.key]
+            raise
+        except Unreachable:
+            shared.alone()
+        except asyncio.CancelledError:
+            shared.known = True  # it may have come that far, so it must be taken back
+            raise
+        finally:
+            shared.entered.set()
+        self._publisher.hurry()
+
+    async def _after(self, earlier: Sequence[Run]) -> None:
+        """A thread's runs enter one after another, so that its order here is its order in Redis."""
+        for run in earlier:
+            if (other := self._runs.get(run.key)) is not None and other.run is run:
+                await other.entered.wait()
+
+    async def _register(self, shared: Shared, queued: int, *, again: bool = False, patient: bool = True) -> None:
+        """Enter a run into Redis. Again: it goes on already, so nothing but its own death keeps it out."""
+        place = shared.place
+        keys = [
+            self._keys.lease(self.id),
+            self._keys.runs(self.id),
+            self._keys.record(place.tenant, place.run_id),
+            self._keys.thread(place.tenant, place.thread_id),
+            self._keys.events(place),
+        ]
+        record = {"entry": place.entry, **record_of(shared.run)}
+        fields = [part for pair in record.items() for part in pair]
+        seconds = int(self.limits.run + self.limits.replay)
+        answer = await self._enter(keys, [place.entry, queued, seconds, place.instance, int(again), *fields])
+        match answer:
+            case [b"ok", before, tail]:
+                shared.accepted(before, number_of(tail))
+            case [b"lapsed"]:
+                self._lapsed()
+                shared.alone()
+            case _ if again:
+                log.warning("a run was declared dead while Redis was out of reach; it goes on here alone")
+                shared.alone()
+            case [b"busy"] if patient:  # the run before it may have ended a moment ago
+                await asyncio.sleep(2 * self.limits.tick)
+                await self._register(shared, queued, patient=False)
+            case [b"taken"]:
+                raise RequestError("conflict", "A run with this id is going on.", "runId")
+            case _:
+                raise RequestError("conflict", "This thread has a run going on.", "threadId", retry_after=1.0)
+
+    async def turn(self, run: Run) -> None:
+        shared = self._runs.get(run.key)
+        while shared is not None and not shared.may_begin.is_set() and self.link.down_for < self.limits.lease:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await shared.may_begin.wait()
+
+    def leave(self, run: Run) -> None:
+        shared = self._runs.get(run.key)
+        if shared is None or shared.run is not run:
+            return
+        shared.left = True
+        if shared.known:
+            self._ended[run.key] = shared.place
+            self._publisher.hurry()
+        elif self.link.up:
+            del self._runs[run.key]
+
+    def forget(self, run: Run) -> None:
+        shared = self._runs.get(run.key)
+        if shared is not None and shared.run is run:
+            del self._runs[run.key]
+        if (place := self._ended.pop(run.key, None)) is not None:
+            self._publisher.send("UNLINK", self._keys.events(place))
+
+    # ---- the runs of others -----------------------------------------------------------------------------------------
+
+    async def find(self, run_id: str, tenant: str, own: Run | None) -> RemoteRun | None:
+        try:
+            return await self._find(run_id, tenant)
+        except Unreachable:
+            if own is not None:
+                return None
+            raise RequestError("unavailable", "The servers cannot reach each other now.", retry_after=1.0) from None
+
+    async def _find(self, run_id: str, tenant: str) -> RemoteRun | None:
+        answer = await self.link.call("HGETALL", self._keys.record(tenant, run_id))
+        record: Mapping[bytes, bytes] = answer
+        if not record:
+            return None
+        place = place_of(record[b"entry"])
+        if place.gateway == self.id:
+            return None
+        known = self._follower.runs.get((tenant, run_id))
+        if known is not None and known.place == place and not known.done.is_set():
+            return known
+        run = RemoteRun(place, record, self._logs, ask=self._ask, present=self._present)
+        run = await self._follower.add(run)
+        return None if b"ended" in record and run.log.last == 0 else run
+
+    async def elsewhere(self, thread_id: str, tenant: str) -> list[tuple[str, bool]]:
+        try:
+            entries = await self.link.call("LRANGE", self._keys.thread(tenant, thread_id), 0, -1)
+        except Unreachable:
+            return []
+        return [(place.run_id, place.gateway != self.id) for place in map(place_of, entries)]
+
+    async def _ask(self, run: RemoteRun, action: str, changes: dict[str, Any]) -> Mapping[str, Any]:
+        if not self.link.up:
+            raise RequestError("unavailable", "The servers cannot reach each other now.", retry_after=1.0)
+        return await self._controls.ask(run.place, action, changes)
+
+    def _present(self, run: RemoteRun, reading: bool) -> None:
+        self._controls.tell(run.place, "hold" if reading else "release")
+        if reading:
+            self._follower.keep(run)
+
+    # ---- the heart --------------------------------------------------------------------------------------------------
+
+    async def _live(self) -> None:
+        looked = 0.0
+        while True:
+            self._beat.clear()
+            try:
+                await self._renew()
+                if (now := asyncio.get_running_loop().time()) - looked > min(LOOK_SECONDS, self.limits.beat):
+                    looked = now
+                    await self._look_around()
+            except Unreachable:
+                self._joined = False
+            except Exception:
+                log.exception("sharing runs failed inside the server")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(LOOK_SECONDS, self.limits.beat)):
+                    await self._beat.wait()
+
+    def _lapsed(self) -> None:
+        """Redis counts this gateway as dead: it comes back at once."""
+        self._joined = False
+        self._beat.set()
+
+    async def _renew(self) -> None:
+        if not self.link.up:
+            await self.link.probe()
+            self._joined = False
+        milliseconds = int(self.limits.lease * 1000)
+        if self._joined and await self.link.call("PEXPIRE", self._keys.lease(self.id), milliseconds):
+            return
+        await self.link.call("SET", self._keys.lease(self.id), 1, "PX", milliseconds)
+        await self.link.call("SADD", self._keys.gateways, self.id)
+        await self._again()
+        self._joined = True
+
+    async def _again(self) -> None:
+        """Make known what goes on here, and take back what Redis believes that does not."""
+        for shared in list(self._runs.values()):
+            await self._register(shared, 0, again=True)
+        for entry in await self.link.call("SMEMBERS", self._keys.runs(self.id)):
+            place = place_of(entry)
+            known = self._runs.get((place.tenant, place.run_id))
+            if known is None or known.place != place:
+                await self._publisher.leave(place)
+        self._publisher.hurry()
+
+    async def _look_around(self) -> None:
+        await self._look_for_turns()
+        await self._follower.look()
+        dead = await self._undertaker.round()
+        for gateway in dead:
+            for shared in self._runs.values():
+                shared.release(gateway)
+        if dead and self._bereaved is not None:
+            await self._bereaved()
+
+    async def _look_for_turns(self) -> None:
+        """Should the word of a turn have been lost."""
+        waiting = [shared for shared in self._runs.values() if shared.known and not shared.may_begin.is_set()]
+        asked = [("LINDEX", self._keys.thread(each.place.tenant, each.place.thread_id), 0) for each in waiting]
+        for shared, head in zip(waiting, await self.link.all(asked) if asked else (), strict=True):
+            if head == shared.place.entry:
+                shared.may_begin.set()
+
+    def metrics(self) -> dict[str, float]:
+        """For the metrics page."""
+        return {
+            "redis_up": float(self.link.up),
+            "shared_runs": len(self._runs),
+            "followed_runs": len(self._follower.runs),
+            "shared_events": self._publisher.sent_events,
+        }

@@ -1,0 +1,109 @@
+"""The connection to Redis, and whether it answers. Every fault of it is one exception: Unreachable."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+log = logging.getLogger("agent_server.sharing")
+CONNECTIONS = 16
+SECONDS: Final = 5.0
+"""How long one command may take."""
+
+
+class Unreachable(Exception):
+    """Redis did not do what it was asked: no connection, no answer in time, or a refusal (out of memory, say)."""
+
+
+class Link:
+    """A pool of connections. `up` is what the last command showed; nothing is sent while down but by `probe`.
+
+    url: `redis://`, `rediss://` (TLS) or `unix://`, with user, password and database number in it. ValueError for
+    another.
+    """
+
+    def __init__(self, url: str) -> None:
+        pool = BlockingConnectionPool.from_url(
+            url,
+            protocol=2,
+            max_connections=CONNECTIONS,
+            timeout=SECONDS,
+            socket_timeout=None,  # ours is `_do`'s: the client's own swallows a cancellation now and then
+            socket_connect_timeout=SECONDS,
+            driver_info=None,  # looking up its version reads files
+            retry=Retry(NoBackoff(), 0),
+        )
+        self._pool = pool
+        self._client: Redis = Redis(connection_pool=pool)
+        self._since = time.monotonic()
+        self.up = False
+
+    @property
+    def down_for(self) -> float:
+        """Seconds since it stopped answering; 0 while it answers."""
+        return 0.0 if self.up else time.monotonic() - self._since
+
+    async def probe(self) -> None:
+        """Try whether it answers (again)."""
+        await self._do(self._send("PING"))
+        if not self.up:
+            self.up = True
+            log.info("Redis answers: runs are shared")
+
+    async def call(self, *command: Any) -> Any:
+        """One command's answer, as Redis gives it."""
+        self._check()
+        return await self._do(self._send(*command))
+
+    async def all(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """The answers of several commands sent together; not a transaction."""
+        self._check()
+        pipeline = self._client.pipeline(transaction=False)
+        for command in commands:
+            pipeline.execute_command(*command)
+        return list(await self._do(pipeline.execute()))
+
+    def script(self, source: str) -> Callable[[Sequence[str], Sequence[Any]], Awaitable[Any]]:
+        """A Lua script as a function of its keys and arguments."""
+        registered = self._client.register_script(source)
+
+        async def run(keys: Sequence[str], args: Sequence[Any]) -> Any:
+            self._check()
+            return await self._do(registered(keys=list(keys), args=list(args)))
+
+        return run
+
+    async def close(self) -> None:
+        """Nothing is sent after it."""
+        self.up = False
+        await self._client.aclose()
+        await self._pool.disconnect()
+
+    def _check(self) -> None:
+        if not self.up:
+            raise Unreachable("Redis does not answer")
+
+    def _send(self, *command: Any) -> Awaitable[Any]:
+        sent: Awaitable[Any] = self._client.execute_command(*command)  # type: ignore[no-untyped-call]
+        return sent
+
+    async def _do(self, work: Awaitable[Any]) -> Any:
+        try:
+            async with asyncio.timeout(SECONDS):
+                return await work
+        except (RedisError, OSError, asyncio.TimeoutError) as error:  # noqa: UP041 - the pool's own comes as either
+            self._lost(error)
+            raise Unreachable(str(error)) from error
+
+    def _lost(self, error: Exception) -> None:
+        if self.up:
+            log.warning("Redis does not answer (%s): runs go on here, and are shared again when it does", error)
+            self.up, self._since = False, time.monotonic()

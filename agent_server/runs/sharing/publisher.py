@@ -1,0 +1,145 @@
+"""Sends what this gateway's runs say, all of them together, some forty times a second.
+
+Nothing waits for it: a run appends to its own log, which is the queue, and bounded. What Redis could not be told before
+the log let go of it is a gap that readers elsewhere are told of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from agent_server.runs.sharing.entries import Entry, cut, entry_id
+from agent_server.runs.sharing.keys import Keys, Place
+from agent_server.runs.sharing.limits import SharingLimits
+from agent_server.runs.sharing.link import Link, Unreachable
+from agent_server.runs.sharing.scripts import APPEND, LEAVE
+from agent_server.runs.sharing.shared import Shared
+
+log = logging.getLogger("agent_server.sharing")
+REST = 0.5
+"""Seconds between attempts while Redis does not take anything."""
+
+
+class Publisher:
+    """`runs`: this gateway's, by tenant and id. `lapsed` is called when Redis counts this gateway as dead."""
+
+    def __init__(
+        self,
+        link: Link,
+        keys: Keys,
+        gateway: str,
+        runs: dict[tuple[str, str], Shared],
+        limits: SharingLimits,
+        lapsed: Callable[[], None],
+    ) -> None:
+        self._link = link
+        self._keys = keys
+        self._gateway = gateway
+        self._runs = runs
+        self._limits = limits
+        self._lapsed = lapsed
+        self._append = link.script(APPEND)
+        self._leave = link.script(LEAVE)
+        self._outbox: list[tuple[Any, ...]] = []
+        self._hurry = asyncio.Event()
+        self.sent_events = 0
+
+    def hurry(self) -> None:
+        """Do not wait for the tick."""
+        self._hurry.set()
+
+    def send(self, *command: Any) -> None:
+        """A command that nobody waits for, after what is being sent. The oldest give way when Redis takes none."""
+        self._outbox.append(command)
+        del self._outbox[: -self._limits.commands]
+        self.hurry()
+
+    async def run(self) -> None:
+        while True:
+            self._hurry.clear()  # before looking: what comes while this sends must not be forgotten
+            try:
+                await self.publish()
+                rest = self._limits.tick if self._runs else None
+            except Unreachable:
+                rest = REST
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(rest):
+                    await self._hurry.wait()
+
+    async def publish(self) -> None:
+        """Everything there is to send, in as many rounds as it takes. Unreachable when Redis does not take it."""
+        while await self._events():
+            pass
+        for shared in [each for each in self._runs.values() if each.over]:
+            await self._over(shared)
+        await self._commands()
+
+    async def _events(self) -> bool:
+        """One round; whether there may be more."""
+        entries = self._round()
+        if not entries:
+            return False
+        keys, args = [self._keys.lease(self._gateway)], list[Any]()
+        for shared, entry in entries:
+            keys.append(self._keys.events(shared.place))
+            args += self._arguments(shared, entry)
+        if await self._append(keys, args) == b"lapsed":
+            self._lapsed()
+            return False
+        for shared, entry in entries:
+            shared.sent = entry.last
+            self.sent_events += entry.last - entry.first + 1
+        return True
+
+    def _round(self) -> list[tuple[Shared, Entry]]:
+        entries, size = [], 0
+        for shared in self._runs.values():
+            if shared.behind and (entry := cut(shared.run.log, shared.sent, self._limits)) is not None:
+                entries.append((shared, entry))
+                size += len(entry.data)
+                if size > self._limits.round:
+                    break
+        return entries
+
+    def _arguments(self, shared: Shared, entry: Entry) -> Iterable[Any]:
+        oldest = entry_id(shared.oldest(entry, self._limits.bytes))
+        seconds = int(self._limits.run + self._limits.replay)
+        return entry_id(entry.last), oldest, entry.first, entry.data, seconds
+
+    async def _over(self, shared: Shared) -> None:
+        await self.leave(shared.place)
+        if self._runs.get(shared.run.key) is shared:
+            del self._runs[shared.run.key]
+
+    async def leave(self, place: Place) -> None:
+        """Take a run out of its thread's queue; its events are kept for the replay."""
+        keys = [
+            self._keys.runs(place.gateway),
+            self._keys.record(place.tenant, place.run_id),
+            self._keys.thread(place.tenant, place.thread_id),
+            self._keys.events(place),
+        ]
+        seconds = max(1, int(self._limits.replay))
+        await self._leave(keys, [place.entry, place.instance, seconds, self._keys.control_base])
+
+    async def _commands(self) -> None:
+        self._note_pauses()
+        if not self._outbox:
+            return
+        sending, self._outbox = self._outbox, []
+        try:
+            await self._link.all(sending)
+        except Unreachable:
+            self._outbox = [*sending, *self._outbox][-self._limits.commands :]
+            raise
+
+    def _note_pauses(self) -> None:
+        for shared in self._runs.values():
+            if shared.known and shared.run.paused != shared.paused:
+                shared.paused = shared.run.paused
+                key = self._keys.record(shared.place.tenant, shared.place.run_id)
+                self._outbox.append(("HSET", key, "paused", int(shared.paused)))

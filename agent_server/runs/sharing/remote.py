@@ -1,0 +1,226 @@
+"""A run of another gateway, followed here: one copy of its events, whatever the number of readers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import zlib
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ag_ui.core import RunAgentInput
+
+from adapters.errors import RequestError
+from agent_server.runs.log import EventLog, LogLimits, Reader
+from agent_server.runs.run import check_position, lost
+from agent_server.runs.sharing.entries import TERMINAL
+from agent_server.runs.sharing.keys import Place
+from events.vocabulary import Event, RunError
+
+if TYPE_CHECKING:
+    from agent_server.runs.run import Run
+
+Ask = Callable[["RemoteRun", str, dict[str, Any]], Awaitable[Mapping[str, Any]]]
+AHEAD = 10_000
+"""How many events a client may have seen that have not come here yet."""
+IDLE_SECONDS = 5.0
+"""How long a copy that nobody reads is kept up to date."""
+
+
+def record_of(run: Run) -> dict[str, bytes]:
+    """What others must know of a run beside its events, for Redis. The tools are the run's own business."""
+    input = run.input.model_copy(update={"tools": [], "context": [], "forwarded_props": {}, "resume": None})
+    return {
+        "agent": run.agent.encode(),
+        "thread": run.thread_id.encode(),
+        "input": zlib.compress(input.model_dump_json(by_alias=True, exclude_none=True).encode(), 1),
+    }
+
+
+class RemoteRun:
+    """What `Run` is to its readers and controllers, by way of Redis. Made by a Gateway alone.
+
+    When its gateway or Redis cannot be followed any more it is cut: each reader is told so with a RUN_ERROR that has
+    no number of its own, and may read on elsewhere from `nextEvent`.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        record: Mapping[bytes, bytes],
+        limits: LogLimits,
+        *,
+        ask: Ask,
+        present: Callable[[RemoteRun, bool], None],
+    ) -> None:
+        self.place = place
+        self.id, self.thread_id, self.tenant = place.run_id, place.thread_id, place.tenant
+        self.agent = record[b"agent"].decode()
+        self.input = RunAgentInput.model_validate_json(zlib.decompress(record[b"input"]))
+        self.paused = record.get(b"paused") == b"1"
+        self.log = EventLog(limits)
+        self.terminal: Event | None = None
+        self.done = asyncio.Event()
+        self.touched = time.monotonic()
+        self._ask = ask
+        self._present = present
+        self._readers = 0
+        self._cut: RunError | None = None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.tenant, self.id
+
+    @property
+    def finished(self) -> bool:
+        return self.terminal is not None
+
+    @property
+    def died(self) -> bool:
+        """Whether another gateway had to end it."""
+        return isinstance(self.terminal, RunError) and bool((self.terminal.metadata or {}).get("lost"))
+
+    @property
+    def state(self) -> str:
+        if self.finished:
+            return "finished"
+        return "running" if self.log.last else "queued"
+
+    @property
+    def readers(self) -> int:
+        return self._readers
+
+    @property
+    def idle(self) -> bool:
+        """Nobody has wanted anything of it for a while."""
+        return not self._readers and time.monotonic() - self.touched > IDLE_SECONDS
+
+    def events(self, after: int = 0) -> RemoteReader:
+        """As `Run.events`; a reader here counts at the run's own gateway."""
+        self.check_position(after)
+        self._arrive()
+        return RemoteReader(self, after, Reader(self.log, after, lost=lost, left=self._leave))
+
+    def check_position(self, after: int) -> None:
+        """As `Run.check_position`; but a client may be ahead of the copy by what is still under way to it, and of a
+        run whose gateway died by what never came."""
+        ahead = not self.finished or self.died
+        check_position(self.log, min(after, self.log.last) if ahead and after - self.log.last <= AHEAD else after)
+
+    async def wait(self) -> Event:
+        """As `Run.wait`; RequestError("unavailable") if the run cannot be followed to its end."""
+        self._readers += 1
+        try:
+            await self.done.wait()
+        finally:
+            self._readers -= 1
+        if self.terminal is None:
+            raise RequestError("unavailable", "The run cannot be followed from here any more.", retry_after=1.0)
+        return self.terminal
+
+    async def cancel(self) -> bool:
+        return await self._control("cancel")
+
+    async def pause(self) -> bool:
+        return await self._control("pause")
+
+    async def resume(self) -> bool:
+        return await self._control("resume")
+
+    async def modify(self, changes: dict[str, Any]) -> bool:
+        return await self._control("modify", changes)
+
+    async def _control(self, action: str, changes: dict[str, Any] | None = None) -> bool:
+        if self.finished:
+            return False
+        answer = await self._ask(self, action, changes or {})
+        self.paused = bool(answer.get("paused"))
+        return bool(answer["done"])
+
+    # ---- following --------------------------------------------------------------------------------------------------
+
+    def feed(self, events: Iterable[tuple[int, Event]]) -> None:
+        """Take what came; events that were seen are passed over, a gap cuts."""
+        for number, event in events:
+            if self.done.is_set():
+                return
+            if number <= self.log.last:
+                continue
+            if self.log.last == 0:
+                self.log.last = number - 1
+            if number != self.log.last + 1:
+                self.cut("Some of the run's events were lost on the way.")
+                return
+            self._take(event)
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, TERMINAL):
+            self.terminal = event
+        self.log.append(event)
+        if self.finished:
+            self.log.close()
+            self.done.set()
+
+    def cut(self, why: str) -> None:
+        """End every reader here; the run itself may well go on."""
+        if not self.done.is_set():
+            metadata = {"retryable": True, "nextEvent": self.log.last + 1}
+            self._cut = RunError(
+                message=f"{why} Read on from event {self.log.last + 1}.", code="connection", metadata=metadata
+            )
+            self.log.close()
+            self.done.set()
+
+    def last_word(self, after: int) -> Event | None:
+        """What ends the stream of a reader from `after` on that was given no terminal event; None if it has that."""
+        return self.terminal if after > self.log.last or self.died else self._cut
+
+    def _arrive(self) -> None:
+        self._readers += 1
+        if self._readers == 1 and not self.finished:
+            self._present(self, True)
+
+    def _leave(self) -> None:
+        self._readers -= 1
+        self.touched = time.monotonic()
+        if not self._readers and not self.finished:
+            self._present(self, False)
+
+
+class RemoteReader:
+    """A reader of the copy. Its stream ends with a terminal event or, after a cut, with the run's last word."""
+
+    def __init__(self, run: RemoteRun, after: int, inner: Reader) -> None:
+        self._run = run
+        self._after = after
+        self._inner = inner
+        self._ended = False
+
+    def __aiter__(self) -> RemoteReader:
+        return self
+
+    async def __anext__(self) -> tuple[int, Event]:
+        while (item := self.ready()) is None:
+            if (arrival := self.arrival()) is None:
+                raise StopAsyncIteration
+            await arrival
+        return item
+
+    def ready(self) -> tuple[int, Event] | None:
+        """As `Reader.ready`; at the end of the copy the last word, if there is one."""
+        item = None if self._ended else self._inner.ready()
+        if item is None and not self._ended and self._inner.over:
+            self._ended = True
+            word = self._run.last_word(self._after)
+            return None if word is None else (max(self._run.log.last, self._after), word)
+        if item is not None:
+            self._ended = isinstance(item[1], TERMINAL)
+        return item
+
+    def arrival(self) -> asyncio.Future[None] | None:
+        """As `Reader.arrival`."""
+        return None if self._ended else self._inner.arrival()
+
+    async def aclose(self) -> None:
+        self._ended = True
+        await self._inner.aclose()

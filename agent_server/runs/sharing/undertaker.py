@@ -1,0 +1,78 @@
+"""Finds gateways that died, and ends what they left: every stream gets its end, every thread its next turn."""
+
+from __future__ import annotations
+
+import logging
+
+from agent_server.runs.sharing.entries import RawEntry, closing, entry_id, number_of, opened
+from agent_server.runs.sharing.keys import Keys, Place, place_of
+from agent_server.runs.sharing.limits import SharingLimits
+from agent_server.runs.sharing.link import Link
+from agent_server.runs.sharing.scripts import BURY
+from events.encode import encode
+
+log = logging.getLogger("agent_server.sharing")
+ATTEMPTS = 5
+
+
+class Undertaker:
+    """Any gateway may be one; several at once do no harm."""
+
+    def __init__(self, link: Link, keys: Keys, gateway: str, limits: SharingLimits) -> None:
+        self._link = link
+        self._keys = keys
+        self._gateway = gateway
+        self._limits = limits
+        self._bury = link.script(BURY)
+
+    async def round(self) -> list[str]:
+        """The gateways that were found dead, their runs ended."""
+        dead = await self._dead()
+        return [gateway for gateway in dead if await self._wind_up(gateway)]
+
+    async def _dead(self) -> list[str]:
+        known = [each.decode() for each in await self._link.call("SMEMBERS", self._keys.gateways)]
+        others = [each for each in known if each != self._gateway]
+        alive = await self._link.all([("EXISTS", self._keys.lease(each)) for each in others]) if others else []
+        return [each for each, lives in zip(others, alive, strict=True) if not lives]
+
+    async def _wind_up(self, gateway: str) -> bool:
+        """False if it came back to life."""
+        entries = await self._link.call("SMEMBERS", self._keys.runs(gateway))
+        for entry in entries:
+            if not await self._end(place_of(entry)):
+                return False
+        log.warning("a gateway died; %d runs of it were ended", len(entries))
+        await self._link.all(
+            [
+                ("SREM", self._keys.gateways, gateway),
+                ("UNLINK", self._keys.runs(gateway), self._keys.control(gateway)),
+            ]
+        )
+        return True
+
+    async def _end(self, place: Place) -> bool:
+        for _ in range(ATTEMPTS):
+            answer = await self._attempt(place)
+            if answer != b"moved":
+                return bool(answer == b"buried")
+        return False
+
+    async def _attempt(self, place: Place) -> bytes:
+        stream = self._keys.events(place)
+        entries: list[RawEntry] = await self._link.call("XRANGE", stream, "-", "+")
+        last = number_of(entries[-1][0]) if entries else 0
+        events = closing(opened(entries), place)
+        keys = [
+            self._keys.lease(place.gateway),
+            self._keys.runs(place.gateway),
+            self._keys.record(place.tenant, place.run_id),
+            self._keys.thread(place.tenant, place.thread_id),
+            stream,
+        ]
+        args = [
+            place.entry, place.instance, max(1, int(self._limits.replay)), self._keys.control_base, entry_id(last),
+            entry_id(last + len(events)), last + 1, b"\n".join(map(encode, events)),
+        ]  # fmt: skip
+        answer: bytes = await self._bury(keys, args)
+        return answer

@@ -1,0 +1,81 @@
+"""This server with the scripted engine, listening on an inherited socket: `python _scripted_server.py FD TOKENS DELAY`.
+
+Every request is answered with TOKENS tokens of one word, one at each step of the engine, DELAY seconds apart; a step
+gives every running request its next token, as a batch of a real engine does. The engine replays what is in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from agent_server.assemble import build_server
+from agent_server.commands.serve import loop_factory, serve_web
+from agent_server.engine.scripted import Script
+from tests.server import scripted, settings
+
+LIMIT = 4096
+
+
+class Steps:
+    """The engine's clock: time goes on step by step, and whoever waits for a step is woken by it. Like a batch, a step
+    takes in what arrives while the one before it runs."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._number = 0
+        self._waiting: list[Callable[[], None]] = []
+        self._ticking = False
+
+    def time(self) -> float:
+        return float(self._number)
+
+    def call_later(self, delay: float, callback: Callable[[], None], /) -> asyncio.Handle:
+        self._waiting.append(callback)
+        if not self._ticking:
+            self._ticking = True
+            asyncio.get_running_loop().call_later(self._seconds, self._tick)
+        return _NEVER
+
+    def _tick(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        self._ticking = bool(waiting)
+        self._number += 1
+        if waiting:
+            asyncio.get_running_loop().call_later(self._seconds, self._tick)
+        for wake in waiting:
+            wake()
+
+
+class _Nothing(asyncio.Handle):
+    """A timer that needs no cancelling: waking what is awake does nothing."""
+
+    def __init__(self) -> None:
+        pass
+
+    def cancel(self) -> None:
+        pass
+
+
+_NEVER = _Nothing()
+
+
+def main(descriptor: int, tokens: int, delay: float) -> None:
+    engine = scripted("")
+    word = engine.vocabulary.encode("the ")[0]
+    engine = scripted([Script(tokens=(word,) * tokens, delay=1.0)], max_running=LIMIT, clock=Steps(delay))
+    chosen = settings(max_runs=LIMIT, max_runs_per_tenant=LIMIT, max_queued=LIMIT)
+    server = build_server(chosen, engine=engine)
+    listener = socket.socket(fileno=descriptor)
+    listener.setblocking(False)
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(serve_web(server, listener))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))

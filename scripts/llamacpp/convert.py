@@ -1,0 +1,21 @@
+"""The bundled model as GGUF, by llama.cpp's own converter, run in the folder of its sources.
+
+    python convert.py PROJECT FILE
+
+The converter knows tokenizers by name. Ours has none there: ids are what is sent and what comes back, so any of the
+byte-level ones will do.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+
+sys.path[:0] = [".", "gguf-py"]
+from conversion import base, llama  # type: ignore[import-not-found]  # noqa: E402
+
+base.TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
+llama.LlamaModel.set_vocab = lambda self: self._set_vocab_gpt2()
+project, file = sys.argv[1:]
+sys.argv = ["convert", f"{project}/agent_server/models/demo", "--outfile", file, "--outtype", "f32"]
+runpy.run_path("convert_hf_to_gguf.py", run_name="__main__")

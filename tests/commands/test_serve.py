@@ -1,0 +1,71 @@
+"""The command itself, in a process of its own: it serves, and a SIGTERM lets what runs end and exits with 0."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+
+from agent_server.commands.serve import loop_factory
+from tests.server import READY_SECONDS, ROOT
+
+COMMAND = "from agent_server.cli import main; main()"
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+@asynccontextmanager
+async def command(*arguments: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    port = free_port()
+    given = [sys.executable, "-c", COMMAND, "serve", "--port", str(port), "--store", "memory", *arguments]
+    environment = {**os.environ, "AGENT_SERVER_ENGINE_PROCESS": "false"}
+    process = await asyncio.create_subprocess_exec(*given, cwd=ROOT, env=environment, stderr=asyncio.subprocess.PIPE)
+    try:
+        yield process, f"http://127.0.0.1:{port}"
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def ready(client: httpx.AsyncClient) -> None:
+    async with asyncio.timeout(READY_SECONDS):
+        while True:
+            try:
+                if (await client.get("/ready")).status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            await asyncio.sleep(0.1)
+
+
+def test_it_runs_on_the_fast_event_loop():
+    make = loop_factory()
+    assert make is not None
+    loop = make()
+    assert type(loop).__module__.startswith("uvloop")
+    loop.close()
+
+
+async def test_a_sigterm_lets_a_running_answer_end_and_exits_with_0():
+    body = {"messages": [{"role": "user", "content": "Count."}], "max_tokens": 60, "stream": True, "ignore_eos": True}
+    async with command() as (process, url), httpx.AsyncClient(base_url=url, timeout=30) as client:
+        await ready(client)
+        async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+            lines = answer.aiter_lines()
+            first = await anext(lines)
+            process.send_signal(signal.SIGTERM)
+            rest = [line async for line in lines if line]
+        assert first.startswith("data: ") and rest[-1] == "data: [DONE]"
+        assert '"finish_reason":"length"' in rest[-2]
+        assert await asyncio.wait_for(process.wait(), 10) == 0

@@ -1,0 +1,65 @@
+"""One gateway as a process of its own: `python -m tests.gateways.gateway STORE REDIS`; prints its URL.
+
+The model is scripted by what the last user message says: "count N DELAY" counts to N, a word every DELAY seconds,
+"send" calls a tool that waits for a person, anything else is answered at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+from agent_server.agent import Agent, tool
+from agent_server.engine.model_files import load_model_files
+from agent_server.engine.protocol import GenerationRequest
+from agent_server.engine.scripted import Script
+from agent_server.server import BUNDLED
+from tests.agent.models import call
+from tests.server import scripted, serving
+
+LEASE = 1.5
+
+
+@tool(requires_approval=True)
+def send_email(to: str) -> str:
+    """Send it."""
+    return f"sent to {to}"
+
+
+def script_of(prompt: str) -> Script:
+    """What the model says to a prompt in the bundled model's template."""
+    turns = prompt.split("<|im_start|>")
+    last = next((turn for turn in reversed(turns) if turn.startswith(("user", "tool"))), "")
+    words = last.replace("<|im_end|>", " ").split()
+    if "<tool_response>" in words:
+        return Script(text="It is sent.")
+    if words[1:2] == ["count"]:
+        number, delay = int(words[2]), float(words[3])
+        return Script(text=" ".join(map(str, range(1, number + 1))), delay=delay)
+    if words[1:2] == ["send"]:
+        return Script(text=call("send_email", to="ada@example.org"))
+    return Script(text="Yes.")
+
+
+async def main(store: str, redis: str, changes: dict[str, Any]) -> None:
+    tokenizer = load_model_files(BUNDLED).tokenizer
+
+    def scripts(request: GenerationRequest) -> Script:
+        return script_of(tokenizer.decode(list(request.prompt_token_ids), skip_special_tokens=False))
+
+    agents = [Agent(name="default", tools=[send_email])]
+    async with serving(
+        scripted(scripts),
+        agents=agents,
+        store_url=store,
+        redis_url=redis,
+        **{"gateway_lease": LEASE, "grace": 1.0, **changes},
+    ) as running:
+        print(running.url, flush=True)
+        await asyncio.to_thread(sys.stdin.read)  # until the test closes it
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], sys.argv[2], json.loads(sys.argv[3])))

@@ -1,0 +1,80 @@
+"""The files in deploy/ fit each other and this server. Nothing is built or started here."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from agent_server.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict:
+    return yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+
+
+def test_every_setting_that_is_given_exists(compose):
+    text = (DEPLOY / "compose.yaml").read_text() + (DEPLOY / "Dockerfile").read_text()
+    names = {name.lower() for name in re.findall(r"\bAGENT_SERVER_([A-Z_]+)", text)}
+    assert len(names) > 5 and names <= set(Settings.model_fields)
+
+
+def test_the_gateways_differ_in_nothing_but_their_names(compose):
+    gateways = [service for name, service in compose["services"].items() if name.startswith("gateway")]
+    assert len(gateways) == 2 and gateways[0] == gateways[1]
+    settings = {
+        name.removeprefix("AGENT_SERVER_").lower(): re.sub(r"\$\{[^}]*\}", "x", value)
+        for name, value in gateways[0]["environment"].items()
+    }
+    settings["encryption_keys"] = ""
+    parsed = Settings(_env_file=None, **settings)
+    assert parsed.redis_url.startswith("redis://") and parsed.database_url.startswith("postgresql://")
+    assert int(re.sub(r"\D", "", gateways[0]["stop_grace_period"])) > parsed.drain
+
+
+def test_whoever_is_named_is_a_service(compose):
+    services = compose["services"]
+    for service in services.values():
+        assert set(service.get("depends_on", ())) <= set(services)
+        named = re.findall(r"(?:@|//)([a-z][a-z-]*)[:/]", " ".join(service.get("environment", {}).values()))
+        assert set(named) <= set(services)
+    balanced = re.findall(r"server ([\w-]+):8000", (DEPLOY / "nginx.conf").read_text())
+    assert balanced == [name for name in services if name.startswith("gateway")]
+    scraped = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"]
+    targets = [target for job in scraped for each in job["static_configs"] for target in each["targets"]]
+    assert {target.partition(":")[0] for target in targets} <= set(services)
+
+
+def test_volumes_files_and_copied_folders_are_there(compose):
+    for service in compose["services"].values():
+        for volume in service.get("volumes", ()):
+            source = volume.partition(":")[0]
+            given_by_hand = source in ("./metrics.key",)
+            assert source in compose["volumes"] or (DEPLOY / source).exists() or given_by_hand
+    lines = (DEPLOY / "Dockerfile").read_text().splitlines()
+    copied = [line.split()[1:-1] for line in lines if line.startswith("COPY") and "--from" not in line]
+    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    for path in (path for paths in copied for path in paths):
+        assert (ROOT / path).exists() and path.partition("/")[0] in allowed
+
+
+def test_what_has_no_default_is_in_the_example(compose):
+    wanted = set(re.findall(r"\$\{(\w+):\?", (DEPLOY / "compose.yaml").read_text()))
+    example = {line.partition("=")[0] for line in (DEPLOY / "example.env").read_text().splitlines() if line[:1] != "#"}
+    assert wanted <= example
+
+
+def test_no_stream_is_buffered_or_cut_while_it_is_silent():
+    text = (DEPLOY / "nginx.conf").read_text()
+    assert "proxy_buffering off;" in text and "proxy_set_header Upgrade $http_upgrade;" in text
+    (seconds,) = re.findall(r"proxy_read_timeout (\d+)s;", text)
+    assert int(seconds) > Settings.model_fields["keep_alive"].default
+    (size,) = re.findall(r"client_max_body_size (\d+)m;", text)
+    assert int(size) * 2**20 == Settings.model_fields["max_body"].default
+    assert "sticky" not in text and "ip_hash" not in text
