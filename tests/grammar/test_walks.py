@@ -10,7 +10,7 @@ from events.formats import registry
 from events.grammar import Stage
 from events.options import SamplingParams, ToolChoice
 from tests.grammar.toolsets import tool_set
-from tests.grammar.walks import KINDS, Tally, _matchers, judge, tally_of, walk, walker
+from tests.grammar.walks import KINDS, Tally, _matchers, generate, judge, tally_of, walk, walker
 
 FORMATS = sorted(set(KINDS.values()))
 
@@ -33,6 +33,20 @@ def assert_clean(tally: Tally, calls: bool = True) -> None:
 def test_a_call_that_must_be_made_is_always_right(name):
     stage: Stage = "start" if registry.named(name).channels else "content"
     assert_clean(tally_of(name, sets=6, runs=2, choice=ToolChoice("required"), stage=stage))
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "lfm2", "openai"])
+def test_a_random_model_through_the_whole_engine(name):
+    """Its own logits, in mixed batches, masks filled beside the forward."""
+    stage: Stage = "start" if registry.named(name).channels else "content"
+    assert_clean(generate(name, sets=8, runs=2, choice=ToolChoice("required"), stage=stage))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_thousand_runs_of_a_random_model_through_the_whole_engine(name):
+    stage: Stage = "start" if registry.named(name).channels else "content"
+    assert_clean(generate(name, sets=50, runs=20, choice=ToolChoice("required"), stage=stage))
 
 
 @pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "glm45", "lfm2", "gemma4", "deepseek_v32"])

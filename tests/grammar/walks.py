@@ -1,6 +1,6 @@
 """Random walks: random logits through the real sampler under a grammar's masks, read by the real parser.
 
-python -m tests.grammar.walks --runs 1000 [--format hermes] [--mode auto]
+python -m tests.grammar.walks --runs 1000 [--format hermes] [--mode auto] [--engine]
 """
 
 from __future__ import annotations
@@ -18,11 +18,17 @@ from typing import Any
 
 import jsonschema
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from agent_server.engine.detokenizer import TokenizerVocabulary
-from agent_server.engine.protocol import Constraint
+from agent_server.engine.model_files import ModelFiles
+from agent_server.engine.protocol import Constraint, Delta, Finished, GenerationRequest
+from agent_server.generation.config import EngineConfig
 from agent_server.generation.grammar import GrammarBackend
+from agent_server.generation.loader import assemble
+from agent_server.generation.messages import Submit
 from agent_server.generation.sampler import Masks, Sampler, Settings
+from agent_server.generation.step import Core
 from events.formats import registry
 from events.formats.output_format import OutputFormat, markers
 from events.grammar import Function, Stage, plan
@@ -134,6 +140,52 @@ def walk(
     return list(zip(outputs, ended, strict=True))
 
 
+@lru_cache(maxsize=2)
+def engine(name: str) -> Core:
+    """The engine around a Llama with random weights, over the format's vocabulary."""
+    walking = walker(name)
+    torch.manual_seed(11)
+    shape = LlamaConfig(
+        vocab_size=len(walking.nudge), hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=2048, bos_token_id=None, eos_token_id=None, pad_token_id=None,
+    )  # fmt: skip
+    model = LlamaForCausalLM(shape).eval().requires_grad_(False)
+    files = ModelFiles(tokenizer=walking.tokenizer, stop_token_ids=(walking.ids[END],))
+    settings = EngineConfig(model="random", threads=1, max_batch=32, flatten=False, kv_cache_bytes=64 * 2**20)
+    return assemble(settings, model, files, torch.device("cpu"), None)[0]
+
+
+def generate(name: str, sets: int, runs: int, **asked: Any) -> Tally:
+    """What `tally_of` counts, of a random model's own logits through the whole engine, in mixed batches."""
+    core, walking, tally = engine(name), walker(name), Tally()
+    bias = {number: float(more) for number, more in enumerate(walking.nudge.tolist()) if more}
+    asked_of: dict[int, list[Function]] = {}
+    outputs: dict[int, list[int]] = {}
+    ended: dict[int, bool] = {}
+    for number in range(sets * runs):
+        asked_of[number] = tool_set(Random(number % sets))
+        _, planned = _matchers(walking, asked_of[number], 0, **asked)
+        request = GenerationRequest(
+            request_id=str(number),
+            prompt_token_ids=tuple(Random(number).choices(range(200), k=12)),
+            sampling=SamplingParams(temperature=1.0, seed=number, max_tokens=LONGEST, logit_bias=bias),
+            constraint=Constraint(kind="structural_tag", value=planned.tag),
+        )
+        outputs[number] = []
+        core.inbox.put(Submit(number, request))
+    while core.generations or not core.inbox.empty():
+        for number, item in core.step():
+            if isinstance(item, Delta):
+                outputs[number] += [token.id for token in item.tokens]
+            else:
+                assert isinstance(item, Finished), item
+                ended[number] = item.reason == "stop"
+    for number, ids in outputs.items():
+        said = ids[:-1] if ids[-1:] == [walking.ids[END]] else ids
+        judge(tally, walking, asked_of[number], (said, ended[number]), **asked)
+    return tally
+
+
 def _matchers(walker: Walker, functions: Sequence[Function], rows: int, **asked: Any) -> tuple[list[Any], Any]:
     planned = plan(
         walker.output_format,
@@ -225,6 +277,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=1000, help="walks for each format, over 50 tool sets")
     parser.add_argument("--format", action="append")
     parser.add_argument("--mode", default="required")
+    parser.add_argument("--engine", action="store_true", help="a random model's logits, through the whole engine")
     parser.add_argument("--text", action="store_true", help="markers are text, not tokens")
     parser.add_argument("--fallback", action="store_true", help="a sentencepiece-like vocabulary")
     parser.add_argument("--stage", default=None)
@@ -236,10 +289,12 @@ def main() -> None:
     for name in names:
         sets = min(50, given.runs)
         at = "start" if registry.named(name).channels else stage
-        tally = tally_of(
-            name, sets, given.runs // sets, tokens=not given.text, fallback=given.fallback,
-            choice=ToolChoice(given.mode), stage=at,
-        )  # fmt: skip
+        asked: dict[str, Any] = {"choice": ToolChoice(given.mode), "stage": at}
+        if given.engine:
+            tally = generate(name, sets, given.runs // sets, **asked)
+        else:
+            vocabulary = {"tokens": not given.text, "fallback": given.fallback}
+            tally = tally_of(name, sets, given.runs // sets, **vocabulary, **asked)
         print(
             f"{name:16} {tally.runs:5} {tally.calls:6} {tally.unfinished:7}  {dict(tally.problems) or 'none'}",
             flush=True,
