@@ -29,7 +29,7 @@ async def target(server: str) -> AsyncIterator[Target]:
     settings = msgspec.structs.replace(QUICK, check_tokenizer=False, idle=30.0)
     async with started(upstream(server, settings)) as engine:
         assert engine.dialect == "llamacpp"
-        yield Target(engine, lambda: asyncio.to_thread(running, server), lacks=LACKS["llamacpp"])
+        yield Target(engine, lambda: asyncio.to_thread(running, server), lacks=LACKS["llamacpp"], tolerance=0.02)
 
 
 @pytest.mark.asyncio(loop_scope="module")
