@@ -28,6 +28,7 @@ def llamacpp() -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     options = ["--port", str(port), "--ctx-size", "65536", "--parallel", "16", "--threads", "2", "--alias", "demo"]
+    options += ["--cache-type-k", "f32", "--cache-type-v", "f32"]  # the reference is in float32
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen([str(server), "--model", str(model), *options], stdout=log, stderr=subprocess.STDOUT)
         try:

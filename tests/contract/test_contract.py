@@ -55,7 +55,7 @@ async def target_of(name: str) -> AsyncIterator[Target]:
         forced = f"{dialect}+" if name == "vllm-tokens" else ""
         async with listening(FAKES[name](backend)) as url, started(upstream(forced + url)) as engine:
             assert engine.dialect == dialect
-            exact, says_end = engine.info.details["ids"], name not in ("llamacpp", "openai")
+            exact, says_end = engine.info.details["ids"], name != "openai"
             yield Target(
                 engine, lambda: _metric(own), exact=exact, says_end=says_end, lacks=LACKS.get(name, frozenset())
             )

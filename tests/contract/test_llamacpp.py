@@ -26,10 +26,10 @@ def server() -> Iterator[str]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def target(server: str) -> AsyncIterator[Target]:
-    settings = msgspec.structs.replace(QUICK, check_tokenizer=False)
+    settings = msgspec.structs.replace(QUICK, check_tokenizer=False, idle=30.0)
     async with started(upstream(server, settings)) as engine:
         assert engine.dialect == "llamacpp"
-        yield Target(engine, lambda: asyncio.to_thread(running, server), says_end=False, lacks=LACKS["llamacpp"])
+        yield Target(engine, lambda: asyncio.to_thread(running, server), lacks=LACKS["llamacpp"], tolerance=0.02)
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -149,7 +149,9 @@ async def test_an_end_without_a_finish_reason(lasting: VLLM) -> None:
     async def passed(request: Request) -> Response:
         async with httpx.AsyncClient(timeout=30) as client:
             body = await request.body() or None
-            found = await client.request(request.method, lasting.url + request.url.path, content=body)
+            headers = {"content-type": "application/json"}
+            target = lasting.url + request.url.path
+            found = await client.request(request.method, target, content=body, headers=headers)
         return Response(found.content, found.status_code, media_type=found.headers.get("content-type"))
 
     async def completions(request: Request) -> Response:

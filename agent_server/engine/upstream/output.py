@@ -96,7 +96,7 @@ class Output:
         for place in range(len(piece.ids)):
             released += self._push(piece, place)
             if self.ended:
-                self.over = piece.finish is None
+                self.over = piece.finish is None and piece.ids[place] not in self._upstream.model.ends
                 return released
         if piece.finish is not None:
             released += self._text.drain()
@@ -110,7 +110,7 @@ class Output:
         self.count += 1
         last = piece.finish is not None and place == len(piece.ids) - 1
         told = last and piece.finish == "stop" and not isinstance(piece.stop, str)
-        found = number in self._stop_ids and self.count > self._min_tokens
+        found = number in self._ends and self.count > self._min_tokens
         ends = found or (told and self._is_end(number, piece))
         if self._judge is not None:
             self._judge.token(number, ends=ends)

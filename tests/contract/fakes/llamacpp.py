@@ -1,5 +1,5 @@
-"""A server that speaks llama.cpp's `/completion`: no end-of-sequence id, and none for tokens that end within a
-character; errors of a stream are frames."""
+"""A server that speaks llama.cpp's `/completion` as it was seen to: the reason comes in a frame of its own, and no ids
+come of tokens that end within a character; errors of a stream are frames."""
 
 from __future__ import annotations
 
