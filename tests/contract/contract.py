@@ -351,21 +351,21 @@ class Contract:
             assert rest.end.usage.completion_tokens == whole.end.usage.completion_tokens
 
     async def test_closing_frees_the_slot_within_a_second(self, target: Target) -> None:
-        before = await target.running()
+        assert await eventually(lambda: _at(target, 0), 5), "what ran before this test still runs"
         stream = target.engine.generate(asked(reference.endless(), max_tokens=3000))
         await anext(stream)
-        assert await eventually(lambda: _at(target, before + 1), 5)
+        assert await eventually(lambda: _at(target, 1), 5)
         await stream.aclose()
-        assert await eventually(lambda: _at(target, before), FREED_SECONDS)
+        assert await eventually(lambda: _at(target, 0), FREED_SECONDS)
         assert target.engine.metrics()["num_requests_running"] == 0
 
     async def test_a_cancelled_reader_frees_the_slot_too(self, target: Target) -> None:
-        before = await target.running()
+        assert await eventually(lambda: _at(target, 0), 5), "what ran before this test still runs"
         reading = asyncio.create_task(answer(target.engine, asked(reference.endless(), max_tokens=3000)))
-        assert await eventually(lambda: _at(target, before + 1), 5)
+        assert await eventually(lambda: _at(target, 1), 5)
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
-        assert await eventually(lambda: _at(target, before), FREED_SECONDS)
+        assert await eventually(lambda: _at(target, 0), FREED_SECONDS)
 
     async def test_a_prompt_that_is_too_long_is_refused(self, target: Target) -> None:
         for prompt, options, param in (

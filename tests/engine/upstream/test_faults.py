@@ -264,18 +264,18 @@ async def test_its_health_shows_and_comes_back():
     async with serving() as server, connected(server) as engine:
         good = server.plays["/health"]
         server.plays["/health"] = answers("503 Unavailable", b"")
-        await until(engine, "degraded")
+        await until(engine, "starting")
         assert server.url in engine.status.message
         server.plays["/health"] = good
         await until(engine, "ready")
         server.plays["/health"] = answers("503 Unavailable", b"")
-        await until(engine, "degraded")
+        await until(engine, "starting")
         server.plays["/v1/models"] = answers("200 OK", {"data": [{"id": "other", "owned_by": "vllm"}]})
         server.plays["/health"] = good
         async with asyncio.timeout(20):
             while "another model" not in engine.status.message:
                 await asyncio.sleep(0.02)
-        assert engine.status.state == "degraded"
+        assert engine.status.state == "starting"
 
 
 async def until(engine: UpstreamEngine, state: str) -> None:
