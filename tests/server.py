@@ -63,7 +63,7 @@ async def serving(
 ) -> AsyncIterator[Running]:
     """Start a server, wait until its model is ready, and shut it down afterwards."""
     server = build_server(settings(**changes), agents=agents, engine=engine)
-    listener = socket.socket()
+    listener = socket.socket(proto=socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
     listener.listen(2048)
     listener.setblocking(False)

@@ -77,7 +77,8 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 def listen(host: str, port: int) -> socket.socket:
     """A bound socket; exits with one sentence when the address cannot be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio sends small frames at once only where the socket says that it is TCP.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
