@@ -51,6 +51,7 @@ test: setup system check demo ## everything: Python, real clients, the front end
 	scripts/test
 
 test-long: setup ## the long property and fuzz runs (SPLITS=, CASES= to change)
+	HYPOTHESIS_PROFILE=default $(PY) -m pytest -m "slow or not slow" tests/properties tests/generation/test_scheduler.py
 	$(PY) -m pytest -m slow
 	$(PY) tests/properties/long_runs.py --splits $(or $(SPLITS),100000) --cases $(or $(CASES),1000000)
 

@@ -23,7 +23,7 @@ from tests.agent.models import Model
 
 pytestmark = pytest.mark.usefixtures("nothing_blocks")
 
-THOUGHT = "<think>\nThe secret is 42.\n</think>\n\nHello."
+THOUGHT = "<think>\nThe secret is swordfish.\n</think>\n\nHello."
 
 
 async def test_hidden_reasoning_travels_sealed_and_is_used_in_the_next_prompt():
@@ -38,18 +38,18 @@ async def test_hidden_reasoning_travels_sealed_and_is_used_in_the_next_prompt():
             "ReasoningEncryptedValue",
             "ReasoningEnd",
         ]
-        assert "42" not in repr(events)
+        assert "swordfish" not in repr(events)
         (reasoning,) = [message for message in house.messages if message["role"] == "reasoning"]
         assert reasoning["content"] == "" and reasoning["encryptedValue"]
-        assert "42" not in repr(await house.store.messages("", "t"))
+        assert "swordfish" not in repr(await house.store.messages("", "t"))
         await house.ask("and now?")
         (told,) = [message for message in model.told[1]["messages"] if message["role"] == "reasoning"]
-        assert "The secret is 42." in told["content"]
+        assert "The secret is swordfish." in told["content"]
 
 
 async def test_a_summary_is_shown_instead_and_made_by_the_agent():
     async def summarise(text: str) -> str:
-        assert "The secret is 42." in text
+        assert "The secret is swordfish." in text
         return "It thought about a number."
 
     agent = Agent(name="default", reasoning="summary", summarise=summarise)
@@ -68,7 +68,10 @@ async def test_without_a_function_the_model_makes_the_summary_and_it_is_counted(
     async with House(Agent(name="default", reasoning="summary"), model) as house:
         events = await house.ask("hi")
     assert "".join(event.delta for event in of(events, ReasoningMessageContent)) == "A number."
-    assert model.told[1]["thinking"] is False and model.told[1]["messages"][1]["content"].strip() == "The secret is 42."
+    assert (
+        model.told[1]["thinking"] is False
+        and model.told[1]["messages"][1]["content"].strip() == "The secret is swordfish."
+    )
     assert events[-1].usage[0].input_tokens == sum(len(each.prompt_token_ids) for each in model.engine.requests)
 
 
@@ -86,7 +89,7 @@ async def test_what_does_not_open_is_left_out_with_a_warning(spoil):
         }[spoil]
         events = await house.ask("and?", threadId="t2" if spoil == "other thread" else "t")
         assert "could not be opened" in events[-1].metadata["warnings"][0]
-        assert "42" not in repr(house.model.told[1])
+        assert "swordfish" not in repr(house.model.told[1])
 
 
 async def test_full_reasoning_passes_as_it_is():
@@ -96,7 +99,7 @@ async def test_full_reasoning_passes_as_it_is():
         for kind in (ReasoningMessageStart, ReasoningMessageEnd, ReasoningEnd):
             assert len(of(events, kind)) == 1
         await house.ask("more")
-        assert "The secret is 42." in repr(house.model.told[1])
+        assert "The secret is swordfish." in repr(house.model.told[1])
 
 
 BOUND = {"tenant": "a", "thread_id": "t", "message_id": "m"}

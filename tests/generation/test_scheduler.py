@@ -79,14 +79,16 @@ class Machine:
         for index in range(start):
             self.check(self.written[places[index]], sequence, index)
         for index in range(start, end):
-            self.written[places[index]] = (sequence.tenant, sequence.number, index, tuple(sequence.tokens[: index + 1]))
+            self.written[places[index]] = (sequence, index, tuple(sequence.tokens[: index + 1]))
 
     def check(self, written, sequence, index):
-        tenant, number, where, history = written
-        assert (tenant, where) == (sequence.tenant, index)
+        """A token that was on its way when it was written is by now what its writer got."""
+        writer, where, history = written
+        assert (writer.tenant, where) == (sequence.tenant, index)
+        history = [writer.tokens[place] if token == PENDING else token for place, token in enumerate(history)]
         now = sequence.tokens[: index + 1]
         assert len(history) == len(now)
-        mine = number == sequence.number
+        mine = writer is sequence
         assert all(a == b or (mine and PENDING in (a, b)) for a, b in zip(history, now, strict=True))
 
     def land(self, flight):
@@ -363,3 +365,17 @@ def test_a_long_slab_is_kept_when_a_stranger_shares_its_beginning():
     machine.add(again)
     machine.run()
     assert (stranger.cached, again.cached) == (100, 305)
+
+
+def test_a_page_with_tokens_that_were_on_their_way_is_shared_once_they_are_known(monkeypatch):
+    """Two sequences say the same; the second is sent back and finds what the first wrote while its tokens were due."""
+    monkeypatch.setattr(scheduler, "AGING_STEPS", 1)
+    machine = Machine(MEMORIES["pages"](), in_flight=1, patience=0)
+    for _ in range(22):
+        machine.step()
+    same = [7] * 17 + [1] * 4
+    for number, (tokens, priority, shareable) in enumerate(((same, 0, True), (same, 0, True), ([1], 1, False)), 1):
+        machine.add(make(number, tokens, len(tokens) + 9, "a", priority, shareable))
+    machine.run()
+    assert machine.scheduler.preemptions
+    machine.assert_clean()

@@ -68,7 +68,7 @@ async def frames(backend: Backend, body: dict[str, Any]) -> AsyncIterator[bytes]
         async for tokens, end in backend.items(body["prompt"], sampling_of(body), constraint):
             for token in tokens:
                 count += 1
-                if token.id not in reference.files().stop_token_ids and (token.text or (token is tokens[-1] and end)):
+                if token.text or token.id in reference.files().stop_token_ids or (token is tokens[-1] and end):
                     yield frame(partial(token, count, "n_probs" in body))
             if end is not None:
                 kind = "limit" if end.reason == "length" else "eos"
