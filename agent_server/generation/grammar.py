@@ -15,10 +15,10 @@ import llguidance
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from agent_server.engine.constraint_nodes import node_of
 from agent_server.engine.protocol import Constraint
 from agent_server.generation.constraint import ConstraintError, Grammar, Matcher
 from events.grammar.lark import Unwritable, lark
-from events.grammar.nodes import Node, constant, either, pattern
 
 LIMITS = llguidance.LLParserLimits(
     max_grammar_size=200_000,
@@ -87,9 +87,9 @@ class GrammarBackend:
         self._second: Any = None
 
     def compile(self, constraint: Constraint) -> Grammar:
-        node = node_of(constraint)
         try:
-            grammar = lark(node, self._controls) if node is not None else str(constraint.value)
+            given = constraint.kind == "lark"
+            grammar = str(constraint.value) if given else lark(node_of(constraint), self._controls)
         except Unwritable:
             return self._xgrammar().compile(constraint)  # type: ignore[no-any-return]
         matcher = llguidance.LLMatcher(self._vocabulary, grammar, log_level=0, limits=LIMITS)
@@ -115,26 +115,6 @@ class GrammarBackend:
         others = [(m, row) for row, m in enumerate(matchers) if not isinstance(m, LarkMatcher)]
         if others:
             self._second.fill(others, bits)
-
-
-def node_of(constraint: Constraint) -> Node | None:
-    """The constraint as a node; None for a Lark grammar, which is one already."""
-    value = constraint.value
-    match constraint.kind:
-        case "structural_tag":
-            return dict(value.get("format", value))
-        case "json_schema":
-            return {"type": "json_schema", "json_schema": value}
-        case "json_object":
-            return {"type": "json_schema", "json_schema": {"type": "object"}}
-        case "regex":
-            return pattern(value)
-        case "choice":
-            return either(*(constant(text) for text in value))
-        case "ebnf":
-            return {"type": "grammar", "grammar": value}
-        case "lark":
-            return None
 
 
 def control_tokens(tokenizer: Tokenizer) -> list[int]:

@@ -8,11 +8,12 @@ from typing import Any, Literal
 
 import msgspec
 
+from agent_server.engine.constraint_nodes import node_of
 from agent_server.engine.protocol import Constraint
 from agent_server.engine.upstream.errors import refused
 from agent_server.engine.upstream.xgrammar_tags import TagWriter
 from events.grammar.lark import Unwritable, lark
-from events.grammar.nodes import Node, constant, either, pattern
+from events.grammar.nodes import Node
 
 HEADER = "%llguidance {}\n"
 
@@ -63,20 +64,3 @@ def for_xgrammar(constraint: Constraint, controls: Mapping[int, str]) -> Grammar
 
 def whole_tag(node: Node) -> dict[str, Any]:
     return {"type": "structural_tag", "format": node}
-
-
-def node_of(constraint: Constraint) -> Node:
-    """The constraint as a structural tag's node."""
-    value = constraint.value
-    match constraint.kind:
-        case "structural_tag":
-            return dict(value.get("format", value))
-        case "json_schema":
-            return {"type": "json_schema", "json_schema": value}
-        case "json_object":
-            return {"type": "json_schema", "json_schema": {"type": "object"}}
-        case "regex":
-            return pattern(value)
-        case "choice":
-            return either(*(constant(text) for text in value))
-    return {"type": "grammar", "grammar": value, "syntax": constraint.kind}

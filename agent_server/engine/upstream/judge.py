@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from agent_server.engine.constraint_nodes import node_of
 from agent_server.engine.detokenizer import TokenizerVocabulary, Vocabulary
 from agent_server.engine.protocol import Constraint, EngineError
 from agent_server.engine.upstream.errors import refused
-from agent_server.engine.upstream.grammar import node_of, whole_tag
+from agent_server.engine.upstream.grammar import whole_tag
 
 LEFT = "The upstream's output left the grammar that it was to be held to."
 

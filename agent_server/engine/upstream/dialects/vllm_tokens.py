@@ -11,6 +11,7 @@ import msgspec
 
 from agent_server.engine.protocol import EngineError
 from agent_server.engine.upstream.dialects.dialect import Asked, Piece, Reader
+from agent_server.engine.upstream.dialects.openai_frames import Usage
 from agent_server.engine.upstream.dialects.vllm import VLLM, grammar_words, sampling_words
 from agent_server.engine.upstream.errors import error_frame
 from agent_server.engine.upstream.salts import cache_salt
@@ -65,17 +66,9 @@ class _Choice(msgspec.Struct):
     logprobs: _Logprobs | None = None
 
 
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens_details: _Details | None = None
-
-
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] = []
-    usage: _Usage | None = None
+    usage: Usage | None = None
     error: Any = None
 
 
