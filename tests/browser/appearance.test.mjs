@@ -17,7 +17,6 @@ after(async () => {
 });
 
 const axe = readFileSync(axeSource, "utf8");
-const rows = (page, type) => page.locator(`.wire-row[data-type="${type}"]`);
 
 /** One run of views under each of the four conditions. `work` gets the page, `look`, and what a phone needs besides. */
 function views(name, work, options) {
@@ -77,8 +76,10 @@ views("a conversation, a plan, an approval, the inspector and the threads", asyn
 views("a question, a state, a document and what the page's own tools do", async (page, { phone, look, inspect, leave }) => {
   await page.getByLabel("Agent").selectOption("cook");
   await say(page, "Let me choose a colour");
-  await page.getByRole("region", { name: "The model waits for you" }).getByLabel("colour").waitFor();
+  const form = page.getByRole("region", { name: "The model waits for you" });
+  await form.getByLabel("colour").waitFor();
   await look("question");
+  await form.getByLabel("colour").selectOption("green");
   await page.getByRole("button", { name: "Answer" }).click();
   await settled(page);
   await converse(page, "Show progress");
@@ -93,7 +94,7 @@ views("a question, a state, a document and what the page's own tools do", async 
   await page.getByRole("banner").getByRole("button", { name: "New conversation" }).click();
   await page.getByLabel("Agent").selectOption("default");
   await say(page, "Slowly write a document about owls");
-  await rows(page, "TOOL_CALL_ARGS").nth(12).waitFor({ state: "attached" });
+  await page.getByRole("region", { name: "Document" }).first().getByText(/words/).waitFor();
   await look("document-card");
   if (phone) await inspect("Document");
   await page.locator(".document h1", { hasText: "Owls" }).waitFor();
@@ -125,6 +126,7 @@ views("a stream that is paused and stopped, a fault, a replay", async (page, { l
   await page.getByRole("alert").getByText("The engine was lost in mid-answer.").waitFor();
   await settled(page);
   await look("fault");
+  await page.getByRole("alert").getByRole("button", { name: "Dismiss" }).click();
   await inspect("Stream");
   const [download] = await Promise.all([page.waitForEvent("download"), page.getByRole("button", { name: "Save the event log" }).click()]);
   await page.goto(`${server.url}/?replay=`);

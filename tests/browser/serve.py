@@ -101,7 +101,10 @@ async def choose_colour(context: ToolContext) -> str:
         "Which colour?",
         {
             "type": "object",
-            "properties": {"colour": {"type": "string", "enum": ["red", "green"]}},
+            "properties": {
+                "colour": {"type": "string", "enum": ["red", "green"]},
+                "shade": {"type": "string", "maxLength": 5},
+            },
             "required": ["colour"],
         },
     )
