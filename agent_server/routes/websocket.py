@@ -15,7 +15,7 @@ from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from starlette.routing import BaseRoute, WebSocketRoute
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from adapters import agui_websocket as agui
 from adapters import websocket as generation
@@ -95,8 +95,11 @@ class Connection(ABC):
         return self._reading is not None and not self._reading.done()
 
     async def send(self, data: bytes) -> None:
-        if not self._closed:
-            await self._websocket.send({"type": "websocket.send", "text": data.decode()})
+        if self._closed:
+            return
+        if self._websocket.application_state is not WebSocketState.CONNECTED:  # an earlier send found the line cut
+            raise WebSocketDisconnect(CLOSE_LOST)
+        await self._websocket.send({"type": "websocket.send", "text": data.decode()})
 
     async def close(self, code: int, reason: str) -> None:
         if not self._closed:

@@ -172,7 +172,7 @@ async function act(runId: string, action: string, body?: unknown): Promise<void>
 
 /** Why nothing can be sent just now, as the composer's placeholder; null when it can. */
 export function blockedBy(server: Server, ready: boolean): string | null {
-  if (server.reach === "gone") return "The server does not answer. Trying again";
+  if (server.reach === "gone") return "No answer from the server, retrying";
   if (server.reach === "locked") return "This server asks for an API key";
   const model = server.info?.server;
   if (model?.state === "failed") return model.message || "The model could not be loaded";

@@ -92,7 +92,7 @@ views("a question, a state, a document and what the page's own tools do", async 
   await look("state-refused");
   await leave();
   await page.getByRole("banner").getByRole("button", { name: "New conversation" }).click();
-  await page.getByLabel("Agent").selectOption("default");
+  await page.getByLabel("Agent").selectOption("demo");
   await say(page, "Slowly write a document about owls");
   await page.getByRole("region", { name: "Document" }).first().getByText(/words/).waitFor();
   await look("document-card");
@@ -106,7 +106,7 @@ views("a question, a state, a document and what the page's own tools do", async 
 });
 
 views("a stream that is paused and stopped, a fault, a replay", async (page, { look, inspect, leave }) => {
-  await say(page, "Slowly, please: what is 12*7?");
+  await say(page, "Very slowly, please: what is 12*7?");
   await page.locator('[data-tool="calculate"] dt', { hasText: "expression" }).waitFor();
   await look("call-arriving");
   await settled(page);
@@ -133,7 +133,7 @@ views("a stream that is paused and stopped, a fault, a replay", async (page, { l
   await page.locator('input[type="file"]').waitFor({ state: "attached" });
   await look("replay-empty");
   await page.locator('input[type="file"]').setInputFiles(await download.path());
-  await page.getByText("Please break").waitFor();
+  await page.locator(".notice").getByText("The engine was lost in mid-answer.").waitFor();
   await page.getByRole("button", { name: "Again", exact: true }).waitFor();
   await look("replay");
 });
@@ -149,7 +149,7 @@ for (const [size, viewport] of [["1440", WIDE], ["390", PHONE]]) {
         await page.getByRole("button", { name: "Continue" }).click();
         await converse(page, "hello");
         await locked.stop("SIGKILL");
-        await page.getByPlaceholder("The server does not answer. Trying again").waitFor({ timeout: 20_000 });
+        await page.getByPlaceholder("No answer from the server, retrying").waitFor({ timeout: 20_000 });
         await look(page, `${size}-${colorScheme}-gone`);
         assert.deepEqual(page.faults, []);
       } finally {

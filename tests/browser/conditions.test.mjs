@@ -32,7 +32,7 @@ test("the server is killed and started again: the page says so and goes on", LIM
     await page.getByText("Sentence 2 of").waitFor();
     await first.stop("SIGKILL");
     await page.getByRole("alert").getByText("The connection to the server was lost.").waitFor();
-    await page.getByPlaceholder("The server does not answer. Trying again").waitFor({ timeout: 20_000 });
+    await page.getByPlaceholder("No answer from the server, retrying").waitFor({ timeout: 20_000 });
     await picture(page, "server-gone");
     second = await startServer("--port", first.port, "--store", store);
     await page.getByText("The server is back").waitFor({ timeout: 20_000 });
