@@ -37,6 +37,8 @@ IDLE_SECONDS = 600.0
 """A connection on which nothing runs and nothing is said is closed after this time."""
 LOOK_SECONDS = 1.0
 CLOSE_DONE, CLOSE_INTERNAL = 1000, 1011
+CLOSE_LOST = 1006
+"""Never sent: what RFC 6455, 7.4.1, calls a line that was cut without a word."""
 
 
 class Connection(ABC):
