@@ -1,7 +1,8 @@
 """This server with the scripted engine, listening on an inherited socket: `python _scripted_server.py FD TOKENS DELAY`.
 
 Every request is answered with TOKENS tokens of one word, one at each step of the engine, DELAY seconds apart; a step
-gives every running request its next token, as a batch of a real engine does. The engine replays what is in memory.
+gives every running request its next token, as a batch of a real engine does. The steps go on whether or not the server
+keeps up, as those of an engine in a process of its own do. The engine replays what is in memory.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ LIMIT = 4096
 
 class Steps:
     """The engine's clock: time goes on step by step, and whoever waits for a step is woken by it. Like a batch, a step
-    takes in what arrives while the one before it runs."""
+    takes in what arrives while the one before it runs. A tick that comes late is as many steps as there should have
+    been."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._number = 0
+        self._due = 0.0
         self._waiting: list[Callable[[], None]] = []
         self._ticking = False
 
@@ -39,15 +42,20 @@ class Steps:
         self._waiting.append(callback)
         if not self._ticking:
             self._ticking = True
-            asyncio.get_running_loop().call_later(self._seconds, self._tick)
+            loop = asyncio.get_running_loop()
+            self._due = loop.time() + self._seconds
+            loop.call_at(self._due, self._tick)
         return _NEVER
 
     def _tick(self) -> None:
         waiting, self._waiting = self._waiting, []
+        loop = asyncio.get_running_loop()
+        steps = 1 + int((loop.time() - self._due) / self._seconds)
+        self._number += steps
+        self._due += steps * self._seconds
         self._ticking = bool(waiting)
-        self._number += 1
         if waiting:
-            asyncio.get_running_loop().call_later(self._seconds, self._tick)
+            loop.call_at(self._due, self._tick)
         for wake in waiting:
             wake()
 
@@ -68,7 +76,7 @@ _NEVER = _Nothing()
 def main(descriptor: int, tokens: int, delay: float) -> None:
     engine = scripted("")
     word = engine.vocabulary.encode("the ")[0]
-    engine = scripted([Script(tokens=(word,) * tokens, delay=1.0)], max_running=LIMIT, clock=Steps(delay))
+    engine = scripted([Script(tokens=(word,) * tokens, delay=1.0, paced=True)], max_running=LIMIT, clock=Steps(delay))
     chosen = settings(max_runs=LIMIT, max_runs_per_tenant=LIMIT, max_queued=LIMIT)
     server = build_server(chosen, engine=engine)
     listener = socket.socket(fileno=descriptor)

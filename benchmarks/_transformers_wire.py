@@ -2,8 +2,9 @@
 
 Everything of its server runs as it is: FastAPI, the middleware, the chat handler, the chat template, the streamer with
 its detokeniser and parser, the chunks and their frames. Only the continuous-batching loop behind it is replaced, by
-one that gives every running request its next token every DELAY seconds. It calls the handlers on the event loop, as
-the real one does, and spares it the background thread, the tensors and the copies of what was generated.
+one that gives every running request its next token every DELAY seconds, whether or not the server keeps up. It calls
+the handlers on the event loop, once for every token as the real one does, and spares it the background thread, the
+tensors and the copies of what was generated.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Steps:
         self._limits: dict[str, int] = {}
         self._running: dict[str, tuple[GenerationOutput, Callable[[Any], None]]] = {}
         self._ticking = False
+        self._due = 0.0
 
     def add_request(self, input_ids: Any, request_id: str, max_new_tokens: int, **_: Any) -> str:
         name = f"{request_id}-{next(self._numbers)}"
@@ -42,7 +44,9 @@ class Steps:
         self._running[request_id] = (output, callback)
         if not self._ticking:
             self._ticking = True
-            asyncio.get_running_loop().call_later(self._delay, self._tick)
+            loop = asyncio.get_running_loop()
+            self._due = loop.time() + self._delay
+            loop.call_at(self._due, self._tick)
 
     def cancel_request(self, request_id: str) -> None:
         self._running.pop(request_id, None)
@@ -51,9 +55,16 @@ class Steps:
         self._running.clear()
 
     def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
+        steps = 1 + int((loop.time() - self._due) / self._delay)
+        self._due += steps * self._delay
         self._ticking = bool(self._running)
         if self._running:
-            asyncio.get_running_loop().call_later(self._delay, self._tick)
+            loop.call_at(self._due, self._tick)
+        for _ in range(steps):
+            self._step()
+
+    def _step(self) -> None:
         for name, (output, handler) in list(self._running.items()):
             output.generated_tokens.append(self._word)
             if len(output.generated_tokens) >= self._limits[name]:

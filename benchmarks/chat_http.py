@@ -1,11 +1,13 @@
 """`/v1/chat/completions` with many streams at once: tokens for each second of the serving process's CPU, beside peers.
 
-    python benchmarks/chat_http.py [--transformers FOLDER] [--vllm FOLDER] [--streams 256] [--tokens 100] [--step 0.05]
+    python benchmarks/chat_http.py [--transformers FOLDER] [--vllm FOLDER] [--streams 256] [--tokens 100]
+        [--step 0.05 0.005]
 
 FOLDER is an environment with the peer, as scripts/transformers-serving and scripts/vllm/install make them. The servers
 run one after the other with the same client, the same number of streams and the same bundled model's tokenizer and
-template; every token is one frame. What is counted is the CPU time of the process that writes the frames, from the
-first request to the last frame, and of nothing else.
+template. What is counted is the CPU time of the process that writes the frames, from the first request to the last
+frame, and of nothing else. Tokens are counted, as the servers' own usage says, not frames: a server that is behind may
+put several tokens into one.
 
 - ours: the whole server with the scripted engine, as `agent-server serve` runs it. Parsing the request, rendering and
   encoding the prompt, the run, its log, the output parser, the wire, and the engine's own work are in the figure.
@@ -13,7 +15,9 @@ first request to the last frame, and of nothing else.
 - vLLM: its API server's process; its EngineCore, where the model runs, is a process of its own and is not counted. Its
   steps come when the model has computed them, so it is given fewer tokens.
 
-The first two get a token for every stream every `--step` seconds, as from a batch of a real engine.
+The first two get a token for every stream every `--step` seconds, as from a batch of a real engine, once for each value
+given: with 256 streams, 0.05 is 5,120 tokens a second, which all of them carry, and 0.005 is 51,200, five times what
+`transformers serve` carries. vLLM is measured once.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -36,6 +41,7 @@ import psutil
 ROOT = Path(__file__).parents[1]
 MODEL = ROOT / "agent_server" / "models" / "demo"
 READY_SECONDS = 400.0
+USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
 CPU_CLOCK = 2  # CPUCLOCK_SCHED of a process, see clock_gettime's clocks in Linux's posix-timers.h
 
 
@@ -52,24 +58,27 @@ class Target(NamedTuple):
 
 
 class Result(NamedTuple):
+    """What one round came to. seconds of the serving process's CPU, and of the wall."""
+
+    tokens: int
     frames: int
     cpu: float
     wall: float
 
     @property
     def rate(self) -> float:
-        return self.frames / self.cpu
+        return self.tokens / self.cpu
 
 
-def targets(arguments: argparse.Namespace) -> list[Target]:
-    here, tokens, step = Path(__file__).parent, arguments.tokens, str(arguments.step)
-    own = [sys.executable, str(here / "_scripted_server.py"), "{descriptor}", str(tokens), step]
+def targets(arguments: argparse.Namespace, step: float) -> list[Target]:
+    here, tokens = Path(__file__).parent, arguments.tokens
+    own = [sys.executable, str(here / "_scripted_server.py"), "{descriptor}", str(tokens), str(step)]
     found = [Target("this server", own, "default", "/ready", tokens)]
     if arguments.transformers:
         python = str(Path(arguments.transformers) / "bin" / "python")
-        command = [python, str(here / "_transformers_wire.py"), str(MODEL), "{port}", step]
+        command = [python, str(here / "_transformers_wire.py"), str(MODEL), "{port}", str(step)]
         found.append(Target("transformers serve", command, str(MODEL), "/health", tokens, {"HF_HUB_OFFLINE": "1"}))
-    if arguments.vllm:
+    if arguments.vllm and step == arguments.step[0]:
         found.append(_vllm(Path(arguments.vllm), min(tokens, arguments.vllm_tokens), arguments.streams))
     return found
 
@@ -146,25 +155,28 @@ async def get_ready(target: Target, pid: int, port: int) -> None:
             await asyncio.sleep(0.2)
 
 
-async def one_stream(target: Target, port: int, tokens: int) -> int:
-    """Send one request and read its stream to the end; the frames that came."""
+async def one_stream(target: Target, port: int, tokens: int) -> tuple[int, int]:
+    """Send one request and read its stream to the end: (tokens by the server's own count, frames)."""
     content = [{"role": "user", "content": "Hello"}]
-    body = {"model": target.model, "messages": content, "stream": True, "max_tokens": tokens, **target.extra}
-    data = json.dumps(body).encode()
+    asked = {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": tokens, **target.extra}
+    data = json.dumps({"model": target.model, "messages": content, **asked}).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
     writer.write(head + b"Content-Length: %d\r\n\r\n" % len(data) + data)
-    frames = 0
+    frames, end = 0, b""
     while answer := await reader.read(1 << 16):
         frames += answer.count(b"data: {")
+        end = (end + answer)[-4096:]
     writer.close()
-    if frames < tokens:
-        raise RuntimeError(f"{target.name} sent {frames} frames for {tokens} tokens")
-    return frames
+    counts = USAGE.findall(end)
+    if not counts or int(counts[-1]) < tokens:
+        raise RuntimeError(f"{target.name} counts {counts} of {tokens} tokens, in {frames} frames")
+    return int(counts[-1]), frames
 
 
-async def load(target: Target, port: int, streams: int, tokens: int) -> int:
-    return sum(await asyncio.gather(*(one_stream(target, port, tokens) for _ in range(streams))))
+async def load(target: Target, port: int, streams: int, tokens: int) -> tuple[int, int]:
+    counts = await asyncio.gather(*(one_stream(target, port, tokens) for _ in range(streams)))
+    return sum(count for count, _ in counts), sum(frames for _, frames in counts)
 
 
 def measure(target: Target, streams: int, rounds: int) -> list[Result]:
@@ -174,8 +186,8 @@ def measure(target: Target, streams: int, rounds: int) -> list[Result]:
         asyncio.run(load(target, port, 4, 8))
         for _ in range(rounds):
             cpu, wall = cpu_of(pid), time.perf_counter()
-            frames = asyncio.run(load(target, port, streams, target.tokens))
-            results.append(Result(frames, cpu_of(pid) - cpu, time.perf_counter() - wall))
+            tokens, frames = asyncio.run(load(target, port, streams, target.tokens))
+            results.append(Result(tokens, frames, cpu_of(pid) - cpu, time.perf_counter() - wall))
     return results
 
 
@@ -186,18 +198,29 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--vllm-tokens", type=int, default=40, help="for each of vLLM's streams, at most")
-    parser.add_argument("--step", type=float, default=0.05, help="seconds between the tokens of a stream")
+    parser.add_argument(
+        "--step", type=float, nargs="+", default=[0.05, 0.005], help="seconds between the tokens of a stream"
+    )
     parser.add_argument("--rounds", type=int, default=2, help="of each server; the best counts")
     arguments = parser.parse_args()
-    print(f"{arguments.streams} streams, tokens for each second of the serving process's CPU, in one run")
-    print(f"{'':20} {'tokens/CPU s':>13} {'us a token':>11} {'tokens':>8} {'CPU s':>7} {'wall s':>7} {'ours is':>12}")
+    print(f"{arguments.streams} streams of {arguments.tokens} tokens; the CPU of the serving process")
+    print(
+        f"{'offered/s':>9} {'':20} {'tokens/CPU s':>13} {'us a token':>11} {'tokens/frame':>13} {'CPU s':>7}"
+        f" {'tokens/s seen':>14} {'ours is':>12}"
+    )
+    for step in arguments.step:
+        compare(arguments, step)
+
+
+def compare(arguments: argparse.Namespace, step: float) -> None:
     ours = 0.0
-    for target in targets(arguments):
+    for target in targets(arguments, step):
         best = max(measure(target, arguments.streams, arguments.rounds), key=lambda result: result.rate)
         ours = ours or best.rate
         ratio = f"{ours / best.rate:.1f} times it" if target.name != "this server" else ""
-        figures = f"{best.rate:13,.0f} {1e6 / best.rate:11.1f} {best.frames:8,} {best.cpu:7.2f} {best.wall:7.1f}"
-        print(f"{target.name:20} {figures} {ratio:>12}", flush=True)
+        offered = f"{arguments.streams / step:9,.0f}" if not target.extra else f"{'':9}"
+        figures = f"{best.rate:13,.0f} {1e6 / best.rate:11.1f} {best.tokens / best.frames:13.1f} {best.cpu:7.2f}"
+        print(f"{offered} {target.name:20} {figures} {best.tokens / best.wall:14,.0f} {ratio:>12}", flush=True)
 
 
 if __name__ == "__main__":

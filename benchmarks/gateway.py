@@ -56,16 +56,19 @@ class Load(NamedTuple):
 
 
 class Wire(NamedTuple):
-    """A path to ask, the body for it, and what marks one token in the answer."""
+    """A path to ask, the body for it, what marks a frame with tokens in the answer, and what tells how many came in
+    all: a server that is behind may put several into one frame."""
 
     path: str
     body: Callable[[int], dict[str, Any]]
     mark: re.Pattern[bytes]
+    count: re.Pattern[bytes] = re.compile(rb'"completion_tokens": ?(\d+)')
 
 
 def chat(model: str) -> Wire:
     def body(tokens: int) -> dict[str, Any]:
         more = {"stream": True, "temperature": 0, "max_tokens": tokens, "ignore_eos": True}
+        more["stream_options"] = {"include_usage": True}
         return {"model": model, "messages": MESSAGES, **more}
 
     return Wire("/v1/chat/completions", body, re.compile(rb'"(?:content|reasoning)":"[^"]'))
@@ -88,7 +91,7 @@ def agui() -> Wire:
             "context": [], "state": {}, "forwardedProps": options,
         }  # fmt: skip
 
-    return Wire("/agui", body, re.compile(rb'"delta":"'))
+    return Wire("/agui", body, re.compile(rb'"delta":"'), re.compile(rb'"outputTokens": ?(\d+)'))
 
 
 class Client:
@@ -114,7 +117,7 @@ class Client:
             await self._writer.wait_closed()
 
     async def ask(self, wire: Wire, tokens: int) -> tuple[int, float]:
-        """(marks, seconds to the first of them)."""
+        """(tokens, seconds to the first of them)."""
         if time.monotonic() - self._used > IDLE:
             self._writer.close()
             await self._connect()
@@ -122,18 +125,18 @@ class Client:
         head = f"POST {wire.path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
         began = time.perf_counter()
         self._writer.write(head.encode() + b"\r\n\r\n" + body)
-        first, count, rest = 0.0, 0, b""
+        first, found, count, rest = 0.0, False, 0, b""
         while not rest.endswith(b"\r\n0\r\n\r\n"):
             data = await self._reader.read(65536)
             if not data:
                 raise RuntimeError(f"the connection ended: {rest[-500:]!r}")
             whole, _, rest = (rest + data).rpartition(b"\n\n")
-            found = len(wire.mark.findall(whole))
-            if found and not count:
-                first = time.perf_counter() - began
-            count += found
-        if not count:
-            raise RuntimeError(f"no token came: {whole[-500:]!r}")
+            if not found and wire.mark.search(whole):
+                first, found = time.perf_counter() - began, True
+            if told := wire.count.search(whole):
+                count = int(told.group(1))
+        if not found or not count:
+            raise RuntimeError(f"no token came, or nobody told how many: {(whole + rest)[-500:]!r}")
         self._used = time.monotonic()
         return count, first
 

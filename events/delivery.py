@@ -8,11 +8,13 @@ order of events is the same in both.
 from __future__ import annotations
 
 import re
+from collections.abc import Hashable, Sequence
+from itertools import groupby
 from typing import Any, Literal
 
 import msgspec
 
-from events.vocabulary import Event, ReasoningMessageContent, ToolCallArgs
+from events.vocabulary import Event, ReasoningMessageContent, TextMessageContent, ToolCallArgs
 
 _JSON_BOUNDARY = re.compile(r'.*[\]{}",:\[]', re.DOTALL)
 _SENTENCE_END = re.compile(r".*(?:[.!?…]['\")\]]?\s|[。！？\n])", re.DOTALL)
@@ -70,3 +72,30 @@ class Delivery:
     def _delta(self, event: Gathered, delta: str) -> list[Event]:
         rows, self._rows = self._rows, []
         return [msgspec.structs.replace(event, delta=delta, metadata={"tokens": rows} if rows else None)]
+
+
+def joined(events: Sequence[Event]) -> list[Event]:
+    """The events with neighbouring deltas of one message, or of one call, as one delta: what came together is said
+    together. The rows of their tokens stay in order; whatever else is between two deltas keeps them apart."""
+    told: list[Event] = []
+    for part, together in groupby(events, _part):
+        deltas = list(together)
+        told += deltas if part is None else [_one_of(deltas)]
+    return told
+
+
+def _part(event: Event) -> Hashable:
+    """What a delta adds to; None for every other event."""
+    if type(event) is ToolCallArgs:
+        return ToolCallArgs, event.tool_call_id, event.subagent_run_id
+    if type(event) is TextMessageContent or type(event) is ReasoningMessageContent:
+        return type(event), event.message_id, event.subagent_run_id
+    return None
+
+
+def _one_of(deltas: Sequence[Any]) -> Any:
+    if len(deltas) == 1:
+        return deltas[0]
+    rows = [row for each in deltas for row in (each.metadata or {}).get("tokens", ())]
+    delta = "".join(each.delta for each in deltas)
+    return msgspec.structs.replace(deltas[0], delta=delta, metadata={"tokens": rows} if rows else None)

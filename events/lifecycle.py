@@ -185,7 +185,8 @@ class Verifier:
         else can be wrong with it."""
         if event.subagent_run_id is not None or self._chunks.lanes or self.phase != "running":
             return False
-        return _identity(event, TABLE[type(event)]) in self._open
+        row = TABLE[type(event)]
+        return (row.entity, getattr(event, row.key), None) in self._open
 
     def close_open(self, reason: str = "The run ended before this was finished.") -> list[Event]:
         """Events that close whatever is open, innermost first; `reason` is said for subagents. Streams of chunks are

@@ -5,7 +5,7 @@ Nothing is trimmed, held back or looked for in it, so what the tokens say is wha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from events.vocabulary import Event, TextMessageContent, TextMessageEnd, TextMessageStart
@@ -35,6 +35,9 @@ class PlainTranslator:
             return [content]
         self._open = True
         return [TextMessageStart(message_id=self._message_id, role="assistant"), content]
+
+    def is_plain(self, text: str, token_ids: Iterable[int]) -> bool:
+        return True
 
     def finish(self, reason: str = "stop") -> list[Event]:
         return self.abort()

@@ -115,6 +115,10 @@ class Translator:
             return self._translate(self._stated_reasoning(text, token_id))
         return self._translate(self._parser.feed(text, token_id))
 
+    def is_plain(self, text: str, token_ids: Iterable[int]) -> bool:
+        """Whether these tokens may be fed as one text: they change nothing about how what follows is read."""
+        return self._parser.is_plain(text, token_ids)
+
     def _stated_reasoning(self, text: str, token_id: int | None) -> list[Piece]:
         """Text of which the engine says that it is reasoning: reasoning, less the markers that it still contains."""
         if self._reasoning_parser is None:

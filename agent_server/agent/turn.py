@@ -18,6 +18,7 @@ from agent_server.engine.protocol import Control, Delta, Engine, EngineError, Fi
 from agent_server.engine.schemas import Invalid, validate
 from agent_server.runs import Execution
 from agent_server.runs.execution import token_row
+from events.delivery import joined
 from events.message import Folder
 from events.options import GenerationOptions
 from events.plain import PlainTranslator
@@ -195,14 +196,20 @@ class TurnTaker:
         return finished
 
     def _read(self, delta: Delta, translator: Translator | PlainTranslator, details: bool) -> list[Event]:
-        """What the tokens say."""
+        """What the tokens say. Several at once are what an engine made while nobody took any: then the server is
+        behind, and one event for them costs what one token's would."""
         self._execution.first_token()
+        if len(delta.tokens) > 1 and not details and not delta.is_reasoning:
+            text = "".join(token.text for token in delta.tokens)
+            if translator.is_plain(text, (token.id for token in delta.tokens)):
+                self._reasoning_tokens += translator.reasoning * len(delta.tokens)
+                return translator.feed(text)
         events: list[Event] = []
         for token in delta.tokens:
             detail = token_row(token) if details else None
             self._reasoning_tokens += translator.reasoning
             events += translator.feed(token.text, token.id, detail, delta.is_reasoning)
-        return events
+        return joined(events) if len(delta.tokens) > 1 else events
 
     def _tell(self, events: list[Event]) -> None:
         for event in events:

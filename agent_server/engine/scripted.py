@@ -64,7 +64,9 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     """One generation. `text` is encoded where `tokens` is empty.
 
     first_delay, delay: seconds before the first item and before every further one. chunk: tokens in one Delta.
-    reason: how it ends when the tokens run out; None repeats them until a limit ends it.
+    paced: the delays go on whether or not anybody takes the tokens, as in an engine that is a process of its own; what
+    was not taken in time comes in one item. reason: how it ends when the tokens run out; None repeats them until a
+    limit ends it.
     """
 
     tokens: tuple[int, ...] = ()
@@ -72,6 +74,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     first_delay: float = 0.0
     delay: float = 0.0
     chunk: int = 1
+    paced: bool = False
     reason: FinishReason | None = "stop"
     cached_tokens: int = 0
     logprob: float = -0.5
@@ -232,8 +235,9 @@ class ScriptedEngine:
             ended = already_ended(request, running.output, limit=self._limit(running))
             end = self._end(running, script, ended.reason, ended.stop) if ended else None
             delay = script.first_delay
+            due = clock.time() + delay
             while end is None:
-                due = clock.time() + delay
+                due = due if script.paced else clock.time() + delay
                 if delay <= 0:
                     await asyncio.sleep(0)
                 while True:
@@ -244,11 +248,15 @@ class ScriptedEngine:
                     if left <= 0:
                         break
                     await running.sleep(loop, left, clock)
+                    due = max(due, clock.time()) if left == math.inf else due
                 delay = script.delay
+                late = int((clock.time() - due) / delay) if script.paced and delay > 0 else 0
+                due += (late + 1) * delay
+                size, limit = script.chunk * (late + 1), self._limit(running)
                 chunk: list[Token] = []
                 fault = script.fault
-                while end is None and len(chunk) < script.chunk and not _due(fault, running):
-                    end = self._step(running, script, tokens, chunk)
+                while end is None and len(chunk) < size and not _due(fault, running):
+                    end = self._step(running, script, tokens, chunk, limit)
                 if chunk:
                     running.first = self._clock() if running.first is None else running.first
                     yield Delta(tuple(chunk))
@@ -314,9 +322,10 @@ class ScriptedEngine:
         if self._status.state != "ready":
             raise EngineError("connection", self._status.message, retryable=True)
 
-    def _step(self, running: _Running, script: Script, tokens: Sequence[int], chunk: list[Token]) -> Finished | None:
+    def _step(
+        self, running: _Running, script: Script, tokens: Sequence[int], chunk: list[Token], limit: int
+    ) -> Finished | None:
         """Play one token into `chunk`; the end when this was the last."""
-        limit = self._limit(running)
         if running.position >= limit:
             return self._end(running, script, "length")
         if running.position >= len(tokens) and (script.reason is not None or not tokens):

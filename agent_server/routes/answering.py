@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.concurrency import run_in_threadpool
@@ -149,36 +149,93 @@ async def _left(request: Request) -> None:
         pass
 
 
-class _Item(NamedTuple):
-    choice: int
-    sequence: int
-    event: Event
+Item = tuple[int, int, Event]
+"""An answer's number, and its event's, and the event."""
 
 
-class _Events:
-    """The events of one run or of several, as they come, each run's in its own order."""
+class AnswerFrames:
+    """The events of one run or of several as frames, as they come, each run's in its own order.
 
-    def __init__(self, runs: Sequence[AnyRun]) -> None:
+    before_end: done before the last event is told.
+    """
+
+    def __init__(self, runs: Sequence[AnyRun], encoder: Encoder, before_end: BeforeEnd) -> None:
         self._readers = [run.events() for run in runs]
+        self._encoder = encoder
+        self._before_end = before_end
         self._turn = 0
+        self._frames = b""
+        self._last: Item | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._begun = False
+        self.failure: RunError | None = None
 
-    def ready(self) -> _Item | None:
+    def open(self) -> asyncio.Task[None]:
+        """Read up to the first event that is more than a beginning; `failure` is set if it is one."""
+        self._opening = asyncio.create_task(self._open())
+        return self._opening
+
+    async def _open(self) -> None:
+        while not self._begun:
+            if (item := self._next()) is not None:
+                self._tell(item)
+            elif (arrival := self._arrival()) is not None:
+                await arrival
+            else:
+                return
+
+    def ready(self) -> bytes:
+        frames, self._frames = self._frames, b""
+        while len(frames) < SEND_BYTES and (item := self._next()) is not None:
+            choice, sequence, event = item
+            frames += self._encoder.encode(event, sequence=sequence, choice=choice)
+        return frames
+
+    def _next(self) -> Item | None:
         """The next event if it is there already; the runs take turns."""
         for _ in self._readers:
             choice = self._turn
-            self._turn = (choice + 1) % len(self._readers)
             if (item := self._readers[choice].ready()) is not None:
-                return _Item(choice, *item)
+                self._turn = (choice + 1) % len(self._readers)
+                if self._before_end is None or not isinstance(item[1], ENDS):
+                    return choice, *item
+                self._last = choice, *item
+                return None
+            self._turn = (choice + 1) % len(self._readers)
         return None
 
+    def _tell(self, item: Item) -> None:
+        choice, sequence, event = item
+        self._frames += self._encoder.encode(event, sequence=sequence, choice=choice)
+        if not self._begun and isinstance(event, RunError) and event.code in KINDS:
+            self.failure = event
+        self._begun = self._begun or not isinstance(event, RunStarted)
+
     def arrival(self) -> Awaitable[Any] | None:
-        """What to await when nothing is `ready`; None at the end."""
+        opening, self._opening = self._opening, None
+        return opening if opening is not None and not opening.done() else self._arrival()
+
+    def _arrival(self) -> Awaitable[Any] | None:
+        if self._last is not None:
+            return self._conclude(self._last)
         arrivals = [arrival for reader in self._readers if (arrival := reader.arrival()) is not None]
         if len(arrivals) < 2:
             return arrivals[0] if arrivals else None
         return asyncio.wait(arrivals, return_when=asyncio.FIRST_COMPLETED)
 
+    async def _conclude(self, last: Item) -> None:
+        if self._before_end is not None:
+            await self._before_end()
+        self._last = None
+        self._tell(last)
+
+    def finish(self) -> bytes:
+        return self._encoder.finish()
+
     async def aclose(self) -> None:
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.gather(self._opening, return_exceptions=True)
         for reader in self._readers:
             await reader.aclose()
 
@@ -196,22 +253,19 @@ async def stream_answer(
 
     hold: wait for the first sign of life with the status line. before_end: done before the last event is told.
     """
-    source = _Events(runs)
-    opening = asyncio.create_task(_open(source, encoder, before_end))
-    if hold:
-        leaving = asyncio.create_task(_left(request))
-        both: tuple[asyncio.Future[Any], ...] = (opening, leaving)
-        await asyncio.wait(both, timeout=HOLD_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        gone = leaving.done() and not opening.done()
-        leaving.cancel()
-        if opening.done() and (failure := opening.result().failure) is not None:
-            await source.aclose()
-            raise failed(failure)
-        if gone:
-            await _abandon(opening, source)
-            return Response(status_code=CLIENT_GONE)
+    frames = AnswerFrames(runs, encoder, before_end)
+    try:
+        alive = not hold or await _hold(request, frames)
+    except BaseException:
+        await frames.aclose()
+        raise
+    if not alive:
+        await frames.aclose()
+        if frames.failure is not None:
+            raise failed(frames.failure)
+        return Response(status_code=CLIENT_GONE)
     return EventStream(
-        _frames(source, opening, encoder, before_end),
+        frames,
         content_type=encoder.content_type,
         keep_alive=encoder.keep_alive,
         interval=server.settings.keep_alive,
@@ -219,61 +273,22 @@ async def stream_answer(
     )
 
 
+async def _hold(request: Request, frames: AnswerFrames) -> bool:
+    """Wait for the first sign of life. Whether there is something to stream, and somebody to stream it to."""
+    opening = frames.open()
+    leaving = asyncio.create_task(_left(request))
+    both: tuple[asyncio.Future[Any], ...] = (opening, leaving)
+    try:
+        await asyncio.wait(both, timeout=HOLD_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        if not opening.done():
+            return not leaving.done()
+        opening.result()
+        return frames.failure is None
+    finally:
+        leaving.cancel()
+
+
 def failed(error: RunError) -> RequestError:
     """The HTTP error that says what ended a run."""
     kind: ErrorKind = error.code if error.code in KINDS else "internal"  # type: ignore[assignment]
     return RequestError(kind, error.message, param=(error.metadata or {}).get("param"))
-
-
-class _Opening(NamedTuple):
-    frames: bytes
-    failure: RunError | None = None
-
-
-async def _open(source: _Events, encoder: Encoder, before_end: BeforeEnd) -> _Opening:
-    """Read up to the first event that is more than a beginning."""
-    frames = b""
-    while True:
-        if (item := source.ready()) is None:
-            if (arrival := source.arrival()) is None:
-                return _Opening(frames)
-            await arrival
-            continue
-        if before_end is not None and isinstance(item.event, ENDS):
-            await before_end()
-        frames += encoder.encode(item.event, sequence=item.sequence, choice=item.choice)
-        if isinstance(item.event, RunError) and item.event.code in KINDS:
-            return _Opening(frames, item.event)
-        if not isinstance(item.event, RunStarted):
-            return _Opening(frames)
-
-
-async def _frames(
-    source: _Events, opening: asyncio.Task[_Opening], encoder: Encoder, before_end: BeforeEnd
-) -> AsyncGenerator[bytes, None]:
-    """What is there already goes out together: a busy server sends less often, never later."""
-    try:
-        frames = (await opening).frames
-        while True:
-            while len(frames) < SEND_BYTES and (item := source.ready()) is not None:
-                if before_end is not None and isinstance(item.event, ENDS):
-                    await before_end()
-                frames += encoder.encode(item.event, sequence=item.sequence, choice=item.choice)
-            if frames:
-                yield frames
-                frames = b""
-            elif (arrival := source.arrival()) is not None:
-                await arrival
-            else:
-                break
-        if tail := encoder.finish():
-            yield tail
-    finally:
-        await _abandon(opening, source)
-
-
-async def _abandon(opening: asyncio.Task[_Opening], source: _Events) -> None:
-    opening.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await opening
-    await source.aclose()

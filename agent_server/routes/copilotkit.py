@@ -19,7 +19,7 @@ from adapters.errors import RequestError
 from adapters.inbound import read_json
 from agent_server.agent.capabilities import capabilities_of
 from agent_server.engine.protocol import EngineError
-from agent_server.routes.http import EventStream, frames_of, guarded, read_body, stream_run
+from agent_server.routes.http import EventStream, Generated, RunFrames, each_of, guarded, read_body, stream_run
 from agent_server.routes.operations import json_response
 from agent_server.store.records import ThreadRecord
 
@@ -147,7 +147,7 @@ class Runtime:
         thread_id, legacy = copilotkit.thread_of(wire)
         encoder = copilotkit.Encoder(legacy=legacy)
         return EventStream(
-            self._replay(thread_id, tenant, encoder),
+            Generated(self._replay(thread_id, tenant, encoder)),
             content_type=encoder.content_type,
             keep_alive=encoder.keep_alive,
             interval=self._settings.keep_alive,
@@ -183,7 +183,7 @@ class Runtime:
         history = History(thread_id=run.thread_id, run_id=run.id, messages=before, state=run.input.state)
         for event in copilotkit.replay_head(history):
             yield encoder.encode(event)
-        async with contextlib.aclosing(frames_of(run, _WithoutStart(encoder))) as frames:
+        async with contextlib.aclosing(each_of(RunFrames(run, _WithoutStart(encoder)))) as frames:
             async for frame in frames:
                 yield frame
 

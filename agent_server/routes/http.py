@@ -95,15 +95,58 @@ def guarded(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Req
     return handle
 
 
+class Frames(Protocol):
+    """The frames of an answer, taken by who sends them. `aclose` is called once, however it ends."""
+
+    def ready(self) -> bytes:
+        """What is there already, some SEND_BYTES at most; b"" if nothing is."""
+
+    def arrival(self) -> Awaitable[Any] | None:
+        """What to await when nothing is `ready`; None at the end."""
+
+    def finish(self) -> bytes:
+        """What goes out last."""
+
+    async def aclose(self) -> None: ...
+
+
+class Generated:
+    """Frames that a generator makes."""
+
+    def __init__(self, frames: AsyncGenerator[bytes, None]) -> None:
+        self._frames = frames
+        self._next = b""
+        self._over = False
+
+    def ready(self) -> bytes:
+        frames, self._next = self._next, b""
+        return frames
+
+    def arrival(self) -> Awaitable[Any] | None:
+        return None if self._over else self._advance()
+
+    async def _advance(self) -> None:
+        try:
+            self._next = await anext(self._frames)
+        except StopAsyncIteration:
+            self._over = True
+
+    def finish(self) -> bytes:
+        return b""
+
+    async def aclose(self) -> None:
+        await self._frames.aclose()
+
+
 class EventStream(Response):
     """Streams frames, notices a client that left even while nothing is being sent, and keeps the line warm.
 
-    Whatever ends the stream, the generator of frames is closed, which releases its reader of the run.
+    Whatever ends the stream, the frames are closed, which releases their reader of the run.
     """
 
     def __init__(
         self,
-        frames: AsyncGenerator[bytes, None],
+        frames: Frames,
         *,
         content_type: str,
         keep_alive: Callable[[], bytes],
@@ -134,12 +177,18 @@ class EventStream(Response):
             await self.background()
 
     async def _send_all(self, send: Send) -> None:
-        now = asyncio.get_running_loop().time
-        async for body in self._frames:
-            self._last = now()
-            await send({"type": "http.response.body", "body": body, "more_body": True})
+        """What is there already goes out together: a busy server sends less often, never later."""
+        now, frames = asyncio.get_running_loop().time, self._frames
+        while True:
+            if body := frames.ready():
+                self._last = now()
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+            elif (arrival := frames.arrival()) is not None:
+                await arrival
+            else:
+                break
         self._last = math.inf
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await send({"type": "http.response.body", "body": frames.finish(), "more_body": False})
 
     async def _keep_warm(self, send: Send) -> None:
         """A keep-alive whenever nothing was sent for the interval. It costs nothing where frames are frequent."""
@@ -164,27 +213,48 @@ async def _stop(task: asyncio.Future[Any]) -> None:
         await task
 
 
-async def frames_of(run: AnyRun, encoder: Encoder, after: int = 0) -> AsyncGenerator[bytes, None]:
-    """One run's events as frames, from the first event after sequence number `after` to its terminal event. What is
-    there already goes out together: a busy server sends less often, never later."""
-    async with contextlib.aclosing(run.events(after)) as events:
+class RunFrames:
+    """One run's events as frames, from the first event after sequence number `after` to its terminal event."""
+
+    def __init__(self, run: AnyRun, encoder: Encoder, after: int = 0) -> None:
+        self._events = run.events(after)
+        self._encoder = encoder
+
+    def ready(self) -> bytes:
+        frames = b""
+        while len(frames) < SEND_BYTES and (item := self._events.ready()) is not None:
+            frames += self._encoder.encode(item[1], sequence=item[0])
+        return frames
+
+    def arrival(self) -> Awaitable[Any] | None:
+        return self._events.arrival()
+
+    def finish(self) -> bytes:
+        return self._encoder.finish()
+
+    async def aclose(self) -> None:
+        await self._events.aclose()
+
+
+async def each_of(frames: Frames) -> AsyncGenerator[bytes, None]:
+    """The same frames, for who sends others in front of them."""
+    try:
         while True:
-            frames = b""
-            while len(frames) < SEND_BYTES and (item := events.ready()) is not None:
-                frames += encoder.encode(item[1], sequence=item[0])
-            if frames:
-                yield frames
-            elif (arrival := events.arrival()) is not None:
+            if body := frames.ready():
+                yield body
+            elif (arrival := frames.arrival()) is not None:
                 await arrival
             else:
                 break
-    if tail := encoder.finish():
-        yield tail
+        if tail := frames.finish():
+            yield tail
+    finally:
+        await frames.aclose()
 
 
 def stream_run(run: AnyRun, encoder: Encoder, *, interval: float, after: int = 0) -> EventStream:
     return EventStream(
-        frames_of(run, encoder, after),
+        RunFrames(run, encoder, after),
         content_type=encoder.content_type,
         keep_alive=encoder.keep_alive,
         interval=interval,

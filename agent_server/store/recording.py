@@ -6,20 +6,29 @@ Each function is one part of a transaction, and repeatable (see `writer`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import and_, select, update
+from sqlalchemy import and_, bindparam, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from agent_server.store import rows, schema
 from agent_server.store.records import RunStatus, ThreadState
-from agent_server.store.rows import decoded, encoded, now_ms, of
+from agent_server.store.rows import bound, decoded, encoded, now_ms, of, of_bound
 from events.vocabulary import CancelledOutcome, Event, InterruptOutcome, RunError, RunFinished
 
 if TYPE_CHECKING:
     from agent_server.runs import Execution
 
 NAME_LENGTH = 80
+_OTHER_OWNERS = (
+    select(schema.runs.c.owner)
+    .where(of_bound(schema.runs), schema.runs.c.status == "running", schema.runs.c.owner != bindparam("own"))
+    .distinct()
+)
+_NAME_THREAD = update(schema.threads).where(of_bound(schema.threads)).values(name=bindparam("new_name"))
+_CHANGE_THREAD = update(schema.threads).where(of_bound(schema.threads))
+_CHANGE_RUN = update(schema.runs).where(of_bound(schema.runs), schema.runs.c.id == bindparam("of_run"))
 
 
 async def begin(
@@ -41,22 +50,25 @@ async def begin(
 
 
 async def _other_owners(connection: AsyncConnection, tenant: str, thread_id: str, owner: int) -> tuple[int, ...]:
-    table = schema.runs
-    running = and_(of(table, tenant, thread_id), table.c.status == "running", table.c.owner != owner)
-    return tuple(await connection.scalars(select(table.c.owner).where(running).distinct()))
+    return tuple(await connection.scalars(_OTHER_OWNERS, bound(tenant, thread_id, own=owner)))
+
+
+@lru_cache(maxsize=2)
+def _entering(dialect: str) -> Any:
+    table = schema.threads
+    return rows.upserting(dialect, table, ("updated_at",)).returning(table.c.state, table.c.name)
 
 
 async def _touch(connection: AsyncConnection, tenant: str, thread_id: str, agent: str, name: str) -> Any:
     """Make the thread if it is new, note the time if not; the state it has."""
-    now, table = now_ms(), schema.threads
+    now = now_ms()
     row = {
         "tenant": tenant, "id": thread_id, "name": name, "agent_id": agent, "archived": False, "state": None,
         "metadata": "{}", "created_at": now, "updated_at": now,
     }  # fmt: skip
-    entering = rows.upserting(connection, table, ["updated_at"]).values(row).returning(table.c.state, table.c.name)
-    found = (await connection.execute(entering)).one()
+    found = (await connection.execute(_entering(connection.dialect.name), row)).one()
     if name and not found.name:
-        await connection.execute(update(table).where(of(table, tenant, thread_id)).values(name=name))
+        await connection.execute(_NAME_THREAD, bound(tenant, thread_id, new_name=name))
     return decoded(found.state)
 
 
@@ -89,10 +101,8 @@ class Conclusion:
         changes: dict[str, Any] = {"updated_at": now_ms()}
         if self.state is not None:
             changes["state"] = self.state
-        thread = of(schema.threads, self.tenant, self.thread_id)
-        await connection.execute(update(schema.threads).where(thread).values(changes))
-        this = and_(of(schema.runs, self.tenant, self.thread_id), schema.runs.c.id == self.run_id)
-        await connection.execute(update(schema.runs).where(this).values(self.run))
+        await connection.execute(_CHANGE_THREAD, bound(self.tenant, self.thread_id, **changes))
+        await connection.execute(_CHANGE_RUN, bound(self.tenant, self.thread_id, of_run=self.run_id, **self.run))
         if self.messages:
             await rows.save_messages(connection, self.tenant, self.thread_id, self.messages)
         if self.status == "interrupted":

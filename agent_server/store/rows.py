@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row, Table, and_, delete, select
+from sqlalchemy import Row, Table, and_, bindparam, delete, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import ColumnElement
@@ -36,6 +37,17 @@ def of(table: Table, tenant: str, thread_id: str) -> ColumnElement[bool]:
     return and_(table.c.tenant == tenant, thread == thread_id)
 
 
+def of_bound(table: Table) -> ColumnElement[bool]:
+    """The same for a statement that is made once, as those are that a run needs to begin and to end: making one takes
+    several times as long as SQLite takes to execute it. `bound` gives its parameters."""
+    thread = table.c.id if table is schema.threads else table.c.thread_id
+    return and_(table.c.tenant == bindparam("of_tenant"), thread == bindparam("of_thread"))
+
+
+def bound(tenant: str, thread_id: str, **more: Any) -> dict[str, Any]:
+    return {"of_tenant": tenant, "of_thread": thread_id, **more}
+
+
 def checked_id(value: str, param: str) -> str:
     """PostgreSQL's text holds no NUL; nobody needs one in an id."""
     if "\x00" in value:
@@ -43,9 +55,10 @@ def checked_id(value: str, param: str) -> str:
     return value
 
 
-def upserting(connection: AsyncConnection, table: Table, update: Sequence[str]) -> Any:
+@lru_cache(maxsize=64)
+def upserting(dialect: str, table: Table, update: tuple[str, ...]) -> Any:
     """An insert that, where the primary key exists, updates the named columns instead."""
-    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    insert = postgresql.insert if dialect == "postgresql" else sqlite.insert
     statement: Any = insert(table)
     keys = [column.name for column in table.primary_key]
     return statement.on_conflict_do_update(
@@ -58,11 +71,17 @@ async def upsert(
 ) -> None:
     """Insert rows; where the primary key exists, update the named columns."""
     if rows:
-        await connection.execute(upserting(connection, table, update), [dict(row) for row in rows])
+        statement = upserting(connection.dialect.name, table, tuple(update))
+        await connection.execute(statement, [dict(row) for row in rows])
 
 
 def digest_of(body: str) -> str:
     return hashlib.blake2b(body.encode(), digest_size=16).hexdigest()
+
+
+_DIGESTS = select(schema.messages.c.id, schema.messages.c.position, schema.messages.c.digest).where(
+    of_bound(schema.messages)
+)
 
 
 async def save_messages(
@@ -75,9 +94,7 @@ async def save_messages(
     under new ids.
     """
     table = schema.messages
-    found = await connection.execute(
-        select(table.c.id, table.c.position, table.c.digest).where(of(table, tenant, thread_id))
-    )
+    found = await connection.execute(_DIGESTS, bound(tenant, thread_id))
     stored = {row.id: (row.position, row.digest) for row in found}
     ids = {str(message["id"]) for message in given}
     first = 0
@@ -109,17 +126,21 @@ def _said(message: Mapping[str, Any]) -> tuple[Any, Any]:
     return message.get("role"), message.get("content")
 
 
+_BODIES = (
+    select(schema.messages.c.body)
+    .where(of_bound(schema.messages))
+    .order_by(schema.messages.c.position, schema.messages.c.id)
+)
+_INTERRUPTS = select(schema.interrupts).where(of_bound(schema.interrupts)).order_by(schema.interrupts.c.id)
+
+
 async def load_messages(connection: AsyncConnection, tenant: str, thread_id: str) -> list[dict[str, Any]]:
-    table = schema.messages
-    found = await connection.execute(
-        select(table.c.body).where(of(table, tenant, thread_id)).order_by(table.c.position, table.c.id)
-    )
+    found = await connection.execute(_BODIES, bound(tenant, thread_id))
     return [decoded(row.body) for row in found]
 
 
 async def load_interrupts(connection: AsyncConnection, tenant: str, thread_id: str) -> tuple[InterruptRecord, ...]:
-    table = schema.interrupts
-    found = await connection.execute(select(table).where(of(table, tenant, thread_id)).order_by(table.c.id))
+    found = await connection.execute(_INTERRUPTS, bound(tenant, thread_id))
     return tuple(interrupt_of(row) for row in found)
 
 

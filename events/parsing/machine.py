@@ -6,7 +6,7 @@ are joined. Every character is looked at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from events.formats.output_format import OutputFormat
@@ -69,6 +69,7 @@ class Parser:
         self._prompted = False
         self._plain = False
         self._back: Mode = "content"
+        self._between: Scanner | None = None  # in text of which nothing is left unsaid: what finds its markers
         self._after_call = self._after_section = self._withholds = False
         self.withheld: list[str] = []
         reader = reader_for(self.format.reader, self.format.channels is not None)
@@ -85,10 +86,20 @@ class Parser:
     def feed(self, text: str, token_id: int | None = None) -> list[Piece]:
         """The pieces that `text` completes. `token_id` says that it is this one token's text."""
         text = self._tokens.encode(text, token_id)
-        if text and self._reading is not None:
+        if self._between is not None and not self._between.begins_in(text):
+            if text:
+                self.write(text)  # the usual token: the reader need not wake up for it
+        elif text and self._reading is not None:
+            self._between = None
             self.source.add(text)
             self._resume()
         return self._taken()
+
+    def is_plain(self, text: str, token_ids: Iterable[int]) -> bool:
+        """Whether these tokens' text is more of what is being said and nothing else: no marker has begun, none begins
+        in it, and no token of them is one."""
+        between = self._between
+        return between is not None and not between.begins_in(text) and not self._tokens.has_marker(token_ids)
 
     def finish(self) -> list[Piece]:
         """The last pieces: nothing will follow."""
@@ -201,6 +212,7 @@ class Parser:
             if source.final:
                 source.position = len(source.text)
                 return ""
+            self._between = scanner if source.used_up else None
             yield
 
     def _cut(self, scanner: Scanner) -> Scanner:

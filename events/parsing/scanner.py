@@ -45,6 +45,10 @@ class Scanner:
                 return held, None
         return start, found.group()
 
+    def begins_in(self, text: str) -> bool:
+        """Whether some character of `text` begins a marker."""
+        return self._firsts is not None and self._firsts.search(text) is not None
+
     def _safe(self, text: str, position: int) -> int:
         """The first place from which the rest of `text` could be the beginning of a marker, else its end."""
         if self._firsts is None:

@@ -47,6 +47,11 @@ class Source:
         self._parts = None
 
     @property
+    def used_up(self) -> bool:
+        """Whether all there is was read, and none of it is being remembered."""
+        return self.position == len(self.text) and self._parts is None
+
+    @property
     def remembered(self) -> str:
         """What was consumed since `remember`."""
         if self._parts is None:

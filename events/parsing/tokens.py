@@ -7,7 +7,7 @@ rewritten the same way, and what leaves the parser is written out again. So the 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -55,6 +55,9 @@ class MarkerTokens:
         if not text.isascii() and _SURROGATE.search(text):
             return _SURROGATE.sub("\ufffd", text)
         return text
+
+    def has_marker(self, token_ids: Iterable[int]) -> bool:
+        return any(token_id in self._characters for token_id in token_ids)
 
     def encode_prompt(self, text: str) -> str:
         """The prompt's end, in which every spelled token is one: the template wrote it."""

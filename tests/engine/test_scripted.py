@@ -177,3 +177,60 @@ async def test_loading_failing_and_closing():
 def test_scripts_from_a_file():
     assert load_scripts(b'{"text": "x", "fault": {"action": "hang"}}')[0].fault.action == "hang"
     assert len(load_scripts(b'[{"text": "x"}, {"tokens": [1, 2]}]')) == 2
+
+
+class Steps:
+    """A clock that the test moves."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.waiting = []
+
+    def time(self):
+        return self.now
+
+    def call_later(self, delay, callback):
+        self.waiting.append(callback)
+        return asyncio.Handle(callback, (), asyncio.get_running_loop())
+
+    def pass_to(self, now):
+        self.now = now
+        waiting, self.waiting = self.waiting, []
+        for wake in waiting:
+            wake()
+
+
+async def take(items, clock, now):
+    """The next item, at that time."""
+    taking = asyncio.ensure_future(anext(items))
+    await asyncio.sleep(0)
+    clock.pass_to(now)
+    return await taking
+
+
+async def test_a_paced_engine_does_not_wait_for_who_takes_its_tokens():
+    clock = Steps()
+    made = await engine(Script(text="abcdefghij", delay=1.0, paced=True), clock=clock)
+    items = made.generate(request())
+    assert text([await take(items, clock, 0.0)]) == "a"
+    assert text([await take(items, clock, 1.0)]) == "b"
+    assert text([await take(items, clock, 4.5)]) == "cde"
+    assert text([await take(items, clock, 5.0)]) == "f"
+    assert text([await take(items, clock, 99.0)]) == "ghij"
+    assert (await anext(items)).reason == "stop"
+
+
+async def test_a_paused_engine_makes_nothing_meanwhile():
+    clock = Steps()
+    made = await engine(Script(text="abcd", delay=1.0, paced=True), clock=clock)
+    items = made.generate(request())
+    assert text([await take(items, clock, 0.0)]) == "a"
+    assert await made.pause("one")
+    assert await anext(items) == Control(action="paused", position=1)
+    taking = asyncio.ensure_future(anext(items))
+    await asyncio.sleep(0)
+    clock.now = 50.0
+    assert await made.resume("one")
+    assert await taking == Control(action="resumed", position=1)
+    assert text([await anext(items)]) == "b"
+    await items.aclose()

@@ -7,6 +7,7 @@ import pytest
 
 from events.formats.output_format import Arguments, CallId, OutputFormat, Reasoning, Tools
 from events.formats.registry import named
+from events.parsing.machine import Parser
 from events.parsing.policy import Policy
 from tests.formats.reading import Message, read, splits
 
@@ -86,3 +87,24 @@ def test_formats_are_shared_and_never_changed():
     before = msgspec.json.encode(named("hermes"))
     every_split(named("hermes"), CALL)
     assert msgspec.json.encode(named("hermes")) == before
+
+
+def test_text_is_plain_only_where_no_marker_has_begun_or_begins():
+    parser = Parser(RESUMING, Policy(tools={}), marker_ids={"<think>": 7})
+    assert not parser.is_plain("a", [1])  # nothing was read yet
+    parser.feed("a", 1)
+    assert parser.is_plain("b c", [1, 2])
+    assert not parser.is_plain("b c", [1, 7])
+    assert not parser.is_plain("b <c", [1, 2])
+    parser.feed("<", 3)
+    assert not parser.is_plain("b", [1])  # what is held back may go on as a marker
+    parser.feed("b", 1)
+    assert parser.is_plain("b", [1])
+    parser.feed("", 7)
+    assert parser.mode == "reasoning"
+
+
+def test_text_is_not_plain_within_a_call():
+    parser = Parser(RESUMING, Policy())
+    parser.feed('a<tool_call>{"name"')
+    assert not parser.is_plain("b", [1])

@@ -185,7 +185,10 @@ class UpstreamEngine:
         async with contextlib.aclosing(stream):
             while not output.over:
                 try:
-                    async with asyncio.timeout(TAIL_SECONDS if output.ended else None):
+                    if output.ended:
+                        async with asyncio.timeout(TAIL_SECONDS):
+                            frames = await anext(stream, None)
+                    else:
                         frames = await anext(stream, None)
                 except (TimeoutError, EngineError):
                     if output.ended:

@@ -36,7 +36,7 @@ from agent_server.engine.worker.frames import (
     error_frame,
     frame_of,
 )
-from agent_server.routes.http import EventStream, read_body
+from agent_server.routes.http import EventStream, Generated, read_body
 from agent_server.telemetry import Telemetry
 
 logger = logging.getLogger("agent_server.worker")
@@ -204,7 +204,10 @@ def _engine_routes(worker: Worker) -> list[Route]:
         if worker.draining:
             raise EngineError("unavailable", "The worker is draining.", retryable=True)
         return EventStream(
-            worker.frames(asked), content_type="text/event-stream", keep_alive=lambda: PING, interval=PING_SECONDS
+            Generated(worker.frames(asked)),
+            content_type="text/event-stream",
+            keep_alive=lambda: PING,
+            interval=PING_SECONDS,
         )
 
     async def control(request: Request) -> Response:

@@ -1,0 +1,69 @@
+"""Streams of answers: what goes out, in which order, whenever it comes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import msgspec
+import pytest
+
+from adapters.openai_chat import ChatStream
+from agent_server.engine.scripted import Fault, Script
+from agent_server.routes import answering
+from tests.server import scripted, serving
+
+TEXT = "One, two, three, and so on until the end."
+
+
+async def asked(url: str, **more: object) -> httpx.Response:
+    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+        body = {"messages": [{"role": "user", "content": "Hello"}], "stream": True, **more}
+        return await client.post("/v1/chat/completions", json=body)
+
+
+def said(response: httpx.Response) -> str:
+    frames = [line[6:] for line in response.text.splitlines() if line.startswith("data: {")]
+    deltas = [choice["delta"] for frame in frames for choice in msgspec.json.decode(frame)["choices"]]
+    return "".join(delta.get("content") or "" for delta in deltas)
+
+
+@pytest.mark.parametrize("first_delay", [0.0, 0.05])
+async def test_an_answer_whose_first_word_comes_late_is_whole(monkeypatch: pytest.MonkeyPatch, first_delay: float):
+    """The status line waits no longer than it may; what was read meanwhile comes first."""
+    monkeypatch.setattr(answering, "HOLD_SECONDS", 0.0)
+    async with serving(scripted([Script(text=TEXT, first_delay=first_delay, delay=0.001)])) as server:
+        response = await asked(server.url)
+    assert (response.status_code, said(response)) == (200, TEXT)
+    assert response.text.endswith("data: [DONE]\n\n")
+
+
+async def test_a_failure_before_the_first_word_is_a_status_unless_it_comes_too_late(monkeypatch: pytest.MonkeyPatch):
+    failing = Script(text=TEXT, first_delay=0.05, fault=Fault(action="error", kind="overloaded", message="Full."))
+    async with serving(scripted([failing])) as server:
+        assert (await asked(server.url)).status_code == 503
+        monkeypatch.setattr(answering, "HOLD_SECONDS", 0.0)
+        response = await asked(server.url)
+    assert response.status_code == 200
+    assert "Full." in response.text
+
+
+async def test_an_encoder_that_fails_leaves_no_run_behind(monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: object, **__: object) -> bytes:
+        raise RuntimeError("no such frame")
+
+    monkeypatch.setattr(ChatStream, "encode", fail)
+    async with serving(scripted([Script(text=TEXT, delay=0.01)])) as server:
+        assert (await asked(server.url)).status_code == 500
+        async with asyncio.timeout(5):
+            while server.engine.running:
+                await asyncio.sleep(0.01)
+
+
+async def test_answers_that_come_in_large_items_say_the_same():
+    for chunk in (1, 5, 1000):
+        async with serving(scripted([Script(text=TEXT, chunk=chunk)])) as server:
+            response = await asked(server.url, n=2, stream_options={"include_usage": True})
+        frames = response.text.count('"content":')
+        assert len(said(response)) == 2 * len(TEXT)
+        assert frames == 2 if chunk == 1000 else frames > 2
