@@ -19,7 +19,7 @@ from starlette.responses import Response
 from adapters.errors import KINDS, ErrorKind, RequestError
 from adapters.inbound import Inbound
 from agent_server.ids import new_id
-from agent_server.routes.http import SEND_BYTES, Encoder, EventStream, read_body
+from agent_server.routes.http import SEND_BYTES, Encoder, EventStream, id_headers, read_body
 from events.options import GenerationOptions
 from events.vocabulary import Event, RunError, RunFinished, RunStarted
 
@@ -215,7 +215,7 @@ async def stream_answer(
         content_type=encoder.content_type,
         keep_alive=encoder.keep_alive,
         interval=server.settings.keep_alive,
-        headers={"x-run-id": runs[0].id, "x-thread-id": runs[0].thread_id},
+        headers=id_headers(runs[0]),
     )
 
 

@@ -18,6 +18,7 @@ from adapters import agui, side_by_side
 from adapters.errors import RequestError
 from adapters.openai_chat import ChatIdentity, ChatStream
 from agent_server.routes.http import guarded, read_body, stream_run
+from events.metadata import checked
 from events.vocabulary import Event
 
 if TYPE_CHECKING:
@@ -123,6 +124,6 @@ def _read_log(body: bytes) -> Iterable[Event]:
 
 def _read_line(decoder: msgspec.json.Decoder[Event], number: int, line: bytes) -> Event:
     try:
-        return decoder.decode(line)
+        return checked(decoder.decode(line))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError("invalid_request", f"Line {number} is not an AG-UI event.") from error

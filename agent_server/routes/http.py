@@ -11,6 +11,7 @@ import contextlib
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 RETRY_AFTER = 1.0
 STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 SEND_BYTES = 32 * 1024
+PLAIN = "!#$&'()*+,/:;=?@[]~"
+"""Characters besides letters, digits and `_.-` that an id keeps in a header."""
 WIRES: tuple[tuple[str, Wire], ...] = (
     ("/v1/messages", "anthropic"),
     ("/v1/generate", "generate"),
@@ -185,5 +188,10 @@ def stream_run(run: AnyRun, encoder: Encoder, *, interval: float, after: int = 0
         content_type=encoder.content_type,
         keep_alive=encoder.keep_alive,
         interval=interval,
-        headers={"x-run-id": run.id, "x-thread-id": run.thread_id},
+        headers=id_headers(run),
     )
+
+
+def id_headers(run: AnyRun) -> dict[str, str]:
+    """The ids of a run. Clients choose them freely and headers hold ASCII, so the rest is percent-encoded."""
+    return {"x-run-id": quote(run.id, PLAIN), "x-thread-id": quote(run.thread_id, PLAIN)}

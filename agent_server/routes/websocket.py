@@ -15,7 +15,7 @@ from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from starlette.routing import BaseRoute, WebSocketRoute
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from adapters import agui_websocket as agui
 from adapters import websocket as generation
@@ -37,6 +37,8 @@ IDLE_SECONDS = 600.0
 """A connection on which nothing runs and nothing is said is closed after this time."""
 LOOK_SECONDS = 1.0
 CLOSE_DONE, CLOSE_INTERNAL = 1000, 1011
+CLOSE_LOST = 1006
+"""Never sent: what RFC 6455, 7.4.1, calls a line that was cut without a word."""
 
 
 class Connection(ABC):
@@ -95,8 +97,11 @@ class Connection(ABC):
         return self._reading is not None and not self._reading.done()
 
     async def send(self, data: bytes) -> None:
-        if not self._closed:
-            await self._websocket.send({"type": "websocket.send", "text": data.decode()})
+        if self._closed:
+            return
+        if self._websocket.application_state is not WebSocketState.CONNECTED:  # an earlier send found the line cut
+            raise WebSocketDisconnect(CLOSE_LOST)
+        await self._websocket.send({"type": "websocket.send", "text": data.decode()})
 
     async def close(self, code: int, reason: str) -> None:
         if not self._closed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,8 @@ log = logging.getLogger("agent_server.runs")
 RETRY_AFTER = 1.0
 STOPPED_EARLY_SECONDS = 30.0
 STOPPED_EARLY = 1024
+ID_LENGTH = 512
+CONTROLS = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +113,8 @@ class RunManager:
 
         grace: seconds the run outlives its last reader; None is the server's. `float("inf")`: for ever. warnings: what
         the wire noticed about the request, for RUN_FINISHED's metadata.
-        Raises RequestError: "not_found" (no such agent), "overloaded", "unavailable" (shutting down), "conflict" (the
+        Raises RequestError: "not_found" (no such agent), "invalid_request" (an id that no store, header or log could
+        carry), "overloaded", "unavailable" (shutting down), "conflict" (the
         run id is in use, or its thread is busy and queueing is off or full).
         """
         self._forget_expired()
@@ -216,6 +220,9 @@ class RunManager:
             raise RequestError("not_found", "There is no agent of that name.", "agent")
         if self._closing:
             raise RequestError("unavailable", "The server is shutting down.", retry_after=RETRY_AFTER)
+        for param, value in (("threadId", input.thread_id), ("runId", input.run_id)):
+            if fault := _fault_of_id(value):
+                raise RequestError("invalid_request", f"An id may not {fault}.", param)
         known = self._runs.get((tenant, input.run_id))
         if known is not None and not known.finished:
             raise RequestError("conflict", "A run with this id is going on.", "runId")
@@ -306,6 +313,13 @@ class RunManager:
         if kept is not None:
             self._kept.remove(kept)
             self._kept_bytes -= run.size
+
+
+def _fault_of_id(value: str) -> str:
+    """Ids go into keys of databases, headers and logs; "" where this one can."""
+    if len(value) > ID_LENGTH:
+        return f"be longer than {ID_LENGTH} characters"
+    return "contain control characters" if CONTROLS.search(value) else ""
 
 
 def _no_run() -> RequestError:

@@ -109,15 +109,18 @@ def object_arguments(call: Call) -> Reading[None]:
         value.end()
         return value.take()
 
-    keywords = a.style == "python"
-    if not keywords and (yield from call.source.space()) != "{":
+    python = a.style == "python"
+    bracket = "(" if python else (yield from call.source.space())
+    if bracket not in ("{", "("):
         yield from no_arguments(call)
         return
+    if bracket == "(" and not python:  # some write the object as if it were a call of Python's
+        call.source.position += 1
     value = JsonText(
-        keywords=keywords,
+        keywords=bracket == "(",
         quote=a.quote,
         stops=calls.ends,
-        **({} if keywords else {"coerce": coerce, "schema": call.schema}),
+        **({} if python else {"coerce": coerce, "schema": call.schema}),
     )
     yield from stream(call, value, verbatim=False)
 

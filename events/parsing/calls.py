@@ -163,7 +163,8 @@ class CallReader:
         source, calls, call_id = self.source, self.calls, self.tools.id
         id_prefix = call_id.prefix.strip() if call_id.position == "between" else ""
         opener = self._argument_opener()
-        ends = (calls.name_end, id_prefix, opener, calls.arguments_start, *calls.ends, *calls.starts)
+        bracket = "(" if self.tools.arguments.style == "object" else ""
+        ends = (calls.name_end, id_prefix, opener, bracket, calls.arguments_start, *calls.ends, *calls.starts)
         text, found = yield from source.until(self._scanner(*ends), _NAME_LIMIT)
         if not found:
             self._unfinished_name(text)
@@ -208,7 +209,7 @@ class CallReader:
         in_name = self.tools.id.position == "in_name"
         if in_name:
             self.call.id = name if name.startswith(calls.name_prefix) else calls.name_prefix + name
-        name = name.removeprefix(calls.name_prefix)
+        name = name.removeprefix(calls.name_prefix).removeprefix(":" if calls.name_prefix.endswith(":") else "")
         if calls.name_prefix[-1:] in ("'", '"'):
             name = name.partition(calls.name_prefix[-1])[0]
         if len(calls.name_parts) > 1 and calls.name_parts[0] in name:

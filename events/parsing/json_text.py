@@ -30,6 +30,8 @@ _HEX_DIGITS = {"u": 4, "x": 2, "U": 8}
 _CLOSERS = {"{": "}", "[": "]"}
 _OPENERS = {"}": "{", "]": "[", ")": "["}
 _SPACE = re.compile(r"[ \t\r\n]*")
+_BRACKETS_CLOSE = "}])"
+_MOST_HELD = 64
 _SIMPLE_ESCAPES = frozenset('"\\/bfnrt')
 
 
@@ -43,7 +45,7 @@ class JsonText:
 
     keywords: the text is the inside of a Python call, `a=1, b='x')`, and becomes an object.
     quote: a further string delimiter (`<|"|>`), whose strings know no escapes.
-    stops: markers that end an unfinished value where they stand outside of strings.
+    stops: markers that end an unfinished value where they stand outside of strings, or in a string between `quote`s.
     coerce: decides about bare words, given the schema of their place below `schema`.
 
     done: the value is complete. committed: it has shown to be a value of its kind (the first key of an object and its
@@ -74,6 +76,7 @@ class JsonText:
         self._state: State = self._value
         self._separator: list[str] = []
         self._delimiter = ""
+        self._balance = 0
         self._is_key = False
         self._word: list[str] = []
         self._key_parts: list[str] | None = None
@@ -184,15 +187,36 @@ class JsonText:
         return stop + 1
 
     def _raw_string(self, text: str, position: int, final: bool) -> int:
-        """Inside a string between custom quotes, which ends at the next quote and knows no escapes."""
-        stop = text.find(self._quote, position)
-        if stop >= 0:
-            self._write(escaped(text[position:stop]))
+        """Inside a string between custom quotes, which ends at the next quote and knows no escapes. A stop in front of
+        that means that the quote was forgotten."""
+        at, marker = first_of(text, position, (self._quote, *self._stops))
+        if marker == self._quote:
+            self._raw(text[position:at])
             self._end_string()
-            return stop + len(self._quote)
-        stop = len(text) if final else unfinished(text, position, self._quote)
-        self._write(escaped(text[position:stop]))
-        return stop
+            return at + len(marker)
+        if not marker:
+            at = len(text) if final else min(unfinished(text, position, each) for each in (self._quote, *self._stops))
+        closers = self._foreign_closers(text[position:at])
+        if marker:
+            self._raw(text[position : at - closers])
+            self._end_string()
+        elif final:
+            self._raw(text[position : at - closers])
+            return at
+        else:
+            at -= closers
+            self._raw(text[position:at])
+        return at
+
+    def _raw(self, text: str) -> None:
+        self._balance += _balance(text)
+        self._write(escaped(text))
+
+    def _foreign_closers(self, text: str) -> int:
+        """How many brackets at the end of a string's text close nothing within it. If the string's own quote never
+        comes, they close what is around it."""
+        run = min(len(text) - len(text.rstrip(_BRACKETS_CLOSE)), _MOST_HELD)
+        return min(run, max(0, -(self._balance + _balance(text))))
 
     def _bare(self, text: str, position: int, final: bool) -> int:
         """A word without quotes, up to a delimiter or a stop."""
@@ -255,6 +279,7 @@ class JsonText:
 
     def _begin_string(self, delimiter: str, state: State, position: int) -> int:
         self._delimiter = delimiter
+        self._balance = 0
         if not self._is_key:
             self.committed = True
         self._write('"')
@@ -377,6 +402,17 @@ class JsonText:
             return position + 1
         self._write("\\u" + code.zfill(4) if digits < 8 else json.dumps(chr(min(int(code, 16), 0x10FFFF)))[1:-1])
         return position + 2 + digits
+
+
+def first_of(text: str, position: int, markers: tuple[str, ...]) -> tuple[int, str]:
+    """Where the first of these markers stands, and which it is; (-1, "") if none does."""
+    found = [(at, marker) for marker in markers if (at := text.find(marker, position)) >= 0]
+    return min(found, default=(-1, ""))
+
+
+def _balance(text: str) -> int:
+    """Brackets that the text opens, less those that it closes."""
+    return sum(map(text.count, "{[(")) - sum(map(text.count, _BRACKETS_CLOSE))
 
 
 def unfinished(text: str, position: int, marker: str) -> int:

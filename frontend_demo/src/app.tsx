@@ -26,7 +26,11 @@ export function App() {
   const server = useServer();
   const [failure, setFailure] = useState<string | null>(null);
   const address = useMemo(() => replayAddress(location.search), []);
-  const { show } = toasts;
+  const { show, dismissErrors } = toasts;
+  const forgive = useCallback(() => {
+    setFailure(null);
+    dismissErrors();
+  }, [dismissErrors]);
 
   const onError = useCallback(
     ({ error, code }: KitError) => {
@@ -57,7 +61,7 @@ export function App() {
   return (
     <Kit core={core} onError={onError}>
       {address === null
-        ? <Workspace server={server} failure={failure} setFailure={setFailure} notify={show} />
+        ? <Workspace server={server} failure={failure} setFailure={setFailure} notify={show} forgive={forgive} />
         : <Replay address={address} notify={show} />}
       <ToastList toasts={toasts} />
       {server.reach === "locked" && address === null && <KeyDialog onKey={unlock} />}

@@ -28,12 +28,14 @@ interface Props {
   failure: string | null;
   setFailure: (text: string | null) => void;
   notify: Toasts["show"];
+  /** The person goes on: what was said about earlier failures goes away. */
+  forgive: () => void;
 }
 
 const WIDE = "(min-width: 1181px)";
 const MEDIUM = "(min-width: 861px)";
 
-export function Workspace({ server, failure, setFailure, notify }: Props) {
+export function Workspace({ server, failure, setFailure, notify, forgive }: Props) {
   const { copilotkit, executingToolCallIds } = useCopilotKit();
   const [place, setPlace] = usePlace();
   const [theme, toggleTheme] = useTheme();
@@ -83,17 +85,18 @@ export function Workspace({ server, failure, setFailure, notify }: Props) {
   const [interrupt, asked] = useApproval(agentId, agent);
 
   const go = (next: Place) => {
-    setFailure(null);
+    forgive();
     store.clear();
     setPlace(next);
     if (!matchMedia(WIDE).matches) setThreadsOpen(false);
   };
   const send = (text: string) => {
+    forgive();
     history.replaceState(null, "", writePlace({ agentId, threadId: place.threadId }));
     thread.send(text);
   };
   const retry = () => {
-    setFailure(null);
+    forgive();
     thread.retry();
   };
 
@@ -125,7 +128,7 @@ export function Workspace({ server, failure, setFailure, notify }: Props) {
         {threadsOpen && <button className="scrim for-threads" aria-label="Close the conversations" onClick={() => setThreadsOpen(false)} />}
         <Threads threads={threads.list} current={place.threadId} onNew={() => go({ agentId: place.agentId, threadId: randomUUID() })} onOpen={(threadId) => go({ agentId, threadId })}
           onRename={threads.rename} onDelete={(id) => { threads.remove(id); if (id === place.threadId) go({ agentId, threadId: randomUUID() }); }} />
-        <Conversation thread={thread} modelName={model?.model ?? null} bundled={model?.bundled ?? false} blocked={blockedBy(server, thread.ready && thread.restored) ?? (interrupt || executingToolCallIds.size ? "Waiting for your answer" : null)}
+        <Conversation thread={thread} modelName={model?.model ?? null} bundled={model?.bundled ?? false} blocked={blockedBy(server, thread.ready && thread.restored) ?? (interrupt || awaitsTool(agent, executingToolCallIds) ? "Waiting for your answer" : null)}
           failure={failure} interrupt={interrupt} asked={asked} onSend={send} onRetry={retry} />
         {inspectorOpen && <button className="scrim for-inspector" aria-label="Close the inspector" onClick={() => setInspectorOpen(false)} />}
         {inspectorOpen && (
@@ -152,8 +155,15 @@ function useApproval(agentId: string, agent: AbstractAgent): [ReactNode, Readonl
       return <>{open.current.map((one) => <Approval key={one.id} interrupt={one} call={callOf(one, agent.messages)} resolve={(payload) => resolve(payload, one.id)} cancel={() => cancel(one.id)} />)}</>;
     },
   });
-  const asked = useMemo(() => new Set(element ? open.current.flatMap((one) => one.toolCallId ?? []) : []), [element]);
-  return [element ?? null, asked];
+  // the hook keeps what another conversation of this agent waits for; only this one's is shown
+  const waits = element != null && open.current.some((one) => agent.pendingInterrupts.some((pending) => pending.id === one.id));
+  const asked = useMemo(() => new Set(waits ? open.current.flatMap((one) => one.toolCallId ?? []) : []), [element, waits]);
+  return [waits ? element : null, asked];
+}
+
+/** Whether one of the page's own tools, called in this conversation, waits for the person. */
+function awaitsTool(agent: AbstractAgent, executing: ReadonlySet<string>): boolean {
+  return agent.messages.some((message) => message.role === "assistant" && message.toolCalls?.some((call) => executing.has(call.id)));
 }
 
 async function act(runId: string, action: string, body?: unknown): Promise<void> {
@@ -162,7 +172,7 @@ async function act(runId: string, action: string, body?: unknown): Promise<void>
 
 /** Why nothing can be sent just now, as the composer's placeholder; null when it can. */
 export function blockedBy(server: Server, ready: boolean): string | null {
-  if (server.reach === "gone") return "The server does not answer. Trying again";
+  if (server.reach === "gone") return "No answer from the server, retrying";
   if (server.reach === "locked") return "This server asks for an API key";
   const model = server.info?.server;
   if (model?.state === "failed") return model.message || "The model could not be loaded";

@@ -1,10 +1,10 @@
-// What the demo does when things are not as usual: no server, a full one, a locked one, a phone, a screen reader.
+// What the demo does when things are not as usual: no server, a full one, a locked one, a slow one.
 import assert from "node:assert/strict";
-import { mkdtempSync, readFileSync, rmSync } from "node:fs";
+import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import path from "node:path";
 import { after, before, test } from "node:test";
-import { PHONE, WIDE, axeSource, converse, openDemo, openPage, picture, say, settled, startBrowser, startServer } from "./harness.mjs";
+import { converse, openDemo, openPage, picture, say, settled, startBrowser, startServer } from "./harness.mjs";
 
 let server;
 let browser;
@@ -17,7 +17,6 @@ after(async () => {
   await server?.stop();
 });
 
-const axe = readFileSync(axeSource, "utf8");
 const LIMITS = { timeout: 90_000 };
 
 test("the server is killed and started again: the page says so and goes on", LIMITS, async () => {
@@ -33,7 +32,7 @@ test("the server is killed and started again: the page says so and goes on", LIM
     await page.getByText("Sentence 2 of").waitFor();
     await first.stop("SIGKILL");
     await page.getByRole("alert").getByText("The connection to the server was lost.").waitFor();
-    await page.getByPlaceholder("The server does not answer. Trying again").waitFor({ timeout: 20_000 });
+    await page.getByPlaceholder("No answer from the server, retrying").waitFor({ timeout: 20_000 });
     await picture(page, "server-gone");
     second = await startServer("--port", first.port, "--store", store);
     await page.getByText("The server is back").waitFor({ timeout: 20_000 });
@@ -89,56 +88,6 @@ test("a server with keys asks for one, keeps it, and works", LIMITS, async () =>
     await locked.stop();
   }
 });
-
-for (const [size, viewport] of [["1440", WIDE], ["390", PHONE]]) {
-  for (const colorScheme of ["light", "dark"]) {
-    test(`at ${size} pixels in ${colorScheme}: nothing overflows, and axe finds no serious violation`, LIMITS, async () => {
-      const page = await openDemo(browser, server.url, { viewport, colorScheme });
-      try {
-        await look(page, `${size}-${colorScheme}-empty`);
-        await converse(page, "What is the weather in Oslo?");
-        await converse(page, "What can you do?");
-        await look(page, `${size}-${colorScheme}-conversation`);
-        await say(page, "Plan a trip");
-        await page.getByRole("button", { name: "Confirm plan" }).waitFor();
-        await look(page, `${size}-${colorScheme}-plan`);
-        await page.getByRole("button", { name: "Decline" }).click();
-        await page.getByText('"accepted":false').waitFor();
-        await settled(page);
-        await say(page, "Send an email");
-        await page.getByRole("button", { name: "Approve" }).waitFor();
-        await look(page, `${size}-${colorScheme}-approval`);
-        if (viewport === PHONE) await page.getByRole("button", { name: "Inspector", exact: true }).click();
-        for (const tab of ["Stream", "State", "Document", "Model"]) {
-          await page.getByRole("tab", { name: new RegExp(`^${tab}`) }).click();
-          if (tab === "Stream") await page.locator(".wire-row button").nth(4).click();
-          await look(page, `${size}-${colorScheme}-${tab.toLowerCase()}`);
-        }
-        if (viewport === PHONE) {
-          await page.locator(".tabs").getByRole("button", { name: "Close the inspector" }).click();
-          await page.getByRole("button", { name: "Conversations", exact: true }).click();
-          await page.getByRole("navigation", { name: "Conversations" }).waitFor();
-          await look(page, `${size}-${colorScheme}-threads`);
-        }
-        assert.deepEqual(page.faults, []);
-      } finally {
-        await page.leave();
-      }
-    });
-  }
-}
-
-async function look(page, name) {
-  await page.waitForTimeout(350); // short motions end first: axe measures colours as they are painted
-  await picture(page, name);
-  const wider = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
-  assert.ok(wider <= 0, `${name}: the page is ${wider} pixels too wide`);
-  await page.evaluate(axe); // not as a script tag: the page's policy forbids foreign ones
-  const found = await page.evaluate(() => window.axe.run(document, { resultTypes: ["violations"] }));
-  const serious = found.violations.filter((each) => ["serious", "critical"].includes(each.impact));
-  const words = serious.map((each) => `${each.id}: ${each.help}\n${each.nodes.map((node) => `  ${node.html.slice(0, 160)}\n  ${node.failureSummary}`).slice(0, 4).join("\n")}`);
-  assert.deepEqual(words, [], `${name}:\n${words.join("\n")}`);
-}
 
 test("the first paint comes within a second of a warm start", LIMITS, async () => {
   const page = await openDemo(browser, server.url);

@@ -125,16 +125,56 @@ feature("an approval survives a reload", async (page) => {
   assert.match(await assistant(page).last().innerText(), /"status":"sent"/);
 });
 
+feature("an approval that waits holds its own conversation alone", async (page) => {
+  await say(page, "Send an email");
+  await page.getByRole("button", { name: "Approve" }).waitFor();
+  await page.getByRole("banner").getByRole("button", { name: "New conversation" }).click();
+  await converse(page, "hello");
+  await assistant(page).getByText("Hello! How can I help?").waitFor();
+  await page.getByRole("navigation", { name: "Conversations" }).getByRole("button", { name: /^Send an email/ }).first().click();
+  await page.getByRole("button", { name: "Approve" }).click();
+  await settled(page);
+  assert.match(await assistant(page).last().innerText(), /"status":"sent"/);
+});
+
+feature("a plan that waits holds its own conversation alone", async (page) => {
+  await say(page, "Plan a trip to Rome");
+  await page.getByRole("button", { name: "Confirm plan" }).waitFor();
+  await page.getByRole("banner").getByRole("button", { name: "New conversation" }).click();
+  await converse(page, "hello");
+  await assistant(page).getByText("Hello! How can I help?").waitFor();
+  await page.getByRole("navigation", { name: "Conversations" }).getByRole("button", { name: /^Plan a trip/ }).first().click();
+  await page.getByRole("button", { name: "Confirm plan" }).click();
+  await assistant(page).getByText('"accepted":true').waitFor();
+});
+
 feature("an agent's question is answered with a form made from its schema", async (page) => {
   await page.getByLabel("Agent").selectOption("cook");
   await say(page, "Let me choose a colour");
   const form = page.getByRole("region", { name: "The model waits for you" });
+  assert.equal(await form.getByRole("button", { name: "Answer" }).isDisabled(), true);
+  await form.getByText("Still to be filled in: colour").waitFor();
   await form.getByLabel("colour").selectOption("green");
   await form.getByRole("button", { name: "Answer" }).click();
   await settled(page);
   assert.match(await assistant(page).last().innerText(), /The person chose green/);
   await picture(page, "question");
 });
+
+feature("an answer that the agent cannot take is refused, and the question stays", async (page) => {
+  await page.getByLabel("Agent").selectOption("cook");
+  await say(page, "Let me choose a colour");
+  const form = page.getByRole("region", { name: "The model waits for you" });
+  await form.getByLabel("colour").selectOption("red");
+  await form.getByLabel("shade").fill("much too long");
+  await form.getByRole("button", { name: "Answer" }).click();
+  await page.getByRole("alert").getByText("does not fit the interrupt's responseSchema").waitFor();
+  await form.getByText("Still to be filled in: colour").waitFor();
+  await form.getByLabel("colour").selectOption("red");
+  await form.getByRole("button", { name: "Answer" }).click();
+  await settled(page);
+  assert.match(await assistant(page).last().innerText(), /The person chose red/);
+}, { expected: [/400/] });
 
 feature("shared state: the agent's changes show, and a person's edits reach the agent", async (page) => {
   await page.getByLabel("Agent").selectOption("cook");
@@ -241,7 +281,8 @@ feature("a run that breaks is said in a toast, what arrived stays, and trying ag
   await settled(page);
   assert.match(await assistant(page).innerText(), /This will not/);
   await picture(page, "error");
-  await page.locator(".notice").getByRole("button", { name: "Try again" }).waitFor();
+  await page.locator(".notice").getByRole("button", { name: "Try again" }).click();
+  await page.getByRole("alert").waitFor({ state: "detached" });
 });
 
 feature("threads survive a reload, and can be opened, renamed and deleted", async (page) => {

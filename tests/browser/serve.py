@@ -79,7 +79,8 @@ def answer(prompt: str) -> Script:
             delay=0.01,
             fault=Fault(action="error", after=8, kind="connection", message="The engine was lost in mid-answer."),
         )
-    return Script(text=text, first_delay=0.05, delay=0.08 if re.search("long|slow", asked) else 0.012)
+    delay = 0.4 if "very slow" in asked else 0.08 if re.search("long|slow", asked) else 0.012
+    return Script(text=text, first_delay=0.05, delay=delay)
 
 
 class Recipe(BaseModel):
@@ -101,7 +102,10 @@ async def choose_colour(context: ToolContext) -> str:
         "Which colour?",
         {
             "type": "object",
-            "properties": {"colour": {"type": "string", "enum": ["red", "green"]}},
+            "properties": {
+                "colour": {"type": "string", "enum": ["red", "green"]},
+                "shade": {"type": "string", "maxLength": 5},
+            },
             "required": ["colour"],
         },
     )

@@ -240,6 +240,12 @@ CASES: dict[str, list[Case]] = {
     "gemma4": [
         Case('<|channel>thought\nHm.<channel|>Ok. <|tool_call>call:tide{port:<|"|>Brest, "F"<|"|>,hours:6,tags:[<|"|>x<|"|>],extra:{depth:2.5}}<tool_call|>', [("tide", {"port": 'Brest, "F"', "hours": 6, "tags": ["x"], "extra": {"depth": 2.5}})], "Ok.", "Hm."),
         Case("<|tool_call>call:now{}<tool_call|><|tool_call>call:tide{port:Brest}<tool_call|>", [("now", {}), BREST]),
+        # the closing quote is forgotten: the call's end, or brackets that nothing in the string opened, end it
+        Case('<|tool_call>call:tide{port:<|"|>Brest}<tool_call|><|tool_call>call:tide{port:<|"|>Nantes<|"|>}<tool_call|>', [("tide", {"port": "Brest"}), ("tide", {"port": "Nantes"})]),
+        Case('<|tool_call>call:tide{port:{of:[<|"|>f(x)}]}}<tool_call|>', [("tide", {"port": {"of": ["f(x)"]}})]),
+        Case('<|tool_call>call:tide{port:<|"|>Brest )', [("tide", {"port": "Brest "})]),
+        Case('<|tool_call>call:tide{port:<|"|>f(x)', [("tide", {"port": "f(x)"})]),
+        Case('<|tool_call>:tide(port:<|"|>Brest<|"|>)<tool_call|>', [("tide", {"port": "Brest"})]),
     ],
     "functiongemma": [Case("<start_function_call>call:tide{port:<escape>Brest<escape>,metric:true}<end_function_call>", [("tide", {"port": "Brest", "metric": True})])],
     "openai": [

@@ -152,7 +152,9 @@ def engine(name: str) -> Core:
     )  # fmt: skip
     model = LlamaForCausalLM(shape).eval().requires_grad_(False)
     files = ModelFiles(tokenizer=walking.tokenizer, stop_token_ids=(walking.ids[END],))
-    settings = EngineConfig(model="random", threads=1, max_batch=32, flatten=False, kv_cache_bytes=64 * 2**20)
+    settings = EngineConfig(
+        model="random", threads=1, max_batch=32, max_queued=10_000, flatten=False, kv_cache_bytes=64 * 2**20
+    )
     return assemble(settings, model, files, torch.device("cpu"), None)[0]
 
 

@@ -155,3 +155,15 @@ async def test_metrics_are_prometheus_text():
         text = (await client.get("/metrics")).text
     assert 'agent_server:request_success_total{reason="stop"} 1.0' in text
     assert "agent_server:num_requests_running 0.0" in text
+
+
+async def test_ids_of_any_script_stream_and_ids_that_no_header_can_hold_are_refused():
+    async with serving(scripted("Hi.")) as running, httpx.AsyncClient(base_url=running.url) as client:
+        fine = await client.post("/agui", json=body(threadId="日本 100%", runId="é"))
+        refused = [await client.post("/agui", json=body(**{name: "a\nb"})) for name in ("threadId", "runId")]
+    assert (fine.headers["x-thread-id"], fine.headers["x-run-id"]) == ("%E6%97%A5%E6%9C%AC%20100%25", "%C3%A9")
+    assert '"threadId":"日本 100%"' in fine.text
+    assert [(answer.status_code, answer.json()["error"]["param"]) for answer in refused] == [
+        (400, "threadId"),
+        (400, "runId"),
+    ]

@@ -106,3 +106,18 @@ async def test_an_unknown_wire_is_refused():
     async with serving(scripted("x")) as running, httpx.AsyncClient(base_url=running.url) as client:
         assert (await client.post("/demo/wires?wire=telegraph")).status_code == 400
         assert (await client.get("/demo/runs/none/wires")).status_code == 404
+
+
+async def test_a_log_of_this_server_is_taken_whole_and_one_with_foreign_metadata_is_refused_by_its_line():
+    chat = {"model": "default", "messages": [{"role": "user", "content": "Hi"}], "logprobs": True, "stream": True}
+    async with serving(scripted("Hello there.")) as running, httpx.AsyncClient(base_url=running.url) as client:
+        run_id = (await client.post("/v1/chat/completions", json=chat)).headers["x-run-id"]
+        replayed = await client.get(f"/agui/runs/{run_id}/events")
+        log = "\n".join(frame["data"] for frame in sse.parse([replayed.content]))
+        taken = await client.post("/demo/wires", content=log)
+        foreign = '{"type":"RUN_ERROR","message":"m","metadata":{"param":["a","b"]}}'
+        refused = await client.post("/demo/wires", content=f"{log}\n{foreign}")
+    assert '"tokens":[[' in log and '"timings":{' in log
+    assert taken.status_code == 200 and "[DONE]" in taken.text
+    lines = log.count("\n") + 2
+    assert (refused.status_code, refused.json()["error"]["message"]) == (400, f"Line {lines} is not an AG-UI event.")

@@ -74,7 +74,7 @@ export function Conversation({ thread, modelName, bundled, blocked, failure, int
           {failure && (
             <div className="notice" role="status">
               <span>{failure}</span>
-              <button className="button small" onClick={onRetry}><Icon name="retry" />Try again</button>
+              {!readOnly && <button className="button small" onClick={onRetry}><Icon name="retry" />Try again</button>}
             </div>
           )}
         </div>
@@ -82,7 +82,7 @@ export function Conversation({ thread, modelName, bundled, blocked, failure, int
       {!readOnly && (
         <div className="dock">
           {away && <button className="to-bottom" aria-label="To the newest message" onClick={toBottom}><Icon name="down" /></button>}
-          {!fresh && !thread.running && !interrupt && <Chips onPick={send} />}
+          {!fresh && !thread.running && blocked === null && <Chips onPick={send} />}
           <Composer running={thread.running} disabled={blocked} onSend={send} onStop={thread.stop} />
         </div>
       )}

@@ -3,6 +3,7 @@
 import type { ActivityMessage, AssistantMessage, Message, ToolMessage } from "@ag-ui/core";
 import { useRenderToolCall } from "@copilotkit/react-core/v2/headless";
 import { memo } from "react";
+import { titleOf } from "../tools/status";
 import { Copy } from "../ui/copy";
 import { Icon } from "../ui/icons";
 import { Markdown } from "./Markdown";
@@ -80,12 +81,14 @@ function Assistant({ message, messages, asked, streaming, onRetry }: OneProps<As
 }
 
 const Activity = memo(function Activity({ message }: { message: ActivityMessage }) {
-  const words = message.activityType.replaceAll(/[_-]+/g, " ").toLowerCase();
+  const { toolCallId, toolName, ...content } = message.content;
+  const words = typeof toolName === "string" ? titleOf(toolName) : message.activityType.replaceAll(/[_-]+/g, " ");
+  const rest = toolName === undefined && toolCallId !== undefined ? { toolCallId, ...content } : content;
   return (
-    <section className="activity" aria-label={words}>
+    <section className="activity" aria-label={`Progress: ${words}`}>
       <h3>{words}</h3>
       <dl className="arguments">
-        {Object.entries(message.content).map(([name, value]) => (
+        {Object.entries(rest).map(([name, value]) => (
           <div key={name} style={{ display: "contents" }}>
             <dt>{name}</dt>
             <dd>{typeof value === "string" ? value : JSON.stringify(value)}</dd>

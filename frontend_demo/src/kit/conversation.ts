@@ -1,6 +1,6 @@
 /** One thread of one agent: restoring it, sending, stopping, trying again. */
 
-import { randomUUID, type AbstractAgent } from "@ag-ui/client";
+import { randomUUID, type AbstractAgent, type RunAgentInput } from "@ag-ui/client";
 import { useAgent, useCopilotKit } from "@copilotkit/react-core/v2/headless";
 import { useCallback, useEffect, useState } from "react";
 
@@ -21,9 +21,26 @@ export function useConversation(agentId: string, threadId: string, reconnections
   const { copilotkit } = useCopilotKit();
   const { agent, isReady } = useAgent({ agentId });
   const [restored, setRestored] = useState("");
+  const [refusals, setRefusals] = useState(0);
+
+  // CopilotKit forgets what a run waited for when the answer to it is refused; the thread still knows, so it is asked again
+  useEffect(() => {
+    let refused = false;
+    const failed = ({ input }: { input: RunAgentInput }) => void (refused = Boolean(input.resume?.length));
+    const subscription = agent.subscribe({
+      onRunInitialized: () => void (refused = false),
+      onRunFailed: failed,
+      onRunErrorEvent: failed,
+      onRunFinalized: () => {
+        if (refused) setRefusals((count) => count + 1);
+      },
+    });
+    return () => subscription.unsubscribe();
+  }, [agent]);
 
   useEffect(() => {
     agent.threadId = threadId;
+    agent.pendingInterrupts = []; // the thread says what it waits for; one left over would refuse the connection
     if (!isReady) return;
     let current = true;
     setRestored("");
@@ -32,7 +49,7 @@ export function useConversation(agentId: string, threadId: string, reconnections
       current = false;
       void agent.detachActiveRun().catch(() => undefined);
     };
-  }, [copilotkit, agent, isReady, threadId, reconnections]);
+  }, [copilotkit, agent, isReady, threadId, reconnections, refusals]);
 
   const run = useCallback(() => void copilotkit.runAgent({ agent }), [copilotkit, agent]);
 

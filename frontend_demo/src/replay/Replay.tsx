@@ -32,7 +32,7 @@ export function Replay({ address, notify }: { address: string; notify: Toasts["s
   };
 
   return (
-    <div className="app" data-threads="closed" data-inspector="open" onDragOver={(event) => event.preventDefault()} onDrop={drop}>
+    <div className="app" data-replay data-threads="closed" data-inspector={loaded ? "open" : "closed"} onDragOver={(event) => event.preventDefault()} onDrop={drop}>
       <header className="topbar">
         <div className="wordmark"><Mark /><span>agent-server</span></div>
         <span className="pill">Replay</span>
@@ -75,19 +75,22 @@ function Stage({ player, store, name }: { player: ReplayAgent; store: StreamStor
   const view = useStream(store);
   const { agent } = useAgent({ agentId: ID });
   const playing = useRef(false);
+  const [failure, setFailure] = useState<string | null>(null);
   usePageTools({ paint: nothing, openDocument: nothing });
   const play = useCallback(() => {
     if (playing.current) return;
     playing.current = true;
     player.setMessages([]);
+    setFailure(null);
     void player.runAgent({}).catch(nothing).finally(() => { playing.current = false; });
   }, [player]);
+  useEffect(() => player.subscribe({ onRunErrorEvent: ({ event }) => setFailure(event.message) }).unsubscribe, [player]);
   useEffect(play, [play]);
 
   const thread: Thread = { agent, ready: true, restored: true, running: agent.isRunning, send: nothing, stop: nothing, retry: nothing };
   return (
     <>
-      <Conversation thread={thread} modelName={null} bundled={false} blocked={null} failure={null} interrupt={null} readOnly onSend={nothing} onRetry={nothing} />
+      <Conversation thread={thread} modelName={null} bundled={false} blocked={null} failure={failure} interrupt={null} readOnly onSend={nothing} onRetry={nothing} />
       <aside className="inspector panel" aria-label="Stream"><StreamPanel view={view} controls={null} top={<ReplayBar agent={player} name={name} onAgain={play} />} /></aside>
     </>
   );

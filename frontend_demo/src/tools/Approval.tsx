@@ -3,7 +3,7 @@
 import type { Interrupt, Message } from "@ag-ui/client";
 import { useState } from "react";
 import { Icon } from "../ui/icons";
-import { Form, type Schema, type Values } from "./form";
+import { Form, initialOf, missingOf, type Schema, type Values } from "./form";
 import { titleOf } from "./status";
 
 interface Props {
@@ -34,10 +34,12 @@ function parsed(text: string): Values {
 
 export function Approval({ interrupt, call, resolve, cancel }: Props) {
   const asksApproval = isApproval(interrupt, call);
-  const [values, setValues] = useState<Values>(() => (asksApproval ? (call?.args ?? {}) : {}));
+  const shape = shapeOf(interrupt.responseSchema as Schema | undefined);
+  const [values, setValues] = useState<Values>(() => (asksApproval ? (call?.args ?? {}) : initialOf(shape)));
   const [edited, setEdited] = useState<{ [name: string]: { text: string; wrong: boolean } }>({});
   const [sent, setSent] = useState(false);
   const wrong = Object.values(edited).some((field) => field.wrong);
+  const missing = asksApproval ? [] : missingOf(shape, values);
   const changed = asksApproval && JSON.stringify(values) !== JSON.stringify(call?.args ?? {});
 
   const answer = (run: () => unknown) => {
@@ -55,7 +57,7 @@ export function Approval({ interrupt, call, resolve, cancel }: Props) {
       <div className="body">
         {asksApproval
           ? call && <Form values={values} edited={edited} onChange={(name, value) => setValues((now) => ({ ...now, [name]: value }))} onText={(name, text, bad) => setEdited((now) => ({ ...now, [name]: { text, wrong: bad } }))} />
-          : <Question schema={interrupt.responseSchema as Schema | undefined} values={values} onChange={(name, value) => setValues((now) => ({ ...now, [name]: value }))} />}
+          : <Form values={values} schema={shape} edited={edited} onChange={(name, value) => setValues((now) => ({ ...now, [name]: value }))} onText={(name, text, bad) => setEdited((now) => ({ ...now, [name]: { text, wrong: bad } }))} />}
         <div className="choices">
           {asksApproval ? (
             <>
@@ -64,20 +66,22 @@ export function Approval({ interrupt, call, resolve, cancel }: Props) {
             </>
           ) : (
             <>
-              <button className="button primary" disabled={sent} onClick={() => answer(() => resolve(payloadOf(values, interrupt.responseSchema)))}>Answer</button>
+              <button className="button primary" disabled={sent || wrong || missing.length > 0} onClick={() => answer(() => resolve(payloadOf(values, interrupt.responseSchema)))}>Answer</button>
               <button className="button" disabled={sent} onClick={() => answer(cancel)}>Cancel</button>
             </>
           )}
           {wrong && <span className="note">One field is not valid JSON.</span>}
+          {missing.length > 0 && <span className="note">Still to be filled in: {missing.join(", ")}</span>}
         </div>
       </div>
     </section>
   );
 }
 
-function Question({ schema, values, onChange }: { schema: Schema | undefined; values: Values; onChange: (name: string, value: unknown) => void }) {
-  const shape = schema?.type === "object" ? schema : { properties: { answer: schema ?? { type: "string", title: "Your answer" } } };
-  return <Form values={values} schema={shape} edited={{}} onChange={onChange} onText={() => undefined} />;
+/** The form's schema: the question's own where it asks for an object, else one field for the one value. */
+function shapeOf(schema: Schema | undefined): Schema {
+  if (schema?.type === "object") return schema;
+  return { properties: { answer: { title: "Your answer", ...(schema ?? { type: "string" }) } }, required: ["answer"] };
 }
 
 /** An object answers an object's schema; anything else answers with the one value. */

@@ -28,6 +28,22 @@ export function Form({ values, schema, edited, onChange, onText }: Props) {
   );
 }
 
+/** What a form for this schema starts from: its defaults, and "no" for a box that is not ticked. */
+export function initialOf(schema: Schema): Values {
+  const properties = Object.entries((schema.properties ?? {}) as Record<string, Schema>);
+  return Object.fromEntries(properties.flatMap(([name, one]) => {
+    const value = one.default ?? one.const ?? (one.type === "boolean" ? false : undefined);
+    return value === undefined ? [] : [[name, value]];
+  }));
+}
+
+/** Titles of the required fields that have no value yet. */
+export function missingOf(schema: Schema, values: Values): string[] {
+  const properties = (schema.properties ?? {}) as Record<string, Schema>;
+  const required = Array.isArray(schema.required) ? (schema.required as string[]) : [];
+  return required.filter((name) => values[name] === undefined).map((name) => String(properties[name]?.title ?? name));
+}
+
 interface FieldProps {
   name: string;
   value: unknown;
@@ -47,18 +63,19 @@ function Field({ name, value, schema, raw, onChange, onText }: FieldProps) {
 
 function control({ name, value, schema, raw, onChange, onText }: FieldProps): ReactNode {
   if (Array.isArray(schema?.enum)) {
+    const options: unknown[] = schema.enum;
     return (
-      <select className="field" value={String(value ?? "")} onChange={(event) => onChange(name, event.target.value)}>
-        {value === undefined && <option value="">Choose</option>}
-        {schema.enum.map((option) => <option key={String(option)}>{String(option)}</option>)}
+      <select className="field" value={options.indexOf(value)} onChange={(event) => onChange(name, options[Number(event.target.value)])}>
+        {!options.includes(value) && <option value={-1}>Choose</option>}
+        {options.map((option, index) => <option key={index} value={index}>{typeof option === "string" ? option : JSON.stringify(option)}</option>)}
       </select>
     );
   }
   if (typeof value === "number" || schema?.type === "number" || schema?.type === "integer") {
     return <input className="field" type="number" step={schema?.type === "integer" ? 1 : "any"} value={typeof value === "number" ? value : ""} onChange={(event) => onChange(name, event.target.value === "" ? undefined : Number(event.target.value))} />;
   }
-  if (value !== undefined && typeof value !== "string") {
-    return <textarea className="field mono" rows={4} aria-invalid={raw?.wrong ?? false} value={raw?.text ?? JSON.stringify(value, null, 2)} onChange={(event) => json(name, event.target.value, onChange, onText)} />;
+  if ((value !== undefined && typeof value !== "string") || schema?.type === "array" || schema?.type === "object") {
+    return <textarea className="field mono" rows={4} aria-invalid={raw?.wrong ?? false} value={raw?.text ?? JSON.stringify(value, null, 2) ?? ""} onChange={(event) => json(name, event.target.value, onChange, onText)} />;
   }
   const text = value ?? "";
   if (text.length > LONG || text.includes("\n") || /body|message|text|content/i.test(name)) {
@@ -69,7 +86,7 @@ function control({ name, value, schema, raw, onChange, onText }: FieldProps): Re
 
 function json(name: string, text: string, onChange: Props["onChange"], onText: Props["onText"]): void {
   try {
-    const value: unknown = JSON.parse(text);
+    const value: unknown = text.trim() ? JSON.parse(text) : undefined;
     onText(name, text, false);
     onChange(name, value);
   } catch {

@@ -15,6 +15,7 @@ export interface Toasts {
   items: Toast[];
   show: (toast: Omit<Toast, "id">) => void;
   dismiss: (id: number) => void;
+  dismissErrors: () => void;
 }
 
 const NOTICE_MS = 6_000;
@@ -24,6 +25,7 @@ export function useToasts(): Toasts {
   const [items, setItems] = useState<Toast[]>([]);
   const next = useRef(1);
   const dismiss = useCallback((id: number) => setItems((now) => now.filter((item) => item.id !== id)), []);
+  const dismissErrors = useCallback(() => setItems((now) => now.filter((item) => item.kind !== "error")), []);
   const show = useCallback(
     (toast: Omit<Toast, "id">) => {
       const id = next.current++;
@@ -32,7 +34,7 @@ export function useToasts(): Toasts {
     },
     [dismiss],
   );
-  return useMemo(() => ({ items, show, dismiss }), [items, show, dismiss]);
+  return useMemo(() => ({ items, show, dismiss, dismissErrors }), [items, show, dismiss, dismissErrors]);
 }
 
 export function ToastList({ toasts }: { toasts: Toasts }) {
