@@ -50,6 +50,10 @@ class Matcher(Protocol):
         """The end may follow."""
 
     @property
+    def forced(self) -> int | None:
+        """The only token that may follow, where there is no other and no end; None also where that is not known."""
+
+    @property
     def error(self) -> str | None:
         """Why the grammar cannot go on: it came to need more work than is allowed."""
 

@@ -54,6 +54,11 @@ class LarkMatcher:
         return bool(self.inner.is_accepting())
 
     @property
+    def forced(self) -> int | None:
+        tokens = self.inner.compute_ff_tokens()
+        return int(tokens[0]) if tokens and not self.accepting else None
+
+    @property
     def error(self) -> str | None:
         return str(self.inner.get_error()) if self.inner.is_error() else None
 
