@@ -8,7 +8,8 @@ differences. Ten tools that must be called, ten tools and the text in front of a
 whose masks allow nearly everything. The model is a Llama with random weights: 8 layers of width 512 and its
 embeddings, in one thread. A step holds all that a server's step holds: scheduling, forward, masks, sampling,
 matching, detokenising. Real models are larger, which makes the share smaller. Masks are filled in a thread beside the
-forward; "CPU" is the time of all threads, as on a single core.
+forward; "CPU" is the time of all threads, as on a single core. Forced tokens are not run ahead of, so that both take
+as many steps.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ def cores_for(tokenizer: Tokenizer, rows: int) -> tuple[Core, Core]:
     )  # fmt: skip
     model = LlamaForCausalLM(shape).eval().requires_grad_(False)
     files = ModelFiles(tokenizer=tokenizer, stop_token_ids=(tokenizer.token_to_id(END),))
-    settings = EngineConfig(model="random", threads=1, max_batch=rows, kv_cache_bytes=256 * 2**20)
+    settings = EngineConfig(model="random", threads=1, max_batch=rows, kv_cache_bytes=256 * 2**20, run_ahead=False)
     models = model, deepcopy(model)
     first, second = (assemble(settings, each, files, torch.device("cpu"), None)[0] for each in models)
     return first, second
