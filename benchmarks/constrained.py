@@ -1,12 +1,15 @@
 """What constrained decoding costs: compiling tools for the first and the second time, and each token.
 
-    python benchmarks/constrained.py [--tokens 24] [--rounds 3] [--vocabularies 32000 150000] [--rows 1 8 32]
+    python benchmarks/constrained.py [--tokens 40] [--rounds 1] [--vocabularies 32000 150000] [--rows 1 8 32]
 
-A token's cost is measured in the engine itself: the same prompts, sampled at temperature 1, without a grammar and with
-ten tools that must be called, in turns, and the medians of the steps that only decode. The model is a Llama with
-random weights: 8 layers of width 512 and the vocabulary's embeddings, one thread. So a step holds all that a server's
-step holds: scheduling, forward, masks, sampling, matching, detokenising. Real models are larger, which makes the share
-smaller. Masks are filled in a thread beside the forward; "CPU" is the time of all threads, as on a single core.
+A token's cost is measured in the engine itself: two engines around the same model, the same prompts, sampled at
+temperature 1, one engine without a grammar and one with it, a step of each in turns, and the median of the pairs'
+differences. Ten tools that must be called, ten tools and the text in front of a call, and a string that has no end,
+whose masks allow nearly everything. The model is a Llama with random weights: 8 layers of width 512 and its
+embeddings, in one thread. A step holds all that a server's step holds: scheduling, forward, masks, sampling,
+matching, detokenising. Real models are larger, which makes the share smaller. Masks are filled in a thread beside the
+forward; "CPU" is the time of all threads, as on a single core. Forced tokens are not run ahead of, so that both take
+as many steps.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Sequence
+from copy import deepcopy
 from random import Random
 from typing import Any
 
@@ -117,8 +121,8 @@ def compiled(compiler: Compiler, wanted: Constraint) -> tuple[Any, float]:
     return grammar, time.perf_counter() - began
 
 
-def core_for(tokenizer: Tokenizer, rows: int) -> Core:
-    """An engine around a random model with this vocabulary."""
+def cores_for(tokenizer: Tokenizer, rows: int) -> tuple[Core, Core]:
+    """Two engines around the same random model with this vocabulary."""
     size = tokenizer.get_vocab_size(with_added_tokens=True)
     torch.manual_seed(1)
     shape = LlamaConfig(
@@ -128,12 +132,13 @@ def core_for(tokenizer: Tokenizer, rows: int) -> Core:
     )  # fmt: skip
     model = LlamaForCausalLM(shape).eval().requires_grad_(False)
     files = ModelFiles(tokenizer=tokenizer, stop_token_ids=(tokenizer.token_to_id(END),))
-    settings = EngineConfig(model="random", threads=1, max_batch=rows, kv_cache_bytes=256 * 2**20)
-    return assemble(settings, model, files, torch.device("cpu"), None)[0]
+    settings = EngineConfig(model="random", threads=1, max_batch=rows, kv_cache_bytes=256 * 2**20, run_ahead=False)
+    models = model, deepcopy(model)
+    first, second = (assemble(settings, each, files, torch.device("cpu"), None)[0] for each in models)
+    return first, second
 
 
-def steps(core: Core, first: int, rows: int, tokens: int, bound: Constraint | None) -> list[tuple[float, float]]:
-    """Seconds of each step that decodes all the rows: of wall time, and of all threads' CPU time."""
+def submit(core: Core, first: int, rows: int, tokens: int, bound: Constraint | None) -> None:
     for number in range(first, first + rows):
         sampling = SamplingParams(temperature=1.0, seed=number, max_tokens=tokens, ignore_eos=True)
         prompt = tuple(Random(number % rows).choices(range(200), k=8))
@@ -141,31 +146,44 @@ def steps(core: Core, first: int, rows: int, tokens: int, bound: Constraint | No
             request_id=str(number), prompt_token_ids=prompt, sampling=sampling, constraint=bound
         )
         core.inbox.put(Submit(number, request))
-    seconds = []
+
+
+def timed(core: Core, rows: int) -> tuple[float, float] | None:
+    """Milliseconds of a step, by wall time and by all threads' CPU time; None if it was not one that decodes all the
+    rows."""
+    decoding = sum(not (s.held or s.prefilling) for s in core.scheduler.running)
+    began, spent = time.perf_counter(), time.process_time()
     core.step()
-    while not core.idle:
-        began, spent = time.perf_counter(), time.process_time()
-        core.step()
-        if sum(not (s.held or s.prefilling) for s in core.scheduler.running) == rows:
-            seconds.append((time.perf_counter() - began, time.process_time() - spent))
-    return seconds[1:]
+    taken = (time.perf_counter() - began) * 1000, (time.process_time() - spent) * 1000
+    return taken if decoding == rows else None
 
 
-def per_token(core: Core, bound: Constraint, rows: int, tokens: int, rounds: int) -> list[tuple[float, float]]:
-    """Milliseconds of a step without and with the grammar, taken in turns: by wall time and by CPU time."""
+def per_token(
+    cores: tuple[Core, Core], bound: Constraint, rows: int, tokens: int, rounds: int
+) -> list[tuple[float, float]]:
+    """Milliseconds of a step without the grammar, and what it adds: medians by wall time and by CPU time. Both engines
+    step in turns, so that what else the machine does falls on both."""
     free: list[tuple[float, float]] = []
-    held: list[tuple[float, float]] = []
+    added: list[tuple[float, float]] = []
     for number in range(rounds):
-        free += steps(core, (2 * number + 1) * 1000, rows, tokens, None)
-        held += steps(core, (2 * number + 2) * 1000, rows, tokens, bound)
-    middle = [[statistics.median(column) * 1000 for column in zip(*side, strict=True)] for side in (free, held)]
+        for core, constraint in zip(cores, (None, bound), strict=True):
+            submit(core, (number + 1) * 1000, rows, tokens, constraint)
+        turn = 0
+        while not all(core.idle and core.inbox.empty() for core in cores):
+            turn += 1
+            order = (0, 1) if turn % 2 else (1, 0)
+            pair = dict(zip(order, [timed(cores[which], rows) for which in order], strict=True))
+            if (without := pair[0]) is not None and (with_it := pair[1]) is not None:
+                free.append(without)
+                added.append((with_it[0] - without[0], with_it[1] - without[1]))
+    middle = [[statistics.median(column) for column in zip(*side, strict=True)] for side in (free, added)]
     return list(zip(*middle, strict=True))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=24)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--vocabularies", type=int, nargs="+", default=[32_000, 150_000])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])
     given = parser.parse_args()
@@ -181,14 +199,22 @@ def main() -> None:
             _, second = compiled(compiler, wanted)
             print(f"  {count:3} tools: first use {first * 1000:7.1f} ms, second use {second * 1000:6.2f} ms")
         compiler.close()
-        core = core_for(tokenizer, max(given.rows))
-        bound = constraint(tokenizer, realistic_tools(10), "required")
-        print("  rows   time   without      with   added (ms)   share of a step", flush=True)
-        for rows in given.rows:
-            measured = per_token(core, bound, rows, given.tokens, given.rounds)
-            for name, (free, held) in zip(("wall", "CPU"), measured, strict=True):
-                share = (held - free) / free
-                print(f"  {rows:4} {name:>6} {free:9.3f} {held:9.3f} {held - free:12.3f} {share:14.1%}", flush=True)
+        cores = cores_for(tokenizer, max(given.rows))
+        print("  output                rows   time   without   added (ms)   share of a step", flush=True)
+        for name, bound in _bounds(tokenizer).items():
+            for rows in given.rows:
+                measured = per_token(cores, bound, rows, given.tokens, given.rounds)
+                for clock, (free, more) in zip(("wall", "CPU"), measured, strict=True):
+                    print(f"  {name:20} {rows:5} {clock:>6} {free:9.3f} {more:12.3f} {more / free:14.1%}", flush=True)
+
+
+def _bounds(tokenizer: Tokenizer) -> dict[str, Constraint]:
+    tools = realistic_tools(10)
+    return {
+        "calls": constraint(tokenizer, tools, "required"),
+        "text before calls": constraint(tokenizer, tools, "auto"),
+        "within a string": Constraint(kind="regex", value=r'"[^"\\\x00-\x1f]*'),
+    }
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: "cpu", "cuda", "cuda:1", "mps". dtype: "float32", "bfloat16", "float16". adapter: folder of a LoRA adapter.
     max_batch: rows. max_queued: generations that may wait. step_tokens: budget of a step. kv_cache_bytes: memory for
     keys and values. max_context: tokens of prompt and answer. threads: torch's, for one operation. memory: "slab" or
-    "paged". overlap: launch a step before the last one's tokens are seen. flatten: record the model's forward on the
+    "paged". overlap: launch a step before the last one's tokens are seen. run_ahead: compute tokens that a
+    grammar leaves no choice about together, where nothing overlaps. flatten: record the model's forward on the
     CPU and play it back as one list of operations; None does so for small models. cuda_graphs: capture decoding.
     """
 
@@ -28,5 +29,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 0
     memory: str = "auto"
     overlap: bool | None = None
+    run_ahead: bool = True
     flatten: bool | None = None
     cuda_graphs: bool = True

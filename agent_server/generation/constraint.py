@@ -24,8 +24,6 @@ logger = logging.getLogger("agent_server.generation")
 MAX_BYTES = 512 * 1024
 """Larger constraints are refused."""
 MAX_CACHED = 64
-EBNF_WITHIN = b'"type":"grammar"'
-"""In a structural tag of a client's own: what only the library without bounds of its own compiles."""
 TIME_LIMIT = 2.0
 """Seconds that compiling may take once it has begun."""
 
@@ -50,6 +48,10 @@ class Matcher(Protocol):
     @property
     def accepting(self) -> bool:
         """The end may follow."""
+
+    @property
+    def forced(self) -> int | None:
+        """The only token that may follow, where there is no other and no end; None also where that is not known."""
 
     @property
     def error(self) -> str | None:
@@ -82,16 +84,14 @@ Done = Callable[[Grammar | None, str | None], None]
 class Compiler:
     """Compiles off the engine's thread, with a cache, a size limit and a time limit.
 
-    A compilation that exceeds its time is reported as failed; its thread ends when the backend lets it, which for a
-    hostile EBNF may be never. So grammars of that kind have a thread of their own, wait for nothing beyond their time,
-    and take nobody else's. `counts`: what the engine's metrics show.
+    A compilation that exceeds its time is reported as failed; its thread goes on until the backend, which bounds its
+    own work, gives up. `counts`: what the engine's metrics show.
     """
 
     def __init__(self, backend: Backend, *, threads: int = 2, time_limit: float = TIME_LIMIT) -> None:
         self.backend = backend
         self._time_limit = time_limit
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="grammar")
-        self._unbounded = ThreadPoolExecutor(1, thread_name_prefix="ebnf")
         self._cache: OrderedDict[bytes, Grammar] = OrderedDict()
         self._lock = threading.Lock()
         self.counts = {
@@ -116,22 +116,13 @@ class Compiler:
         self._count(grammar_cache_queries_total=1, grammar_cache_hits_total=grammar is not None)
         if grammar is not None:
             done(grammar, None)
-        elif constraint.kind == "ebnf" or EBNF_WITHIN in key:
-            once = _Once(done)
-            self._unbounded.submit(self._compile, constraint, key, once, self._timer(once))
         else:
             self._pool.submit(self._compile, constraint, key, _Once(done))
 
-    def _timer(self, done: _Once) -> threading.Timer:
+    def _compile(self, constraint: Constraint, key: bytes, done: _Once) -> None:
         timer = threading.Timer(self._time_limit, done, (None, "The grammar takes too long to compile."))
         timer.daemon = True
         timer.start()
-        return timer
-
-    def _compile(self, constraint: Constraint, key: bytes, done: _Once, timer: threading.Timer | None = None) -> None:
-        if done.called:
-            return
-        timer = timer or self._timer(done)
         began = time.monotonic()
         grammar, error = self._attempt(constraint)
         timer.cancel()
@@ -176,7 +167,6 @@ class Compiler:
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
-        self._unbounded.shutdown(wait=False, cancel_futures=True)
 
 
 class _Once:

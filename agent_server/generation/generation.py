@@ -80,6 +80,17 @@ class Generation:
         return self.sequence.known - self.sequence.prompt_length
 
     @property
+    def forced(self) -> int | None:
+        """The token that the grammar leaves as the only one, for a generation that asks nothing of the model about it:
+        neither its log probability, nor what penalties make of it later."""
+        params = self.params
+        watched = params.logprobs is not None or params.presence_penalty or params.frequency_penalty
+        if self.matcher is None or watched or (params.repetition_penalty or 1.0) != 1.0:
+            return None
+        token = self.matcher.forced
+        return None if token in self.ends else token
+
+    @property
     def settings(self) -> Settings:
         return Settings(self.params, self.seed, tuple(self.ends))
 

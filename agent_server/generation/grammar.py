@@ -1,8 +1,9 @@
-"""Constraints compiled and masks filled: llguidance, and xgrammar for what llguidance has no words for.
+"""Constraints compiled and masks filled, by llguidance alone: it compiles in milliseconds, refuses what it cannot
+enforce, and bounds its own work, both while it compiles and in each step. A library that does not can be held up for
+ever, by a grammar that takes minutes to compile or by one whose masks do.
 
-The rule: what `events.grammar.lark` can write, JSON schemas, regular expressions, choices and Lark go to llguidance,
-which compiles in milliseconds, refuses what it cannot enforce and bounds its own work. EBNF, and structural tags of
-other kinds, go to xgrammar. Both see the vocabulary as bytes, in which control tokens are no text.
+Everything is written as Lark (`events.grammar.lark`), JSON schemas within it. The vocabulary is seen as bytes, in which
+control tokens are no text.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ LIMITS = llguidance.LLParserLimits(
     max_grammar_size=200_000,
     initial_lexer_fuel=2_000_000,
     step_lexer_fuel=200_000,
+    step_max_items=20_000,
     max_lexer_states=50_000,
     verbose_errors=False,
 )
-"""Of one grammar. A step that needs more fuel than this, about 14 ms, ends its generation."""
+"""Of one grammar. A step that needs more than this ends its generation: about 14 ms for a lexer, and for a parser up to
+0.2 s, seen with the worst grammar of fifteen."""
 
 
 class LarkMatcher:
@@ -49,6 +52,11 @@ class LarkMatcher:
     @property
     def accepting(self) -> bool:
         return bool(self.inner.is_accepting())
+
+    @property
+    def forced(self) -> int | None:
+        tokens = self.inner.compute_ff_tokens()
+        return int(tokens[0]) if tokens and not self.accepting else None
 
     @property
     def error(self) -> str | None:
@@ -84,37 +92,35 @@ class GrammarBackend:
         except Exception as error:
             raise ConstraintError(f"Grammars cannot use this tokenizer: {str(error)[:200]}") from error
         self._executor = llguidance.LLExecutor()
-        self._second: Any = None
 
     def compile(self, constraint: Constraint) -> Grammar:
-        try:
-            given = constraint.kind == "lark"
-            grammar = str(constraint.value) if given else lark(node_of(constraint), self._controls)
-        except Unwritable:
-            return self._xgrammar().compile(constraint)  # type: ignore[no-any-return]
-        matcher = llguidance.LLMatcher(self._vocabulary, grammar, log_level=0, limits=LIMITS)
+        """The grammar, whose first mask was seen to be within the bounds."""
+        matcher = llguidance.LLMatcher(self._vocabulary, self._lark(constraint), log_level=0, limits=LIMITS)
+        if not matcher.is_error():
+            first = matcher.deep_copy()
+            first.compute_bitmask()
+            matcher = first if first.is_error() else matcher
         if matcher.is_error():
             raise ConstraintError(f"The grammar cannot be compiled: {reason(matcher.get_error())}")
         return LarkGrammar(matcher)
 
-    def _xgrammar(self) -> Any:
-        if self._second is None:
-            from agent_server.generation.xgrammar import XGrammarBackend
-
-            size = self._tokenizer.get_vocab_size(with_added_tokens=True)
-            spelled = [self._vocabulary.decode_bytes([number]) for number in range(size)]
-            self._second = XGrammarBackend(spelled, self._controls, self._vocab_size, self.ends)
-        return self._second
+    def _lark(self, constraint: Constraint) -> str:
+        if constraint.kind == "lark":
+            return str(constraint.value)
+        try:
+            return lark(node_of(constraint), self._controls)
+        except Unwritable as error:
+            raise ConstraintError(str(error)) from error
+        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+            message = f"The structural tag is not well-formed: {type(error).__name__} {str(error)[:100]}."
+            raise ConstraintError(message) from error
 
     def fill(self, matchers: Sequence[Matcher], bits: Tensor) -> None:
-        ours = [(matcher.inner, row) for row, matcher in enumerate(matchers) if isinstance(matcher, LarkMatcher)]
-        if len(ours) == 1 and len(matchers) == 1:
-            ours[0][0].unsafe_compute_mask_ptr(bits.data_ptr(), bits.shape[1] * 4)
-        elif ours:
-            self._executor.unsafe_compute_mask_ptr(ours, bits.data_ptr(), bits.shape[1] * 4, len(matchers))
-        others = [(m, row) for row, m in enumerate(matchers) if not isinstance(m, LarkMatcher)]
-        if others:
-            self._second.fill(others, bits)
+        inner = [(matcher.inner, row) for row, matcher in enumerate(matchers) if isinstance(matcher, LarkMatcher)]
+        if len(inner) == 1:
+            inner[0][0].unsafe_compute_mask_ptr(bits.data_ptr(), bits.shape[1] * 4)
+        elif inner:
+            self._executor.unsafe_compute_mask_ptr(inner, bits.data_ptr(), bits.shape[1] * 4, len(matchers))
 
 
 def control_tokens(tokenizer: Tokenizer) -> list[int]:

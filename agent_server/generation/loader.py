@@ -222,6 +222,7 @@ def assemble(
         limits=Limits(context, text.vocab_size, config.max_queued),
         compiler=compiler,
         overlap=device.type == "cuda" if config.overlap is None else config.overlap,
+        run_ahead=config.run_ahead and runner.chunked,
     )
     info = EngineInfo(
         model=config.name or config.model,

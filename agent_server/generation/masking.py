@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 
 import torch
 
 from agent_server.generation.constraint import Compiler
 from agent_server.generation.generation import Generation
-from agent_server.generation.sampler import Masks
+from agent_server.generation.masks import Masks, sorted_out
 
 
 class Masking:
@@ -22,10 +23,10 @@ class Masking:
 
     def __init__(self, compiler: Compiler, vocab_size: int, device: torch.device) -> None:
         self._compiler = compiler
-        self._words = -(-vocab_size // 32)
-        self._pinned = device.type == "cuda"
+        self._vocab_size = vocab_size
+        self._device = device.type
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
-        self._begun: tuple[list[Generation], Future[torch.Tensor]] | None = None
+        self._begun: tuple[list[Generation], Future[Masks]] | None = None
 
     def begin(self, generations: Sequence[Generation]) -> None:
         """Fill the masks of those that are constrained, beside whatever the caller does next."""
@@ -40,9 +41,9 @@ class Masking:
         bound = begun[0] if begun is not None else _bound(generations)
         if not bound:
             return None
-        bits = begun[1].result() if begun is not None else self._fill(bound)
+        masks = begun[1].result() if begun is not None else self._fill(bound)
         places = {generation.number: place for place, generation in enumerate(generations) if generation is not None}
-        return Masks(bits, [places[generation.number] for generation in bound])
+        return replace(masks, rows=[places[generation.number] for generation in bound])
 
     def abandon(self) -> None:
         """The step failed: nobody may touch the matchers while they are being asked."""
@@ -50,11 +51,12 @@ class Masking:
             self._begun[1].exception()
             self._begun = None
 
-    def _fill(self, bound: Sequence[Generation]) -> torch.Tensor:
-        bits = torch.full((len(bound), self._words), -1, dtype=torch.int32, pin_memory=self._pinned)
+    def _fill(self, bound: Sequence[Generation]) -> Masks:
+        shape = len(bound), -(-self._vocab_size // 32)
+        bits = torch.full(shape, -1, dtype=torch.int32, pin_memory=self._device == "cuda")
         matchers = [matcher for generation in bound if (matcher := generation.matcher) is not None]
         self._compiler.fill(matchers, [generation.ends for generation in bound], bits)
-        return bits
+        return sorted_out(bits, [], self._vocab_size) if self._device == "cpu" else Masks(bits, [])
 
 
 def _bound(generations: Sequence[Generation | None]) -> list[Generation]:

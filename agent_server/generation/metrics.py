@@ -11,6 +11,7 @@ class Counters:
 
     prompt_tokens_total: int = 0
     generation_tokens_total: int = 0
+    forced_tokens_total: int = 0
     prefix_cache_queries_total: int = 0
     prefix_cache_hits_total: int = 0
     iterations_total: int = 0

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from agent_server.generation.device import send
+from agent_server.generation.masks import Choices, Masks
 from agent_server.generation.noise import signed, uniform
 from agent_server.generation.penalties import Penalties
 from events.options import SamplingParams
@@ -129,7 +129,10 @@ class Sampler:
             logits = self._adjust(raw, logits, rows, positions)
         if masks is not None:
             logits = masks.apply(logits.clone() if special and logits is raw else logits)
-        tokens = self._pick(logits, rows, index, positions)
+        if masks is None or masks.few is None:
+            tokens = self._pick(logits, rows, index, positions)
+        else:
+            tokens = self._pick_few(masks.few, masks.places, logits, rows, index, positions)
         self.last.index_copy_(0, index, tokens)
         self._penalties.count(rows, index, tokens)
         sampled = Sampled(tokens)
@@ -163,6 +166,23 @@ class Sampler:
         return logits.index_put_(places, send(added, torch.float32, self.device), accumulate=True)
 
     # how a token is picked
+
+    def _pick_few(
+        self, few: Choices, at: list[int], logits: Tensor, rows: list[int], index: Tensor, positions: list[int]
+    ) -> Tensor:
+        """The rows `at` these places by their few choices alone, the others as they are."""
+
+        def pick(logits: Tensor, places: list[int], members: Tensor) -> Tensor:
+            return self._pick(logits, [rows[i] for i in places], index[members], [positions[i] for i in places])
+
+        tokens = torch.empty(len(rows), dtype=torch.int64, device=self.device)
+        members = send(at, torch.int64, self.device)
+        tokens.index_copy_(0, members, few.tokens(pick(few.of(logits, at), at, members)))
+        others = sorted(set(range(len(rows))).difference(at))
+        if others:
+            members = send(others, torch.int64, self.device)
+            tokens.index_copy_(0, members, pick(logits.index_select(0, members), others, members))
+        return tokens
 
     def _pick(self, logits: Tensor, rows: list[int], index: Tensor, positions: list[int]) -> Tensor:
         kinds = [self._kinds[row] for row in rows]
@@ -202,40 +222,6 @@ class Sampler:
         if most:
             values, ids = logprobs.topk(min(most, self.vocab_size), -1)
             sampled.top = (ids, values)
-
-
-@dataclass(slots=True)
-class Masks:
-    """Grammar masks for some rows of a batch: `bits` `[masked rows, ceil(vocabulary / 32)]` int32, a set bit allows the
-    token, least significant first; `rows` are their places in the batch."""
-
-    bits: Tensor
-    rows: list[int]
-
-    def apply(self, logits: Tensor) -> Tensor:
-        """The logits, changed in place, with everything that is not allowed at minus infinity."""
-        banned = self._banned(logits)
-        if len(self.rows) == len(logits) and self.rows == sorted(self.rows):
-            return logits.masked_fill_(banned, -torch.inf)
-        if not logits.is_cuda:
-            for place, row in enumerate(self.rows):
-                logits[row].masked_fill_(banned[place], -torch.inf)
-            return logits
-        index = send(self.rows, torch.int64, logits.device)
-        return logits.index_copy_(0, index, logits[index].masked_fill_(banned, -torch.inf))
-
-    def _banned(self, logits: Tensor) -> Tensor:
-        """`[masked rows, vocabulary]`, True for what is not allowed; ids beyond the mask are not."""
-        size = logits.shape[1]
-        if logits.is_cuda:
-            bits = self.bits.to(logits.device, non_blocking=True)
-            places = torch.arange(32, dtype=torch.int32, device=logits.device)
-            banned = (((bits[:, :, None] >> places) & 1) == 0).flatten(1)
-        else:  # many times faster than shifts, which have no kernel of their own on the CPU
-            unpacked = np.unpackbits(~self.bits.numpy().view(np.uint8), axis=1, bitorder="little")
-            banned = torch.from_numpy(unpacked).view(torch.bool)
-        missing = size - banned.shape[1]
-        return torch.nn.functional.pad(banned, (0, missing), value=True) if missing > 0 else banned[:, :size]
 
 
 def inverse(weights: Tensor, draws: Tensor) -> Tensor:

@@ -191,6 +191,12 @@ class Scheduler:
         sequence.tokens[sequence.known] = token
         sequence.pending -= 1
 
+    def append(self, sequence: Sequence, token: int) -> None:
+        """A token that was not computed, behind a running sequence: it and the one before are computed together, as
+        the rest of a prompt is."""
+        sequence.tokens.append(token)
+        sequence.prefilling = True
+
     def undo(self, plan: Plan) -> None:
         """The plan was not carried out: its sequences stand where they stood before, with their memory."""
         for sequence in plan.decodes:
@@ -229,7 +235,7 @@ class Scheduler:
         prompts = [s for s in self.running if s.prefilling and (self.chunked or not s.held)]
         if not prompts:
             return []
-        oldest = prompts[0]
+        oldest = next((s for s in prompts if s.computed < s.prompt_length), prompts[0])
         prompts.sort(key=_remaining)
         kept = min(_remaining(oldest), -(-budget // 4))
         budget -= kept

@@ -6,7 +6,9 @@ other threads want from it they put into `inbox`.
 With `overlap` a step is launched before the previous one's tokens are looked at, so that the device computes while
 the host detokenises; a generation that turns out to be over has then computed one token too many, which is dropped.
 Rows whose mask depends on their last token are sampled after that token was looked at, while the model already
-computes their next logits. Commands wait until nothing is in flight.
+computes their next logits. With `run_ahead`, which needs that nothing overlaps, tokens that a grammar leaves no choice
+about are not waited for: they are delivered at once and computed together with the token before them. Commands wait
+until nothing is in flight.
 """
 
 from __future__ import annotations
@@ -53,6 +55,7 @@ class Core:
     limits: Limits
     compiler: Compiler | None = None
     overlap: bool = False
+    run_ahead: bool = False
     clock: Callable[[], float] = time.monotonic
     counters: Counters = field(default_factory=Counters)
     inbox: SimpleQueue[Command | Compiled] = field(default_factory=SimpleQueue)
@@ -211,6 +214,16 @@ class Core:
             self.scheduler.settle(sequence, token)
             generation = self.generations[sequence.number]
             self._deliver(generation, token, now, *details(place, generation.params.logprobs))
+            if self.run_ahead:
+                self._run_ahead(generation, now)
+
+    def _run_ahead(self, generation: Generation, now: float) -> None:
+        """Deliver what a grammar leaves no choice about; the model computes it as one chunk in the next step."""
+        sequence = generation.sequence
+        while sequence.state == "running" and not sequence.pending and (token := generation.forced) is not None:
+            self.scheduler.append(sequence, token)
+            self.counters.forced_tokens_total += 1
+            self._deliver(generation, token, now, None, None)
 
     def _deliver(
         self,

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from events.grammar.ebnf import EBNFError, lark_of
 from events.grammar.nodes import Node
 
 ANY = "/(?s:.*)/"
@@ -58,7 +59,7 @@ class LarkWriter:
                 return f"<[{int(node['token'])}]>"
             case "any_text" | "regex":
                 return self._text(node)
-            case "json_schema":
+            case "json_schema" if node.get("style", "json") == "json":
                 return self._json(node)
             case "sequence":
                 return " ".join(self._write(part) for part in node["elements"])
@@ -68,6 +69,8 @@ class LarkWriter:
                 return f"({self._write(node['content'])})?"
             case "star":
                 return f"({self._write(node['content'])})*"
+            case "plus":
+                return f"({self._write(node['content'])})+"
             case "repeat":
                 most = "" if node["max"] < 0 else node["max"]
                 return f"({self._write(node['content'])}){{{node['min']},{most}}}"
@@ -77,9 +80,12 @@ class LarkWriter:
                 return self._triggered(node)
             case "token_triggered_tags":
                 return self._token_triggered(node)
-            case "grammar" if node.get("syntax") == "lark":
-                return f"%lark {{\n{node['grammar']}\n}}"
-        raise Unwritable(f"Lark has no {node['type']!r}.")
+            case "tags_with_separator":
+                return self._separated(node)
+            case "grammar":
+                return self._grammar(node)
+        style = f" in the style {node['style']!r}" if "style" in node else ""
+        raise Unwritable(f"A grammar has no {str(node['type'])[:40]!r}{style}.")
 
     def _rule(self, body: str) -> str:
         return self._define("r", body)
@@ -94,6 +100,23 @@ class LarkWriter:
             schema = {**schema, "x-guidance": {**JSON_OPTIONS, **schema.get("x-guidance", {})}}
         return self._rule("%json " + json.dumps(schema, ensure_ascii=True))
 
+    def _grammar(self, node: Node, *, exact: bool = False) -> str:
+        """A grammar of a client's own, with names of its own."""
+        text = node["grammar"]
+        if node.get("syntax", "ebnf") == "ebnf":
+            try:
+                text = lark_of(text, exact=exact)
+            except EBNFError as error:
+                raise Unwritable(str(error)) from error
+        return self._rule(f"%lark {{\n{text}\n}}")
+
+    def _separated(self, node: Node) -> str:
+        """Tags one after the other, with something between any two."""
+        one = self._rule(" | ".join(self._tag(tag) for tag in node["tags"]))
+        separator = literal(node["separator"]) if node.get("separator") else ""
+        some = one if node.get("stop_after_first") else f"{one} ({separator} {one})*"
+        return some if node.get("at_least_one") else f"({some})?"
+
     def _text(self, node: Node) -> str:
         text = ANY if node["type"] == "any_text" else regex(node["pattern"])
         return self._terminal(without(text, node.get("excludes", ()), node.get("not_pattern", "")))
@@ -105,7 +128,8 @@ class LarkWriter:
             closed = self._terminal(f"{self._text(content)} {literal(end)}")
             closed = closed if node.get("greedy") else self._define("r", closed, "[lazy]")
             return f"{head} {closed}".strip()
-        return " ".join(part for part in (head, self._write(content), self._marker(end)) if part)
+        inner = self._grammar(content, exact=True) if content["type"] == "grammar" else self._write(content)
+        return " ".join(part for part in (head, inner, self._marker(end)) if part)
 
     def _marker(self, marker: Any) -> str:
         if isinstance(marker, dict):

@@ -225,11 +225,33 @@ def _lightened(node: Any, keyword: str = "") -> Any:
 
 def _bounded(node: dict[str, Any]) -> dict[str, Any]:
     """A whole number within what every JSON reader keeps exact: without bounds, digits can go on until max_tokens."""
+    if node.get("type") != "integer":
+        return _without_edges(node)
     if node.get("type") != "integer" or "enum" in node or "const" in node:
         return node
     low = {} if "minimum" in node or "exclusiveMinimum" in node else {"minimum": -SAFE}
     high = {} if "maximum" in node or "exclusiveMaximum" in node else {"maximum": SAFE}
     return {**node, **low, **high}
+
+
+def _without_edges(node: dict[str, Any]) -> dict[str, Any]:
+    """A number between a whole number that it must not be and the next: llguidance (1.9) allows the whole number as
+    well, so it is held a thousandth of the way off."""
+    low, high = _number(node, "exclusiveMinimum"), _number(node, "exclusiveMaximum")
+    above = _number(node, "maximum") if high is None else high
+    below = _number(node, "minimum") if low is None else low
+    if low is not None and above is not None and low == int(low) and low < above < low + 1:
+        rest = {key: value for key, value in node.items() if key != "exclusiveMinimum"}
+        return {**rest, "minimum": round(low + (above - low) / 1000, 9)}
+    if high is not None and below is not None and high == int(high) and high - 1 < below < high:
+        rest = {key: value for key, value in node.items() if key != "exclusiveMaximum"}
+        return {**rest, "maximum": round(high - (high - below) / 1000, 9)}
+    return node
+
+
+def _number(node: Mapping[str, Any], keyword: str) -> float | None:
+    value = node.get(keyword)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _kept(keyword: str, value: Any) -> bool:

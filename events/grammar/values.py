@@ -5,6 +5,7 @@ objects, nested elements. What a value may be is asked of the same function that
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -80,6 +81,20 @@ def members(schema: Schema, root: Schema) -> Iterator[Member]:
             yield Member(name, resolve(extra, root), True)
 
 
+_BARE = re.compile(r"""[^\s:,{}\[\]"'<>|\\/]+""")
+"""Keys of bare-key objects and names of elements, which nothing quotes."""
+
+
+def writable(style: Arguments, name: str) -> bool:
+    """Whether the format can say a property's name: none of its own markers is in it, and nothing that it trims."""
+    if style.style == "python":
+        return name.isidentifier()
+    if style.style in ("object", "nested"):
+        return _BARE.fullmatch(name) is not None
+    marks = (style.name_prefix, style.name_suffix, style.type_prefix, style.value_prefix, style.value_suffix, style.end)
+    return name == name.strip() != "" and not any(mark.strip() in name for mark in marks if mark.strip())
+
+
 def with_definitions(schema: Schema, root: Schema) -> dict[str, Any]:
     """A property's schema that still finds what it refers to once it stands alone."""
     definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
@@ -93,6 +108,10 @@ class ValueWriter:
         self.style = style
         self.alphabet = alphabet
         self.root = root
+
+    def _members(self, schema: Schema) -> list[Member]:
+        """The properties that the format has words for; `unwritten` reports the others."""
+        return [member for member in members(schema, self.root) if writable(self.style, member.name)]
 
     def json(self, schema: Schema) -> Node:
         return self.alphabet.json(with_definitions(schema, self.root))
@@ -196,7 +215,7 @@ class ValueWriter:
         return self.json({**schema, "type": kind})
 
     def _bare_members(self, schema: Schema, depth: int) -> Node:
-        if any(members(schema, self.root)):
+        if self._members(schema):
             return self.listed(schema, lambda m: self.bare_member(m, depth + 1), constant(","))
         extra = schema.get("additionalProperties")
         if extra is False or schema.get("properties"):
@@ -240,7 +259,7 @@ class ValueWriter:
 
     def _elements(self, schema: Schema, depth: int) -> Node:
         """An object's elements, at least one; or an empty object, written as JSON."""
-        found = list(members(schema, self.root))
+        found = self._members(schema)
         if any(member.required for member in found):
             return self.listed(schema, lambda m: self.element(m.name, m.schema, depth + 1), EMPTY)
         first = {**schema, "required": [found[0].name]} if found else schema
@@ -259,7 +278,7 @@ class ValueWriter:
 
     def listed(self, schema: Schema, write: Write, separator: Node) -> Node:
         """The members in order, optional ones optional, the separator between any two that are there."""
-        nodes = [(member.required, write(member)) for member in members(schema, self.root)]
+        nodes = [(member.required, write(member)) for member in self._members(schema)]
         return _rest(nodes, separator)
 
 
@@ -284,8 +303,9 @@ def unwritten(style: Arguments, schema: Schema) -> Iterator[Finding]:
     for member in members(top, schema):
         for part in string_parts(member.schema, schema) if raw else ():
             yield from _unwritten_string(f"/properties/{member.name}", part)
-        if style.style == "python" and not member.name.isidentifier():
-            yield Finding(f"/properties/{member.name}", "properties", "the name is no Python identifier")
+        if style.style != "json" and not writable(style, member.name):
+            reason = "this format cannot write the property's name, and leaves it out"
+            yield Finding(f"/properties/{member.name}", "properties", reason)
 
 
 def _unwritten_string(path: str, schema: Schema) -> Iterator[Finding]:

@@ -1,7 +1,9 @@
 """The sampler: transformers' own distributions, each row by itself, and what is reported."""
 
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,8 +18,9 @@ from transformers import (
 )
 
 from agent_server.generation import sampler as module
+from agent_server.generation.masks import Masks, sorted_out
 from agent_server.generation.noise import MASK, uniform
-from agent_server.generation.sampler import Masks, Sampler, Settings
+from agent_server.generation.sampler import Sampler, Settings
 from events.options import SamplingParams
 
 CPU = torch.device("cpu")
@@ -207,6 +210,62 @@ def test_a_mask_allows_only_what_its_bits_say():
         seen.add(tokens[1])
     assert seen == set(allowed)
     assert len(free) > 10
+
+
+KINDS = [
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=0.7, top_k=5),
+    SamplingParams(temperature=1.2, top_k=100),
+    SamplingParams(temperature=1.0, top_p=0.8),
+    SamplingParams(temperature=1.0, min_p=0.05, top_p=0.95),
+    SamplingParams(temperature=1.0, typical_p=0.8),
+    SamplingParams(temperature=1.0, frequency_penalty=1.0, repetition_penalty=1.3, logit_bias={3: 5.0, 900: -2.0}),
+]
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_masks_that_are_sorted_out_pick_what_they_pick_unpacked(data):
+    """One choice, few, some, most, all but few: beside each other and beside rows without a mask, in any order."""
+    size, rows = 1000, 8
+    numpy = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    places = data.draw(st.permutations(range(rows)))[: data.draw(st.integers(1, rows))]
+    allowed = np.zeros((len(places), 32 * 32), dtype=np.bool_)
+    for number in range(len(places)):
+        count = data.draw(st.sampled_from([1, 2, 40, 255, 256, 257, 600, 990, 993, 999, 1000]))
+        allowed[number, numpy.choice(size, count, replace=False)] = True
+    allowed[:, size:] = data.draw(st.booleans())
+    bits = torch.from_numpy(np.packbits(allowed, axis=1, bitorder="little").view(np.int32))
+    params = [data.draw(st.sampled_from(KINDS)) for _ in range(rows)]
+    logits = torch.from_numpy(numpy.normal(size=(rows, size)).astype(np.float32))
+    picked = []
+    for masks in (Masks(bits.clone(), places), replace(sorted_out(bits.clone(), [], size), rows=places)):
+        sampler = Sampler(rows, size, CPU)
+        for row in range(rows):
+            sampler.set(row, row, Settings(params[row], row), [1, 2, 3], [3, 3])
+        picked.append([sampler.sample(logits.clone(), list(range(rows)), [p] * rows, masks).tokens for p in range(3)])
+    assert torch.equal(torch.stack(picked[0]), torch.stack(picked[1]))
+    for number, place in enumerate(places):
+        assert all(allowed[number, int(tokens[place])] for tokens in picked[1])
+
+
+@pytest.mark.parametrize("beside", [1, 2, 7])
+def test_a_row_with_few_choices_draws_the_same_whoever_is_beside_it(beside):
+    torch.manual_seed(2)
+    logits = torch.randn(8, 5000)
+    bits = torch.zeros(8, 157, dtype=torch.int32)
+    for row in range(8):
+        bits[row, row * 5 : row * 5 + row + 1] = 0x0F0F0F0F
+    alone, together = [], []
+    for rows, drawn in (([0], alone), (list(range(beside + 1)), together)):
+        sampler = Sampler(8, 5000, CPU)
+        for row in range(8):
+            sampler.set(row, row, Settings(SamplingParams(temperature=2.0), seed=row), [], [])
+        masks = sorted_out(bits[rows].clone(), list(range(len(rows))), 5000)
+        assert masks.few is not None and masks.few.numbers == rows
+        drawn += [int(sampler.sample(logits[rows], rows, [p] * len(rows), masks).tokens[0]) for p in range(100)]
+    assert alone == together and len(set(alone)) > 3
 
 
 def test_a_mask_narrower_than_the_logits_forbids_the_rest():

@@ -5,8 +5,11 @@ import time
 import pytest
 
 from agent_server.engine.schemas import prepared, problems_of
+from events.formats import registry
 from events.grammar.lint import MAX_DEPTH, SchemaRefused, prepare
+from events.grammar.nodes import Alphabet, constant
 from events.grammar.regexes import check_pattern
+from events.grammar.values import ValueWriter, unwritten
 
 
 def deep(levels):
@@ -93,3 +96,40 @@ def test_validation_does_not_backtrack_and_fetches_nothing():
     assert problems_of("{}", '{"$ref": "http://127.0.0.1:9/schema"}') is None
     assert problems_of('{"' + "a" * 40 + '!": 1}', '{"patternProperties": {"^(a+)+$": {}}}') is None
     assert time.perf_counter() - began < 2
+
+
+@pytest.mark.parametrize(
+    ("bounds", "expected"),
+    [
+        ({"exclusiveMinimum": 0, "exclusiveMaximum": 0.3}, {"minimum": 0.0003, "exclusiveMaximum": 0.3}),
+        ({"exclusiveMinimum": 5, "maximum": 5.3}, {"minimum": 5.0003, "maximum": 5.3}),
+        ({"minimum": -5.3, "exclusiveMaximum": -5}, {"minimum": -5.3, "maximum": -5.0003}),
+        ({"exclusiveMinimum": 0, "maximum": 1}, {"exclusiveMinimum": 0, "maximum": 1}),
+        ({"exclusiveMinimum": 0.5, "maximum": 0.75}, {"exclusiveMinimum": 0.5, "maximum": 0.75}),
+    ],
+)
+def test_numbers_between_a_whole_number_and_the_next_stay_off_the_edge(bounds, expected):
+    assert prepare({"type": "number", **bounds}).schema == {"type": "number", **expected}
+
+
+@pytest.mark.parametrize(
+    ("format", "name"),
+    [
+        ("qwen3_coder", "a>b"),
+        ("qwen3_coder", "</parameter>"),
+        ("minimax_m2", 'a"b'),
+        ("deepseek_v32", 'a"b'),
+        ("glm45", "x</arg_key>"),
+        ("gemma4", "a:b"),
+        ("minimax_m3", "a b"),
+        ("lfm2", "max-results"),
+    ],
+)
+def test_a_name_that_the_format_cannot_write_is_left_out_and_said(format, name):
+    tools = registry.named(format).tools
+    schema = {"type": "object", "properties": {name: {"type": "integer"}, "city": {"type": "integer"}}}
+    assert [finding.path for finding in unwritten(tools.arguments, schema)] == [f"/properties/{name}"]
+    written = ValueWriter(tools.arguments, Alphabet({}), schema).listed(
+        schema, lambda m: constant(m.name), constant(",")
+    )
+    assert "city" in str(written) and name not in str(written)

@@ -5,7 +5,8 @@ from random import Random
 import pytest
 import torch
 
-from agent_server.generation.sampler import Masks, Sampler, Settings
+from agent_server.generation.masks import Masks
+from agent_server.generation.sampler import Sampler, Settings
 from events.formats import registry
 from events.grammar import Stage
 from events.options import SamplingParams, ToolChoice

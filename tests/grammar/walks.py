@@ -26,8 +26,9 @@ from agent_server.engine.protocol import Constraint, Delta, Finished, Generation
 from agent_server.generation.config import EngineConfig
 from agent_server.generation.grammar import GrammarBackend
 from agent_server.generation.loader import assemble
+from agent_server.generation.masks import Masks
 from agent_server.generation.messages import Submit
-from agent_server.generation.sampler import Masks, Sampler, Settings
+from agent_server.generation.sampler import Sampler, Settings
 from agent_server.generation.step import Core
 from events.formats import registry
 from events.formats.output_format import OutputFormat, markers
