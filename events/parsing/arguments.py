@@ -15,7 +15,7 @@ from events.parsing.literals import quoted
 from events.parsing.scanner import Scanner, scanner_for
 from events.parsing.schema import ANY, Schema, item_schema, property_schema, resolved, types
 from events.parsing.source import Reading, Source
-from events.parsing.syntax import CallSyntax, Syntax, substantial
+from events.parsing.syntax import CallSyntax, Syntax, is_special, substantial
 from events.parsing.values import TypedValue, value_types
 
 NAME_LIMIT = 1024
@@ -152,7 +152,7 @@ def tagged_arguments(call: Call) -> Reading[None]:
         call.write(f"{', ' if seen else '{'}{quoted(key)}: ")
         seen.add(key)
         kinds = value_types(property_schema(call.schema, key), call.schema, declared, calls.tools.arguments.untyped)
-        yield from _tagged_value(call, kinds, ends)
+        yield from _tagged_value(call, kinds, ends, seen)
     if seen or not source.final or source.position < len(source.text):
         call.write("}" if seen else "{}")
 
@@ -204,9 +204,9 @@ def _name_and_type(a: Arguments, header: str) -> tuple[str, str]:
     return name.strip(), declared.strip()
 
 
-def _tagged_value(call: Call, kinds: frozenset[str], ends: tuple[str, ...]) -> Reading[None]:
-    """A value up to its end marker. The marker only counts where something that belongs to the call follows it: a
-    string may contain it."""
+def _tagged_value(call: Call, kinds: frozenset[str], ends: tuple[str, ...], seen: set[str]) -> Reading[None]:
+    """A value up to its end marker, or up to the next argument where the model forgot it. The marker only counts where
+    something that belongs to the call follows it: a string may contain it."""
     source, calls, a = call.source, call.calls, call.calls.tools.arguments
     lead = a.value_prefix[len(a.value_prefix.rstrip()) :] if a.value_prefix.strip() else a.value_prefix
     tail = a.value_suffix[: len(a.value_suffix) - len(a.value_suffix.lstrip())]
@@ -215,7 +215,7 @@ def _tagged_value(call: Call, kinds: frozenset[str], ends: tuple[str, ...]) -> R
     end = calls.argument_end
     if (yield from source.match(_CDATA)):
         end, tail = "]]>" + end, ""
-    scanner = call.syntax.scanner(end, tail + end)
+    scanner = call.syntax.scanner(end, tail + end, calls.argument_name, tail + calls.argument_name)
     following = call.syntax.scanner(calls.argument_name, *ends)
     value = TypedValue(kinds)
     while True:
@@ -224,11 +224,17 @@ def _tagged_value(call: Call, kinds: frozenset[str], ends: tuple[str, ...]) -> R
             value.write(source.text[source.position : stop])
             source.position = stop
         if marker is not None:
-            after = _follows(source, following, calls.argument_name, stop + len(marker))
+            behind = stop + len(marker)
+            opens = call.syntax.canonical(marker.strip()) == calls.argument_name
+            after = (
+                _opens_next(call, behind, seen)
+                if opens
+                else _follows(source, following, calls.argument_name, behind)
+            )
             if after is False:
                 value.write(marker)
             if after is not None:
-                source.position = stop + len(marker)
+                source.position = stop if after and opens else behind
             if after:
                 break
         if value.parts:
@@ -239,6 +245,25 @@ def _tagged_value(call: Call, kinds: frozenset[str], ends: tuple[str, ...]) -> R
             yield
     value.end()
     call.write(value.take())
+
+
+def _opens_next(call: Call, position: int, seen: set[str]) -> bool | None:
+    """Whether the argument's opener that ends at `position`, within a value, begins the next argument: one that the
+    tool has and that was not given yet, or any where the opener is no text. None: undecided."""
+    source, calls = call.source, call.calls
+    scanner = call.syntax.scanner(calls.argument_value, calls.argument_end, *calls.ends)
+    stop, found = scanner.find(source.text, position, source.final)
+    if stop - position > _LOOK_AHEAD:
+        return False
+    if found is None:
+        return False if source.final else None
+    if call.syntax.canonical(found) != calls.argument_value:
+        return False
+    key = _name_and_type(calls.tools.arguments, source.text[position:stop])[0]
+    properties = call.schema.get("properties") if isinstance(call.schema, Mapping) else None
+    if isinstance(properties, Mapping):
+        return key in properties and key not in seen
+    return is_special(calls.argument_name) and key not in seen
 
 
 def _follows(source: Source, following: Scanner, argument: str, position: int) -> bool | None:

@@ -290,7 +290,7 @@ class CallReader:
         if not source.final:
             return False
         markers = (*calls.starts, *calls.ends, calls.name_prefix, calls.argument_name, a.element_prefix + "<")
-        return self._scanner(*markers).cut_off(source.text, source.position) == source.position < len(source.text)
+        return self._scanner(*markers).begins(source.text, source.position)
 
     def _failed(self, failure: NoCall) -> Reading[None]:
         """What was read is no call: show it or leave it out, up to the end of what it pretended to be. A call that

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 
 from events.formats.output_format import Tools
@@ -12,6 +13,27 @@ from events.parsing.policy import Policy
 from events.parsing.schema import Schema
 from events.parsing.source import Source
 from events.parsing.syntax import Syntax, substantial
+
+
+ROLES = {
+    "name": "name", "tool_name": "name", "function_name": "name", "function": "name", "tool": "name",
+    "arguments": "arguments", "parameters": "arguments", "args": "arguments", "input": "arguments",
+    "id": "id", "tool_call_id": "id", "call_id": "id",
+}  # fmt: skip
+"""Keys of a call that is one JSON object: those of the formats, and their usual synonyms."""
+WRAPPERS = frozenset({"function", "tool_call", "function_call"})
+IGNORED = frozenset({"type", "index"})
+_FIRST_KEY = re.compile(r"[\s\[]*\{\s*(?:[\"'](\w*)([\"'])?|$)")
+
+
+def begins_call(text: str) -> bool:
+    """Whether text that the end of the output cut off may have become a call: an object whose first key is one of a
+    call's, or a list of Python calls."""
+    found = _FIRST_KEY.match(text)
+    if not found:
+        return "{" not in text
+    key, closed = found[1] or "", found[2]
+    return any(known == key if closed else known.startswith(key) for known in (*ROLES, *WRAPPERS, *IGNORED))
 
 
 class CutOff(Exception):
@@ -101,6 +123,8 @@ class OpenCall:
         shown = ""
         if self.tools.commit == "call":
             shown = self.source.remembered if self.setting("failed") == "content" else ""
+        elif self.unmarked and not self.name and not begins_call(self.source.remembered):
+            shown = self.source.remembered
         elif self.announced or (self.name and self.setting("truncated") != "drop" and self.tools.style == "tag"):
             if not self.announced:
                 self._announce()

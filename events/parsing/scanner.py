@@ -62,6 +62,10 @@ class Scanner:
         long_enough = len(partial) >= _FEWEST or any(map(is_token, partial))
         return start if long_enough and not partial[0].isalnum() else len(text)
 
+    def begins(self, text: str, position: int) -> bool:
+        """Whether all that is left of `text` is the beginning of a marker, however short."""
+        return text[position:] in self._prefixes
+
     def match(self, text: str, position: int, final: bool = False) -> str | bool:
         """The longest marker that stands exactly at `position`; True: not decided yet; False: none."""
         if not self.markers:

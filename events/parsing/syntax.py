@@ -52,6 +52,11 @@ def distinctive(marker: str) -> bool:
     return substantial(marker) and not marker.isalnum() and any(not c.isalnum() and c not in "_-.:`" for c in marker)
 
 
+def is_special(marker: str) -> bool:
+    """Whether a marker is or begins with what no text and no mark-up language has: `<|`, `<｜`, `｜DSML｜`, a token."""
+    return any(is_token(c) or c in "|｜" for c in marker)
+
+
 def is_tag(marker: str) -> bool:
     """Whether a marker begins like a tag or with a token of the vocabulary."""
     return distinctive(marker) and (marker[0] in "<[]" or is_token(marker[0]))
