@@ -21,7 +21,9 @@ from events.parsing.values import TypedValue, value_types
 NAME_LIMIT = 1024
 """Characters of an argument's name, at most."""
 _LOOK_AHEAD = 64
-_DEPTH = 32
+_DEPTH = 64
+_UNLIMITED = 1 << 62
+_NESTS = frozenset({"object", "array", "null"})
 _WRAPPERS = frozenset({"arguments", "parameters", "input", "args"})
 _CDATA = scanner_for(("<![CDATA[",))
 
@@ -227,9 +229,7 @@ def _tagged_value(call: Call, kinds: frozenset[str], ends: tuple[str, ...], seen
             behind = stop + len(marker)
             opens = call.syntax.canonical(marker.strip()) == calls.argument_name
             after = (
-                _opens_next(call, behind, seen)
-                if opens
-                else _follows(source, following, calls.argument_name, behind)
+                _opens_next(call, behind, seen) if opens else _follows(source, following, calls.argument_name, behind)
             )
             if after is False:
                 value.write(marker)
@@ -283,22 +283,35 @@ def _follows(source: Source, following: Scanner, argument: str, position: int) -
 
 
 def nested_arguments(call: Call) -> Reading[None]:
-    """Elements named after their keys: `<city>Paris</city>`, which hold text, further elements or items."""
+    """Elements named after their keys: `<city>Paris</city>`, which hold text, further elements or items. What is no
+    element ends the arguments: those before it stay."""
     call_ends = call.syntax.scanner(*_ends(call.calls))
-    opening = "{"
+    opened: list[str] = []
+    try:
+        yield from _elements(call, call_ends, opened)
+    except NoCall:
+        if not opened:
+            raise
+        call.write("".join(reversed(opened)))
+        _, marker = yield from call.source.until(call_ends, _UNLIMITED)
+        call.source.position -= len(marker)
+        return
+    if opened or not call.source.final:
+        call.write("}" if opened else "{}")
+
+
+def _elements(call: Call, call_ends: Scanner, opened: list[str]) -> Reading[None]:
+    """Arguments up to the call's end. `opened`: the brackets that are to be closed."""
     while True:
         yield from call.source.space()
         if (yield from call.source.ahead(call_ends)):
-            break
+            return
         key = yield from _element_start(call)
         if not key:
-            break
-        call.write(f"{opening}{quoted(key)}: ")
-        yield from _element(call, key, property_schema(call.schema, key))
-        opening = ", "
-    if opening == "{" and call.source.final:
-        return
-    call.write("{}" if opening == "{" else "}")
+            return
+        call.write(f"{', ' if opened else '{'}{quoted(key)}: ")
+        opened[:] = ["}"]
+        yield from _element(call, key, property_schema(call.schema, key), opened)
 
 
 def _element_start(call: Call) -> Reading[str]:
@@ -315,24 +328,31 @@ def _element_start(call: Call) -> Reading[str]:
     return name.strip()
 
 
-def _element(call: Call, name: str, schema: Schema, depth: int = 0) -> Reading[None]:
+def _element(call: Call, name: str, schema: Schema, opened: list[str]) -> Reading[None]:
     """The rest of an element: a value, elements, or items; and its end."""
     prefix = call.calls.tools.arguments.element_prefix
     schema = resolved(schema, call.schema)
     kinds = types(schema, call.schema)
-    if depth < _DEPTH and (kinds == ANY or kinds <= {"object", "array", "null"}):
+    if len(opened) < _DEPTH and (kinds == ANY or kinds <= _NESTS or (prefix and kinds & _NESTS)):
         yield from call.source.space()
-        if (yield from call.source.ahead(call.syntax.scanner(prefix + "<", prefix + "</"))) == prefix + "<":
-            yield from _children(call, name, schema, depth)
+        tag = yield from call.source.ahead(call.syntax.scanner(prefix + "<", prefix + "</"))
+        if tag == prefix + "<":
+            yield from _children(call, name, schema, opened)
             return
-    end = call.syntax.scanner(prefix + "</" if prefix else f"</{name}>")
-    yield from _text_value(call, kinds, end)
-    if prefix:
+        if tag and "string" not in kinds and kinds & {"object", "array"}:
+            call.write("{}" if "object" in kinds else "[]")
+            kinds = frozenset()
+    ends = _ends(call.calls)
+    end = prefix + "</" if prefix else f"</{name}>"
+    found = yield from _text_value(call, kinds, call.syntax.scanner(end, *(ends if prefix else ())))
+    if found in ends:
+        call.source.position -= len(found)
+    elif prefix:
         yield from call.source.until(call.syntax.scanner(">"), NAME_LIMIT)
 
 
-def _text_value(call: Call, kinds: frozenset[str], ends: Scanner) -> Reading[None]:
-    """A value up to its end marker, which is consumed."""
+def _text_value(call: Call, kinds: frozenset[str], ends: Scanner) -> Reading[str]:
+    """A value up to its end marker, which is consumed and returned. No kinds: the value is written already."""
     source, value = call.source, TypedValue(kinds)
     while True:
         stop, found = ends.find(source.text, source.position, source.final)
@@ -340,25 +360,28 @@ def _text_value(call: Call, kinds: frozenset[str], ends: Scanner) -> Reading[Non
         source.position = stop + len(found or "")
         if found or source.final:
             break
-        if value.parts:
+        if value.parts and kinds:
             call.write(value.take())
         yield
     value.end()
-    call.write(value.take())
+    if kinds:
+        call.write(value.take())
+    return found or ""
 
 
-def _children(call: Call, name: str, schema: Schema, depth: int) -> Reading[None]:
+def _children(call: Call, name: str, schema: Schema, opened: list[str]) -> Reading[None]:
     """Elements within an element: a list where they are items, else an object."""
     a = call.calls.tools.arguments
     end = call.syntax.scanner(f"{a.element_prefix}</{name}>")
     key = yield from _element_start(call)
     is_list = key == a.item and types(schema, call.schema) != {"object"}
     call.write("[" if is_list else "{")
+    opened.append("]" if is_list else "}")
     while key:
         if not is_list:
             call.write(f"{quoted(key)}: ")
         below = item_schema(schema) if is_list else property_schema(schema, key)
-        yield from _element(call, key, below, depth + 1)
+        yield from _element(call, key, below, opened)
         yield from call.source.space()
         key = "" if (yield from call.source.match(end)) else (yield from _element_start(call))
-        call.write(", " if key else "]" if is_list else "}")
+        call.write(", " if key else opened.pop())

@@ -51,7 +51,8 @@ def read_json_call(call: OpenCall) -> Reading[None]:
 
 
 def _check(call: OpenCall, held: str | None) -> None:
-    lacking = held is None and not call.announced and call.tools.json.arguments_required
+    required = call.tools.json.arguments_required or (call.unmarked and call.policy.tools is None)
+    lacking = held is None and not call.announced and required
     if not call.name or lacking:
         raise NoCall("a call without a name or without arguments", incomplete=True)
 
