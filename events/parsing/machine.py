@@ -237,7 +237,10 @@ class Parser:
                 break
             yield
         if known:
-            source.unread("{")
+            if source.position:
+                source.position -= 1
+            else:
+                source.unread("{")
             yield from self._read_calls("bare", "")
         else:
             self.write("{")
