@@ -100,7 +100,8 @@ JSON_CALLS: dict[str, OutputFormat] = {
         name="xlam",
         reasoning=REASONING["think"],
         tools=Tools(section_start="```json\n[", section_end="]\n```", json=_LIST, call_separator=", ", bare="always"),
-        spellings=(("[TOOL_CALLS]", "```json"), ("```", "```json")),
+        spellings=tuple((opener, "```json\n[") for opener in ("[TOOL_CALLS]", "<tool_call>", "```\n[", "```json[")),
+        drop=("</tool_call>",),
     ),
     "apertus": _listed_json(
         "apertus", "<|tools_prefix|>[", "]<|tools_suffix|>", JsonKeys(array=True, name_is_key=True), "apertus2509"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from events.formats.output_format import Arguments, CallId, Content, OutputFormat, Reasoning, Tools
@@ -14,10 +16,19 @@ _FUNCTION_TAG = Arguments(
     value_prefix="\n",
     value_suffix="\n</parameter>\n",
     end="</function>",
+    untyped="string",
 )
+_FUNCTION_TAG_VERBATIM = msgspec.structs.replace(_FUNCTION_TAG, value_prefix="", value_suffix="</parameter>")
+"""Whose values keep their line breaks."""
 
 
-def _qwen_style(name: str, reasoning: str, start: str = "<tool_call>", end: str = "</tool_call>") -> OutputFormat:
+def _qwen_style(
+    name: str,
+    reasoning: str,
+    start: str = "<tool_call>",
+    end: str = "</tool_call>",
+    arguments: Arguments = _FUNCTION_TAG,
+) -> OutputFormat:
     """`<tool_call><function=f><parameter=k>v</parameter></function></tool_call>`."""
     tools = Tools(
         style="tag",
@@ -25,7 +36,7 @@ def _qwen_style(name: str, reasoning: str, start: str = "<tool_call>", end: str 
         call_end=f"\n{end}",
         name_prefix="<function=",
         name_suffix=">\n",
-        arguments=_FUNCTION_TAG,
+        arguments=arguments,
         bare="declared",
     )
     return OutputFormat(name=name, reasoning=REASONING[reasoning], tools=tools, drop=("<|im_end|>",))
@@ -73,7 +84,7 @@ def _hunyuan_style(name: str) -> OutputFormat:
     return OutputFormat(name=name, reasoning=REASONING["hunyuan"], tools=tools)
 
 
-def _invoke(tag: str = "", space: str = "", typed: bool = False) -> Tools:
+def _invoke(tag: str = "", space: str = "", typed: bool = False, untyped: Literal["json", "string"] = "json") -> Tools:
     """`<invoke name="f"><parameter name="k">v</parameter></invoke>`; typed: with `string="true|false"`."""
     return Tools(
         style="tag",
@@ -88,6 +99,7 @@ def _invoke(tag: str = "", space: str = "", typed: bool = False) -> Tools:
             value_prefix=">",
             value_suffix=f"</{tag}{space}parameter>\n",
             end=f"</{tag}{space}invoke>\n",
+            untyped=untyped,
         ),
     )
 
@@ -95,10 +107,17 @@ def _invoke(tag: str = "", space: str = "", typed: bool = False) -> Tools:
 def _dsml(name: str, wrapper: str, space: str = "", reasoning: str = "deepseek-v4") -> OutputFormat:
     """DeepSeek's markup: invoke and parameter tags that begin with `<｜DSML｜`."""
     tag = "｜DSML｜"
+    start = f"<{tag}{wrapper}>\n"
     tools = _replace(
-        _invoke(tag, space, typed=True), section_start=f"<{tag}{wrapper}>\n", section_end=f"</{tag}{wrapper}>"
+        _invoke(tag, space, typed=True), section_start=start, section_end=f"</{tag}{wrapper}>", bare="always"
     )
-    return OutputFormat(name=name, reasoning=REASONING[reasoning], tools=tools, drop=("<｜end▁of▁sentence｜>",))
+    return OutputFormat(
+        name=name,
+        reasoning=msgspec.structs.replace(REASONING[reasoning], ended_by=(start,)),
+        tools=tools,
+        drop=("<｜end▁of▁sentence｜>",),
+        spellings=tuple((f"<{tag}{written}>", start) for written in ("tool", "toolcalls") if written != wrapper),
+    )
 
 
 def _replace(tools: Tools, **changes: object) -> Tools:
@@ -212,7 +231,12 @@ TAGGED_CALLS: dict[str, OutputFormat] = {
     "minimax_m2": OutputFormat(
         name="minimax_m2",
         reasoning=REASONING["qwen3"],
-        tools=_replace(_invoke(), section_start="<minimax:tool_call>\n", section_end="</minimax:tool_call>"),
+        tools=_replace(
+            _invoke(untyped="string"),
+            section_start="<minimax:tool_call>\n",
+            section_end="</minimax:tool_call>",
+            undeclared="drop",
+        ),
     ),
     "minicpm5": OutputFormat(
         name="minicpm5",
@@ -263,7 +287,7 @@ TAGGED_CALLS: dict[str, OutputFormat] = {
         drop=("<|plamo:tag|>",),
     ),
     "qwen3_coder": _qwen_style("qwen3_coder", "qwen3"),
-    "mimo": _qwen_style("mimo", "qwen3"),
+    "mimo": _qwen_style("mimo", "qwen3", arguments=_FUNCTION_TAG_VERBATIM),
     "step3p5": _qwen_style("step3p5", "step3"),
     "seed_oss": _qwen_style("seed_oss", "seed_oss", "<seed:tool_call>", "</seed:tool_call>"),
     "step3": OutputFormat(
@@ -276,5 +300,6 @@ TAGGED_CALLS: dict[str, OutputFormat] = {
             call_start="<｜tool_call_begin｜>function<｜tool_sep｜>",
             call_end="<｜tool_call_end｜>",
         ),
+        spellings=(("<｜tool_call_begin｜>", "<｜tool_call_begin｜>function<｜tool_sep｜>"),),
     ),
 }

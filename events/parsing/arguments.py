@@ -15,13 +15,15 @@ from events.parsing.literals import quoted
 from events.parsing.scanner import Scanner, scanner_for
 from events.parsing.schema import ANY, Schema, item_schema, property_schema, resolved, types
 from events.parsing.source import Reading, Source
-from events.parsing.syntax import CallSyntax, Syntax, substantial
+from events.parsing.syntax import CallSyntax, Syntax, is_special, substantial
 from events.parsing.values import TypedValue, value_types
 
 NAME_LIMIT = 1024
 """Characters of an argument's name, at most."""
 _LOOK_AHEAD = 64
-_DEPTH = 32
+_DEPTH = 64
+_UNLIMITED = 1 << 62
+_NESTS = frozenset({"object", "array", "null"})
 _WRAPPERS = frozenset({"arguments", "parameters", "input", "args"})
 _CDATA = scanner_for(("<![CDATA[",))
 
@@ -152,7 +154,7 @@ def tagged_arguments(call: Call) -> Reading[None]:
         call.write(f"{', ' if seen else '{'}{quoted(key)}: ")
         seen.add(key)
         kinds = value_types(property_schema(call.schema, key), call.schema, declared, calls.tools.arguments.untyped)
-        yield from _tagged_value(call, kinds, ends)
+        yield from _tagged_value(call, kinds, ends, seen)
     if seen or not source.final or source.position < len(source.text):
         call.write("}" if seen else "{}")
 
@@ -204,9 +206,9 @@ def _name_and_type(a: Arguments, header: str) -> tuple[str, str]:
     return name.strip(), declared.strip()
 
 
-def _tagged_value(call: Call, kinds: frozenset[str], ends: tuple[str, ...]) -> Reading[None]:
-    """A value up to its end marker. The marker only counts where something that belongs to the call follows it: a
-    string may contain it."""
+def _tagged_value(call: Call, kinds: frozenset[str], ends: tuple[str, ...], seen: set[str]) -> Reading[None]:
+    """A value up to its end marker, or up to the next argument where the model forgot it. The marker only counts where
+    something that belongs to the call follows it: a string may contain it."""
     source, calls, a = call.source, call.calls, call.calls.tools.arguments
     lead = a.value_prefix[len(a.value_prefix.rstrip()) :] if a.value_prefix.strip() else a.value_prefix
     tail = a.value_suffix[: len(a.value_suffix) - len(a.value_suffix.lstrip())]
@@ -215,7 +217,7 @@ def _tagged_value(call: Call, kinds: frozenset[str], ends: tuple[str, ...]) -> R
     end = calls.argument_end
     if (yield from source.match(_CDATA)):
         end, tail = "]]>" + end, ""
-    scanner = call.syntax.scanner(end, tail + end)
+    scanner = call.syntax.scanner(end, tail + end, calls.argument_name, tail + calls.argument_name)
     following = call.syntax.scanner(calls.argument_name, *ends)
     value = TypedValue(kinds)
     while True:
@@ -224,11 +226,15 @@ def _tagged_value(call: Call, kinds: frozenset[str], ends: tuple[str, ...]) -> R
             value.write(source.text[source.position : stop])
             source.position = stop
         if marker is not None:
-            after = _follows(source, following, calls.argument_name, stop + len(marker))
+            behind = stop + len(marker)
+            opens = call.syntax.canonical(marker.strip()) == calls.argument_name
+            after = (
+                _opens_next(call, behind, seen) if opens else _follows(source, following, calls.argument_name, behind)
+            )
             if after is False:
                 value.write(marker)
             if after is not None:
-                source.position = stop + len(marker)
+                source.position = stop if after and opens else behind
             if after:
                 break
         if value.parts:
@@ -239,6 +245,25 @@ def _tagged_value(call: Call, kinds: frozenset[str], ends: tuple[str, ...]) -> R
             yield
     value.end()
     call.write(value.take())
+
+
+def _opens_next(call: Call, position: int, seen: set[str]) -> bool | None:
+    """Whether the argument's opener that ends at `position`, within a value, begins the next argument: one that the
+    tool has and that was not given yet, or any where the opener is no text. None: undecided."""
+    source, calls = call.source, call.calls
+    scanner = call.syntax.scanner(calls.argument_value, calls.argument_end, *calls.ends)
+    stop, found = scanner.find(source.text, position, source.final)
+    if stop - position > _LOOK_AHEAD:
+        return False
+    if found is None:
+        return False if source.final else None
+    if call.syntax.canonical(found) != calls.argument_value:
+        return False
+    key = _name_and_type(calls.tools.arguments, source.text[position:stop])[0]
+    properties = call.schema.get("properties") if isinstance(call.schema, Mapping) else None
+    if isinstance(properties, Mapping):
+        return key in properties and key not in seen
+    return is_special(calls.argument_name) and key not in seen
 
 
 def _follows(source: Source, following: Scanner, argument: str, position: int) -> bool | None:
@@ -258,22 +283,35 @@ def _follows(source: Source, following: Scanner, argument: str, position: int) -
 
 
 def nested_arguments(call: Call) -> Reading[None]:
-    """Elements named after their keys: `<city>Paris</city>`, which hold text, further elements or items."""
+    """Elements named after their keys: `<city>Paris</city>`, which hold text, further elements or items. What is no
+    element ends the arguments: those before it stay."""
     call_ends = call.syntax.scanner(*_ends(call.calls))
-    opening = "{"
+    opened: list[str] = []
+    try:
+        yield from _elements(call, call_ends, opened)
+    except NoCall:
+        if not opened:
+            raise
+        call.write("".join(reversed(opened)))
+        _, marker = yield from call.source.until(call_ends, _UNLIMITED)
+        call.source.position -= len(marker)
+        return
+    if opened or not call.source.final:
+        call.write("}" if opened else "{}")
+
+
+def _elements(call: Call, call_ends: Scanner, opened: list[str]) -> Reading[None]:
+    """Arguments up to the call's end. `opened`: the brackets that are to be closed."""
     while True:
         yield from call.source.space()
         if (yield from call.source.ahead(call_ends)):
-            break
+            return
         key = yield from _element_start(call)
         if not key:
-            break
-        call.write(f"{opening}{quoted(key)}: ")
-        yield from _element(call, key, property_schema(call.schema, key))
-        opening = ", "
-    if opening == "{" and call.source.final:
-        return
-    call.write("{}" if opening == "{" else "}")
+            return
+        call.write(f"{', ' if opened else '{'}{quoted(key)}: ")
+        opened[:] = ["}"]
+        yield from _element(call, key, property_schema(call.schema, key), opened)
 
 
 def _element_start(call: Call) -> Reading[str]:
@@ -290,24 +328,31 @@ def _element_start(call: Call) -> Reading[str]:
     return name.strip()
 
 
-def _element(call: Call, name: str, schema: Schema, depth: int = 0) -> Reading[None]:
+def _element(call: Call, name: str, schema: Schema, opened: list[str]) -> Reading[None]:
     """The rest of an element: a value, elements, or items; and its end."""
     prefix = call.calls.tools.arguments.element_prefix
     schema = resolved(schema, call.schema)
     kinds = types(schema, call.schema)
-    if depth < _DEPTH and (kinds == ANY or kinds <= {"object", "array", "null"}):
+    if len(opened) < _DEPTH and (kinds == ANY or kinds <= _NESTS or (prefix and kinds & _NESTS)):
         yield from call.source.space()
-        if (yield from call.source.ahead(call.syntax.scanner(prefix + "<", prefix + "</"))) == prefix + "<":
-            yield from _children(call, name, schema, depth)
+        tag = yield from call.source.ahead(call.syntax.scanner(prefix + "<", prefix + "</"))
+        if tag == prefix + "<":
+            yield from _children(call, name, schema, opened)
             return
-    end = call.syntax.scanner(prefix + "</" if prefix else f"</{name}>")
-    yield from _text_value(call, kinds, end)
-    if prefix:
+        if tag and "string" not in kinds and kinds & {"object", "array"}:
+            call.write("{}" if "object" in kinds else "[]")
+            kinds = frozenset()
+    ends = _ends(call.calls)
+    end = prefix + "</" if prefix else f"</{name}>"
+    found = yield from _text_value(call, kinds, call.syntax.scanner(end, *(ends if prefix else ())))
+    if found in ends:
+        call.source.position -= len(found)
+    elif prefix:
         yield from call.source.until(call.syntax.scanner(">"), NAME_LIMIT)
 
 
-def _text_value(call: Call, kinds: frozenset[str], ends: Scanner) -> Reading[None]:
-    """A value up to its end marker, which is consumed."""
+def _text_value(call: Call, kinds: frozenset[str], ends: Scanner) -> Reading[str]:
+    """A value up to its end marker, which is consumed and returned. No kinds: the value is written already."""
     source, value = call.source, TypedValue(kinds)
     while True:
         stop, found = ends.find(source.text, source.position, source.final)
@@ -315,25 +360,28 @@ def _text_value(call: Call, kinds: frozenset[str], ends: Scanner) -> Reading[Non
         source.position = stop + len(found or "")
         if found or source.final:
             break
-        if value.parts:
+        if value.parts and kinds:
             call.write(value.take())
         yield
     value.end()
-    call.write(value.take())
+    if kinds:
+        call.write(value.take())
+    return found or ""
 
 
-def _children(call: Call, name: str, schema: Schema, depth: int) -> Reading[None]:
+def _children(call: Call, name: str, schema: Schema, opened: list[str]) -> Reading[None]:
     """Elements within an element: a list where they are items, else an object."""
     a = call.calls.tools.arguments
     end = call.syntax.scanner(f"{a.element_prefix}</{name}>")
     key = yield from _element_start(call)
     is_list = key == a.item and types(schema, call.schema) != {"object"}
     call.write("[" if is_list else "{")
+    opened.append("]" if is_list else "}")
     while key:
         if not is_list:
             call.write(f"{quoted(key)}: ")
         below = item_schema(schema) if is_list else property_schema(schema, key)
-        yield from _element(call, key, below, depth + 1)
+        yield from _element(call, key, below, opened)
         yield from call.source.space()
         key = "" if (yield from call.source.match(end)) else (yield from _element_start(call))
-        call.write(", " if key else "]" if is_list else "}")
+        call.write(", " if key else opened.pop())

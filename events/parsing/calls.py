@@ -51,7 +51,7 @@ class CallReader:
         """The calls behind a marker that was just consumed (`action`: section, call, name), or that begin without one
         (`bare`, where marker is ""). Returns behind the last call."""
         self.call.unmarked, self._bare = action in ("bare", "name"), action == "bare"
-        self._array = self.calls.opens_array and action == "section"
+        self._array = self.calls.opens_array and action == "section" and marker.endswith("[")
         while True:
             if not (yield from self._guarded(marker, self._call(action))):
                 return
@@ -74,6 +74,7 @@ class CallReader:
         except NoCall as failure:
             if self._is_cut_off():
                 self._shown(self.call.cut_off())
+                self.source.position = len(self.source.text)
             else:
                 yield from self._failed(failure)
         except CutOff:
@@ -100,6 +101,8 @@ class CallReader:
             yield from self._tag_call(prefix_read=True)
         else:
             char = yield from self.source.space()
+            while action == "section" and not self._array and (yield from self._match(self.calls.section_start)):
+                char = yield from self.source.space()  # written twice
             if not inside and (inside := bool((yield from self._match(self.calls.call_start)))):
                 char = yield from self.source.space()
             if char == "[" and not self._array:
@@ -218,7 +221,7 @@ class CallReader:
         name = unescape(name) if self.tools.name_entities else name
         if in_name and name.isdigit() and self.call.policy.tools:
             self.call.nameless = True
-        elif not name or any(c.isspace() or c in _NOT_IN_NAMES for c in name):
+        elif not name or name.isdigit() or any(c.isspace() or c in _NOT_IN_NAMES for c in name):
             raise NoCall(f"{name[:40]!r} is no function's name")
         else:
             self.call.declare(name)
@@ -290,7 +293,7 @@ class CallReader:
         if not source.final:
             return False
         markers = (*calls.starts, *calls.ends, calls.name_prefix, calls.argument_name, a.element_prefix + "<")
-        return self._scanner(*markers).cut_off(source.text, source.position) == source.position < len(source.text)
+        return self._scanner(*markers).begins(source.text, source.position)
 
     def _failed(self, failure: NoCall) -> Reading[None]:
         """What was read is no call: show it or leave it out, up to the end of what it pretended to be. A call that

@@ -7,17 +7,10 @@ import json
 
 from events.parsing.arguments import NoCall, stream
 from events.parsing.json_text import JsonText
-from events.parsing.open_call import CutOff, OpenCall
+from events.parsing.open_call import IGNORED, ROLES, WRAPPERS, CutOff, OpenCall
 from events.parsing.source import Reading
 
 _KEY_LIMIT = 256
-_ROLES = {
-    "name": "name", "tool_name": "name", "function_name": "name", "function": "name", "tool": "name",
-    "arguments": "arguments", "parameters": "arguments", "args": "arguments", "input": "arguments",
-    "id": "id", "tool_call_id": "id", "call_id": "id",
-}  # fmt: skip
-_WRAPPERS = frozenset({"function", "tool_call", "function_call"})
-_IGNORED = frozenset({"type", "index"})
 
 
 def read_json_call(call: OpenCall) -> Reading[None]:
@@ -58,7 +51,8 @@ def read_json_call(call: OpenCall) -> Reading[None]:
 
 
 def _check(call: OpenCall, held: str | None) -> None:
-    lacking = held is None and not call.announced and call.tools.json.arguments_required
+    required = call.tools.json.arguments_required or (call.unmarked and call.policy.tools is None)
+    lacking = held is None and not call.announced and required
     if not call.name or lacking:
         raise NoCall("a call without a name or without arguments", incomplete=True)
 
@@ -84,13 +78,13 @@ def _role(call: OpenCall, key: str, char: str) -> str:
     if keys.name_is_key and not call.name and char == "{":
         call.declare(key)
         return "arguments"
-    if char == "{" and (key in _WRAPPERS or (keys.wrapper and key == keys.wrapper)):
+    if char == "{" and (key in WRAPPERS or (keys.wrapper and key == keys.wrapper)):
         return "wrapper"
     own = {keys.name: "name", keys.arguments: "arguments", keys.id or "id": "id"}
-    role = own.get(key) or _ROLES.get(key, "")
+    role = own.get(key) or ROLES.get(key, "")
     if role == "name" and char not in ('"', "'"):
         raise NoCall("the name is not a string", incomplete=True)
-    if call.unmarked and not role and key not in _IGNORED:
+    if call.unmarked and not role and key not in IGNORED:
         raise NoCall("a key that no call has")
     return role
 

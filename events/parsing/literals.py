@@ -30,7 +30,7 @@ def number(word: str) -> str | None:
     if len(word) > 64 or not word.isascii() or not any(map(str.isdigit, word)):
         return None
     try:
-        return str(int(word, 0))
+        return str(int(word) if word.isdigit() else int(word, 0))
     except ValueError:
         pass
     try:

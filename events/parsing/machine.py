@@ -11,6 +11,7 @@ from typing import Literal
 
 from events.formats.output_format import OutputFormat
 from events.parsing.calls import CallReader
+from events.parsing.open_call import begins_call
 from events.parsing.pieces import ContentText, ParseWarning, Piece, ReasoningText
 from events.parsing.policy import Policy
 from events.parsing.readers import reader_for
@@ -23,6 +24,8 @@ Mode = Literal["content", "reasoning", "undecided"]
 _CALLS = frozenset({"section", "call", "name"})
 _BLANKS = (" ", "\n", "\t", "\r")
 _ADDRESS_LIMIT = 256
+_FIRST_KEY = 64
+"""Characters in which an object's first key must show, where it may be a call behind text."""
 
 
 class Parser:
@@ -54,6 +57,7 @@ class Parser:
         )
         self.calls = CallReader(self.source, self.syntax, policy, self.say, self.show) if self.syntax.calls else None
         self._bare_calls = self.calls is not None and (bare == "always" or (bare == "declared" and bool(policy.tools)))
+        self._embedded_calls = self._bare_calls and self.syntax.calls is not None and self.syntax.calls.is_unmarked
         self._strict = (policy.boundaries or self.format.boundaries) == "strict"
         self._pieces: list[Piece] = []
         self._silent = self._opening = False
@@ -168,6 +172,8 @@ class Parser:
             action = self._action(marker)
             if action == "address":
                 yield from self._address(marker)
+            elif action == "object":
+                yield from self._embedded_call()
             elif action not in _CALLS:
                 self.mark(action, marker)
             elif self._strict and self._answered:
@@ -190,9 +196,13 @@ class Parser:
     def _scanner(self) -> Scanner:
         if self._plain:
             return self.syntax.plain_scanner
-        return self.syntax.reasoning_scanner if self.mode == "reasoning" else self.syntax.content_scanner
+        if self.mode == "reasoning":
+            return self.syntax.reasoning_scanner
+        return self.syntax.object_scanner if self._embedded_calls else self.syntax.content_scanner
 
     def _action(self, marker: str) -> str:
+        if marker == "{":
+            return "object"
         table = self.syntax.reasoning if self.mode == "reasoning" else self.syntax.content
         return table[self.syntax.canonical(marker)]
 
@@ -217,18 +227,35 @@ class Parser:
 
     def _cut(self, scanner: Scanner) -> Scanner:
         """What finds the marker that the end of the output cut off."""
-        return scanner if scanner is not self.syntax.content_scanner or self._after_section else self.syntax.content_cut
+        in_content = scanner in (self.syntax.content_scanner, self.syntax.object_scanner)
+        return self.syntax.content_cut if in_content and not self._after_section else scanner
 
     def _bare_call(self) -> Reading[None]:
         """A call without its opening marker, where content begins: JSON, or a list of Python calls."""
         blank = yield from self.source.blank()
         char = yield from self.source.peek()
         self._at_start = False
-        if char in ("{", "[") and not (yield from self.source.ahead(self._scanner())):
+        if char in ("{", "[") and not (yield from self.source.ahead(self.syntax.content_scanner)):
             self._content_blank.append(blank)
             yield from self._read_calls("bare", "")
         else:
             self.source.unread(blank)
+
+    def _embedded_call(self) -> Reading[None]:
+        """A call behind text, in a format whose calls nothing marks: an object whose first key is one of a call's."""
+        source = self.source
+        while (known := begins_call("{" + source.text[source.position : source.position + _FIRST_KEY])) is None:
+            if source.final or len(source.text) - source.position >= _FIRST_KEY:
+                break
+            yield
+        if known:
+            if source.position:
+                source.position -= 1
+            else:
+                source.unread("{")
+            yield from self._read_calls("bare", "")
+        else:
+            self.write("{")
 
     def _read_calls(self, action: str, marker: str) -> Reading[None]:
         assert self.calls is not None

@@ -66,11 +66,15 @@ class Scanner:
         long_enough = len(partial) >= _FEWEST or any(map(is_token, partial))
         return start if long_enough and not partial[0].isalnum() else len(text)
 
+    def begins(self, text: str, position: int) -> bool:
+        """Whether all that is left of `text` is the beginning of a marker, however short."""
+        return len(text) - position < self._longest and text[position:] in self._prefixes
+
     def match(self, text: str, position: int, final: bool = False) -> str | bool:
         """The longest marker that stands exactly at `position`; True: not decided yet; False: none."""
         if not self.markers:
             return False
-        if not final and (position >= len(text) or text[position:] in self._prefixes):
+        if not final and (position >= len(text) or self.begins(text, position)):
             return True
         found = self._pattern.match(text, position)
         return found.group() if found else False

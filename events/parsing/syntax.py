@@ -37,6 +37,12 @@ class CallSyntax:
     ends: tuple[str, ...]
 
     @property
+    def is_unmarked(self) -> bool:
+        """Whether a call is a JSON object that nothing announces, or nothing that models write each time: it may stand
+        behind text."""
+        return self.tools.style == "json" and not (self.call_start or self.section_end or self.opens_array)
+
+    @property
     def name_end(self) -> str:
         """What ends the header of a call: the last literal part of the name's suffix."""
         return self.name_parts[-1] if self.name_parts else ""
@@ -50,6 +56,11 @@ def substantial(marker: str) -> bool:
 def distinctive(marker: str) -> bool:
     """Whether a marker is unlikely to stand in prose: a tag or a special token, not punctuation or a word."""
     return substantial(marker) and not marker.isalnum() and any(not c.isalnum() and c not in "_-.:`" for c in marker)
+
+
+def is_special(marker: str) -> bool:
+    """Whether a marker is or begins with what no text and no mark-up language has: `<|`, `<｜`, `｜DSML｜`, a token."""
+    return any(is_token(c) or c in "|｜" for c in marker)
 
 
 def is_tag(marker: str) -> bool:
@@ -96,7 +107,8 @@ def call_syntax(tools: Tools, messages: tuple[str, ...] = ()) -> CallSyntax:
 @dataclass(frozen=True)
 class Syntax:
     """A format's markers by situation: `content` and `reasoning` map each marker to what it does there. `content_cut`
-    finds those that may be cut off at the end of content: not closers of what was never opened."""
+    finds those that may be cut off at the end of content: not closers of what was never opened. `object_scanner` finds
+    them and the brace that may open a call."""
 
     output_format: OutputFormat
     calls: CallSyntax | None
@@ -106,6 +118,7 @@ class Syntax:
     reasoning_scanner: Scanner
     plain_scanner: Scanner
     content_cut: Scanner
+    object_scanner: Scanner
     spellings: dict[str, str]
 
     def canonical(self, marker: str) -> str:
@@ -160,6 +173,7 @@ def syntax_of(output_format: OutputFormat, with_tools: bool, with_reasoning: boo
         content_cut=spelled(
             tuple(m for m, action in content.items() if action not in ("stray", "unreason")), spellings
         ),
+        object_scanner=spelled((*content, "{"), spellings),
         spellings=dict(spellings),
     )
 

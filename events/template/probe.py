@@ -26,11 +26,12 @@ LONG_CALL_ID = "call_0123456789abcdef"
 
 Arguments = Literal["object", "string"]
 CallContent = Literal["empty", "null", "absent"]
-ReasoningField = Literal["reasoning_content", "reasoning", "thinking", "content_part", "thinking_part"]
+ReasoningField = Literal["reasoning_content", "reasoning", "thinking", "tool_plan", "content_part", "thinking_part"]
 REASONING_FIELDS: tuple[ReasoningField, ...] = (
     "reasoning_content",
     "reasoning",
     "thinking",
+    "tool_plan",  # Command A: beside calls alone
     "content_part",
     "thinking_part",
 )

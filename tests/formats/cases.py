@@ -64,6 +64,11 @@ def coder_cases(start: str, end: str, think: str = "<think>", unthink: str = "</
         Case(f"{start}\n<function=tide>\n<parameter=metric>False</parameter>\n<parameter=note>null</parameter>\n<parameter=tags>['x', 'y']</parameter>\n</function>{end}", [("tide", {"metric": False, "note": None, "tags": ["x", "y"]})]),
         Case(f"{start}\n<function=tide>\n<parameter=port>\nBre", [("tide", {"port": "Bre"})]),
         Case(f"{start}\n<func"),
+        Case(f"{start}\n<"),
+        # the end of an argument is forgotten: one that the tool has and that was not given begins the next
+        Case(f"{start}\n<function=tide>\n<parameter=port>\nBrest\n<parameter=hours>\n6\n</parameter>\n</function>\n{end}", [("tide", {"port": "Brest", "hours": 6})]),
+        Case(f"{start}\n<function=tide>\n<parameter=port>\n<parameter=pier>\n<parameter=port>\n</parameter>\n</function>\n{end}", [("tide", {"port": "<parameter=pier>\n<parameter=port>"})]),
+        Case(f"{start}\n<function=sum>\n<parameter=a>\n1\n</parameter>\n</function>\n{end}", [("sum", {"a": "1"})], tools=None),
     ]  # fmt: skip
 
 
@@ -102,6 +107,10 @@ def dsml_cases(wrapper: str, space: str = "") -> list[Case]:
     return [
         Case(f"<｜DSML｜{wrapper}>\n{call}</｜DSML｜{wrapper}>", [("tide", {"port": "Brest", "hours": 6})]),
         Case(f"Hm.</think>\n\n<｜DSML｜{wrapper}>\n{call}{call}</｜DSML｜{wrapper}>", [("tide", {"port": "Brest", "hours": 6})] * 2, reasoning="Hm.", prefix="<think>"),
+        Case(f"So I ask.\n\n<｜DSML｜{wrapper}>\n{call}</｜DSML｜{wrapper}>", [("tide", {"port": "Brest", "hours": 6})], reasoning="So I ask.", prefix="<think>"),
+        Case(f"One moment.\n{call}{call}Done.", [("tide", {"port": "Brest", "hours": 6})] * 2, content="One moment.\n\nDone.", tools=None),
+        Case(f"<｜DSML｜toolcalls>\n{call}</｜DSML｜{wrapper}>", [("tide", {"port": "Brest", "hours": 6})]),
+        Case(f'<｜DSML｜{wrapper}><{d}invoke name="f"><{d}parameter name="a" string="true">x <b><{d}parameter name="b" string="true">y</{d}parameter></{d}invoke></｜DSML｜{wrapper}>', [("f", {"a": "x <b>", "b": "y"})], tools=None),
         Case(f'Say <{d}invoke name="tide"> in thought</think>Done.', content="Done.", reasoning=f'Say <{d}invoke name="tide"> in thought', prefix="<think>"),
     ]  # fmt: skip
 
@@ -166,6 +175,8 @@ CASES: dict[str, list[Case]] = {
     "jamba": [Case('<tool_calls>[\n  {"name": "tide", "arguments": {"port": "Brest"}},\n  {"name": "now", "arguments": {}}\n]</tool_calls>', [BREST, ("now", {})])],
     "phi4_mini_json": [Case('functools[{"name": "tide", "arguments": {"port": "Brest"}}, {"name": "now", "arguments": {}}]', [BREST, ("now", {})]), Case("Python's functools [sic] helps.", content="Python's functools [sic] helps.")],
     "xlam": [
+        Case('So: [TOOL_CALLS][{"name": "tide", "arguments": {"port": "Brest"}}]', [BREST], content="So:"),
+        Case('<tool_call>[{"name": "tide", "arguments": {"port": "Brest"}}]</tool_call>', [BREST]),
         Case('[{"name": "tide", "arguments": {"port": "Brest"}}]', [BREST], tools=None),
         Case('```json\n[{"name": "tide", "arguments": {"port": "Brest"}}]\n```', [BREST]),
         Case('Like so:\n```json\n{"port": "Brest"}\n```\nGood.', content='Like so:\n```json\n{"port": "Brest"}\n```\nGood.'),
@@ -183,6 +194,12 @@ CASES: dict[str, list[Case]] = {
         Case('{"name": "tide", "parameters": {"port": "Brest"}}; {"name": "now", "parameters": {}}\n', [BREST, ("now", {})]),
         Case('{"name": "tide", "parameters": {"port": "Brest"}}\n{"port": 1}', [BREST], content='\n{"port": 1}'),
         Case('{"name": "tide", "parameters": {"port": "Brest"}}\nDone.', [BREST], content='\nDone.'),
+        Case('Let me look. {"name": "tide", "parameters": {"port": "Brest"}} Soon.', [BREST], content="Let me look.  Soon."),
+        Case('Such as {"name": "Ann"} or {"port": {"name": 1}} and {a}, {', content='Such as {"name": "Ann"} or {"port": {"name": 1}} and {a}, {'),
+        Case('Such as {"name": "Ann"}', content='Such as {"name": "Ann"}', tools=None),
+        Case('Wait: {"name": "tide", "par', content="Wait:"),
+        Case("{an open brace", content="{an open brace"),
+        Case('{"port": "Brest", "na', content='{"port": "Brest", "na'),
     ],
     "gigachat3": [Case('One moment.<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "tide", "arguments": {"port": "Brest"}}', [BREST], content="One moment.")],
     "deepseek": deepseek_cases(True),
@@ -209,12 +226,21 @@ CASES: dict[str, list[Case]] = {
     "mistral": [
         Case('[TOOL_CALLS]tide[ARGS]{"port": "Brest"}[TOOL_CALLS]now[CALL_ID]abc123def[ARGS]{}', [BREST, ("now", {})], ids=["", "abc123def"]),
         Case('[TOOL_CALLS] [{"name": "tide", "arguments": {"port": "Brest"}, "id": "abc123def"}]</s>', [BREST]),
+        Case('[TOOL_CALLS] [TOOL_CALLS] [{"name": "tide", "arguments": {"port": "Brest"}}]', [BREST]),
+        Case("[TOOL_CALLS] 42"),
         Case("[THINK]Say [TOOL_CALLS] aloud?[/THINK]No.", content="No.", reasoning="Say [TOOL_CALLS] aloud?"),
     ],
-    "minimax_m2": invoke_cases("<minimax:tool_call>", "</minimax:tool_call>"),
+    "minimax_m2": [
+        *invoke_cases("<minimax:tool_call>", "</minimax:tool_call>"),
+        Case('<minimax:tool_call>\n<invoke name="ferry">\n<parameter name="n">1</parameter>\n</invoke>\n</minimax:tool_call>'),
+        Case('<minimax:tool_call>\n<invoke name="f">\n<parameter name="n">1</parameter>\n</invoke>\n</minimax:tool_call>', [("f", {"n": "1"})], tools=None),
+    ],
     "minimax_m3": [
         Case(f'Ok.{M3}<tool_call>\n{M3}<invoke name="tide">{M3}<port>a < b{M3}</port>{M3}<hours>6{M3}</hours>{M3}<extra>{M3}<depth>2.5{M3}</depth>{M3}</extra>{M3}<tags>{M3}<item>x{M3}</item>{M3}<item>y{M3}</item>{M3}</tags>{M3}</invoke>\n{M3}</tool_call>', [("tide", {"port": "a < b", "hours": 6, "extra": {"depth": 2.5}, "tags": ["x", "y"]})], content="Ok."),
         Case("<mm:think>Hm.</mm:think>Yes.", content="Yes.", reasoning="Hm."),
+        Case(f'{M3}<tool_call>\n{M3}<invoke name="tide">{M3}<hours>06{M3}</hours>{M3}<tags>{M3}</tags>{M3}<extra>{M3}</extra>{M3}</invoke>\n{M3}</tool_call>', [("tide", {"hours": 6, "tags": [], "extra": {}})]),
+        Case(f'{M3}<tool_call>\n{M3}<invoke name="tide">{M3}<extra>{M3}<depth>2{M3}</depth>oh{M3}</extra>{M3}</invoke>\n{M3}</tool_call>Done.', [("tide", {"extra": {"depth": 2}})], content="Done."),
+        Case(f'{M3}<tool_call>\n{M3}<invoke name="tide">{M3}<port>Brest{M3}</invoke>\n{M3}</tool_call>', [BREST]),
     ],
     "minicpm5": [
         Case('So: <function name="tide"><param name="port">Brest</param><param name="hours">6</param></function> done', [("tide", {"port": "Brest", "hours": 6})], content="So:  done"),
@@ -230,11 +256,18 @@ CASES: dict[str, list[Case]] = {
         Case('<|plamo:begin_think:plamo|>Hm.<|plamo:end_think:plamo|><|plamo:begin_tool_requests:plamo|><|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>tide<|plamo:end_tool_name:plamo|><|plamo:begin_tool_arguments:plamo|><|plamo:constrain|>json<|plamo:msg|>{"port": "Brest"}<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|><|plamo:end_tool_requests:plamo|>', [BREST], reasoning="Hm."),
     ],
     "qwen3_coder": [*coder_cases("<tool_call>", "</tool_call>"), Case('<tool_call>\n{"name": "tide", "arguments": {"port": "Brest"}}\n</tool_call>', [BREST])],
-    "mimo": coder_cases("<tool_call>", "</tool_call>"),
+    "mimo": [
+        Case("<tool_call><function=tide><parameter=port>Brest</parameter><parameter=hours>6</parameter></function></tool_call>", [("tide", {"port": "Brest", "hours": 6})]),
+        Case("Sure.<tool_call><function=tide><parameter=port>\n Brest\n</parameter></function></tool_call>", [("tide", {"port": "\n Brest\n"})], "Sure."),
+    ],
     "step3p5": [case._replace(prefix=case.prefix or "<think></think>") for case in coder_cases("<tool_call>", "</tool_call>")],
     "seed_oss": coder_cases("<seed:tool_call>", "</seed:tool_call>", "<seed:think>", "</seed:think>"),
-    "step3": [Case('Hm.</think><｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="tide"><steptml:parameter name="port">Brest</steptml:parameter></steptml:invoke><｜tool_call_end｜><｜tool_calls_end｜>', [BREST], reasoning="Hm.", prefix="<think>")],
-    "lfm2": [*python_cases("<|tool_call_start|>", "<|tool_call_end|>"), Case('<|tool_call_start|>[{"name": "tide", "arguments": {"port": "Brest"}}]<|tool_call_end|>', [BREST])],
+    "step3": [
+        Case('</think><｜tool_calls_begin｜><｜tool_call_begin｜><steptml:invoke name="tide"><steptml:parameter name="port">Brest</steptml:parameter></steptml:invoke><｜tool_call_end｜><｜tool_calls_end｜>', [BREST]),
+        Case('Hm.</think><｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="tide"><steptml:parameter name="port">Brest</steptml:parameter></steptml:invoke><｜tool_call_end｜><｜tool_calls_end｜>', [BREST], reasoning="Hm.", prefix="<think>")],
+    "lfm2": [
+        Case("<|tool_call_start|>[now()]<|tool_call_end|>\nOne moment.", [("now", {})], content="One moment."),
+        *python_cases("<|tool_call_start|>", "<|tool_call_end|>"), Case('<|tool_call_start|>[{"name": "tide", "arguments": {"port": "Brest"}}]<|tool_call_end|>', [BREST])],
     "pythonic": [*python_cases("", ""), *python_cases("<|python_start|>", "<|python_end|>"), Case("[1] See the tables (2020).", content="[1] See the tables (2020).")],
     "olmo3": python_cases("<function_calls>\n", "\n</function_calls>", ""),
     "gemma4": [
@@ -257,6 +290,8 @@ CASES: dict[str, list[Case]] = {
     "inkling": [
         Case('<|message_model|><|content_thinking|>Hm.<|end_message|><|message_model|>tide<|content_invoke_tool_json|>{"name": "tide", "args": {"port": "Brest"}}<|end_message|>', [BREST], reasoning="Hm."),
         Case("<|content_text|>Hello there.<|end_message|>", content="Hello there."),
+        Case("<|content_invoke_tool_text|>Looking.<|end_message|>", content="Looking."),
+        Case("<|content_tool_error|>No such port.<|end_message|>", content="No such port."),
     ],
     "nemotron_v2": [Case('Hm.</think><TOOLCALL>[{"name": "tide", "arguments": {"port": "Brest"}}, {"name": "now", "arguments": {}}]</TOOLCALL>', [BREST, ("now", {})], reasoning="Hm.", prefix="<think>")],
     "generic": [

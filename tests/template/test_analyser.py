@@ -37,6 +37,7 @@ REASONING: dict[str, tuple[str, tuple[str, str]]] = {
     "name_as_key": ("tag_based", ("<|inner_prefix|>", "<|inner_suffix|>")),
     "nemotron_word": ("forced_closed", THINK),
     "phi_reasoner": ("tag_based", THINK),
+    "planned_action": ("tools_only", ("<|START_THINKING|>", "<|END_THINKING|>")),
     "repeated_header": ("tag_based", ("<|think|>", "<|end|>")),
     "seed_budget": ("tag_based", ("<seed:think>", "</seed:think>")),
     "step_invoke": ("forced_open", THINK),
@@ -426,6 +427,7 @@ def test_wrapped_content() -> None:
     assert found.pop("open_sep_close")[0] == "<|open|>response<|sep|>"
     assert found == {
         "command_action": ("<|START_TEXT|>", "<|END_TEXT|>", "always"),
+        "planned_action": ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "always"),
         "ernie_response": ("<response>", "</response>", "always"),
         "granite_explained": ("<response>", "</response>", "with_reasoning"),
     }

@@ -10,6 +10,7 @@ ROUTES = (
     Route(header="<|content_thinking|>", to="reasoning"),
     Route(header="<|content_invoke_tool_json|>", to="call"),
     Route(header="<|content_invoke_tool_text|>", to="text"),
+    Route(header="<|content_tool_error|>", to="content"),
 )
 FORMAT = OutputFormat(
     name="inkling",
