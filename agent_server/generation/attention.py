@@ -26,16 +26,16 @@ class Batch(Protocol):
 
 
 class Call:
-    """One layer's queries `[heads, tokens, dim]`, keys and values `[kv_heads, tokens, dim]`, and how to attend."""
+    """One layer's queries `[tokens, heads, dim]`, keys and values `[tokens, kv_heads, dim]`, and how to attend."""
 
     __slots__ = ("keys", "queries", "scale", "sinks", "softcap", "values", "window")
 
     def __init__(
         self, queries: Tensor, keys: Tensor, values: Tensor, scale: float | None, options: dict[str, Any]
     ) -> None:
-        self.queries = queries[0]
-        self.keys = keys[0]
-        self.values = values[0]
+        self.queries = queries
+        self.keys = keys
+        self.values = values
         self.scale = queries.shape[-1] ** -0.5 if scale is None else scale
         self.window: int | None = options.get("sliding_window")
         self.softcap: float | None = options.get("softcap")
@@ -55,7 +55,8 @@ def forward(
     """The function that transformers calls in every attention layer."""
     if kv is None or options.get("position_bias") is not None:
         raise NotImplementedError("This attention layer cannot be served in packed batches.")
-    out = kv.attend(module.layer_idx, Call(query, key, value, scaling, options))  # type: ignore[arg-type]
+    queries, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    out = kv.attend(module.layer_idx, Call(queries, keys, values, scaling, options))  # type: ignore[arg-type]
     return out[None], None
 
 

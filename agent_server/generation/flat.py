@@ -20,12 +20,12 @@ from torch.export import Dim, ExportedProgram, export
 from torch.fx import Graph, GraphModule, Node
 
 from agent_server.generation.attention import Call
+from agent_server.generation.rewrites import aten, rewrite
 
 logger = logging.getLogger("agent_server.generation")
 Forward = Callable[[Tensor, Tensor, Tensor | None, Any], Tensor]
 """ids `[tokens]`, positions `[tokens]`, the places whose logits are wanted (None: all), and the batch → logits
 `[places, vocabulary]`."""
-aten: Any = torch.ops.aten
 
 
 @torch.library.custom_op("agent_server::attend", mutates_args=())
@@ -35,7 +35,7 @@ def _recorded(queries: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | Non
 
 @_recorded.register_fake
 def _(queries: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None, layer: int) -> Tensor:
-    return queries.new_empty(queries.shape[2], queries.shape[1], values.shape[3])
+    return queries.new_empty(*queries.shape[:2], values.shape[2])
 
 
 class _Recorder:
@@ -46,8 +46,7 @@ class _Recorder:
 
     def attend(self, layer: int, call: Call) -> Tensor:
         self.layers[layer] = call.scale, {"sliding_window": call.window, "softcap": call.softcap}
-        place = torch.ops.agent_server.attend
-        out: Tensor = place(call.queries[None], call.keys[None], call.values[None], call.sinks, layer)
+        out: Tensor = torch.ops.agent_server.attend(call.queries, call.keys, call.values, call.sinks, layer)
         return out
 
 
@@ -98,9 +97,7 @@ def _record(module: torch.nn.Module) -> ExportedProgram:
 def _play(program: ExportedProgram, recorder: _Recorder) -> Forward:
     graph = program.graph
     constants = _constants(program)
-    _drop_what_changes_nothing(graph)
-    _join_projections(graph, constants)
-    _shorten(graph)
+    rewrite(graph, constants)
     _attend_for_real(graph, recorder)
     for node in graph.nodes:
         if node.op == "call_function":
@@ -134,130 +131,6 @@ def _constants(program: ExportedProgram) -> dict[str, Tensor]:
     return constants
 
 
-def _drop_what_changes_nothing(graph: Graph) -> None:
-    """Assertions, conversions to what a tensor is already, dropout outside training, and a dimension that is taken
-    away and put back."""
-    for node in list(graph.nodes):
-        if node.op != "call_function":
-            continue
-        if node.target in ASSERTIONS:
-            graph.erase_node(node)
-        elif (same := _same(node)) is not None:
-            node.replace_all_uses_with(same)
-            graph.erase_node(node)
-    graph.eliminate_dead_code()
-
-
-def _same(node: Node) -> Node | None:
-    """The node that this one's value equals."""
-    before = node.args[0] if node.args else None
-    if not isinstance(before, Node) or "val" not in before.meta:
-        return None
-    if node.target is aten.to.dtype and before.meta["val"].dtype == node.args[1]:
-        return before
-    if node.target is aten.dropout.default and not node.args[2]:
-        return before
-    if node.target is aten.unsqueeze.default and before.target is aten.select.int and before.args[2] == 0:
-        source = before.args[0]
-        assert isinstance(source, Node)
-        if before.args[1] == node.args[1] == 0 and source.meta["val"].shape[0] == 1:
-            return source
-    return None
-
-
-def _join_projections(graph: Graph, constants: dict[str, Tensor]) -> None:
-    """Linear layers of the same input as one, whose output is cut. The weights become parts of one tensor."""
-    groups: dict[Node, list[Node]] = {}
-    for node in graph.find_nodes(op="call_function", target=aten.linear.default):
-        weight = node.args[1]
-        if len(node.args) == 2 and weight.op == "get_attr" and len(weight.users) == 1:
-            groups.setdefault(node.args[0], []).append(node)
-    for number, nodes in enumerate(group for group in groups.values() if len(group) > 1):
-        _join(graph, constants, f"joined_{number}", nodes)
-    graph.eliminate_dead_code()
-
-
-def _join(graph: Graph, constants: dict[str, Tensor], name: str, nodes: list[Node]) -> None:
-    weights = [constants[node.args[1].target] for node in nodes]  # type: ignore[union-attr, index]
-    joined = constants[name] = torch.cat(weights).detach()
-    setattr(graph.owning_module, name, joined)
-    with graph.inserting_before(nodes[0]):
-        constant = graph.create_node("get_attr", name)
-        whole = graph.call_function(aten.linear.default, (nodes[0].args[0], constant))
-        start = 0
-        for node, weight in zip(nodes, weights, strict=True):
-            part = graph.call_function(torch.narrow, (whole, -1, start, len(weight)))
-            part.meta = dict(node.meta)
-            node.replace_all_uses_with(part)
-            weight.data = joined[start : start + len(weight)]
-            start += len(weight)
-    for node in nodes:
-        graph.erase_node(node)
-
-
-def _shorten(graph: Graph) -> None:
-    """The same in fewer operations: slices of a known length, root mean squares, and a choice of all the places."""
-    for node in list(graph.nodes):
-        if node.op != "call_function":
-            continue
-        if node.target is aten.slice.Tensor and (part := _narrowed(node)) is not None:
-            node.target, node.args, node.kwargs = torch.narrow, part, {}
-        elif node.target is aten.mul.Tensor and (norm := _normalised(node)) is not None:
-            node.target, node.args = _rms_norm(*norm[2:]), norm[:2]
-        elif node.target is aten.index.Tensor and node.args[1][0] is None and len(node.args[1]) == 2:
-            node.target, node.args = _places, (node.args[0], node.args[1][1])
-    graph.eliminate_dead_code()
-
-
-def _narrowed(node: Node) -> tuple[Any, ...] | None:
-    """A slice's input, dimension, start and length."""
-    arguments: tuple[Any, ...] = node.args
-    source, dim, start, end, *step = arguments
-    size = source.meta["val"].shape[dim]
-    if step or not all(isinstance(number, int) for number in (size, start, end)):
-        return None
-    start, end = min(start, size), min(end, size)
-    return (source, dim, start, end - start) if 0 <= start <= end else None
-
-
-def _normalised(node: Node) -> tuple[Any, ...] | None:
-    """The input, weight, epsilon and share of an element, where the node is `weight * (x * rsqrt(mean(x^2) + eps))`."""
-    for weight, scaled in (node.args, node.args[::-1]):
-        x, root = _arguments(scaled, aten.mul.Tensor)
-        (added,) = _arguments(root, aten.rsqrt.default, 1)
-        mean, epsilon = _arguments(added, aten.add.Tensor)
-        square, dims = _arguments(mean, aten.mean.dim)
-        source, exponent = _arguments(square, aten.pow.Tensor_Scalar)
-        if source is None or source is not x or exponent != 2 or dims != [-1] or not isinstance(epsilon, float):
-            continue
-        if isinstance(weight, Node) and source.meta["val"].dtype == torch.float32:
-            return source, weight, epsilon, 1.0 / source.meta["val"].shape[-1]
-    return None
-
-
-def _arguments(node: Any, target: Any, count: int = 2) -> tuple[Any, ...]:
-    """The first arguments of a node that calls `target`; as many times None otherwise."""
-    fits = isinstance(node, Node) and node.target is target and len(node.args) >= count
-    return tuple(node.args[:count]) if fits else (None,) * count
-
-
-def _rms_norm(epsilon: float, share: float) -> Callable[[Tensor, Tensor], Tensor]:
-    """Root mean square normalisation (Zhang and Sennrich 2019) by the norm of a row, which is one operation; `share`:
-    one part in the size of a row."""
-    least = torch.tensor(epsilon)
-
-    def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
-        length = torch.linalg.vector_norm(x, 2, -1, True)
-        return torch.mul(torch.mul(x, torch.rsqrt(torch.addcmul(least, length, length, value=share))), weight)
-
-    rms_norm.__name__ = f"rms_norm_{id(least)}"
-    return rms_norm
-
-
-def _places(tensor: Tensor, wanted: Tensor | None) -> Tensor:
-    return tensor if wanted is None else tensor.index_select(1, wanted)
-
-
 def _attend_for_real(graph: Graph, recorder: _Recorder) -> None:
     """The batch becomes an argument, and the marked places ask it."""
     last = graph.find_nodes(op="placeholder")[-1]
@@ -280,11 +153,6 @@ def _attention(layer: int, scale: float, options: dict[str, Any]) -> Callable[..
     return attend
 
 
-def _overloads(names: Iterable[str]) -> set[Any]:
-    return {getattr(getattr(aten, name), overload) for name in names for overload in getattr(aten, name).overloads()}
-
-
-ASSERTIONS = _overloads(("_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range"))
 DIRECT: dict[Any, Callable[..., Any]] = {
     aten.add.Tensor: torch.add,
     aten.cat.default: torch.cat,

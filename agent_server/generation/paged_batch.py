@@ -60,7 +60,7 @@ class PagedBatch:
         self.kernel = kernel
 
     def attend(self, layer: int, call: Call) -> Tensor:
-        self.cache.write(layer, self.paging.places, call.keys.transpose(0, 1), call.values.transpose(0, 1))
+        self.cache.write(layer, self.paging.places, call.keys, call.values)
         keys = self.cache.keys[layer].view(-1, self.page_size, *self.cache.keys[layer].shape[1:])
         values = self.cache.values[layer].view(-1, self.page_size, *self.cache.values[layer].shape[1:])
         if self.kernel and call.softcap is None and call.sinks is None:
@@ -118,7 +118,7 @@ def attend_varlen(paging: Paging, keys: Tensor, values: Tensor, call: Call) -> T
     """Paged flash attention over `[pages, page_size, kv_heads, dim]`. A window of w tokens is w - 1 to the left."""
     assert varlen_attn is not None
     out: Tensor = varlen_attn(
-        call.queries.transpose(0, 1).contiguous(),
+        call.queries.contiguous(),
         keys,
         values,
         paging.starts,
@@ -127,7 +127,7 @@ def attend_varlen(paging: Paging, keys: Tensor, values: Tensor, call: Call) -> T
         paging.most_keys,
         scale=call.scale,
         window_size=(-1 if call.window is None else call.window - 1, 0),
-        enable_gqa=call.queries.shape[0] != keys.shape[2],
+        enable_gqa=call.queries.shape[1] != keys.shape[2],
         seqused_k=paging.lengths,
         block_table=paging.tables,
     )
@@ -136,14 +136,14 @@ def attend_varlen(paging: Paging, keys: Tensor, values: Tensor, call: Call) -> T
 
 def attend_gathered(paging: Paging, keys: Tensor, values: Tensor, call: Call) -> Tensor:
     """The same sequence by sequence, on copies of their pages."""
-    out = call.queries.new_empty(call.queries.shape[1], call.queries.shape[0], values.shape[-1])
+    out = call.queries.new_empty(*call.queries.shape[:2], values.shape[-1])
     starts = list(accumulate((end - start for start, end in paging.spans), initial=0))
     for index, (first, last) in enumerate(pairwise(starts)):
         begin, end = paging.spans[index]
         k = keys[paging.tables[index]].flatten(0, 1)[:end].transpose(0, 1)[None]
         v = values[paging.tables[index]].flatten(0, 1)[:end].transpose(0, 1)[None]
         mask = _mask(begin, end, call.window, call.queries)
-        out[first:last] = attend(call.queries[None, :, first:last], k, v, mask, call)[0].transpose(0, 1)
+        out[first:last] = attend(call.queries[first:last].transpose(0, 1)[None], k, v, mask, call)[0].transpose(0, 1)
     return out
 
 

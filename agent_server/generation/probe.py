@@ -43,16 +43,17 @@ class _Recorder:
         if layer in self.layers:
             raise Unfit("a layer attends more than once")
         self.layers[layer] = LayerShape(
-            kv_heads=call.keys.shape[0],
+            kv_heads=call.keys.shape[1],
             key_dim=call.keys.shape[-1],
             value_dim=call.values.shape[-1],
             window=call.window,
             softcap=call.softcap,
             sinks=call.sinks is not None,
         )
-        tokens = call.queries.shape[1]
+        tokens = len(call.queries)
         mask = window_mask(0, tokens, call.window, call.queries.dtype, call.queries.device)
-        return attend(call.queries[None], call.keys[None], call.values[None], mask, call)[0].transpose(0, 1)
+        queries, keys, values = (t.transpose(0, 1)[None] for t in (call.queries, call.keys, call.values))
+        return attend(queries, keys, values, mask, call)[0].transpose(0, 1)
 
 
 @torch.inference_mode()

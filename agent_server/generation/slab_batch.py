@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from agent_server.generation.attention import Call, additive, attend, attend_one, window_mask
+from agent_server.generation.device import send
 from agent_server.generation.kv_cache import KVCache
 from agent_server.generation.scheduler import Chunk, Plan
 from agent_server.generation.sequence import Sequence
@@ -33,14 +34,20 @@ class Group:
     lengths: list[int]
     index: Tensor | None = None
     masks: dict[int | None, tuple[int, Tensor | None]] = field(default_factory=dict)
+    longest: int = 0
+
+    def __post_init__(self) -> None:
+        self.longest = max(self.lengths)
 
     def view(self, arena: Tensor, start: int) -> Tensor:
         """`[sequences, kv_heads, keys from start on, dim]`"""
-        end = max(self.lengths)
-        if self.index is None:
-            low = self.slots[0] * self.size
-            slabs = arena[low : low + len(self.slots) * self.size].view(-1, self.size, *arena.shape[1:])
-            return slabs[:, start:end].transpose(1, 2)
+        end = self.longest
+        if self.index is None:  # in one operation: this is called twice for each layer and step
+            _, heads, dim = arena.shape
+            row = heads * dim
+            strides = (self.size * row, dim, row, 1)
+            first = (self.slots[0] * self.size + start) * row
+            return arena.as_strided((len(self.slots), heads, end - start, dim), strides, first)
         whole = len(arena) // self.size * self.size
         slabs = arena[:whole].view(-1, self.size, *arena.shape[1:])
         return slabs[:, start:end].index_select(0, self.index).transpose(1, 2)
@@ -53,7 +60,7 @@ class Group:
         return found
 
     def _mask(self, window: int | None, dtype: torch.dtype) -> tuple[int, Tensor | None]:
-        shortest, longest = min(self.lengths), max(self.lengths)
+        shortest, longest = min(self.lengths), self.longest
         start = 0 if window is None else max(0, shortest - window)
         if shortest == longest:
             return start, None
@@ -77,13 +84,12 @@ class SlabBatch:
         places = [memory.slabs[s.number].offset + s.computed - 1 for s in self.order]
         for chunk, offset in zip(plan.chunks, self.offsets, strict=True):
             places.extend(range(offset + chunk.start, offset + chunk.start + chunk.length))
-        self.places = torch.tensor(places)
+        self.places = send(places, torch.int64, torch.device("cpu"))
         self._masks: dict[tuple[int, int | None], Tensor] = {}
 
     def attend(self, layer: int, call: Call) -> Tensor:
-        self.cache.write(layer, self.places, call.keys.transpose(0, 1), call.values.transpose(0, 1))
-        keys, values = self.cache.keys[layer], self.cache.values[layer]
-        queries = call.queries.transpose(0, 1)
+        self.cache.write(layer, self.places, call.keys, call.values)
+        keys, values, queries = self.cache.keys[layer], self.cache.values[layer], call.queries
         if len(self.groups) == 1 and not self.chunks:
             return self._decode(self.groups[0], queries, keys, values, call)
         out = queries.new_empty(*queries.shape[:2], values.shape[-1])
@@ -91,7 +97,7 @@ class SlabBatch:
             out[group.first : group.last] = self._decode(group, queries[group.first : group.last], keys, values, call)
         at = len(self.order)
         for index, chunk in enumerate(self.chunks):
-            chunk_queries = call.queries[None, :, at : at + chunk.length]
+            chunk_queries = queries[at : at + chunk.length].transpose(0, 1)[None]
             attended = self._prefill(index, chunk, chunk_queries, keys, values, call)
             out[at : at + chunk.length] = attended[0].transpose(0, 1)
             at += chunk.length
