@@ -30,7 +30,7 @@ LIMITS = llguidance.LLParserLimits(
     verbose_errors=False,
 )
 """Of one grammar. A step that needs more than this ends its generation: about 14 ms for a lexer, and for a parser up to
-0.2 s, seen with the worst grammar of fifteen."""
+0.2 s, seen with the worst grammar of thirteen."""
 
 
 class LarkMatcher:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from events.formats.output_format import Arguments, OutputFormat, Tools
+from events.formats.output_format import Arguments, Content, OutputFormat, Tools
 from events.formats.reasoning import REASONING
 
 _PYTHON = Arguments(style="python", end=")")
@@ -10,6 +10,7 @@ _PYTHON = Arguments(style="python", end=")")
 
 def _python_calls(name: str, start: str, end: str, separator: str = ", ", **options: object) -> OutputFormat:
     """`[f(a=1), g(b="x")]`."""
+    content = options.pop("content", Content())
     tools = Tools(
         style="tag",
         section_start=start,
@@ -19,7 +20,7 @@ def _python_calls(name: str, start: str, end: str, separator: str = ", ", **opti
         arguments=_PYTHON,
         **options,  # type: ignore[arg-type]
     )
-    return OutputFormat(name=name, reasoning=REASONING["think"], tools=tools)
+    return OutputFormat(name=name, reasoning=REASONING["think"], content=content, tools=tools)  # type: ignore[arg-type]
 
 
 PYTHON_CALLS: dict[str, OutputFormat] = {
@@ -29,6 +30,7 @@ PYTHON_CALLS: dict[str, OutputFormat] = {
         "]<|tool_call_end|>",
         undeclared="drop",
         failed="drop",
+        content=Content(after_calls="drop"),
     ),
     "pythonic": _python_calls("pythonic", "<|python_start|>[", "]<|python_end|>", bare="always"),
     "olmo3": _python_calls("olmo3", "<function_calls>\n", "\n</function_calls>", "\n"),

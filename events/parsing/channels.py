@@ -176,13 +176,9 @@ def _call_body(parser: Parser, channels: Channels, name: str, header: str) -> Re
 
 
 def _text_call(parser: Parser, channels: Channels, header: str) -> Reading[None]:
-    """A call whose one argument is the body's text, which is an answer where no function is named."""
+    """A call whose one argument is the body's text."""
     parser.enter("content")
-    parser.mark("drop", header)
     name = _bare_name(channels, header)
-    if not name:
-        yield from parser.text(parser.syntax.scanner(*channels.end))
-        return
     text, _ = yield from parser.source.until(parser.syntax.scanner(*channels.end), 1 << 62)
     for piece in (CallStart(name, ""), ArgumentText(f'{{"text": {quoted(text)}}}'), CallEnd(True)):
         parser.say(piece)

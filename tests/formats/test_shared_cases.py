@@ -29,7 +29,6 @@ MISSES = {
     "sglang-glm47-tool-db3e36e8": "quotes are taken off a string that the schema declares to be a string",
     "sglang-harmony-reason-ad6fa84f": "a last <|end|> is shown as content",
     "sglang-inkling-tool-91e25c7a": "a call with an empty name",
-    "sglang-lfm2-tool-d42c62d8": "text between calls is lost",
     "sglang-llama3_json-tool-3837d441": "a call nested in the broken arguments of another",
     "sglang-minimax_m3-reason-52c4cac0": "reasoning that is never closed becomes content: " + SENT,
     "sglang-minimax_m3-tool-beb42ff8": "a wrong closing tag undoes the call: " + SENT,
