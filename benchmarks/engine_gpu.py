@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -73,7 +72,7 @@ def run(shape: str, options: argparse.Namespace, bandwidth: float) -> None:
     from tokenizers import Tokenizer
 
     config = Qwen3Config(**SHAPES[shape])
-    with tempfile.TemporaryDirectory(), torch.device("cuda"):
+    with torch.device("cuda"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
         peer = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
     files = ModelFiles(tokenizer=Tokenizer.from_file(str(BUNDLED / "tokenizer.json")))

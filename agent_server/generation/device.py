@@ -38,7 +38,7 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
         except KeyError:
             raise EngineError("unavailable", f"{name} is not a dtype; {', '.join(DTYPES)} are.") from None
     if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
     return torch.float16 if device.type == "mps" else torch.float32
 
 

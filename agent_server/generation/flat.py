@@ -11,16 +11,26 @@ from __future__ import annotations
 import inspect
 import logging
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.export import Dim, ExportedProgram, export
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, GraphModule
 
 from agent_server.generation.attention import Call
-from agent_server.generation.rewrites import aten, rewrite
+from agent_server.generation.rewrites import (
+    aten,
+    drop_batch,
+    drop_what_changes_nothing,
+    fold,
+    join_projections,
+    multiply,
+    share,
+    shorten,
+)
+from agent_server.generation.rotary import put_tokens_first, turn
 
 logger = logging.getLogger("agent_server.generation")
 Forward = Callable[[Tensor, Tensor, Tensor | None, Any], Tensor]
@@ -129,6 +139,21 @@ def _constants(program: ExportedProgram) -> dict[str, Tensor]:
         node.replace_all_uses_with(constant)
         program.graph.erase_node(node)
     return constants
+
+
+def rewrite(graph: Graph, constants: dict[str, Tensor]) -> None:
+    """By fewer operations. `constants`: the tensors behind the graph's attributes, to which some are added."""
+    drop_what_changes_nothing(graph)
+    share(graph)
+    join_projections(graph, constants)
+    shorten(graph)
+    turn(graph)
+    put_tokens_first(graph)
+    fold(graph, constants)
+    share(graph)
+    drop_batch(graph)
+    multiply(graph, constants)
+    graph.eliminate_dead_code()
 
 
 def _attend_for_real(graph: Graph, recorder: _Recorder) -> None:

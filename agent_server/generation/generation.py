@@ -11,6 +11,7 @@ from agent_server.engine.detokenizer import OutputText, Vocabulary
 from agent_server.engine.protocol import Finished, FinishReason, GenerationRequest, Timings, Usage
 from agent_server.generation.constraint import Matcher
 from agent_server.generation.sampler import Settings
+from agent_server.generation.scores import PromptScores
 from agent_server.generation.sequence import Sequence
 from events.options import SamplingParams
 
@@ -62,6 +63,7 @@ class Generation:
     started: float | None = None
     first: float | None = None
     stopped_on: str | int | None = None
+    scores: PromptScores | None = None
 
     def __post_init__(self) -> None:
         self.apply(self.params)
@@ -106,6 +108,7 @@ class Generation:
             ),
             stop=self.stopped_on,
             timings=Timings(queued=queued, first_token=first, total=now - self.arrived),
+            prompt_logprobs=None if self.scores is None else self.scores.tokens(),
         )
 
 
@@ -122,10 +125,14 @@ def begin(
         limit=limit_of(len(prompt), params, longest),
         tenant=request.tenant,
         priority=request.priority,
+        shareable=params.prompt_logprobs is None,
+        scored=params.prompt_logprobs is not None,
     )
+    most = params.prompt_logprobs
+    scores = None if most is None else PromptScores(request.prompt_token_ids, most, vocabulary)
     output = OutputText(vocabulary, request.prompt_token_ids, params.stop, params.min_tokens, request.generated)
     seed = int.from_bytes(os.urandom(SEED_BYTES), "little")
-    return Generation(number, request, sequence, output, params, seed, now, defaults.eos)
+    return Generation(number, request, sequence, output, params, seed, now, defaults.eos, scores=scores)
 
 
 def limit_of(prompt_length: int, params: SamplingParams, longest: int) -> int:

@@ -14,6 +14,8 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,7 +40,12 @@ def buckets(most: int) -> list[int]:
     return sorted(sizes | {most})
 
 
-def capture_cuda(function: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+def cuda_capture() -> Capture:
+    """Captures into one pool of memory, which every graph may use since no two are ever replayed side by side."""
+    return partial(_capture_cuda, pool=torch.cuda.graph_pool_handle())
+
+
+def _capture_cuda(function: Callable[[], Tensor], *, pool: Any) -> tuple[Callable[[], None], Tensor]:
     """Warmed up beside the current stream, as torch asks for, then captured."""
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
@@ -47,14 +54,15 @@ def capture_cuda(function: Callable[[], Tensor]) -> tuple[Callable[[], None], Te
             function()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         output = function()
     return graph.replay, output
 
 
 @dataclass(slots=True)
 class _Captured:
-    """inputs: `[2, places]` int64, each place's row and length. logits: `[places, vocabulary]`."""
+    """inputs: `[2, places]` int64, each place's row and length. logits: `[places, vocabulary]`, the beginning of what
+    all graphs write to."""
 
     inputs: Tensor
     replay: Callable[[], None]
@@ -77,7 +85,7 @@ class DecodeGraphs:
         rows: int,
         width: int,
         device: torch.device,
-        capture: Capture = capture_cuda,
+        capture: Capture,
     ) -> None:
         self.sizes = buckets(rows)
         self.tables = torch.zeros(rows + 1, width, dtype=torch.int32, device=device)
@@ -93,8 +101,9 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def warm(self, last: Tensor, report: Callable[[float], None] = lambda share: None) -> bool:
-        """Capture every bucket, the largest first, so that the others fit into its memory. `last`: each row's newest
-        token, the same tensor for ever. False, and why in the log, where that does not work."""
+        """Capture every bucket, the largest first, so that the others fit into its memory and write their logits where
+        it does. `last`: each row's newest token, the same tensor for ever. False, and why in the log, where that does
+        not work."""
         try:
             for done, size in enumerate(reversed(self.sizes)):
                 self._captured[size] = self._captured_bucket(size, last)
@@ -108,7 +117,13 @@ class DecodeGraphs:
 
     def _captured_bucket(self, size: int, last: Tensor) -> _Captured:
         inputs = torch.tensor([[self._rows] * size, [1] * size], device=self._device)
-        replay, logits = self._capture(lambda: self._decode(inputs, last))
+        largest = self._captured.get(self.sizes[-1])
+
+        def decode() -> Tensor:
+            logits = self._decode(inputs, last)
+            return logits if largest is None else largest.logits[:size].copy_(logits)
+
+        replay, logits = self._capture(decode)
         return _Captured(inputs, replay, logits)
 
     def _decode(self, inputs: Tensor, last: Tensor) -> Tensor:

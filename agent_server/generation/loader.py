@@ -72,6 +72,8 @@ def _load(config: EngineConfig, report: Report, compiler: Any) -> tuple[Core, En
     _check_folder(config.model)
     settings = _configuration(config.model)
     device = choose_device(config.device)
+    if device.type == "cuda":  # this thread's streams, events and graphs are then that device's
+        torch.cuda.set_device(device)
     dtype = choose_dtype(config.dtype, device)
     _check_memory(config.model, dtype, device)
     model = _weights(config, settings, device, dtype, report)
@@ -228,6 +230,7 @@ def assemble(
         model=config.name or config.model,
         context_length=context,
         vocab_size=text.vocab_size,
+        supports_prompt_logprobs=isinstance(runner, PackedRunner),
         supports_constraints=compiler is not None,
         continues="exact",
         details={

@@ -178,7 +178,7 @@ def _kernel_agrees(device: torch.device, dtype: torch.dtype, layer: LayerShape, 
     shape = (8, page_size, layer.kv_heads, layer.key_dim)
     keys, values = (torch.randn(shape, generator=generator, device=device, dtype=dtype) for _ in range(2))
     spans = [(page_size + 4, page_size + 5), (7, 40)]
-    queries = torch.randn((1, layer.kv_heads, 34, layer.key_dim), generator=generator, device=device, dtype=dtype)
+    queries = torch.randn((34, layer.kv_heads, layer.key_dim), generator=generator, device=device, dtype=dtype)
     paging = Paging(
         tables=send([[5, 2], [7, 0]], torch.int32, device),
         lengths=send([end for _, end in spans], torch.int32, device),

@@ -6,7 +6,7 @@ Every rewrite looks at operations and shapes, never at a model's name, and leave
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,21 +16,6 @@ from torch.fx import Graph, Node
 aten: Any = torch.ops.aten
 FOLDED_ELEMENTS = 65536
 """Constants of up to so many elements are worked out beforehand."""
-
-
-def rewrite(graph: Graph, constants: dict[str, Tensor]) -> None:
-    """All of them. `constants`: the tensors behind the graph's attributes, to which some are added."""
-    drop_what_changes_nothing(graph)
-    share(graph)
-    join_projections(graph, constants)
-    shorten(graph)
-    turn(graph)
-    put_tokens_first(graph)
-    fold(graph, constants)
-    share(graph)
-    drop_batch(graph)
-    multiply(graph, constants)
-    graph.eliminate_dead_code()
 
 
 def calls(graph: Graph) -> list[Node]:
@@ -114,8 +99,8 @@ def fold(graph: Graph, constants: dict[str, Tensor]) -> None:
         inputs = node.all_input_nodes
         if not inputs or any(given.op != "get_attr" for given in inputs) or math.prod(shape(node)) > FOLDED_ELEMENTS:
             continue
-        arguments = torch.fx.node.map_arg((node.args, node.kwargs), lambda given: constants[given.target])
-        value = node.target(*arguments[0], **arguments[1])  # type: ignore[operator]
+        given = torch.fx.node.map_arg((node.args, node.kwargs), lambda given: constants[str(given.target)])
+        value = node.target(*given[0], **given[1])  # type: ignore[operator]
         if isinstance(value, Tensor):
             with graph.inserting_before(node):
                 node.replace_all_uses_with(add_constant(graph, constants, f"folded_{number}", value))
@@ -194,15 +179,15 @@ def shorten(graph: Graph) -> None:
             node.target, node.args, node.kwargs = torch.narrow, part, {}
         elif node.target is aten.mul.Tensor and (norm := _normalised(node)) is not None:
             _normalise(graph, node, *norm)
-        elif node.target is aten.index.Tensor and node.args[1][0] is None and len(node.args[1]) == 2:  # type: ignore[index]
-            node.target, node.args = places, (node.args[0], node.args[1][1])  # type: ignore[index]
+        elif node.target is aten.index.Tensor and len(at := tuple(node.args[1])) == 2 and at[0] is None:  # type: ignore[arg-type]
+            node.target, node.args = places, (node.args[0], at[1])
     graph.eliminate_dead_code()
 
 
 def _narrowed(node: Node) -> tuple[Any, ...] | None:
     """A slice's input, dimension (counted from the end), start and length."""
-    arguments: tuple[Any, ...] = node.args
-    source, dim, start, end, *step = arguments
+    given: tuple[Any, ...] = node.args
+    source, dim, start, end, *step = given
     size = source.meta["val"].shape[dim]
     if step or not all(isinstance(number, int) for number in (size, start, end)):
         return None
@@ -218,11 +203,11 @@ def places(tensor: Tensor, wanted: Tensor | None) -> Tensor:
 def _normalised(node: Node) -> tuple[Any, Any, float] | None:
     """The input, weight and epsilon, where the node is `weight * (x * rsqrt(mean(x^2) + epsilon))`."""
     for weight, scaled in (node.args, node.args[::-1]):
-        x, root = _arguments(scaled, aten.mul.Tensor)
-        (added,) = _arguments(root, aten.rsqrt.default, 1)
-        mean, epsilon = _arguments(added, aten.add.Tensor)
-        square, dims = _arguments(mean, aten.mean.dim)
-        source, exponent = _arguments(square, aten.pow.Tensor_Scalar)
+        x, root = arguments(scaled, aten.mul.Tensor)
+        (added,) = arguments(root, aten.rsqrt.default, 1)
+        mean, epsilon = arguments(added, aten.add.Tensor)
+        square, dims = arguments(mean, aten.mean.dim)
+        source, exponent = arguments(square, aten.pow.Tensor_Scalar)
         if source is None or source is not x or exponent != 2 or dims != [-1] or not isinstance(epsilon, float):
             continue
         if isinstance(weight, Node) and source.meta["val"].dtype == torch.float32:
@@ -230,15 +215,15 @@ def _normalised(node: Node) -> tuple[Any, Any, float] | None:
     return None
 
 
-def _arguments(node: Any, target: Any, count: int = 2) -> tuple[Any, ...]:
+def arguments(node: Any, target: Any, count: int = 2) -> tuple[Any, ...]:
     """The first arguments of a node that calls `target`; as many times None otherwise."""
     fits = isinstance(node, Node) and node.target is target and len(node.args) >= count
     return tuple(node.args[:count]) if fits else (None,) * count
 
 
 def _normalise(graph: Graph, node: Node, x: Node, weight: Node, epsilon: float) -> None:
-    """Root mean square normalisation (Zhang and Sennrich 2019) by the lengths of rows: with n numbers in a row, the mean
-    square plus epsilon is the square of hypot(length, sqrt(n epsilon)) over n."""
+    """Root mean square normalisation (Zhang and Sennrich 2019) by the lengths of rows: with n numbers in a row, the
+    mean square plus epsilon is the square of hypot(length, sqrt(n epsilon)) over n."""
     root = math.sqrt(shape(x)[-1])
     with graph.inserting_before(node):
         scaled = same_as(graph, weight, aten.mul.Tensor, weight, root)
@@ -255,131 +240,6 @@ def _rms_norm(least: float) -> Callable[[Tensor, Tensor], Tensor]:
 
     rms_norm.__name__ = f"rms_norm_{id(bound)}"
     return rms_norm
-
-
-# rotary positions
-
-
-def turn(graph: Graph) -> None:
-    """Rotary positions (Su et al. 2021) by halves, `x * cos + (-right, left) * sin`, in three operations: the sign goes
-    to the sine, which all layers share, and exchanged halves are a roll."""
-    for node in graph.find_nodes(op="call_function", target=aten.add.Tensor):
-        found = _turned(node)
-        if found is None:
-            continue
-        x, cosine, sine, half = found
-        with graph.inserting_before(node):
-            signed = same_as(graph, sine, sign_half, sine, half)
-            rotated = same_as(graph, node, rotate, x, cosine, signed)
-        node.replace_all_uses_with(rotated)
-        graph.erase_node(node)
-    graph.eliminate_dead_code()
-    share(graph)
-
-
-def sign_half(sine: Tensor, half: int) -> Tensor:
-    """The sine with its first half negative."""
-    return torch.cat([torch.neg(sine.narrow(-1, 0, half)), sine.narrow(-1, half, half)], -1)
-
-
-def rotate(x: Tensor, cosine: Tensor, signed: Tensor) -> Tensor:
-    return torch.addcmul(torch.mul(x, cosine), torch.roll(x, x.shape[-1] // 2, -1), signed)
-
-
-def _turned(node: Node) -> tuple[Node, Node, Node, int] | None:
-    """What is turned, cosine, sine and half of the dimension."""
-    if node.kwargs or len(node.args) != 2:
-        return None
-    for one, other in (node.args, node.args[::-1]):
-        for x, cosine in _factors(one):
-            for exchanged, sine in _factors(other):
-                half = _half_exchanged(exchanged, x)
-                if half and shape(sine)[-1:] == shape(x)[-1:]:
-                    return x, cosine, sine, half
-    return None
-
-
-def _factors(node: Any) -> Iterator[tuple[Node, Node]]:
-    left, right = _arguments(node, aten.mul.Tensor)
-    if isinstance(left, Node) and isinstance(right, Node):
-        yield left, right
-        yield right, left
-
-
-def _half_exchanged(node: Node, x: Node) -> int | None:
-    """Half the size of x's last dimension, where the node is its right half, negative, and then its left half."""
-    parts, dim = _arguments(node, aten.cat.default)
-    if not parts or len(parts) != 2 or dim not in (-1, len(shape(x)) - 1) or len(shape(x)) < 2:
-        return None
-    (right,) = _arguments(parts[0], aten.neg.default, 1)
-    half, odd = divmod(shape(x)[-1], 2)
-    fits = _arguments(right, torch.narrow, 4) == (x, -1, half, half)
-    return half if fits and not odd and _arguments(parts[1], torch.narrow, 4) == (x, -1, 0, half) else None
-
-
-# around attention
-
-
-def put_tokens_first(graph: Graph) -> None:
-    """Attention takes `[tokens, heads, dim]`, which is what projections give: what goes to `[1, heads, tokens, dim]` and
-    back stays where it is, and queries and keys that lie side by side are turned together."""
-    known: dict[Node, Node] = {}
-    for node in graph.find_nodes(op="call_function", target=torch.ops.agent_server.attend.default):
-        with graph.inserting_before(node):
-            tensors = [_by_tokens(graph, source, known) if (source := _back(t)) else t for t in node.args[:3]]
-            tensors[:2] = _turned_together(graph, *tensors[:2])
-        node.args = (*tensors, *node.args[3:])
-    graph.eliminate_dead_code()
-
-
-def _back(node: Node) -> Node | None:
-    """The `[1, heads, tokens, dim]` that the node, `[tokens, heads, dim]`, was made of."""
-    selected, *dims = _arguments(node, aten.transpose.int, 3)
-    source, *at = _arguments(selected, aten.select.int, 3)
-    return source if dims == [0, 1] and at == [0, 0] else None
-
-
-def _by_tokens(graph: Graph, node: Node, known: dict[Node, Node]) -> Node:
-    """`[1, heads, tokens, dim]` as `[tokens, heads, dim]`; `known`: what was made so already."""
-    if node not in known:
-        known[node] = _made_by_tokens(graph, node, known)
-        known[node].meta["val"] = node.meta["val"][0].transpose(0, 1)
-    return known[node]
-
-
-def _made_by_tokens(graph: Graph, node: Node, known: dict[Node, Node]) -> Node:
-    if node.target is rotate:
-        return graph.call_function(rotate, tuple(_by_tokens(graph, given, known) for given in node.all_input_nodes))
-    if node.target is sign_half:
-        return graph.call_function(sign_half, (_by_tokens(graph, node.args[0], known), node.args[1]))  # type: ignore[arg-type]
-    source, *dims = _arguments(node, aten.transpose.int, 3)
-    if dims == [1, 2]:
-        if source.target is aten.view.default:
-            return graph.call_function(aten.view.default, (source.args[0], list(source.args[1][1:])))
-        return graph.call_function(aten.select.int, (source, 0, 0))
-    source, dim = _arguments(node, aten.unsqueeze.default)
-    if dim == 1:
-        return graph.call_function(aten.unsqueeze.default, (graph.call_function(aten.select.int, (source, 0, 0)), 1))
-    return graph.call_function(aten.transpose.int, (graph.call_function(aten.select.int, (node, 0, 0)), 0, 1))
-
-
-def _turned_together(graph: Graph, queries: Node, keys: Node) -> list[Node]:
-    """Queries and keys `[tokens, heads, dim]`, turned in one piece where they are neighbours in one projection."""
-    (q, *angles), (k, *others) = _arguments(queries, rotate, 3), _arguments(keys, rotate, 3)
-    (q_part, q_sizes), (k_part, k_sizes) = _arguments(q, aten.view.default), _arguments(k, aten.view.default)
-    source, q_dim, q_start, q_length = _arguments(q_part, torch.narrow, 4)
-    other, k_dim, k_start, k_length = _arguments(k_part, torch.narrow, 4)
-    neighbours = source is other and q_dim == k_dim == -1 and source is not None and q_start + q_length == k_start
-    if not neighbours or angles != others or q_sizes != k_sizes:
-        return [queries, keys]
-    both = graph.call_function(torch.narrow, (source, -1, q_start, q_length + k_length))
-    both.meta["val"] = source.meta["val"].narrow(-1, q_start, q_length + k_length)
-    turned = graph.call_function(rotate, (graph.call_function(aten.view.default, (both, q_sizes)), *angles))
-    heads, more = shape(queries)[1], shape(keys)[1]
-    return [
-        same_as(graph, queries, torch.narrow, turned, 1, 0, heads),
-        same_as(graph, keys, torch.narrow, turned, 1, heads, more),
-    ]
 
 
 # a batch of one
@@ -418,10 +278,10 @@ def _unbatched(node: Node) -> tuple[Any, ...] | None:
     ids, and what is reshaped after attention."""
     if node.target is aten.embedding.default:
         weight, ids, *rest = node.args
-        (bare, dim) = _arguments(ids, aten.unsqueeze.default)
+        (bare, dim) = arguments(ids, aten.unsqueeze.default)
         return (weight, bare, *rest) if dim == 0 and len(shape(bare)) == 1 else None
     if node.target in RESHAPES and len(shape(node)) == 3 and shape(node)[0] == 1:
-        (bare, dim) = _arguments(node.args[0], aten.unsqueeze.default)
+        (bare, dim) = arguments(node.args[0], aten.unsqueeze.default)
         sizes: Any = node.args[1]
         return (bare, list(sizes[1:])) if dim == 0 and sizes[0] == 1 else None
     return None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from agent_server.generation.device import send
 from agent_server.generation.flat import Forward
-from agent_server.generation.graphs import Capture, DecodeGraphs, capture_cuda
+from agent_server.generation.graphs import Capture, DecodeGraphs, cuda_capture
 from agent_server.generation.kv_cache import KVCache
 from agent_server.generation.paged_batch import PagedBatch, Paging, page
 from agent_server.generation.pages import PagedMemory
@@ -28,8 +28,9 @@ class Runner(Protocol):
     chunked: bool
 
     def run(self, plan: Plan, last: Tensor) -> tuple[list[Sequence], Tensor]:
-        """The sequences that get a token, in the order of the logits `[sequences, vocabulary]` (float32). `last` has
-        each row's newest token, which decoding continues from."""
+        """The sequences that get a token, in the order of the logits `[sequences, vocabulary]` (float32), behind which
+        come those of the places that score their prompts, chunk by chunk. `last` has each row's newest token, which
+        decoding continues from."""
 
 
 class PackedRunner:
@@ -64,11 +65,13 @@ class PackedRunner:
         ids, positions = self._inputs(plan, order, last)
         ends = list(range(len(plan.decodes)))
         at = len(ends)
+        scores: list[int] = []
         for chunk in plan.chunks:
+            scores += range(at, at + chunk.scores)
             at += chunk.length
             if chunk.samples:
                 ends.append(at - 1)
-        logits = self._forward(ids, positions, batch, ends)
+        logits = self._forward(ids, positions, batch, ends + scores)
         return order + [chunk.sequence for chunk in plan.chunks if chunk.samples], logits
 
     @property
@@ -76,9 +79,9 @@ class PackedRunner:
         """Whether every layer attends by the kernel, which asks the host for nothing."""
         return self.kernel and all(layer.softcap is None and not layer.sinks for layer in self.cache.layers)
 
-    def capture(self, last: Tensor, context: int, report: Callable[[float], None], how: Capture = capture_cuda) -> None:
+    def capture(self, last: Tensor, context: int, report: Callable[[float], None], how: Capture | None = None) -> None:
         """Decode by graphs from here on, if they can be captured. `last` as for `run`, one place for each row;
-        `context`: the most tokens that a sequence may have."""
+        `context`: the most tokens that a sequence may have; how: CUDA's way unless given."""
         memory = self.memory
         if not isinstance(memory, PagedMemory):
             return
@@ -89,7 +92,7 @@ class PackedRunner:
             rows=len(last),
             width=-(-min(context, memory.longest) // memory.page_size),
             device=self.device,
-            capture=how,
+            capture=how or cuda_capture(),
         )
         self.graphs = graphs if graphs.warm(last, report) else None
 
@@ -120,7 +123,7 @@ class PackedRunner:
         return prompt, send(positions, torch.int64, self.device)
 
     def _forward(self, ids: Tensor, positions: Tensor, batch: Any, ends: list[int]) -> Tensor:
-        every = len(ends) == len(ids)
+        every = ends == list(range(len(ids)))
         if self.flat is not None:
             return self.flat(ids, positions, None if every else send(ends, torch.int64, self.device), batch).float()
         wanted: Any = 0 if every else send(ends, torch.int64, self.device)

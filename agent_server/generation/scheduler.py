@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 
 from agent_server.generation.sequence import PENDING, Memory, Sequence
 
+SCORED_TOKENS = 256
+"""Tokens of prompts to be scored in a step: each of them has logits over the whole vocabulary."""
 AGING_STEPS = 64
 """How often the queue is searched for sequences that have waited too long."""
 
@@ -30,6 +32,13 @@ class Chunk:
     start: int
     length: int
     samples: bool
+
+    @property
+    def scores(self) -> int:
+        """How many of its tokens, from the first on, score the next one of their prompt."""
+        if not self.sequence.scored:
+            return 0
+        return max(0, min(self.length, self.sequence.prompt_length - 1 - self.start))
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,13 +248,17 @@ class Scheduler:
         prompts.sort(key=_remaining)
         kept = min(_remaining(oldest), -(-budget // 4))
         budget -= kept
+        scored = SCORED_TOKENS
         chunks: list[Chunk] = []
         for sequence in prompts:
             room = budget + kept if sequence is oldest else budget
+            if sequence.scored:
+                room = min(room, scored)
             length = min(_remaining(sequence) - sequence.held, room) if self.chunked else _remaining(sequence)
             if length > 0 and sequence.state == "running" and self._grow(sequence, sequence.computed + length):
                 chunks.append(Chunk(sequence, sequence.computed, length, length == _remaining(sequence)))
                 budget -= max(0, length - kept) if sequence is oldest else length
+                scored -= chunks[-1].scores
         return chunks
 
     def _grow(self, sequence: Sequence, tokens: int) -> bool:

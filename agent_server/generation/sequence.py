@@ -20,6 +20,8 @@ class Sequence:
     in the sampler while it runs, else -1.
     prefilling: it runs, and its first token since it was admitted is still to come.
     held: its prompt may be computed but for the last token; what its first token needs is not there yet.
+    shareable: what it computes may be reused, and it may reuse what others computed.
+    scored: the log probabilities of its prompt are wanted.
     cached: prompt tokens that were found computed when it first ran, None before. order: arrival.
     """
 
@@ -40,6 +42,7 @@ class Sequence:
     waiting_since: int = 0
     overdue: bool = False
     shareable: bool = True
+    scored: bool = False
 
     @property
     def known(self) -> int:

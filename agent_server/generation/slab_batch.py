@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from agent_server.generation.attention import Call, additive, attend, attend_one, window_mask
-from agent_server.generation.device import send
-from agent_server.generation.kv_cache import KVCache
+from agent_server.generation.kv_cache import KVCache, slabs
 from agent_server.generation.scheduler import Chunk, Plan
 from agent_server.generation.sequence import Sequence
 from agent_server.generation.slabs import SlabMemory
@@ -41,16 +41,9 @@ class Group:
 
     def view(self, arena: Tensor, start: int) -> Tensor:
         """`[sequences, kv_heads, keys from start on, dim]`"""
-        end = self.longest
-        if self.index is None:  # in one operation: this is called twice for each layer and step
-            _, heads, dim = arena.shape
-            row = heads * dim
-            strides = (self.size * row, dim, row, 1)
-            first = (self.slots[0] * self.size + start) * row
-            return arena.as_strided((len(self.slots), heads, end - start, dim), strides, first)
-        whole = len(arena) // self.size * self.size
-        slabs = arena[:whole].view(-1, self.size, *arena.shape[1:])
-        return slabs[:, start:end].index_select(0, self.index).transpose(1, 2)
+        if self.index is None:
+            return slabs(arena, self.slots[0] * self.size, self.size, len(self.slots), start, self.longest)
+        return slabs(arena, 0, self.size, len(arena) // self.size, start, self.longest).index_select(0, self.index)
 
     def mask(self, window: int | None, dtype: torch.dtype) -> tuple[int, Tensor | None]:
         """The first key that anybody looks at, and what is added to the scores; None where all see all."""
@@ -80,16 +73,19 @@ class SlabBatch:
         self.order = sorted(plan.decodes, key=lambda s: (memory.slabs[s.number].size, memory.slabs[s.number].offset))
         self.groups = _groups(self.order, memory)
         self.chunks = plan.chunks
-        self.offsets = [memory.slabs[chunk.sequence.number].offset for chunk in plan.chunks]
-        places = [memory.slabs[s.number].offset + s.computed - 1 for s in self.order]
-        for chunk, offset in zip(plan.chunks, self.offsets, strict=True):
-            places.extend(range(offset + chunk.start, offset + chunk.start + chunk.length))
-        self.places = send(places, torch.int64, torch.device("cpu"))
+        self.slabs = [memory.slabs[chunk.sequence.number] for chunk in plan.chunks]
+        self._new = [(memory.slabs[s.number], s.computed - 1) for s in self.order]
+        for chunk, held in zip(plan.chunks, self.slabs, strict=True):
+            self._new += [(held, at) for at in range(chunk.start, chunk.start + chunk.length)]
+        self._rows: dict[int, Tensor] = {}
         self._masks: dict[tuple[int, int | None], Tensor] = {}
 
     def attend(self, layer: int, call: Call) -> Tensor:
-        self.cache.write(layer, self.places, call.keys, call.values)
         keys, values, queries = self.cache.keys[layer], self.cache.values[layer], call.queries
+        rows = self._written(keys.shape[1])
+        for arena, new in ((keys, call.keys), (values, call.values)):
+            dim = arena.shape[-1]
+            arena.view(-1, dim).index_copy_(0, rows, new.reshape(-1, dim))
         if len(self.groups) == 1 and not self.chunks:
             return self._decode(self.groups[0], queries, keys, values, call)
         out = queries.new_empty(*queries.shape[:2], values.shape[-1])
@@ -103,14 +99,23 @@ class SlabBatch:
             at += chunk.length
         return out
 
+    def _written(self, heads: int) -> Tensor:
+        """Where new tokens go in an arena of that many heads: `[tokens * heads]`, as rows of its `head_dim` numbers."""
+        rows = self._rows.get(heads)
+        if rows is None:
+            first = np.array([held.offset * heads + at for held, at in self._new])
+            sizes = np.array([held.size for held, _ in self._new])
+            rows = torch.from_numpy((first[:, None] + sizes[:, None] * np.arange(heads)).ravel())
+            self._rows[heads] = rows
+        return rows
+
     def _decode(self, group: Group, queries: Tensor, keys: Tensor, values: Tensor, call: Call) -> Tensor:
         start, mask = group.mask(call.window, queries.dtype)
         return attend_one(queries, group.view(keys, start), group.view(values, start), mask, call)
 
     def _prefill(self, index: int, chunk: Chunk, queries: Tensor, keys: Tensor, values: Tensor, call: Call) -> Tensor:
-        offset, end = self.offsets[index], chunk.start + chunk.length
-        k = keys[offset : offset + end].transpose(0, 1)[None]
-        v = values[offset : offset + end].transpose(0, 1)[None]
+        held, end = self.slabs[index], chunk.start + chunk.length
+        k, v = (slabs(arena, held.offset, held.size, 1, 0, end) for arena in (keys, values))
         if chunk.start == 0 and (call.window is None or end <= call.window):
             return attend(queries, k, v, None, call, causal=True)
         mask = self._masks.get((index, call.window))

@@ -25,10 +25,13 @@ HEADROOM = 256
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Keys and values to be copied within the arena before the next step. Positions and length in tokens."""
+    """Keys and values of `length` tokens to be copied before the next step, from the slab at `source` to the one at
+    `target`; the same place with another size is a slab that has grown. All in tokens."""
 
     source: int
+    source_size: int
     target: int
+    target_size: int
     length: int
 
 
@@ -146,6 +149,7 @@ class SlabMemory:
         slab = self.slabs[sequence.number]
         while slab.size < tokens:
             if self.buddies.extend(slab.offset, slab.size):
+                self.copies.append(Copy(slab.offset, slab.size, slab.offset, 2 * slab.size, sequence.computed))
                 slab.size *= 2
             elif not self._move(slab, self._size(tokens), sequence.computed):
                 return False
@@ -194,7 +198,7 @@ class SlabMemory:
         taken = self._take(size)
         if taken is None:
             return False
-        self.copies.append(Copy(slab.offset, taken[0], computed))
+        self.copies.append(Copy(slab.offset, slab.size, *taken, computed))
         self.buddies.give(slab.offset, slab.size)
         slab.offset, slab.size = taken
         return True
@@ -227,7 +231,7 @@ class SlabMemory:
         if source is None:
             return slab
         slab.computed = shared
-        self.copies.append(Copy(source.offset, slab.offset, shared))
+        self.copies.append(Copy(source.offset, source.size, slab.offset, slab.size, shared))
         if source in self._kept:
             self._kept.move_to_end(source)
             if source.computed - shared <= BLOCK:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
 import torch
+from torch import Tensor
 
 from agent_server.engine.detokenizer import Vocabulary
 from agent_server.engine.protocol import Delta, EngineError, FinishReason
@@ -146,6 +147,9 @@ class Core:
             if self._masking is not None and self._flight is None:
                 self._masking.begin([self.generations[sequence.number] for sequence in plan.sampled])
             sequences, logits = self.runner.run(plan, self.sampler.last)
+            if len(logits) > len(sequences):
+                self._score(plan, logits[len(sequences) :])
+                logits = logits[: len(sequences)]
         except FAULTS as error:
             self._blame(plan, error)
             return None
@@ -153,6 +157,15 @@ class Core:
             return None
         positions = [len(sequence.tokens) - sequence.prompt_length - 1 for sequence in sequences]
         return Flight(plan, sequences, [sequence.row for sequence in sequences], positions, logits)
+
+    def _score(self, plan: Plan, logits: Tensor) -> None:
+        """Hand the logits behind those that are sampled from to the prompts that are scored by them."""
+        at = 0
+        for chunk in plan.chunks:
+            scores = self.generations[chunk.sequence.number].scores
+            if scores is not None and chunk.scores:
+                scores.take(chunk.start, logits[at : at + chunk.scores])
+                at += chunk.scores
 
     def _waits(self, flight: Flight | None) -> bool:
         """Whether the flight has masks that depend on tokens which are still in flight."""

@@ -1,0 +1,50 @@
+"""The log probabilities of a prompt's own tokens, collected chunk by chunk while it is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from agent_server.engine.detokenizer import Vocabulary
+from agent_server.engine.protocol import Alternative, Token
+from agent_server.generation.device import send
+
+BLOCK = 64
+"""Places whose log softmax is in memory at one time."""
+
+
+class PromptScores:
+    """One prompt's. most: alternatives of each token, the likeliest first."""
+
+    def __init__(self, prompt: Sequence[int], most: int, vocabulary: Vocabulary) -> None:
+        self._prompt = prompt
+        self._most = most
+        self._vocabulary = vocabulary
+        self._found: list[tuple[float, list[tuple[int, float]]] | None] = [None] * len(prompt)
+
+    def take(self, start: int, logits: Tensor) -> None:
+        """`logits` `[places, vocabulary]` of the prompt's tokens from `start` on: each scores the token after it. What
+        is computed a second time, after preemption, counts anew."""
+        for block in logits.split(BLOCK):  # type: ignore[no-untyped-call]
+            following = list(self._prompt[start + 1 : start + 1 + len(block)])
+            logprobs = block.log_softmax(-1)
+            own = logprobs.gather(1, send(following, torch.int64, logits.device)[:, None])[:, 0].tolist()
+            values, ids = (part.tolist() for part in logprobs.topk(self._most, -1))
+            for place, logprob in enumerate(own):
+                self._found[start + 1 + place] = logprob, list(zip(ids[place], values[place], strict=True))
+            start += len(block)
+
+    def tokens(self) -> tuple[Token | None, ...]:
+        """The prompt's tokens with their own text; None for the first, which nothing predicts."""
+        decoder = self._vocabulary.detokenizer()
+        texts = [decoder.push(token) for token in self._prompt]
+        texts[-1] += decoder.flush()
+        return tuple(
+            None if found is None else Token(token, text, found[0], self._spelled(found[1]))
+            for token, text, found in zip(self._prompt, texts, self._found, strict=True)
+        )
+
+    def _spelled(self, alternatives: list[tuple[int, float]]) -> tuple[Alternative, ...]:
+        return tuple(Alternative(number, self._vocabulary.spell(number), value) for number, value in alternatives)
