@@ -258,9 +258,12 @@ def _usage(runs: Sequence[Sequence[TokenUsage]], flags: CompletionFlags) -> dict
     return usage
 
 
-def legacy_logprobs(tokens: Sequence[TokenDetail | None], top: int, offset: int = 0) -> dict[str, Any]:
-    """Completions' own form. `offset` is where the first token's text begins; a prompt's first token is None."""
-    texts = ["" if token is None else token[1] for token in tokens]
+def legacy_logprobs(
+    tokens: Sequence[TokenDetail | None], top: int, offset: int = 0, unscored: str = ""
+) -> dict[str, Any]:
+    """Completions' own form. `offset` is where the first token's text begins; a prompt's first token, which nothing
+    precedes and nobody can score, is None, and its text is `unscored`."""
+    texts = [unscored if token is None else token[1] for token in tokens]
     offsets = []
     for text in texts:
         offsets.append(offset)
@@ -327,4 +330,6 @@ def _logprobs(answer: Answer, before: str, flags: CompletionFlags) -> dict[str, 
     scored: list[TokenDetail | None] | None = answer.metadata.get("promptLogprobs")
     if scored is None:
         raise RequestError("invalid_request", "This model's engine does not score prompts.", param="echo")
-    return legacy_logprobs([*scored, *shown], flags.logprobs)
+    rest = "".join(token[1] for token in scored if token is not None)
+    unscored = before.removesuffix(rest) if before.endswith(rest) else ""
+    return legacy_logprobs([*scored, *shown], flags.logprobs, unscored=unscored)

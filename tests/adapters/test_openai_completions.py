@@ -207,10 +207,10 @@ def test_body() -> None:
                     "index": 0,
                     "text": "Say: Hey",
                     "logprobs": {
-                        "tokens": ["", ": ", "He", "y"],
+                        "tokens": ["Say", ": ", "He", "y"],
                         "token_logprobs": [None, -2.0, -0.5, -0.25],
                         "top_logprobs": [None, {": ": -2.0}, {"He": -0.5, "Ho": -1.5}, {"y": -0.25}],
-                        "text_offset": [0, 0, 2, 4],
+                        "text_offset": [0, 3, 5, 7],
                     },
                     "finish_reason": "length",
                     "token_ids": [5, 7],

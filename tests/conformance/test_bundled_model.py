@@ -87,3 +87,21 @@ async def test_one_generation_is_the_same_on_both_wires():
     assert joined("TOOL_CALL_ARGS") == message["tool_calls"][0]["function"]["arguments"]
     names = [event["toolCallName"] for event in events if event["type"] == "TOOL_CALL_START"]
     assert names == [message["tool_calls"][0]["function"]["name"]]
+
+
+async def test_a_prompt_is_scored_as_the_model_would_have_written_it():
+    """What harnesses for evaluation ask: `echo` with `logprobs` and nothing to be generated."""
+    asked: dict[str, Any] = {"model": "agent-server-demo", "temperature": 0, "logprobs": 1}
+    async with serving() as running, openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key="-") as client:
+        ids = {"return_token_ids": True}
+        written = (
+            await client.completions.create(prompt="The weather", max_tokens=6, extra_body=ids, **asked)
+        ).choices[0]
+        prompt = [*(written.model_extra or {})["prompt_token_ids"], *(written.model_extra or {})["token_ids"]]
+        scored = (await client.completions.create(prompt=prompt, max_tokens=0, echo=True, **asked)).choices[0]
+    assert written.logprobs and scored.logprobs and scored.logprobs.tokens and written.logprobs.tokens
+    assert scored.text == "".join(scored.logprobs.tokens) == "The weather" + written.text
+    assert scored.logprobs.token_logprobs and scored.logprobs.token_logprobs[0] is None
+    count = len(written.logprobs.tokens)
+    assert scored.logprobs.tokens[-count:] == written.logprobs.tokens
+    assert scored.logprobs.token_logprobs[-count:] == pytest.approx(written.logprobs.token_logprobs, abs=1e-3)
