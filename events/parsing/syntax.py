@@ -40,7 +40,8 @@ class CallSyntax:
     def is_unmarked(self) -> bool:
         """Whether a call is a JSON object that nothing announces, or nothing that models write each time: it may stand
         behind text."""
-        return self.tools.style == "json" and not (self.call_start or self.section_end or self.opens_array)
+        announced = self.call_start or self.section_end or self.opens_array
+        return self.tools.style == "json" and not (announced or self.tools.json.array_only)
 
     @property
     def name_end(self) -> str:

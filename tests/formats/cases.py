@@ -168,6 +168,7 @@ CASES: dict[str, list[Case]] = {
     "internlm": json_cases("<|action_start|><|plugin|>\n", "\n<|action_end|>", "parameters"),
     "granite-20b-fc": [Case('<function_call> {"name": "tide", "arguments": {"port": "Brest"}} <function_call> {"name": "now", "arguments": {}}', [BREST, ("now", {})])],
     "granite": [
+        Case('Low. [{"name": "tide", "arguments": {"port": "Brest"}}]', content='Low. [{"name": "tide", "arguments": {"port": "Brest"}}]'),
         Case('<|tool_call|> [{"name": "tide", "arguments": {"port": "Brest"}}, {"name": "now", "arguments": {}}]', [BREST, ("now", {})]),
         Case("Here is my thought process: Spring tide. Here is my response: High.", content="High.", reasoning="Spring tide."),
     ],

@@ -23,6 +23,7 @@ async def test_a_killed_gateway_loses_no_committed_message_and_its_readers_elsew
         waiting = body("and?", thread=await started(other, running[0]))
         waiting["messages"] = running[0]["messages"] + waiting["messages"]
         queued = asyncio.create_task(begin(other, waiting, 1000))
+        await started(other, running[1])
         follower = asyncio.create_task(rest(other, running[1]["runId"]))
         for ask in running:
             await started(other, ask, events=10)
