@@ -196,17 +196,11 @@ class JsonText:
             return at + len(marker)
         if not marker:
             at = len(text) if final else min(unfinished(text, position, each) for each in (self._quote, *self._stops))
-        closers = self._foreign_closers(text[position:at])
+        end = at - self._foreign_closers(text[position:at])
+        self._raw(text[position:end])
         if marker:
-            self._raw(text[position : at - closers])
             self._end_string()
-        elif final:
-            self._raw(text[position : at - closers])
-            return at
-        else:
-            at -= closers
-            self._raw(text[position:at])
-        return at
+        return at if marker or final else end
 
     def _raw(self, text: str) -> None:
         self._balance += _balance(text)

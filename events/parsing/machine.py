@@ -249,10 +249,7 @@ class Parser:
                 break
             yield
         if known:
-            if source.position:
-                source.position -= 1
-            else:
-                source.unread("{")
+            source.unread("{")
             yield from self._read_calls("bare", "")
         else:
             self.write("{")

@@ -92,7 +92,11 @@ class Source:
             yield
 
     def unread(self, text: str) -> None:
-        """Put text back in front of what is to be read. Not while remembering."""
+        """Put text back in front of what is to be read; where it still stands there, nothing is copied. Not while
+        remembering."""
+        if self.position >= len(text) and self.text.startswith(text, self.position - len(text)):
+            self.position -= len(text)
+            return
         self.text = text + self.text[self.position :]
         self.position = 0
 

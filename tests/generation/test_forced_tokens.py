@@ -7,8 +7,6 @@ import pytest
 import torch
 
 from agent_server.engine.protocol import Constraint
-from agent_server.generation.constraint import Compiler
-from agent_server.generation.grammar import GrammarBackend
 from events.formats import registry
 from events.grammar import plan
 from events.options import ToolChoice
@@ -19,14 +17,6 @@ from tests.grammar.toolsets import tool_set
 from tests.grammar.walks import walker
 
 END = make_tokenizer().token_to_id("<|im_end|>")
-
-
-@pytest.fixture
-def compiler():
-    model = make_model("llama")
-    made = Compiler(GrammarBackend(make_tokenizer(), model.config.vocab_size, [END]))
-    yield made
-    made.close()
 
 
 def calls(seed):

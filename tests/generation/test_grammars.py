@@ -6,8 +6,6 @@ import jsonschema
 import pytest
 
 from agent_server.engine.protocol import Constraint
-from agent_server.generation.constraint import Compiler
-from agent_server.generation.grammar import GrammarBackend
 from agent_server.generation.messages import Failure
 from tests.generation.harness import Driver, prompts
 from tests.generation.tiny_models import make_model, make_tokenizer
@@ -20,14 +18,6 @@ SCHEMA = {
 }
 JSON = Constraint(kind="json_schema", value=SCHEMA)
 END = make_tokenizer().token_to_id("<|im_end|>")
-
-
-@pytest.fixture
-def compiler():
-    model = make_model("llama")
-    made = Compiler(GrammarBackend(make_tokenizer(), model.config.vocab_size, [END]))
-    yield made
-    made.close()
 
 
 def run(driver, limit=20000):

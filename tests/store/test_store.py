@@ -290,7 +290,7 @@ async def test_a_server_whose_line_to_the_database_was_cut_is_not_taken_for_dead
     held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted"
     assert await connection.fetchval(held) == 2
     await connection.execute(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
+        "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = current_database() "
         "AND pid != pg_backend_pid()"
     )
     async with asyncio.timeout(10):
