@@ -23,11 +23,11 @@ from agent_server.engine.protocol import (
     Finished,
     GenerationRequest,
 )
-from agent_server.engine.upstream.detect import Upstream
 from agent_server.engine.upstream.dialects import Piece, Served
 from agent_server.engine.upstream.dialects.vllm import VLLM, grammar_words, sampling_words
 from agent_server.engine.upstream.errors import MAX_SAID
 from agent_server.engine.upstream.grammar import translate
+from agent_server.engine.upstream.met import Upstream
 from agent_server.engine.upstream.model import Model
 from agent_server.engine.upstream.output import Output
 from agent_server.engine.upstream.requests import bounded

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent_server.agent import Agent
-from agent_server.engine.scripted import Script
+from agent_server.engine.scripts import Script
 from events.message import Folder
 from events.options import GenerationOptions, SamplingParams
 from events.vocabulary import Event, ReasoningMessageContent, RunFinished, TextMessageContent, ToolCallArgs

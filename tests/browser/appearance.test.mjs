@@ -2,19 +2,10 @@
 // and with SCREENSHOTS=folder each view is kept as a picture for people to look at.
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
-import { after, before, test } from "node:test";
-import { PHONE, WIDE, axeSource, converse, openDemo, openPage, picture, say, settled, startBrowser, startServer } from "./harness.mjs";
+import { test } from "node:test";
+import { PHONE, WIDE, axeSource, browser, converse, openDemo, openPage, picture, say, server, settled, startServer, withServer } from "./harness.mjs";
 
-let server;
-let browser;
-before(async () => {
-  server = await startServer();
-  browser = await startBrowser();
-});
-after(async () => {
-  await browser?.close();
-  await server?.stop();
-});
+withServer();
 
 const axe = readFileSync(axeSource, "utf8");
 

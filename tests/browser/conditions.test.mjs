@@ -3,19 +3,10 @@ import assert from "node:assert/strict";
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import path from "node:path";
-import { after, before, test } from "node:test";
-import { converse, openDemo, openPage, picture, say, settled, startBrowser, startServer } from "./harness.mjs";
+import { test } from "node:test";
+import { browser, converse, openDemo, openPage, picture, say, server, settled, startServer, withServer } from "./harness.mjs";
 
-let server;
-let browser;
-before(async () => {
-  server = await startServer();
-  browser = await startBrowser();
-});
-after(async () => {
-  await browser?.close();
-  await server?.stop();
-});
+withServer();
 
 const LIMITS = { timeout: 90_000 };
 

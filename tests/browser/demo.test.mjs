@@ -1,19 +1,10 @@
 // The demo's features, each used as a person would use it, against the real server with a scripted model.
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
-import { after, before, test } from "node:test";
-import { converse, openDemo, picture, say, sendButton, settled, startBrowser, startServer } from "./harness.mjs";
+import { test } from "node:test";
+import { browser, converse, openDemo, picture, say, sendButton, server, settled, withServer } from "./harness.mjs";
 
-let server;
-let browser;
-before(async () => {
-  server = await startServer();
-  browser = await startBrowser();
-});
-after(async () => {
-  await browser?.close();
-  await server?.stop();
-});
+withServer();
 
 /** One feature in a fresh page, which must end without a console error or a foreign request. */
 function feature(name, work, options) {

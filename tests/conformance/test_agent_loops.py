@@ -22,7 +22,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 
 from agent_server.engine.model_files import load_model_files
 from agent_server.engine.protocol import GenerationRequest
-from agent_server.engine.scripted import Script
+from agent_server.engine.scripts import Script
 from agent_server.server import BUNDLED
 from tests.server import Running, scripted, serving
 

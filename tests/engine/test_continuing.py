@@ -7,7 +7,8 @@ from agent_server.engine.continuing import Ended, already_ended, as_prompt, may_
 from agent_server.engine.detokenizer import ByteVocabulary, OutputText
 from agent_server.engine.embedded import EmbeddedEngine, EngineConfig
 from agent_server.engine.protocol import Constraint, Delta, EngineInfo, GenerationRequest
-from agent_server.engine.scripted import Script, ScriptedEngine
+from agent_server.engine.scripted import ScriptedEngine
+from agent_server.engine.scripts import Script
 from agent_server.server import BUNDLED
 from events.options import SamplingParams
 

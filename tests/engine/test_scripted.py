@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from agent_server.engine.protocol import Control, Delta, EngineError, Finished, GenerationRequest
-from agent_server.engine.scripted import Fault, Script, ScriptedEngine, load_scripts
+from agent_server.engine.scripted import ScriptedEngine
+from agent_server.engine.scripts import Fault, Script, load_scripts
 from events.options import SamplingParams
 
 

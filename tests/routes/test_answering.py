@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from adapters.openai_chat import ChatStream
-from agent_server.engine.scripted import Fault, Script
+from agent_server.engine.scripts import Fault, Script
 from agent_server.routes import answering
 from tests.server import scripted, serving
 
@@ -53,7 +53,8 @@ async def test_an_encoder_that_fails_leaves_no_run_behind(monkeypatch: pytest.Mo
         raise RuntimeError("no such frame")
 
     monkeypatch.setattr(ChatStream, "encode", fail)
-    async with serving(scripted([Script(text=TEXT, delay=0.01)])) as server:
+    endless = Script(text=TEXT, delay=0.01, reason=None)
+    async with serving(scripted([endless])) as server:
         assert (await asked(server.url)).status_code == 500
         async with asyncio.timeout(5):
             while server.engine.running:

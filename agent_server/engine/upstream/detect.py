@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
 from agent_server.engine.protocol import EngineError, EngineInfo, GenerationRequest
-from agent_server.engine.upstream.dialects import DIALECTS, Asked, Dialect, Served
+from agent_server.engine.upstream.dialects import DIALECTS, Dialect, Served
 from agent_server.engine.upstream.dialects.dialect import known
 from agent_server.engine.upstream.errors import error_of
-from agent_server.engine.upstream.grammar import Grammar
+from agent_server.engine.upstream.met import Upstream
 from agent_server.engine.upstream.model import Model
+from agent_server.engine.upstream.output import Output
 from agent_server.engine.upstream.settings import UpstreamSettings
 from agent_server.engine.upstream.transport import Transport
 from events.options import SamplingParams
@@ -27,33 +27,6 @@ OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp"}
 """`owned_by` of /v1/models → dialect."""
 PATHS = (("/get_model_info", "sglang"), ("/props", "llamacpp"))
 """Paths that only one kind of server has."""
-
-
-class Upstream(msgspec.Struct, frozen=True, kw_only=True):
-    """An upstream that was met: how to speak to it, what it serves, and our side of the model."""
-
-    dialect: Any
-    served: Served
-    model: Model
-    info: EngineInfo
-
-    def asked(self, request: GenerationRequest, sampling: SamplingParams, grammar: Grammar | None = None) -> Asked:
-        return Asked(
-            request=request,
-            sampling=sampling,
-            served=self.served,
-            vocabulary=self.model.vocabulary,
-            grammar=grammar,
-            ends=self.model.ends,
-        )
-
-    async def verify(self, transport: Transport) -> None:
-        """EngineError if the server now serves something else."""
-        served = await self.dialect.describe(transport, self.served.model)
-        if (served.model, served.context_length) != (self.served.model, self.served.context_length):
-            raise EngineError(
-                "unavailable", f"The upstream {transport.address.url} came back with another model, {served.model}."
-            )
 
 
 async def connect(
@@ -167,8 +140,6 @@ def _info(url: str, dialect: Dialect, served: Served, model: Model) -> EngineInf
 async def _warm_up(transport: Transport, upstream: Upstream) -> None:
     """One token after the vocabulary's last id: a server with a smaller vocabulary refuses it, and the first real
     request does not pay for what servers put off until the first one."""
-    from agent_server.engine.upstream.output import Output
-
     request = GenerationRequest(
         request_id="warm-up",
         prompt_token_ids=(upstream.model.vocabulary.size - 1,),

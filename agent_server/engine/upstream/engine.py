@@ -24,9 +24,10 @@ from agent_server.engine.protocol import (
     GenerationRequest,
 )
 from agent_server.engine.upstream.address import Address
-from agent_server.engine.upstream.detect import Upstream, connect
+from agent_server.engine.upstream.detect import connect
 from agent_server.engine.upstream.grammar import translate
 from agent_server.engine.upstream.judge import Court, Judge
+from agent_server.engine.upstream.met import Upstream
 from agent_server.engine.upstream.model import Model
 from agent_server.engine.upstream.output import Output
 from agent_server.engine.upstream.requests import bounded

@@ -17,9 +17,9 @@ from agent_server.engine.protocol import (
     Token,
     Usage,
 )
-from agent_server.engine.upstream.detect import Upstream
 from agent_server.engine.upstream.dialects import Asked, Piece
 from agent_server.engine.upstream.judge import Judge
+from agent_server.engine.upstream.met import Upstream
 from agent_server.engine.upstream.texts import GivenTexts
 
 _REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from agent_server.engine.protocol import GenerationRequest
-from agent_server.engine.upstream.detect import Upstream
 from agent_server.engine.upstream.errors import refused
+from agent_server.engine.upstream.met import Upstream
 from events.options import SamplingParams
 
 

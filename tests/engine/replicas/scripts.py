@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from agent_server.engine.protocol import Control, Delta, Finished, GenerationRequest
 from agent_server.engine.replicas import ReplicaSet, ReplicaSettings
-from agent_server.engine.scripted import Fault, Script, ScriptedEngine
+from agent_server.engine.scripted import ScriptedEngine
+from agent_server.engine.scripts import Fault, Script
 from events.options import SamplingParams
 
 TEXT = "A short answer with an é and a 😀 in it."

@@ -13,7 +13,8 @@ import pytest
 
 from agent_server.engine.protocol import Control, Delta, EngineError, Finished, GenerationRequest
 from agent_server.engine.replicas import ReplicaSet, ReplicaSettings
-from agent_server.engine.scripted import Fault, Script, ScriptedEngine
+from agent_server.engine.scripted import ScriptedEngine
+from agent_server.engine.scripts import Fault, Script
 from events.options import SamplingParams
 from tests.engine.replicas.scripts import Mute, attempt_of
 from tests.engine.replicas.virtual import run

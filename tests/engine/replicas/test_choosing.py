@@ -10,7 +10,8 @@ from agent_server.engine.protocol import EngineError
 from agent_server.engine.replicas import ReplicaSet, ReplicaSettings, distinct
 from agent_server.engine.replicas.affinity import BLOCK_TOKENS, MAX_BITS, Prefixes, chain_of
 from agent_server.engine.replicas.breaker import Breaker
-from agent_server.engine.scripted import Fault, Script, ScriptedEngine
+from agent_server.engine.scripted import ScriptedEngine
+from agent_server.engine.scripts import Fault, Script
 from tests.engine.replicas.scripts import TEXT, collect, request, started, text
 from tests.engine.replicas.virtual import run
 

@@ -6,7 +6,8 @@ import pytest
 
 from agent_server.engine.protocol import Constraint, Delta, EngineError, Finished
 from agent_server.engine.replicas import ReplicaSet, ReplicaSettings
-from agent_server.engine.scripted import Fault, Script, ScriptedEngine
+from agent_server.engine.scripted import ScriptedEngine
+from agent_server.engine.scripts import Fault, Script
 from tests.engine.replicas.scripts import TEXT, Mute, attempt_of, collect, controls, failing, request, started, text
 from tests.engine.replicas.virtual import run
 

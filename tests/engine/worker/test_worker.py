@@ -9,7 +9,8 @@ import pytest
 
 from agent_server.auth import Keys
 from agent_server.engine.protocol import Control, Delta, EngineError, Finished
-from agent_server.engine.scripted import Fault, Script, ScriptedEngine
+from agent_server.engine.scripted import ScriptedEngine
+from agent_server.engine.scripts import Fault, Script
 from agent_server.engine.upstream import UpstreamSettings, parse_address
 from agent_server.engine.worker import server as worker_server
 from agent_server.engine.worker.client import WorkerEngine
