@@ -150,7 +150,10 @@ class PromptBuilder:
         `render_seconds`; the thread is one of a few, so a template that never ends cannot take the server's."""
         work = asyncio.get_running_loop().run_in_executor(self._threads, self.build, input, options, instructions)
         try:
-            return await asyncio.wait_for(work, self.settings.render_seconds)
+            async with asyncio.timeout(
+                self.settings.render_seconds
+            ):  # wait_for may lose a cancellation, see CPython 86296
+                return await work
         except TimeoutError as error:
             seconds = self.settings.render_seconds
             raise EngineError("timeout", f"the prompt could not be rendered within {seconds:g} s") from error

@@ -95,8 +95,7 @@ class ProcessLink:
         self._closing = True
         if self._child is not None and self._reading is not None:
             self.send(Stop())
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(self._reading), STOP_SECONDS)
+            await asyncio.wait({self._reading}, timeout=STOP_SECONDS)
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
             await self._reap()

@@ -115,7 +115,8 @@ class Driver:
 
     def _stopped(self) -> Event:
         """The terminal event of a run whose task was cancelled, by us or by whoever stops the event loop."""
-        if (task := asyncio.current_task()) is not None and task.cancelling():
+        task = asyncio.current_task()
+        while task is not None and task.cancelling():
             task.uncancel()
         if self.run.stopped_by in ("cancelled", "disconnected"):
             if self.run.log.last == 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from events.vocabulary import Event, RunError
 
 State = Literal["created", "queued", "running", "ending", "finished"]
 StopReason = Literal["cancelled", "disconnected", "shutdown"]
+INSIST_SECONDS = 1.0
 FIRST_READER_SECONDS = 30.0  # how long a run that nobody has begun to read yet is let live beyond its grace
 
 
@@ -47,6 +49,7 @@ class Run:
         self.controls = Controls()
         self.terminal: Event | None = None
         self.stopped_by: StopReason | None = None
+        self._insist_at = 0.0
         self.done = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
         self._grace = grace
@@ -117,13 +120,18 @@ class Run:
         return not self.finished and await self.controls.modify(changes)
 
     def stop(self, reason: StopReason) -> bool:
-        """What `cancel` does, without waiting for anything."""
+        """What `cancel` does, without waiting for anything. Asked for again, it insists: code of an agent's may have
+        swallowed the first."""
         if self.state in ("ending", "finished") or self.task is None:
             return False
+        now = time.monotonic()
         if self.stopped_by is None:
             self.stopped_by = reason
-            if self.state != "created":  # a task cancelled before its first step would never run at all
-                self.task.cancel()
+        elif now < self._insist_at:  # it is on its way out: let it clean up
+            return True
+        self._insist_at = now + INSIST_SECONDS
+        if self.state != "created":  # a task cancelled before its first step would never run at all
+            self.task.cancel()
         return True
 
     def await_reader(self) -> None:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import time
+from concurrent.futures import Executor, Future
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
@@ -140,6 +142,25 @@ async def test_a_slow_template_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(EngineError, match=r"0\.05 s") as error:
         await made.build_async(HELLO, GenerationOptions())
     assert error.value.kind == "timeout"
+
+
+class AtOnce(Executor):
+    """Work is done when it is given, and the event loop learns of it a moment later."""
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(fn(*args, **kwargs))
+        return done
+
+
+async def test_a_stop_that_comes_with_the_prompt_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = builder(own("hermes_think"))
+    monkeypatch.setattr(made, "_threads", AtOnce())
+    building = asyncio.create_task(made.build_async(HELLO, GenerationOptions()))
+    await asyncio.sleep(0)
+    asyncio.get_running_loop().call_soon(building.cancel)
+    with pytest.raises(asyncio.CancelledError):
+        await building
 
 
 # --- thinking

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
 
 import pytest
-from ag_ui.core import RunAgentInput
 
 from adapters.errors import RequestError
 from agent_server.engine.protocol import EngineError
-from agent_server.runs import Ending, Execution, LogLimits, RunLimits, RunManager
+from agent_server.runs import Ending, Execution, LogLimits
 from agent_server.store.records import ThreadState
 from events.options import GenerationOptions
 from events.vocabulary import (
@@ -28,51 +26,9 @@ from events.vocabulary import (
     TextMessageStart,
     ToolCallStart,
 )
+from tests.runs.agents import OPTIONS, ask, forever, manager_of, say
 
 pytestmark = pytest.mark.usefixtures("nothing_blocks")
-
-Body = Callable[[Execution], Awaitable[Ending]]
-
-
-class Plain:
-    def __init__(self, body: Body) -> None:
-        self.name = "default"
-        self.body = body
-
-    async def run(self, execution: Execution) -> Ending:
-        return await self.body(execution)
-
-    async def close(self) -> None:
-        pass
-
-
-def manager_of(body: Body, **limits: object) -> RunManager:
-    count = itertools.count(1)
-    return RunManager(
-        {"default": Plain(body)}, limits=RunLimits(**limits), new_id=lambda prefix: f"{prefix}-{next(count)}"
-    )
-
-
-def ask(run_id: str = "r1", thread_id: str = "t1") -> RunAgentInput:
-    return RunAgentInput(thread_id=thread_id, run_id=run_id, messages=[])
-
-
-OPTIONS = GenerationOptions(store=False)
-
-
-async def say(execution: Execution, count: int = 3) -> Ending:
-    execution.emit(TextMessageStart(message_id="m"))
-    for index in range(count):
-        await asyncio.sleep(0)
-        execution.emit(TextMessageContent(message_id="m", delta=str(index)))
-    execution.emit(TextMessageEnd(message_id="m"))
-    return Ending()
-
-
-async def forever(execution: Execution) -> Ending:
-    execution.emit(TextMessageStart(message_id="m"))
-    await asyncio.Event().wait()
-    return Ending()
 
 
 async def read(run, after: int = 0) -> list[tuple[int, Event]]:
@@ -328,21 +284,6 @@ async def test_finished_runs_are_forgotten_by_age_and_by_bytes():
     with pytest.raises(RequestError, match="no such run"):
         small.get("r0")
     assert small.get("r9").finished
-
-
-async def test_shutdown_drains_then_ends_runs_with_an_error():
-    manager = manager_of(forever)
-    run = await manager.start(ask(), OPTIONS)
-    await asyncio.sleep(0)
-    stopping = asyncio.create_task(manager.close(0.05))
-    await asyncio.sleep(0)
-    with pytest.raises(RequestError) as refused:
-        await manager.start(ask("r2", "t2"), OPTIONS)
-    assert refused.value.kind == "unavailable"
-    await stopping
-    assert isinstance(run.terminal, RunError) and run.terminal.code == "unavailable"
-    assert run.terminal.metadata["retryable"] is True
-    assert manager.active == 0
 
 
 async def test_shutdown_waits_for_runs_that_end_in_time():

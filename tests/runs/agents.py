@@ -1,0 +1,56 @@
+"""Run managers whose agents are plain functions."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
+
+from ag_ui.core import RunAgentInput
+
+from agent_server.runs import Ending, Execution, RunLimits, RunManager
+from events.options import GenerationOptions
+from events.vocabulary import TextMessageContent, TextMessageEnd, TextMessageStart
+
+Body = Callable[[Execution], Awaitable[Ending]]
+
+
+class Plain:
+    def __init__(self, body: Body) -> None:
+        self.name = "default"
+        self.body = body
+
+    async def run(self, execution: Execution) -> Ending:
+        return await self.body(execution)
+
+    async def close(self) -> None:
+        pass
+
+
+def manager_of(body: Body, **limits: object) -> RunManager:
+    count = itertools.count(1)
+    return RunManager(
+        {"default": Plain(body)}, limits=RunLimits(**limits), new_id=lambda prefix: f"{prefix}-{next(count)}"
+    )
+
+
+def ask(run_id: str = "r1", thread_id: str = "t1") -> RunAgentInput:
+    return RunAgentInput(thread_id=thread_id, run_id=run_id, messages=[])
+
+
+OPTIONS = GenerationOptions(store=False)
+
+
+async def say(execution: Execution, count: int = 3) -> Ending:
+    execution.emit(TextMessageStart(message_id="m"))
+    for index in range(count):
+        await asyncio.sleep(0)
+        execution.emit(TextMessageContent(message_id="m", delta=str(index)))
+    execution.emit(TextMessageEnd(message_id="m"))
+    return Ending()
+
+
+async def forever(execution: Execution) -> Ending:
+    execution.emit(TextMessageStart(message_id="m"))
+    await asyncio.Event().wait()
+    return Ending()
