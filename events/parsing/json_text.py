@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable
 
 from events.parsing.literals import escaped, literal, quoted
+from events.parsing.scanner import scanner_for
 from events.parsing.schema import Schema, item_schema, property_schema, resolved
 
 Coerce = Callable[[str, Schema], str]
@@ -31,6 +32,7 @@ _CLOSERS = {"{": "}", "[": "]"}
 _OPENERS = {"}": "{", "]": "[", ")": "["}
 _SPACE = re.compile(r"[ \t\r\n]*")
 _BRACKETS_CLOSE = "}])"
+_BRACKET = re.compile(r"[()\[\]{}]")
 _MOST_HELD = 64
 _SIMPLE_ESCAPES = frozenset('"\\/bfnrt')
 
@@ -67,6 +69,8 @@ class JsonText:
         self._quote = quote
         self._stops = stops
         self._stop_firsts = frozenset(stop[0] for stop in stops)
+        self._stop_scanner = scanner_for(stops)
+        self._raw_ends = scanner_for((quote, *stops))
         self._coerce = coerce
         self._tidy = keywords or bool(quote)
         self._keywords = keywords
@@ -189,13 +193,11 @@ class JsonText:
     def _raw_string(self, text: str, position: int, final: bool) -> int:
         """Inside a string between custom quotes, which ends at the next quote and knows no escapes. A stop in front of
         that means that the quote was forgotten."""
-        at, marker = first_of(text, position, (self._quote, *self._stops))
+        at, marker = self._raw_ends.find(text, position, final)
         if marker == self._quote:
             self._raw(text[position:at])
             self._end_string()
             return at + len(marker)
-        if not marker:
-            at = len(text) if final else min(unfinished(text, position, each) for each in (self._quote, *self._stops))
         end = at - self._foreign_closers(text[position:at])
         self._raw(text[position:end])
         if marker:
@@ -203,26 +205,24 @@ class JsonText:
         return at if marker or final else end
 
     def _raw(self, text: str) -> None:
-        self._balance += _balance(text)
+        if _BRACKET.search(text):
+            self._balance += _balance(text)
         self._write(escaped(text))
 
     def _foreign_closers(self, text: str) -> int:
         """How many brackets at the end of a string's text close nothing within it. If the string's own quote never
         comes, they close what is around it."""
         run = min(len(text) - len(text.rstrip(_BRACKETS_CLOSE)), _MOST_HELD)
-        return min(run, max(0, -(self._balance + _balance(text))))
+        return min(run, max(0, -(self._balance + _balance(text)))) if run else 0
 
     def _bare(self, text: str, position: int, final: bool) -> int:
         """A word without quotes, up to a delimiter or a stop."""
         found = (self._key_end if self._is_key else self._value_end).search(text, position)
         end = found.start() if found else len(text)
         ended = found is not None
-        for stop in self._stops:
-            at = text.find(stop, position, end + len(stop))
-            if at >= 0 and at <= end:
-                end, ended = at, True
-            elif not ended and not final:
-                end = min(end, unfinished(text, position, stop))
+        at, stop = self._stop_scanner.find(text, position, final)
+        if at <= end and (stop or not ended):
+            end, ended = at, stop is not None
         self._word.append(text[position:end])
         if ended:
             self._end_word()
@@ -398,20 +398,6 @@ class JsonText:
         return position + 2 + digits
 
 
-def first_of(text: str, position: int, markers: tuple[str, ...]) -> tuple[int, str]:
-    """Where the first of these markers stands, and which it is; (-1, "") if none does."""
-    found = [(at, marker) for marker in markers if (at := text.find(marker, position)) >= 0]
-    return min(found, default=(-1, ""))
-
-
 def _balance(text: str) -> int:
     """Brackets that the text opens, less those that it closes."""
     return sum(map(text.count, "{[(")) - sum(map(text.count, _BRACKETS_CLOSE))
-
-
-def unfinished(text: str, position: int, marker: str) -> int:
-    """From where on the end of `text` could be the beginning of `marker`; its length if nowhere."""
-    for start in range(max(position, len(text) - len(marker) + 1), len(text)):
-        if marker.startswith(text[start:]):
-            return start
-    return len(text)
