@@ -28,6 +28,7 @@ class Settings(BaseSettings):
     engine_process: bool = True
     device: str = "auto"
     dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
     adapter: str = ""
     agent: Annotated[tuple[str, ...], NoDecode] = ()
     """`path/to/file.py:attribute` or `package.module:attribute`, one for each agent."""

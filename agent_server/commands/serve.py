@@ -38,6 +38,7 @@ def serve(
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 ...")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, bfloat16, float16, float32.")] = None,
+    kv_cache_dtype: Annotated[str | None, typer.Option(help="The same for keys and values, on the CPU.")] = None,
     engine: Annotated[
         list[str] | None, typer.Option(help="URL of an upstream engine (repeat for several), or vllm.")
     ] = None,
@@ -57,10 +58,11 @@ def serve(
 ) -> None:
     """Serve a model to AG-UI, OpenAI, Anthropic and WebSocket clients."""
     given: dict[str, Any] = {
-        "model": model or None, "host": host, "port": port, "device": device, "dtype": dtype, "adapter": adapter,
-        "engine": engine, "agent": agent, "chat_template": chat_template, "format": format,
-        "reasoning_parser": reasoning_parser, "tool_call_parser": tool_call_parser, "served_name": served_name,
-        "store_url": store, "redis_url": redis, "api_keys": api_key, "cors_origins": cors_origin,
+        "model": model or None, "host": host, "port": port, "device": device, "dtype": dtype,
+        "kv_cache_dtype": kv_cache_dtype, "adapter": adapter, "engine": engine, "agent": agent,
+        "chat_template": chat_template, "format": format, "reasoning_parser": reasoning_parser,
+        "tool_call_parser": tool_call_parser, "served_name": served_name, "store_url": store, "redis_url": redis,
+        "api_keys": api_key, "cors_origins": cors_origin,
         "constrain_tools": constrain_tools, "log_level": log_level,
     }  # fmt: skip
     settings = Settings(**{name: value for name, value in given.items() if value is not None})

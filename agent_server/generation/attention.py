@@ -41,6 +41,11 @@ class Call:
         self.softcap: float | None = options.get("softcap")
         self.sinks: Tensor | None = options.get("s_aux")
 
+    def to(self, dtype: torch.dtype) -> Call:
+        """The same with queries, keys and values in another precision."""
+        options = {"sliding_window": self.window, "softcap": self.softcap, "s_aux": self.sinks}
+        return Call(self.queries.to(dtype), self.keys.to(dtype), self.values.to(dtype), self.scale, options)
+
 
 def forward(
     module: torch.nn.Module,

@@ -33,13 +33,34 @@ def choose_device(name: str) -> torch.device:
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     """bfloat16 on CUDA where the chip has it, else float16; float32 elsewhere."""
     if name != "auto":
-        try:
-            return DTYPES[name]
-        except KeyError:
-            raise EngineError("unavailable", f"{name} is not a dtype; {', '.join(DTYPES)} are.") from None
+        return named_dtype(name)
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
     return torch.float16 if device.type == "mps" else torch.float32
+
+
+def named_dtype(name: str) -> torch.dtype:
+    try:
+        return DTYPES[name]
+    except KeyError:
+        raise EngineError("unavailable", f"{name} is not a dtype; {', '.join(DTYPES)} are.") from None
+
+
+def choose_cache_dtype(
+    name: str, *, computed: torch.dtype, stored: torch.dtype | None, device: torch.device
+) -> torch.dtype:
+    """What keys and values are kept in: as the model computes. A CPU that computes in float32 with the weights of a
+    bfloat16 checkpoint keeps them in bfloat16, if it can multiply that: attention is bound by how much it reads."""
+    if name != "auto":
+        return named_dtype(name)
+    halved = device.type == "cpu" and computed == torch.float32 and stored == torch.bfloat16
+    return torch.bfloat16 if halved and multiplies_bfloat16() else computed
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether this CPU has instructions for it; without them it is slower than float32."""
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16"))
 
 
 def send(values: list[int] | list[float] | list[list[int]], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

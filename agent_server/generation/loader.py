@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
@@ -18,7 +19,14 @@ from agent_server.engine.model_files import ModelFiles, load_model_files
 from agent_server.engine.protocol import EngineError, EngineInfo, EngineStatus
 from agent_server.generation.config import EngineConfig
 from agent_server.generation.constraint import Compiler, ConstraintError
-from agent_server.generation.device import choose_device, choose_dtype, free_bytes, weight_bytes
+from agent_server.generation.device import (
+    DTYPES,
+    choose_cache_dtype,
+    choose_device,
+    choose_dtype,
+    free_bytes,
+    weight_bytes,
+)
 from agent_server.generation.fallback import SeparateMemory, SeparateRunner
 from agent_server.generation.flat import Forward, flatten
 from agent_server.generation.generation import Defaults, Limits
@@ -77,6 +85,7 @@ def _load(config: EngineConfig, report: Report, compiler: Any) -> tuple[Core, En
     dtype = choose_dtype(config.dtype, device)
     _check_memory(config.model, dtype, device)
     model = _weights(config, settings, device, dtype, report)
+    config = msgspec.structs.replace(config, kv_cache_dtype=_cache_dtype(config, settings, model, device))
     report(EngineStatus(state="loading", progress=0.95, message="tokenizer"))
     return assemble(config, model, _files(config.model), device, compiler, report)
 
@@ -101,6 +110,12 @@ def _configuration(model: str) -> Any:
         raise
     except OSError as error:
         raise EngineError("unavailable", f"There is no model {model} here or on the hub: {_first(error)}") from error
+
+
+def _cache_dtype(config: EngineConfig, settings: Any, model: Any, device: torch.device) -> str:
+    stored = settings.get_text_config().dtype if config.dtype == "auto" else None
+    chosen = choose_cache_dtype(config.kv_cache_dtype, computed=model.dtype, stored=stored, device=device)
+    return str(chosen).removeprefix("torch.")
 
 
 def _check_memory(model: str, dtype: torch.dtype, device: torch.device) -> None:
@@ -237,6 +252,7 @@ def assemble(
             "architecture": type(model).__name__,
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "dtype": str(model.dtype).removeprefix("torch."),
+            "kv_cache_dtype": config.kv_cache_dtype,
             "device": str(device),
             "kv_cache_tokens": runner.memory.longest if isinstance(runner, SeparateRunner) else runner.cache.tokens,
             "batching": "packed" if not note else f"one by one: {note}",
@@ -281,9 +297,11 @@ def _runner(config: EngineConfig, model: Any, context: int, device: torch.device
         layers = fit(model)
     except Unfit as reason:
         return SeparateRunner(model, SeparateMemory(context * config.max_batch), device), str(reason)
-    per_token = bytes_per_token(layers, model.dtype)
-    tokens = _cache_tokens(config, per_token, context, device)
+    dtype = DTYPES.get(config.kv_cache_dtype, model.dtype)
+    tokens = _cache_tokens(config, bytes_per_token(layers, dtype), context, device)
     if config.memory == "paged" or device.type != "cpu":
+        if dtype != model.dtype:
+            raise EngineError("unavailable", "Keys and values have another dtype than the model on the CPU alone.")
         from agent_server.generation.paged_batch import kernel_fits
 
         kernel = kernel_fits(device, model.dtype, layers, PAGE_SIZE)
@@ -292,7 +310,7 @@ def _runner(config: EngineConfig, model: Any, context: int, device: torch.device
         cache = KVCache(layers, (pages.total + 1) * size, model.dtype, device)
         return PackedRunner(model, pages, cache, device, kernel=kernel), ""
     slabs = SlabMemory(max(tokens, SMALLEST_SLAB), SMALLEST_SLAB)
-    cache = KVCache(layers, slabs.total, model.dtype, device)
+    cache = KVCache(layers, slabs.total, dtype, device)
     return PackedRunner(model, slabs, cache, device, flat=_flat(config, model, layers)), ""
 
 

@@ -81,6 +81,12 @@ class SlabBatch:
         self._masks: dict[tuple[int, int | None], Tensor] = {}
 
     def attend(self, layer: int, call: Call) -> Tensor:
+        kept, computed = self.cache.keys[layer].dtype, call.queries.dtype
+        if kept == computed:
+            return self._attend(layer, call)
+        return self._attend(layer, call.to(kept)).to(computed)
+
+    def _attend(self, layer: int, call: Call) -> Tensor:
         keys, values, queries = self.cache.keys[layer], self.cache.values[layer], call.queries
         rows = self._written(keys.shape[1])
         for arena, new in ((keys, call.keys), (values, call.values)):
