@@ -9,8 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from agent_server.commands.parse_cases import CaseError, pieces_of, run_case, translator_for
+from adapters.errors import RequestError
+from agent_server.commands.parse_cases import EMPTY, CaseError, pieces_of, run_case, sentence, translator_for
+from agent_server.engine.protocol import EngineError
 from events.encode import encode
+from events.template.environment import TemplateError
 
 
 def parse(
@@ -28,27 +31,26 @@ def parse(
     if batch:
         run_batch()
         return
-    case: dict[str, Any] = {
-        "text": file.read_text("utf-8") if file else sys.stdin.read(),
-        "format": format,
-        "template": str(template) if template else None,
-        "tools": json.loads(tools.read_text("utf-8")) if tools else None,
-        "prefix": prefix,
-        "boundaries": "strict" if strict else None,
-        "split": split,
-    }
-    if not format and not template:
-        case["format"] = "hermes"
-    if message:
-        print(json.dumps(run_case(case), ensure_ascii=False, indent=2))
-        return
     try:
+        given = json.loads(tools.read_text("utf-8")) if tools else None
+        case: dict[str, Any] = {
+            "text": file.read_text("utf-8") if file else sys.stdin.read(),
+            "format": format if format or template else "hermes",
+            "template": str(template) if template else None,
+            "tools": given,
+            "prefix": prefix,
+            "boundaries": "strict" if strict else None,
+            "split": split,
+        }
+        if message:
+            print(json.dumps(run_case(case), ensure_ascii=False, indent=2))
+            return
         translator = translator_for(case, Path())
         for piece in pieces_of(case["text"], split):
             show(translator.feed(piece))
         show(translator.finish())
-    except (CaseError, KeyError, OSError) as error:
-        typer.echo(f"agent-server: {error.args[0] if error.args else error}", err=True)
+    except (CaseError, EngineError, RequestError, TemplateError, KeyError, OSError, ValueError) as error:
+        typer.echo(f"agent-server: {sentence(error)}", err=True)
         raise typer.Exit(2) from None
 
 
@@ -64,7 +66,7 @@ def run_batch() -> None:
             continue
         try:
             case = json.loads(line)
-            result = run_case(case if isinstance(case, dict) else {})
+            result = run_case(case) if isinstance(case, dict) else {"id": None, **EMPTY, "error": "no JSON object"}
         except ValueError as error:
-            result = {**run_case({}), "error": f"no JSON: {error}"}
+            result = {"id": None, **EMPTY, "error": f"no JSON: {error}"}
         print(json.dumps(result, ensure_ascii=False), flush=True)

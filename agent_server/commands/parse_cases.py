@@ -17,12 +17,10 @@ from ag_ui.core import RunAgentInput
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from adapters.errors import RequestError
 from adapters.inbound import Limits
 from adapters.openai_chat.inbound import read_conversation
 from agent_server.engine.model_files import ModelFiles
 from agent_server.engine.prompt import PromptBuilder
-from agent_server.engine.protocol import EngineError
 from events.formats.output_format import OutputFormat
 from events.formats.registry import named
 from events.lifecycle import event_type
@@ -51,8 +49,8 @@ def run_case(case: Case, directory: Path = Path()) -> dict[str, Any]:
         events = [event for piece in pieces_of(text, case.get("split")) for event in translator.feed(piece)]
         if not case.get("is_partial"):
             events += translator.finish("stop")
-    except (CaseError, EngineError, RequestError, KeyError, OSError, ValueError) as error:
-        return {**result, "error": f"{type(error).__name__}: {error.args[0] if error.args else error}"}
+    except Exception as error:  # the next case is not to suffer for this one, whatever a template does
+        return {**result, "error": f"{type(error).__name__}: {sentence(error)}"}
     reason = None if case.get("is_partial") else "error" if translator.failed else translator.finish_reason("stop")
     return {
         **result,
@@ -61,6 +59,13 @@ def run_case(case: Case, directory: Path = Path()) -> dict[str, Any]:
         "warnings": list(dict.fromkeys(translator.warnings)),
         "event_types": merged_types(events),
     }
+
+
+def sentence(error: Exception) -> str:
+    """What an error says, without the quotes and numbers that some classes add."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    return str(error.args[0]) if error.args else str(error)
 
 
 EMPTY: dict[str, Any] = {

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -110,6 +112,10 @@ def test_a_json_answer_is_no_call():
         {"format": "hermes", "text": "x", "split": "often"},
         {"template": "nowhere.jinja", "text": "x"},
         {"template_text": "{{ raise_exception('no') }}", "text": "x"},
+        {"template_text": "{{ never closed", "text": "x"},
+        {"template_text": "{{ messages[9].content.strip() }}", "text": "x"},
+        {"format": "hermes", "text": "x", "tools": 3},
+        {"template_text": "{{ messages }}", "text": "x", "messages": "hello"},
     ],
 )
 def test_a_case_that_cannot_be_run_says_why(case: dict[str, Any]):
@@ -118,13 +124,33 @@ def test_a_case_that_cannot_be_run_says_why(case: dict[str, Any]):
     assert result["error"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere.txt"], "No such file or directory: nowhere.txt"),
+        (["--template", "bad.jinja"], "the chat template is not valid"),
+        (["--format", "nonsense"], "no format is called 'nonsense'"),
+        (["--tools", "bad.jinja"], "Expecting value"),
+    ],
+)
+def test_the_command_says_what_is_wrong_in_a_sentence(tmp_path: Path, arguments: list[str], said: str):
+    (tmp_path / "bad.jinja").write_text("{{ never closed")
+    program = "import typer; from agent_server.commands.parse import parse; typer.run(parse)"
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], input="text", capture_output=True, text=True, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith("agent-server: ") and said in done.stderr and done.stderr.count("\n") == 1
+
+
 def test_the_command_reads_lines_and_writes_lines():
-    lines = [json.dumps({"id": 1, "format": "hermes", "text": "High."}), "", "no json"]
+    lines = [json.dumps({"id": 1, "format": "hermes", "text": "High."}), "", "no json", "[1]"]
     program = "import typer; from agent_server.commands.parse import parse; typer.run(parse)"
     done = subprocess.run(
         [sys.executable, "-c", program, "--batch"], input="\n".join(lines), capture_output=True, text=True, check=True
     )
-    first, second = map(json.loads, done.stdout.splitlines())
+    first, second, third = map(json.loads, done.stdout.splitlines())
     assert first == {
         "id": 1,
         "reasoning": "",
@@ -136,3 +162,4 @@ def test_the_command_reads_lines_and_writes_lines():
         "event_types": ["TEXT_MESSAGE_START", "TEXT_MESSAGE_CONTENT", "TEXT_MESSAGE_END"],
     }
     assert second["error"].startswith("no JSON")
+    assert third["error"] == "no JSON object"
