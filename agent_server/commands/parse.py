@@ -32,12 +32,11 @@ def parse(
         run_batch()
         return
     try:
-        given = json.loads(tools.read_text("utf-8")) if tools else None
         case: dict[str, Any] = {
             "text": file.read_text("utf-8") if file else sys.stdin.read(),
             "format": format if format or template else "hermes",
             "template": str(template) if template else None,
-            "tools": given,
+            "tools": read_tools(tools) if tools else None,
             "prefix": prefix,
             "boundaries": "strict" if strict else None,
             "split": split,
@@ -52,6 +51,13 @@ def parse(
     except (CaseError, EngineError, RequestError, TemplateError, KeyError, OSError, ValueError) as error:
         typer.echo(f"agent-server: {sentence(error)}", err=True)
         raise typer.Exit(2) from None
+
+
+def read_tools(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise CaseError(f"{path} is no JSON: {error}") from error
 
 
 def show(events: list[Any]) -> None:
