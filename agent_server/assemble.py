@@ -85,11 +85,16 @@ def named_model(settings: Settings) -> tuple[str, str]:
     """The model's folder or hub name, and what clients call it. A bare folder name that exists is a folder."""
     source = settings.model or str(BUNDLED)
     name = settings.served_name or (Path(source).name if settings.model else BUNDLED_NAME)
-    if Path(source).is_dir() is False and settings.model and "/" not in settings.model and not settings.engine:
+    if settings.model and not settings.engine and not Path(source).is_dir() and not _is_hub_name(source):
         raise StartupError(
             f"There is no folder {source}. Give a folder with a model, or a hub name like Qwen/Qwen3-0.6B."
         )
     return source, name
+
+
+def _is_hub_name(source: str) -> bool:
+    owner, slash, name = source.partition("/")
+    return bool(owner and slash and name) and "/" not in name and not owner.startswith((".", "~"))
 
 
 def output_settings(settings: Settings) -> OutputSettings:

@@ -181,7 +181,7 @@ async def announce(server: Any, port: int) -> None:
             line.update(f"Loading {name}{share} {status.message}")
     status = server.model.status
     if status.state == "failed":
-        console.print(f"agent-server: {status.message}", markup=False, highlight=False)
+        console.print(f"agent-server: {status.message}", markup=False, highlight=False, soft_wrap=True)
         server.stop_web()
         return
     settle_heap()

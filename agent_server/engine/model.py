@@ -43,7 +43,8 @@ class ChatModel:
         except EngineError as error:
             self._failure = error.message
         except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-            self._failure = f"Cannot load {self.name}: {str(error).strip().splitlines()[0] if str(error) else error!r}"
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            self._failure = f"Cannot load {self.name}: {reason}"
 
     @property
     def status(self) -> EngineStatus:

@@ -9,8 +9,10 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import httpx
+import pytest
 
 from agent_server.commands.serve import loop_factory
 from tests.server import READY_SECONDS, ROOT
@@ -55,6 +57,27 @@ def test_it_runs_on_the_fast_event_loop():
     loop = make()
     assert type(loop).__module__.startswith("uvloop")
     loop.close()
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (
+            "{}/nothing",
+            "There is no folder {}/nothing. Give a folder with a model, or a hub name like Qwen/Qwen3-0.6B.",
+        ),
+        ("plain", "There is no folder plain. Give a folder with a model, or a hub name like Qwen/Qwen3-0.6B."),
+        ("{}", "Cannot load {}: no tokenizer was found for"),
+    ],
+)
+async def test_a_model_that_cannot_be_loaded_ends_with_one_sentence(tmp_path: Path, model: str, said: str):
+    source = model.format(tmp_path)
+    async with command(source, "--served-name", source) as (process, _):
+        async with asyncio.timeout(READY_SECONDS):
+            _, told = await process.communicate()
+    assert process.returncode in (1, 2)
+    *_, last = told.decode().split("agent-server: ")
+    assert " ".join(last.split()).startswith(said.format(tmp_path, tmp_path))
 
 
 async def test_a_sigterm_lets_a_running_answer_end_and_exits_with_0():
