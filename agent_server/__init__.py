@@ -1,10 +1,53 @@
 """The inference server that speaks AG-UI natively.
 
-Users import from here alone: `from agent_server import Agent, tool, create_app`.
+Users import from here alone: `from agent_server import Agent, tool, create_app`. What is not used is not loaded.
 """
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from agent_server._names import require_own
 
+if TYPE_CHECKING:
+    from agent_server.agent import (
+        Agent,
+        InputRequired,
+        Limits,
+        McpServer,
+        PredictState,
+        Tool,
+        ToolContext,
+        ToolFault,
+        tool,
+    )
+    from agent_server.app import create_app
+    from agent_server.settings import Settings
+
+__all__ = [
+    "Agent",
+    "InputRequired",
+    "Limits",
+    "McpServer",
+    "PredictState",
+    "Settings",
+    "Tool",
+    "ToolContext",
+    "ToolFault",
+    "create_app",
+    "tool",
+]
+_ELSEWHERE = {"create_app": "agent_server.app", "Settings": "agent_server.settings"}
+
 require_own("events", "adapters")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'agent_server' has no attribute {name!r}")
+    return getattr(importlib.import_module(_ELSEWHERE.get(name, "agent_server.agent")), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import msgspec
+from sqlalchemy.exc import SQLAlchemyError
 
 from agent_server.agent import Agent, Limits, LoadError, Sealer, load_agents, serve_agents
 from agent_server.auth import Keys
@@ -43,7 +44,7 @@ def build_server(settings: Settings, *, agents: Sequence[Agent] = (), engine: En
         served = serve_agents(named, model, sealer=sealer(settings), limits=tool_limits(settings))
     except (LoadError, ValueError) as error:
         raise StartupError(str(error)) from error
-    store = Store(settings.database_url)
+    store = make_store(settings)
     runs = RunManager(
         served,
         store=store,
@@ -58,6 +59,14 @@ def build_server(settings: Settings, *, agents: Sequence[Agent] = (), engine: En
         telemetry.watch_sharing(gateway.metrics)
     keys = Keys(key.get_secret_value() for key in settings.api_keys)
     return Server(settings=settings, model=model, agents=served, runs=runs, store=store, telemetry=telemetry, keys=keys)
+
+
+def make_store(settings: Settings) -> Store:
+    try:
+        return Store(settings.database_url)
+    except (SQLAlchemyError, ImportError) as error:
+        known = "sqlite:///PATH, postgresql://USER@HOST/NAME and memory are"
+        raise StartupError(f"This is not the URL of a database for threads ({error}); {known}.") from error
 
 
 def watch_replicas(telemetry: Telemetry, engine: Engine) -> None:
@@ -77,6 +86,8 @@ def default_agents(settings: Settings) -> list[Agent]:
 def chat_model(settings: Settings, engine: Engine | None = None) -> ChatModel:
     """The model that the settings name, with its engine."""
     source, name = named_model(settings)
+    if settings.chat_template is not None and not settings.chat_template.is_file():
+        raise StartupError(f"There is no chat template at {settings.chat_template}.")
     chosen = engine or choose_engine(settings, source, name)
     return ChatModel(name, chosen, lambda: load_prompts(settings, source), output_settings(settings))
 

@@ -41,11 +41,20 @@ class Server:
     keys: Keys
     closing: bool = False
     on_stop: Callable[[], None] | None = None
+    _started: bool = False
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def start(self) -> None:
-        """Open the store, then load the model in the background: the port answers with the progress meanwhile."""
-        await self.store.open()
+        """Open the store, then load the model in the background: the port answers with the progress meanwhile. Once;
+        whoever asks again is content. Raises StartupError."""
+        if self._started:
+            return
+        self._started = True
+        try:
+            await self.store.open()
+        except Exception as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise StartupError(f"The store at {self.store.place} cannot be opened: {reason}") from error
         await self.runs.open()
         self._spawn(self.model.load())
 

@@ -144,6 +144,14 @@ class Settings(BaseSettings):
         """Lists come from the environment with commas between their items."""
         return tuple(item.strip() for item in value.split(",") if item.strip()) if isinstance(value, str) else value
 
+    @field_validator("api_keys", "operator_keys")
+    @classmethod
+    def _not_empty(cls, keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+        """An empty key, as of a variable that is not set, would be no lock at all."""
+        if any(not key.get_secret_value().rpartition(":")[2].strip() for key in keys):
+            raise ValueError("A key may not be empty")
+        return keys
+
     @property
     def database_url(self) -> str:
         """The store's URL with the default filled in."""

@@ -21,7 +21,13 @@ def test_the_command_line_wins_over_the_environment(monkeypatch: pytest.MonkeyPa
     assert Settings(_env_file=None, port=9001).port == 9001
 
 
-@pytest.mark.parametrize("wrong", [{"port": 70000}, {"max_body": 0}, {"grace": -1}, {"log_level": "loud"}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"port": 70000}, {"max_body": 0}, {"grace": -1}, {"log_level": "loud"}, {"api_keys": ["acme:"]},
+        {"api_keys": ["one", " "]}, {"operator_keys": [""]},
+    ],
+)  # fmt: skip
 def test_values_out_of_range_are_refused(wrong: dict[str, object]):
     with pytest.raises(ValidationError):
         Settings(_env_file=None, **wrong)

@@ -8,13 +8,14 @@ import gc
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import uvicorn
+from pydantic import ValidationError
 
 try:
     import uvloop
@@ -65,10 +66,20 @@ def serve(
         "api_keys": api_key, "cors_origins": cors_origin,
         "constrain_tools": constrain_tools, "log_level": log_level,
     }  # fmt: skip
-    settings = Settings(**{name: value for name, value in given.items() if value is not None})
+    settings = read_settings(given)
     listener = listen(settings.host, settings.port)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         raise typer.Exit(runner.run(_serve(settings, listener)))
+
+
+def read_settings(given: Mapping[str, Any]) -> Settings:
+    """The settings, of which those given on the command line win; exits with one sentence where one does not do."""
+    try:
+        return Settings(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors(include_input=False)]
+        _fail("; ".join(faults) + ".")
+        raise
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -125,6 +136,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
     configure_logging(settings.log_level)
     try:
         server = build_server(settings)
+        await server.start()
     except StartupError as error:
         print(f"agent-server: {error}", file=sys.stderr)
         return 2

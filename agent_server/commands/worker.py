@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agent_server.commands.serve import STOPS, GracefulServer, listen, loop_factory, settle_heap, web_config
+from agent_server.commands.serve import (
+    STOPS,
+    GracefulServer,
+    listen,
+    loop_factory,
+    read_settings,
+    settle_heap,
+    web_config,
+)
 from agent_server.settings import Settings
 
 if TYPE_CHECKING:
@@ -34,7 +42,7 @@ def worker(
         "model": model or None, "host": host, "port": port, "device": device, "dtype": dtype, "engine": engine,
         "adapter": adapter, "served_name": served_name, "api_keys": api_key, "log_level": log_level,
     }  # fmt: skip
-    settings = Settings(**{name: value for name, value in given.items() if value is not None})
+    settings = read_settings(given)
     listener = listen(settings.host, settings.port)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         raise typer.Exit(runner.run(_serve(settings, listener)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from agent_server.engine.protocol import Engine, EngineError, EngineStatus
 if TYPE_CHECKING:
     from agent_server.engine.prompt import PromptBuilder
 
+logger = logging.getLogger("agent_server")
 TERMINAL_STATES = frozenset({"ready", "failed", "stopped"})
 POLL_SECONDS = 0.1
 
@@ -42,7 +44,8 @@ class ChatModel:
             await self.engine.start()
         except EngineError as error:
             self._failure = error.message
-        except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        except Exception as error:
+            logger.debug("The model cannot be loaded", exc_info=True)
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             self._failure = f"Cannot load {self.name}: {reason}"
 

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import and_, delete, func, or_, select, update
+from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from adapters.errors import RequestError
@@ -42,6 +43,11 @@ class Store:
         self._owners = make_owners(self._url, self._memory, self._engine)
         self._writer = Writer(self._engine)
         self._thread = LoopThread("store")
+
+    @property
+    def place(self) -> str:
+        """Its URL, for people: without the password."""
+        return make_url(self._url).render_as_string(hide_password=True)
 
     async def open(self) -> None:
         """Make or migrate the database; record the runs of servers that died as broken."""

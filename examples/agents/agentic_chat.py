@@ -7,7 +7,7 @@ The page declares `change_background`; its call ends the run, the page answers i
 
 from weather import weather_in
 
-from agent_server.agent import Agent, tool
+from agent_server import Agent, tool
 
 
 @tool

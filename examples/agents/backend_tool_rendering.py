@@ -7,7 +7,7 @@ import asyncio
 
 from weather import weather_in
 
-from agent_server.agent import Agent, ToolContext, tool
+from agent_server import Agent, ToolContext, tool
 
 
 @tool

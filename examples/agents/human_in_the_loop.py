@@ -6,7 +6,7 @@ user chose comes back as the call's result.
     agent-server serve --agent examples/agents/human_in_the_loop.py:agent
 """
 
-from agent_server.agent import Agent
+from agent_server import Agent
 
 agent = Agent(
     name="human_in_the_loop",

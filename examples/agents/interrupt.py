@@ -6,7 +6,7 @@ time of its own accord. In both cases the run ends with an interrupt, and the ne
     agent-server serve --agent examples/agents/interrupt.py:agent
 """
 
-from agent_server.agent import Agent, ToolContext, tool
+from agent_server import Agent, ToolContext, tool
 
 SLOTS = ["Monday 10:00", "Tuesday 14:00", "Friday 9:30"]
 

@@ -6,7 +6,7 @@ warnings instead of failing.
     agent-server serve --agent examples/agents/multimodal.py:agent
 """
 
-from agent_server.agent import Agent
+from agent_server import Agent
 
 agent = Agent(
     name="multimodal",

@@ -8,7 +8,7 @@ the announcement) and also sends the growing value as state deltas, for clients 
 
 from pydantic import BaseModel
 
-from agent_server.agent import Agent, PredictState, ToolContext, tool
+from agent_server import Agent, PredictState, ToolContext, tool
 
 
 class Desk(BaseModel):

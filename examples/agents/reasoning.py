@@ -6,7 +6,7 @@ the next prompt.
     agent-server serve --agent examples/agents/reasoning.py
 """
 
-from agent_server.agent import Agent
+from agent_server import Agent
 
 INSTRUCTIONS = "Think before you answer; answer in one or two sentences."
 

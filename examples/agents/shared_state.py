@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from agent_server.agent import Agent, ToolContext, tool
+from agent_server import Agent, ToolContext, tool
 
 
 class Ingredient(BaseModel):

@@ -5,7 +5,7 @@ agent-server serve --agent examples/agents/subagents.py:agent
 
 from weather import weather_in
 
-from agent_server.agent import Agent, tool
+from agent_server import Agent, tool
 
 
 @tool

@@ -3,7 +3,7 @@
 agent-server serve --agent examples/agents/tool_based_generative_ui.py:agent
 """
 
-from agent_server.agent import Agent
+from agent_server import Agent
 
 agent = Agent(
     name="tool_based_generative_ui",

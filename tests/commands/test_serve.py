@@ -59,25 +59,35 @@ def test_it_runs_on_the_fast_event_loop():
     loop.close()
 
 
+FOLDERS = "Give a folder with a model, or a hub name like Qwen/Qwen3-0.6B."
+
+
 @pytest.mark.parametrize(
-    ("model", "said"),
+    ("arguments", "said"),
     [
-        (
-            "{}/nothing",
-            "There is no folder {}/nothing. Give a folder with a model, or a hub name like Qwen/Qwen3-0.6B.",
-        ),
-        ("plain", "There is no folder plain. Give a folder with a model, or a hub name like Qwen/Qwen3-0.6B."),
-        ("{}", "Cannot load {}: no tokenizer was found for"),
+        (["{}/nothing"], "There is no folder {}/nothing. " + FOLDERS),
+        (["plain"], "There is no folder plain. " + FOLDERS),
+        (["{}", "--served-name", "it"], "Cannot load it: no tokenizer was found for '{}'"),
+        (["--chat-template", "{}/none.jinja"], "There is no chat template at {}/none.jinja."),
+        (["--chat-template", "{}/bad.jinja"], "Cannot load agent-server-demo: the chat template is not valid"),
+        (["--agent", "{}/none.py:agent"], "There is no file {}/none.py."),
+        (["--store", "sqlite:///{}/file/threads.db"], "The store at sqlite+aiosqlite:///{}/file/threads.db cannot be"),
+        (["--store", "nonsense"], "This is not the URL of a database for threads"),
+        (["--api-key", ""], "api_keys: Value error, A key may not be empty."),
+        (["--log-level", "loud"], "log_level: Input should be 'debug', 'info', 'warning' or 'error'."),
+        (["--dtype", "int3"], "int3 is not a dtype"),
     ],
 )
-async def test_a_model_that_cannot_be_loaded_ends_with_one_sentence(tmp_path: Path, model: str, said: str):
-    source = model.format(tmp_path)
-    async with command(source, "--served-name", source) as (process, _):
+async def test_what_cannot_be_served_ends_with_one_sentence(tmp_path: Path, arguments: list[str], said: str):
+    (tmp_path / "bad.jinja").write_text("{{ never closed")
+    (tmp_path / "file").write_text("This is no folder.")
+    async with command(*[each.format(tmp_path) for each in arguments]) as (process, _):
         async with asyncio.timeout(READY_SECONDS):
             _, told = await process.communicate()
     assert process.returncode in (1, 2)
+    assert "Traceback" not in told.decode()
     *_, last = told.decode().split("agent-server: ")
-    assert " ".join(last.split()).startswith(said.format(tmp_path, tmp_path))
+    assert last.startswith(said.format(*[tmp_path] * said.count("{}")))
 
 
 async def test_a_sigterm_lets_a_running_answer_end_and_exits_with_0():

@@ -1,0 +1,74 @@
+"""What the README and the documentation tell people to write."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+
+import agent_server
+from agent_server.agent import load_agents
+from agent_server.engine.scripts import Script
+from tests.server import scripted, serving
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+IMPORT = re.compile(r"^from (?:agent_server|adapters|events)[\w.]* import [\w, ]+$", re.MULTILINE)
+LINK = re.compile(r"\]\((?!https?://)([^)#]+)(?:#[^)]*)?\)")
+
+
+def blocks(document: Path) -> list[str]:
+    return BLOCK.findall(document.read_text("utf-8"))
+
+
+def readme(beginning: str) -> str:
+    (found,) = [block for block in blocks(ROOT / "README.md") if block.startswith(beginning)]
+    return found
+
+
+def test_what_users_import_is_there():
+    for name in agent_server.__all__:
+        assert getattr(agent_server, name) is not None
+    assert set(agent_server.__all__) <= set(dir(agent_server))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = agent_server.nothing
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_import_in_it_resolves_and_every_file_that_it_links_to_is_there(document: Path):
+    text = document.read_text("utf-8")
+    for line in IMPORT.findall(text):
+        exec(line, {})
+    for target in LINK.findall(text):
+        assert (document.parent / target).exists(), target
+
+
+async def test_the_readmes_openai_client_gets_an_answer():
+    program = readme("from openai import OpenAI")
+    async with serving(scripted("I chat.")) as server:
+        told = io.StringIO()
+        with contextlib.redirect_stdout(told):
+            await asyncio.to_thread(exec, program.replace("http://localhost:8000", server.url), {})
+    assert told.getvalue() == "I chat.\n"
+
+
+async def test_the_readmes_tool_is_called(tmp_path: Path):
+    (tmp_path / "my_agent.py").write_text(readme("# my_agent.py"))
+    agents = load_agents([f"{tmp_path}/my_agent.py:agent"])
+    call = '<tool_call>\n{"name": "get_weather", "arguments": {"location": "Bergen"}}\n</tool_call>'
+    async with serving(scripted([Script(text=call), Script(text="Seven degrees.")]), agents=agents) as server:
+        body = {"threadId": "t", "runId": "r", "messages": [{"id": "u", "role": "user", "content": "And in Bergen?"}]}
+        async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+            answer = (await client.post("/agui/weather", json=body)).text
+    events = [json.loads(line[6:]) for line in answer.splitlines() if line.startswith("data: ")]
+    (result,) = [event["content"] for event in events if event["type"] == "TOOL_CALL_RESULT"]
+    assert json.loads(result) == {"city": "Bergen", "temperature": 7, "conditions": "cloudy"}
+    assert "".join(event["delta"] for event in events if event["type"] == "TEXT_MESSAGE_CONTENT") == "Seven degrees."
+    assert events[-1]["type"] == "RUN_FINISHED"
