@@ -19,6 +19,8 @@ from tests.server import scripted, serving
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+TRIED_ELSEWHERE = ("adding-a-wire.md", "adding-a-format.md")
+"""What they build is imported from where they put it; tests of their own follow them to the end."""
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 IMPORT = re.compile(r"^from (?:agent_server|adapters|events)[\w.]* import [\w, ]+$", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?://)([^)#]+)(?:#[^)]*)?\)")
@@ -44,7 +46,7 @@ def test_what_users_import_is_there():
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_import_in_it_resolves_and_every_file_that_it_links_to_is_there(document: Path):
     text = document.read_text("utf-8")
-    for line in IMPORT.findall(text):
+    for line in IMPORT.findall(text) if document.name not in TRIED_ELSEWHERE else ():
         exec(line, {})
     for target in LINK.findall(text):
         assert (document.parent / target).exists(), target

