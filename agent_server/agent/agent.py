@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ from agent_server.agent.state import PredictState
 from agent_server.agent.tools import Tool, tool
 from events.options import SamplingParams
 
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 Instructions = str | Callable[[dict[str, Any]], str]
 
 
@@ -47,6 +49,10 @@ class Agent:
     metadata: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.name):
+            raise ValueError(
+                f"agent {self.name!r}: a name is part of a path; letters, digits, '.', '_' and '-' make one"
+            )
         if self.max_steps < 1:
             raise ValueError(f"agent {self.name}: max_steps must be at least 1")
         made = tuple(each if isinstance(each, Tool | Agent) else tool(each) for each in self.tools)

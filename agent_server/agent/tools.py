@@ -10,7 +10,7 @@ from typing import Any, Literal, overload
 
 import msgspec
 from ag_ui.core import Tool as ToolDeclaration
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, TypeAdapter, ValidationError, create_model
 
 from agent_server.agent.context import ToolContext
 
@@ -101,11 +101,16 @@ def _make(
     summary, documented = read_docstring(inspect.getdoc(function) or "")
     hints = typing.get_type_hints(function, include_extras=True)
     context = next((key for key, hint in hints.items() if key != "return" and hint is ToolContext), None)
-    model = _arguments_model(function, hints, documented, skip=context)
+    called = name or str(getattr(function, "__name__", "tool"))
+    try:
+        model = _arguments_model(function, hints, documented, skip=context)
+        parameters = _schema(model)
+    except PydanticUserError as error:  # a type of which nothing can be said in JSON
+        raise TypeError(f"tool {called}: {error.message.partition('. ')[0]}; annotate what JSON can say") from error
     return Tool(
-        name=name or str(getattr(function, "__name__", "tool")),
+        name=called,
         description=description or summary,
-        parameters=_schema(model),
+        parameters=parameters,
         call=function,
         kind=_kind(function),
         check=lambda arguments: _checked(model, arguments),

@@ -117,6 +117,24 @@ def test_parts_that_are_too_large_become_a_sentence():
     assert "too large" in capped([{"type": "text", "text": "x" * 100}], 50)
 
 
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "ä", "x" * 129])
+def test_an_agent_s_name_fits_into_a_path(name: str):
+    with pytest.raises(ValueError, match="a name is part of a path"):
+        Agent(name=name)
+
+
+def test_a_parameter_that_json_cannot_say_is_named_at_once():
+    class Opaque:
+        pass
+
+    def look(at: Opaque) -> None:
+        """Look."""
+
+    look.__annotations__["at"] = Opaque
+    with pytest.raises(TypeError, match="tool look: Unable to generate pydantic-core schema for"):
+        tool(look)
+
+
 def test_an_agent_s_tools_have_different_names():
     def twin() -> None:
         """Twin."""
