@@ -1,9 +1,12 @@
 """Settings from the environment, and what is refused."""
 
+from pathlib import Path
+
 import pytest
 from pydantic import ValidationError
 
 from agent_server.settings import Settings
+from tests.settings_table import document, option, sections
 
 
 def test_lists_come_with_commas(monkeypatch: pytest.MonkeyPatch):
@@ -31,3 +34,11 @@ def test_the_command_line_wins_over_the_environment(monkeypatch: pytest.MonkeyPa
 def test_values_out_of_range_are_refused(wrong: dict[str, object]):
     with pytest.raises(ValidationError):
         Settings(_env_file=None, **wrong)
+
+
+def test_the_page_of_settings_has_all_of_them_with_a_meaning():
+    page = Path(__file__).parents[1] / "docs" / "settings.md"
+    assert page.read_text() == document(), "run: python -m tests.settings_table > docs/settings.md"
+    assert sorted(name for names in sections().values() for name in names) == sorted(Settings.model_fields)
+    assert [name for name, field in Settings.model_fields.items() if not field.description] == []
+    assert (option("api_keys"), option("store_url"), option("max_runs")) == ("`--api-key`", "`--store`", "")
