@@ -71,8 +71,8 @@ class Settings(BaseSettings):
     delivery: Literal["immediate", "adaptive"] = "immediate"
     """`adaptive` sends reasoning by sentences and arguments at JSON boundaries."""
     boundaries: Literal["lenient", "strict"] | None = None
-    """`strict` follows the DeepSeek rules on text around calls, `lenient` lets text come anywhere; none is as the format
-    says."""
+    """`strict` follows the DeepSeek rules on text around calls, `lenient` lets text come anywhere; none is as the
+    format says."""
     undeclared_tools: Literal["keep", "drop", "content"] | None = None
     """A call of a tool that nobody declared; none is as the model's format says."""
     failed_calls: Literal["content", "text", "drop", "error"] | None = None
