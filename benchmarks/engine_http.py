@@ -22,10 +22,13 @@ import sys
 import time
 from pathlib import Path
 
-import httpx
-
 BUNDLED = Path(__file__).parents[1] / "agent_server" / "models" / "demo"
 START_SECONDS = 180
+HEAD = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+)
+USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
 TEXT = re.compile(rb'"(content|reasoning|reasoning_content)": ?"[^"]')
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
@@ -78,7 +81,7 @@ def measure(
         port = probe.getsockname()[1]
     child = subprocess.Popen([python, *command, str(port)], env=ENVIRONMENT, start_new_session=True)
     try:
-        return asyncio.run(ask(f"http://127.0.0.1:{port}/v1", child, options, extra))
+        return asyncio.run(ask(port, child, options, extra))
     finally:
         child.terminate()
         try:
@@ -87,36 +90,33 @@ def measure(
             child.kill()
 
 
-async def ask(base: str, child: subprocess.Popen[bytes], options: argparse.Namespace, extra: dict) -> dict | None:
-    limits = httpx.Limits(max_connections=256)
-    async with httpx.AsyncClient(base_url=base, timeout=300, limits=limits) as client:
-        if not await started(client, child, options, extra):
-            return None
-        found = {}
-        for count in options.streams:
-            begun = time.perf_counter()
-            results = await asyncio.gather(*(stream(client, n, options, extra) for n in range(count)))
-            seconds = time.perf_counter() - begun
-            found[count] = (sum(r[0] for r in results) / seconds, statistics.median(r[1] for r in results))
-        return found
+async def ask(port: int, child: subprocess.Popen[bytes], options: argparse.Namespace, extra: dict) -> dict | None:
+    if not await started(port, child, options, extra):
+        return None
+    found = {}
+    for count in options.streams:
+        begun = time.perf_counter()
+        results = await asyncio.gather(*(stream(port, n, options, extra) for n in range(count)))
+        seconds = time.perf_counter() - begun
+        found[count] = (sum(r[0] for r in results) / seconds, statistics.median(r[1] for r in results))
+    return found
 
 
-async def started(
-    client: httpx.AsyncClient, child: subprocess.Popen[bytes], options: argparse.Namespace, extra: dict
-) -> bool:
+async def started(port: int, child: subprocess.Popen[bytes], options: argparse.Namespace, extra: dict) -> bool:
     """Until a short answer comes."""
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline and child.poll() is None:
         try:
-            await stream(client, 0, options, extra)
+            await stream(port, 0, options, extra)
             return True
-        except (httpx.HTTPError, ValueError):
+        except (OSError, EOFError, ValueError):
             await asyncio.sleep(0.5)
     return False
 
 
-async def stream(client: httpx.AsyncClient, number: int, options: argparse.Namespace, extra: dict) -> tuple[int, float]:
-    """One answer: tokens by its usage, else pieces of text, and seconds to the first piece."""
+async def stream(port: int, number: int, options: argparse.Namespace, extra: dict) -> tuple[int, float]:
+    """One answer: tokens by its usage, else pieces of text, and seconds to the first piece. No HTTP library: the client
+    shares the cores with what it measures."""
     body = {
         "model": options.model,
         "messages": [{"role": "user", "content": f"Tell me what you can do, number {number}, please. " * 4}],
@@ -125,19 +125,22 @@ async def stream(client: httpx.AsyncClient, number: int, options: argparse.Names
         "stream": True,
         **extra,
     }
-    begun, first, pieces, tokens = time.perf_counter(), None, 0, 0
-    async with client.stream("POST", "/chat/completions", json=body) as response:
-        response.raise_for_status()
-        rest = b""
-        async for part in response.aiter_raw():
-            *lines, rest = (rest + part).split(b"\n")
-            for line in lines:  # few are parsed: the client shares the cores with what it measures
-                if TEXT.search(line):
-                    pieces += 1
-                    first = first or time.perf_counter() - begun
-                if b'"completion_tokens"' in line:
-                    tokens = json.loads(line.removeprefix(b"data: "))["usage"]["completion_tokens"]
-    return tokens or pieces, first or time.perf_counter() - begun
+    data = json.dumps(body).encode()
+    begun, first, pieces, end = time.perf_counter(), None, 0, b""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(HEAD % len(data) + data)
+    status = await reader.readline()
+    while part := await reader.read(1 << 16):
+        found = len(TEXT.findall(part))
+        if found and first is None:
+            first = time.perf_counter() - begun
+        pieces += found
+        end = (end + part)[-4096:]
+    writer.close()
+    counts = USAGE.findall(end)
+    if b" 200 " not in status or not pieces:
+        raise ValueError(f"{status!r} {end!r}")
+    return int(counts[-1]) if counts else pieces, first or time.perf_counter() - begun
 
 
 if __name__ == "__main__":

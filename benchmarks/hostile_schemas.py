@@ -2,9 +2,10 @@
 
     python benchmarks/hostile_schemas.py [--streams 32] [--seconds 6]
 
-The whole server with the bundled model on the CPU. The streams are read first alone, then while another process posts
-hostile schemas, as a response format and as a tool's parameters by turns, as fast as they are answered. Every one must
-be a 400 in its wire's shape. Printed: seconds between the tokens of a stream, and how long a refusal took.
+The whole server with the bundled model on the CPU. The streams are plain completions, so that every token is a frame,
+and are read first alone, then while another process posts hostile schemas, as a response format and as a tool's
+parameters by turns, as fast as they are answered. Every one must be a 400 in its wire's shape. Printed: seconds between
+the tokens of a stream, and how long a refusal took.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from benchmarks.refusals import told
 from tests.grammar.test_lint import HOSTILE
 
 HELLO = [{"role": "user", "content": "Hello"}]
-HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 
 
 def bodies() -> list[tuple[str, bytes]]:
@@ -60,7 +61,7 @@ def post(port: int, seconds: float, times: Any) -> None:
 
 async def gaps(port: int, seconds: float) -> list[float]:
     """Seconds between the tokens of one stream, read for so long."""
-    wanted = {"messages": HELLO, "stream": True, "ignore_eos": True, "temperature": 1.0}
+    wanted = {"prompt": "Hello", "max_tokens": 4000, "stream": True, "ignore_eos": True}
     body = json.dumps({"model": "default", **wanted}).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(HEAD % len(body) + body)

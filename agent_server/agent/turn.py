@@ -12,7 +12,7 @@ from ag_ui.core import AssistantMessage, Message, RunAgentInput, ToolCall
 
 from agent_server.agent.conversation import parsed
 from agent_server.agent.reasoning import ReasoningPolicy
-from agent_server.engine.constrain import plan_constraint
+from agent_server.engine.constrain import plan_constraint, refuse_early
 from agent_server.engine.output import OutputSettings, open_translator, sampling_for
 from agent_server.engine.protocol import Control, Delta, Engine, EngineError, Finished, GenerationRequest
 from agent_server.engine.schemas import Invalid, validate
@@ -113,10 +113,11 @@ class TurnTaker:
         self._shown = self._written if self._reasoning is None else Folder()
         self._reasoning_tokens = 0
         await execution.controls.gate()
+        settings = getattr(self._model, "output", OutputSettings())
+        await refuse_early(input, options, settings)
         prompt = await self._model.prompts.build_async(input, options, instructions)
         for warning in prompt.warnings:
             execution.warn(warning)
-        settings = getattr(self._model, "output", OutputSettings())
         controls = getattr(self._model.prompts, "control_ids", {})
         planned = await plan_constraint(prompt, controls, input, options, settings, self._model.engine.info)
         for warning in planned.warnings:

@@ -19,7 +19,7 @@ from agent_server.engine.protocol import Constraint, EngineError, EngineInfo
 from agent_server.engine.schemas import check_pattern_value, prepared
 from events.formats.output_format import OutputFormat, Tools
 from events.grammar import Function, Stage, plan
-from events.grammar.lint import Finding, Prepared, SchemaRefused
+from events.grammar.lint import Finding, Prepared, SchemaRefused, prepare
 from events.grammar.values import unwritten
 from events.options import GenerationOptions, ResponseFormat, ToolChoice
 from events.parsing.machine import Parser
@@ -29,6 +29,8 @@ MAX_CACHED = 128
 MAX_FINDINGS = 8
 """Warnings about one request's schemas; the rest is counted."""
 MAX_BYTES = 512 * 1024
+LARGE = 32 * 1024
+"""Bytes of tools' schemas that are looked at before the prompt is made."""
 MAX_CHOICES = 2000
 
 
@@ -73,7 +75,7 @@ async def plan_constraint(
         return _without_grammars(wish)
     key = msgspec.msgpack.encode(wish)
     if len(key) > MAX_BYTES + _size(control_ids):
-        raise _refused("tools", f"Tools and response format have more than {MAX_BYTES} bytes of schemas.")
+        raise _too_large()
     with _lock:
         found = _plans.get(key)
     if found is None:
@@ -83,6 +85,29 @@ async def plan_constraint(
             while len(_plans) > MAX_CACHED:
                 _plans.popitem(last=False)
     return found
+
+
+async def refuse_early(input: RunAgentInput, options: GenerationOptions, settings: OutputSettings) -> None:
+    """What `plan_constraint` would refuse of large tools, before a prompt is made of them: a template takes longer over
+    them than the look that tells that they are too much."""
+    tools = enforced_tools(input, options, settings)
+    size = sum(len(msgspec.json.encode(parameters)) for _, parameters in tools)
+    if size > MAX_BYTES:
+        raise _too_large()
+    if size > LARGE:
+        await asyncio.to_thread(_lint, tools)
+
+
+def _too_large() -> EngineError:
+    return _refused("tools", f"Tools and response format have more than {MAX_BYTES} bytes of schemas.")
+
+
+def _lint(tools: Sequence[tuple[str, Any]]) -> None:
+    for name, parameters in tools:
+        try:
+            prepare(_schema_of(parameters))
+        except SchemaRefused as error:
+            raise _refused_schema(_where(name), "tools", error) from error
 
 
 def _size(control_ids: Mapping[str, int]) -> int:
@@ -97,11 +122,9 @@ def wish_of(
     settings: OutputSettings,
 ) -> Wish | None:
     """None where there is nothing to enforce."""
-    declared = tuple((tool.name, tool.parameters) for tool in input.tools or ())
     choice = options.tool_choice
-    _check_choice(choice, [name for name, _ in declared])
-    enabled = settings.constrain_tools if options.constrain_tools is None else options.constrain_tools
-    tools = declared if enabled and choice.mode != "none" and options.raw_prompt is None else ()
+    _check_choice(choice, [tool.name for tool in input.tools or ()])
+    tools = enforced_tools(input, options, settings)
     if not tools and options.response_format is None:
         return None
     output_format = getattr(prompt, "output_format", None) or OutputFormat()
@@ -115,6 +138,16 @@ def wish_of(
         stage=stage_of(output_format, getattr(prompt, "opened", ""), getattr(prompt, "marker_ids", {})),
         control_ids=dict(control_ids),
     )
+
+
+def enforced_tools(
+    input: RunAgentInput, options: GenerationOptions, settings: OutputSettings
+) -> tuple[tuple[str, Any], ...]:
+    """(name, parameters) of the tools whose calls a grammar is to keep."""
+    enabled = settings.constrain_tools if options.constrain_tools is None else options.constrain_tools
+    if not enabled or options.tool_choice.mode == "none" or options.raw_prompt is not None:
+        return ()
+    return tuple((tool.name, tool.parameters) for tool in input.tools or ())
 
 
 def _check_choice(choice: ToolChoice, declared: Sequence[str]) -> None:
@@ -195,9 +228,18 @@ def _check_enforced(wish: Wish, made: Any) -> None:
         raise _refused("tools", f"The schema of {strict[:64]!r} (strict) cannot be enforced in this model's format.")
 
 
+def _where(tool: str) -> str:
+    return f"The schema of the tool {tool[:64]!r}"
+
+
+def _schema_of(parameters: Any) -> Any:
+    """A tool without parameters takes an empty object."""
+    return parameters if parameters is not None else {"type": "object"}
+
+
 def _function(wish: Wish, name: str, parameters: Any, notes: list[str]) -> Function:
-    where = f"The schema of the tool {name[:64]!r}"
-    ready = _prepared(where, "tools", parameters if parameters is not None else {"type": "object"})
+    where = _where(name)
+    ready = _prepared(where, "tools", _schema_of(parameters))
     tools = wish.output_format.tools
     findings = [*ready.findings, *_format_findings(tools, ready.schema)]
     strict = name in wish.strict_tools
@@ -231,8 +273,12 @@ def _prepared(where: str, param: str, schema: Any) -> Prepared:
     try:
         return prepared(schema)
     except SchemaRefused as error:
-        at = f" at {error.path}" if error.path else ""
-        raise _refused(param, f"{where} is refused{at}: {error.message}") from error
+        raise _refused_schema(where, param, error) from error
+
+
+def _refused_schema(where: str, param: str, error: SchemaRefused) -> EngineError:
+    at = f" at {error.path}" if error.path else ""
+    return _refused(param, f"{where} is refused{at}: {error.message}")
 
 
 def _note(where: str, param: str, findings: Sequence[Finding], strict: bool, notes: list[str]) -> None:

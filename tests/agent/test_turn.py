@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from ag_ui.core import Tool
 
 from agent_server.agent import Agent
 from agent_server.engine.scripts import Script
 from events.message import Folder
 from events.options import GenerationOptions, SamplingParams
-from events.vocabulary import Event, ReasoningMessageContent, RunFinished, TextMessageContent, ToolCallArgs
+from events.vocabulary import Event, ReasoningMessageContent, RunError, RunFinished, TextMessageContent, ToolCallArgs
 from tests.agent.harness import House, client_tool, of
 from tests.agent.models import Model
 
@@ -53,3 +54,23 @@ async def test_every_token_of_one_item_in_one_event_for_each_part():
     assert [event.delta for event in of(events, ReasoningMessageContent)] == ["Some thoughts, and < more of them."]
     assert [event.delta for event in of(events, TextMessageContent)] == ["Well: a < b, it is said."]
     assert [event.delta for event in of(events, ToolCallArgs)] == ['{"color": "dark <think> red"}']
+
+
+@pytest.mark.parametrize(
+    ("count", "message"), [(5000, "more than 4000 parts"), (40_000, "more than 524288 bytes of schemas")]
+)
+async def test_tools_that_are_too_large_are_refused_before_a_prompt_is_made(count: int, message: str):
+    large = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(count)}}
+    model = Model([Script(text="Never said.")])
+    rendered: list[object] = []
+
+    async def build(*arguments: object) -> None:
+        rendered.append(arguments)
+
+    model.prompts.build_async = build  # type: ignore[method-assign, assignment]
+    async with House(Agent(name="default"), model) as house:
+        tools = [Tool(name="f", description="", parameters=large)]
+        events = await house.ask("Hello", options=GenerationOptions(store=False), tools=tools)
+    (error,) = of(events, RunError)
+    assert (error.code, (error.metadata or {})["param"]) == ("invalid_request", "tools")
+    assert message in error.message and rendered == []
