@@ -157,8 +157,8 @@ class Runtime:
         wanted = copilotkit.run_to_stop(wire)
         found = [run for run in await self._server.runs.going_on(thread_id, tenant) if wanted in (None, run.id)]
         stopped = [await run.cancel() for run in found]
-        if not found:
-            self._server.runs.stop_early(run_id=wanted, thread_id=thread_id, tenant=tenant)
+        if wanted is not None and not found:
+            self._server.runs.stop_early(wanted, tenant)
         return json_response(copilotkit.stopped(any(stopped)))
 
     # ---- replay -----------------------------------------------------------------------------------------------------

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("agent_server.runs")
 RETRY_AFTER = 1.0
 STOPPED_EARLY_SECONDS = 30.0
-THREAD_STOPPED_EARLY_SECONDS = 0.5  # short: a stop may also be late, and the thread's next run is meant
 STOPPED_EARLY = 1024
 ID_LENGTH = 512
 CONTROLS = re.compile(r"[\x00-\x1f\x7f]")
@@ -80,7 +79,7 @@ class RunManager:
         self._threads: dict[tuple[str, str], deque[Run]] = {}
         self._kept: deque[tuple[float, Run]] = deque()
         self._kept_bytes = 0
-        self._stopped_early: dict[tuple[str, str, str | None], float] = {}
+        self._stopped_early: dict[tuple[str, str], float] = {}
         self._active = 0
         self._active_of: dict[str, int] = {}
         self._idle = asyncio.Event()
@@ -139,27 +138,19 @@ class RunManager:
         run.task = asyncio.create_task(driver.drive(partial(self._turn, run, earlier)), name=f"run {run.id}")
         run.task.add_done_callback(lambda _: self._leave(run, driver))
         run.await_reader()
-        if self._was_stopped_early(run):
+        if self._stopped_early.pop(run.key, 0.0) > time.monotonic():
             run.stop("cancelled")
         return run
 
-    def stop_early(self, *, run_id: str | None, thread_id: str, tenant: str = "") -> None:
-        """Stop a run that has not arrived yet: a stop on one connection may overtake its run on another. If the run
-        starts within STOPPED_EARLY_SECONDS, it ends at once; where only its thread is known, the thread's next run,
-        within THREAD_STOPPED_EARLY_SECONDS. A run that has ended is left alone."""
-        if run_id is not None and (tenant, run_id) in self._runs:
+    def stop_early(self, run_id: str, tenant: str = "") -> None:
+        """Stop a run that has not arrived yet: a stop on one connection may overtake its run on another. If it
+        starts within STOPPED_EARLY_SECONDS, it ends at once. A run that has ended is left alone."""
+        key = tenant, run_id
+        if key in self._runs:
             return
-        named = run_id is not None
-        key = (tenant, "run", run_id) if named else (tenant, "thread", thread_id)
-        seconds = STOPPED_EARLY_SECONDS if named else THREAD_STOPPED_EARLY_SECONDS
-        self._stopped_early[key] = time.monotonic() + seconds
+        self._stopped_early[key] = time.monotonic() + STOPPED_EARLY_SECONDS
         while len(self._stopped_early) > STOPPED_EARLY:
             del self._stopped_early[next(iter(self._stopped_early))]
-
-    def _was_stopped_early(self, run: Run) -> bool:
-        keys = ((run.tenant, "run", run.id), (run.tenant, "thread", run.thread_id))
-        until = [self._stopped_early.pop(key, 0.0) for key in keys]
-        return max(until) > time.monotonic()
 
     def get(self, run_id: str, tenant: str = "") -> Run:
         """A run of this gateway that goes on or ended lately; RequestError("not_found") for others."""

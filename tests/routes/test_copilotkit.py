@@ -13,7 +13,6 @@ from adapters import sse
 from agent_server.agent import tool
 from agent_server.agent.agent import Agent
 from agent_server.engine.scripts import Script
-from agent_server.runs import manager
 from tests.server import scripted, serving
 
 CALL = '<tool_call>\n{"name": "send", "arguments": {"to": "anna"}}\n</tool_call>'
@@ -140,14 +139,9 @@ async def test_stop_ends_the_run_by_thread_or_by_run_and_frees_the_slot():
     assert nothing.json() == {"stopped": False, "message": "Nothing is running on this thread."}
 
 
-@pytest.mark.parametrize("named", [{"runId": "r1"}, {}])
-async def test_a_stop_that_overtakes_its_run_stops_it_before_it_says_anything(
-    monkeypatch: pytest.MonkeyPatch, named: dict[str, str]
-):
-    """CopilotKit does not name the run while it has not sent it yet."""
-    monkeypatch.setattr(manager, "THREAD_STOPPED_EARLY_SECONDS", 30.0)
+async def test_a_stop_that_overtakes_its_run_stops_it_before_it_says_anything():
     async with serving(scripted("Hello.")) as running, httpx.AsyncClient(base_url=running.url) as client:
-        early = await client.post("/copilotkit/agent/default/stop/t1", json=named)
+        early = await client.post("/copilotkit/agent/default/stop/t1", json={"runId": "r1"})
         stopped = events_of(await client.post("/copilotkit/agent/default/run", json=body()))
         kept = (await client.get("/copilotkit/threads/t1/messages")).json()["messages"]
         again = events_of(await client.post("/copilotkit/agent/default/run", json=body()))
