@@ -2,7 +2,7 @@
 
 import { randomUUID, type AbstractAgent, type RunAgentInput } from "@ag-ui/client";
 import { useAgent, useCopilotKit } from "@copilotkit/react-core/v2/headless";
-import { useCallback, useEffect, useState } from "react";
+import { useCallback, useEffect, useRef, useState } from "react";
 
 export interface Conversation {
   agent: AbstractAgent;
@@ -22,6 +22,7 @@ export function useConversation(agentId: string, threadId: string, reconnections
   const { agent, isReady } = useAgent({ agentId });
   const [restored, setRestored] = useState("");
   const [refusals, setRefusals] = useState(0);
+  const stopping = useRef(false);
 
   // CopilotKit forgets what a run waited for when the answer to it is refused; the thread still knows, so it is asked again
   useEffect(() => {
@@ -43,6 +44,7 @@ export function useConversation(agentId: string, threadId: string, reconnections
     agent.pendingInterrupts = []; // the thread says what it waits for; one left over would refuse the connection
     if (!isReady) return;
     let current = true;
+    stopping.current = false;
     setRestored("");
     void copilotkit.connectAgent({ agent }).finally(() => current && setRestored(threadId));
     return () => {
@@ -51,7 +53,22 @@ export function useConversation(agentId: string, threadId: string, reconnections
     };
   }, [copilotkit, agent, isReady, threadId, reconnections, refusals]);
 
-  const run = useCallback(() => void copilotkit.runAgent({ agent }), [copilotkit, agent]);
+  // a stop that was pressed before the run had been sent reached nobody, so it is said again once the run has begun
+  useEffect(() => {
+    const over = () => void (stopping.current = false);
+    const subscription = agent.subscribe({
+      onRunStartedEvent: () => void (stopping.current && copilotkit.stopAgent({ agent })),
+      onRunErrorEvent: over,
+      onRunFailed: over,
+      onRunFinalized: over,
+    });
+    return () => subscription.unsubscribe();
+  }, [copilotkit, agent]);
+
+  const run = useCallback(() => {
+    stopping.current = false;
+    void copilotkit.runAgent({ agent });
+  }, [copilotkit, agent]);
 
   const send = useCallback(
     (text: string) => {
@@ -68,7 +85,10 @@ export function useConversation(agentId: string, threadId: string, reconnections
     run();
   }, [agent, run]);
 
-  const stop = useCallback(() => copilotkit.stopAgent({ agent }), [copilotkit, agent]);
+  const stop = useCallback(() => {
+    stopping.current = true;
+    copilotkit.stopAgent({ agent });
+  }, [copilotkit, agent]);
 
   return { agent, ready: isReady, restored: restored === threadId, running: agent.isRunning, send, stop, retry };
 }
