@@ -120,7 +120,8 @@ class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True):
     raw_prompt: text or token ids that go to the engine as they are, with no chat template and no parsing (text
     completion wires). strict_tools: names of tools whose schema must be enforced or refused.
     token_details: attach token ids, texts and logprobs to the events' metadata (`tokens`).
-    continue_final_message: the last assistant message is a prefill to be continued.
+    continue_final_message: the last assistant message is a prefill to be continued: its text, or its reasoning where
+        it has no text yet; "content" closes the reasoning of a message without text.
     """
 
     model: str | None = None
@@ -134,7 +135,7 @@ class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_effort: str | None = None
     template_kwargs: dict[str, Any] = {}
     raw_prompt: str | tuple[int, ...] | None = None
-    continue_final_message: bool = False
+    continue_final_message: bool | Literal["content"] = False
     delivery: Literal["immediate", "adaptive"] | None = None
     boundaries: Literal["lenient", "strict"] | None = None
     token_details: bool = False

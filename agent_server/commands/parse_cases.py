@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ag_ui.core import RunAgentInput
 from tokenizers import Tokenizer
@@ -100,6 +100,7 @@ def policy_of(case: Case) -> Policy:
         tools={} if case.get("tool_choice") == "none" else tools,
         extract_reasoning=case.get("reasoning_format") != "none",
         parallel=case.get("parallel_tool_calls") is not False,
+        json_content=bool(schema),
         bare="never" if schema else None,
         boundaries=case.get("boundaries"),
     )
@@ -149,8 +150,13 @@ def request_of(case: Case) -> tuple[RunAgentInput, GenerationOptions]:
         thinking=True if thinking is None else bool(thinking),
         tool_choice=ToolChoice("none") if choice == "none" else ToolChoice(),
         parallel_tool_calls=case.get("parallel_tool_calls") is not False,
-        continue_final_message=case.get("continue_final_message") not in (None, False, "none"),
+        continue_final_message=continued_part(case.get("continue_final_message")),
     )
+
+
+def continued_part(value: Any) -> bool | Literal["content"]:
+    """Which part of the last message goes on: "none", "reasoning", "content"."""
+    return "content" if value == "content" else value not in (None, False, "none")
 
 
 def pieces_of(text: str, split: Any) -> Iterator[str]:

@@ -13,6 +13,8 @@ from events.parsing.policy import Policy, declared_tools
 from events.plain import PlainTranslator
 from events.translator import Translator
 
+_JSON_KINDS = ("json_object", "json_schema")
+
 
 class OutputSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A server's settings where a request gives none.
@@ -62,6 +64,7 @@ def policy_for(input: RunAgentInput, options: GenerationOptions, settings: Outpu
     return Policy(
         tools={} if options.tool_choice.mode == "none" else declared,
         parallel=options.parallel_tool_calls,
+        json_content=options.response_format is not None and options.response_format.kind in _JSON_KINDS,
         boundaries=options.boundaries or settings.boundaries,
         undeclared=settings.undeclared,
         failed=settings.failed,

@@ -9,6 +9,7 @@ from events.formats.output_format import OutputFormat
 from events.template.environment import Message
 from events.template.writer import write
 
+_TO_COME = "\0"
 Stage = Literal["REASONING_STAGE", "CONTENT_STAGE", "TOOL_CALL_STAGE"]
 
 
@@ -30,8 +31,11 @@ def _marked(value: Any, last_words: str, mark: str, restore: Callable[[str], str
     return value + mark if isinstance(value, str) and restore(value) == last_words else value
 
 
-def unfinished(output_format: OutputFormat, reasoning: str, content: str) -> str:
-    """Reasoning and text as the model writes them, up to the last word: nothing is closed behind it."""
+def unfinished(output_format: OutputFormat, reasoning: str, content: str, *, closed: bool = False) -> str:
+    """Reasoning and text as the model writes them, up to the last word: nothing is closed behind it. closed: but
+    reasoning is, where text is still to come."""
+    if closed and reasoning and not content:
+        return write(output_format, reasoning=reasoning, content=_TO_COME).partition(_TO_COME)[0]
     text = write(output_format, reasoning=reasoning, content=content)
     last = content or reasoning
     return text[: text.rfind(last) + len(last)] if last else text

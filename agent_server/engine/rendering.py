@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from ag_ui.core import Tool
@@ -39,7 +39,7 @@ class Rendering:
         conversation: Conversation,
         variables: Mapping[str, Any],
         *,
-        continued: bool,
+        continued: bool | Literal["content"],
         max_characters: int,
         now: Clock,
         spare_tools: Sequence[Tool] = (),
@@ -48,7 +48,8 @@ class Rendering:
         self.conversation = conversation
         self.variables = dict(variables)
         last = conversation.messages[-1]["role"] if conversation.messages else ""
-        self.continued = continued and last == "assistant"
+        self.continued = bool(continued) and last == "assistant"
+        self._closes = continued == "content" and not conversation.final_text
         self.warnings: list[str] = []
         self.controls = controls
         self.max_characters = max_characters
@@ -143,12 +144,20 @@ class Rendering:
         reasoning = self.conversation.final_reasoning if writes_reasoning(self.chat.output_format) else ""
         mark, restore = self.disguise.stand_in(""), self.disguise.restore
         text = self.attempt([*before, mark_end(last, content or reasoning, mark, restore)], tools, variables)
-        if text is not None and mark in text:
+        if text is not None and mark in text and not (self._closes and reasoning):
             prompt = text[: text.rfind(mark)]
-            opened = prompt[common_size(self.attempt(before, tools, variables) or "", prompt) :]
-            if restore(prompt).endswith(content or reasoning) and reasoning in restore(opened):
+            opened = prompt[self._beginning(prompt, self.attempt(before, tools, variables) or "") :]
+            whole = restore(prompt).endswith(content or reasoning) and reasoning in restore(opened)
+            if whole and not (content and stage_of(opened, self.chat.output_format) == "REASONING_STAGE"):
                 return prompt, opened
         return self._written(before, tools, variables, self.disguise.cover(reasoning), self.disguise.cover(content))
+
+    def _beginning(self, prompt: str, before: str) -> int:
+        """Where the unfinished message begins: behind the conversation before it, or at its own header where that
+        conversation's rendering already shares some of it (a generation prompt that cannot be left out)."""
+        common, header = common_size(before, prompt), self.chat.output_format.message_start
+        place = prompt.rfind(header, 0, common + len(header)) if header else -1
+        return place if 0 <= place <= common <= place + len(header) else common
 
     def _written(
         self,
@@ -168,7 +177,7 @@ class Rendering:
         started = opened
         if header and opened.startswith(header) and (reasoning or stage_of(opened, output_format) != "CONTENT_STAGE"):
             started = header
-        answer = started + unfinished(output_format, reasoning, content)
+        answer = started + unfinished(output_format, reasoning, content, closed=self._closes)
         return base[: len(base) - len(opened)] + answer, answer
 
 

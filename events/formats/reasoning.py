@@ -13,7 +13,12 @@ def think(*ended_by: str, start: str = "<think>", end: str = "</think>", opens: 
 _TOOL_CALL = think("<tool_call>")
 
 REASONING: dict[str, Reasoning] = {
-    "apertus2509": think(start="<|inner_prefix|>", end="<|inner_suffix|>"),
+    "apertus2509": Reasoning(
+        start=("<|inner_prefix|>",),
+        end=("<|inner_suffix|>",),
+        ended_by=("<|tools_prefix|>[",),
+        after_call="reasoning",
+    ),
     "cohere_command4": think(start="<|START_THINKING|>", end="<|END_THINKING|>"),
     "deepseek": Reasoning(start=("<think>",), end=("</think>",), initial="undecided"),
     "deepseek-r1": think(opens=True),
@@ -34,8 +39,13 @@ REASONING: dict[str, Reasoning] = {
     ),
     "hunyuan": think("<tool_calls>"),
     "inkling": Reasoning(start=("<|content_thinking|>",), end=("<|end_message|>",)),
-    "k2_horizon": think("<ifm|tool_call", start="<ifm|think>", end="</ifm|think>", opens=True),
-    "kimi_k2": think("<|tool_calls_section_begin|>"),
+    "k2_horizon": Reasoning(
+        start=("<ifm|think>", "<ifm|think_fast>", "<ifm|think_faster>"),
+        end=("</ifm|think>", "</ifm|think_fast>", "</ifm|think_faster>"),
+        ended_by=("<ifm|tool_call",),
+        initial="reasoning",
+    ),
+    "kimi_k2": think("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
     "kimi_k3": Reasoning(
         start=("<|open|>think<|sep|>",),
         end=("<|close|>think<|sep|>", "<|close|>think"),

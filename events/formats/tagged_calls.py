@@ -81,7 +81,15 @@ def _hunyuan_style(name: str) -> OutputFormat:
         arguments=_argument_tags(),
         undeclared="drop",
     )
-    return OutputFormat(name=name, reasoning=REASONING["hunyuan"], tools=tools)
+    return OutputFormat(name=name, reasoning=REASONING["hunyuan"], tools=tools, spellings=_HUNYUAN_SPELLINGS)
+
+
+_HUNYUAN_SPELLINGS = tuple(
+    (f"<{slash}{tag}:opensource>", f"<{slash}{tag}>")
+    for tag in ("tool_calls", "tool_call", "tool_sep", "arg_key", "arg_value", "think")
+    for slash in ("", "/")
+)
+"""The published models of the fourth generation have a word of their own in every marker."""
 
 
 def _invoke(tag: str = "", space: str = "", typed: bool = False, untyped: Literal["json", "string"] = "json") -> Tools:

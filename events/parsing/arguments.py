@@ -1,56 +1,35 @@
 """Reading the arguments of a call, in each of the styles of `events.formats.output_format.Arguments`.
 
 Every reader starts behind the call's header, writes JSON text through the call, and stops in front of what ends the
-arguments. An object whose first key does not appear, or a text that is something else, is no call (`NoCall`).
+arguments. An object whose first key does not open, or a text that is something else, is no call (`NoCall`).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Protocol
 
 from events.formats.output_format import Arguments
+from events.parsing.call import NAME_LIMIT, Call, NoCall, argument_ends
+from events.parsing.elements import nested_arguments
 from events.parsing.json_text import JsonText
 from events.parsing.literals import quoted
 from events.parsing.scanner import Scanner, scanner_for
-from events.parsing.schema import ANY, Schema, item_schema, property_schema, resolved, types
+from events.parsing.schema import Schema, property_schema
 from events.parsing.source import Reading, Source
-from events.parsing.syntax import CallSyntax, Syntax, is_special, substantial
+from events.parsing.syntax import is_special
 from events.parsing.values import TypedValue, value_types
 
-NAME_LIMIT = 1024
-"""Characters of an argument's name, at most."""
 _LOOK_AHEAD = 64
-_DEPTH = 64
-_UNLIMITED = 1 << 62
-_NESTS = frozenset({"object", "array", "null"})
 _WRAPPERS = frozenset({"arguments", "parameters", "input", "args"})
+_FIRST_KEY = re.compile(r'\{\s*(?:"([^"\\]*)"|\})')
 _CDATA = scanner_for(("<![CDATA[",))
-
-
-class NoCall(Exception):
-    """What looked like a call is none. `incomplete`: it was well-formed, but lacks a name or arguments."""
-
-    def __init__(self, message: str, incomplete: bool = False) -> None:
-        super().__init__(message)
-        self.incomplete = incomplete
-
-
-class Call(Protocol):
-    """The call that is being read. `write` takes JSON text; the first write announces the call."""
-
-    source: Source
-    syntax: Syntax
-    calls: CallSyntax
-    schema: Schema
-
-    def write(self, text: str) -> None: ...
 
 
 def read_arguments(call: Call) -> Reading[None]:
     """The arguments in the format's own style."""
     style = call.calls.tools.arguments.style
-    if style == "json":
+    if style == "json" or (style == "tagged" and (yield from call.source.space()) == "{"):
         yield from json_arguments(call)
     elif style == "tagged":
         yield from tagged_arguments(call)
@@ -82,7 +61,7 @@ def stream(call: Call, value: JsonText, verbatim: bool) -> Reading[None]:
 def json_arguments(call: Call) -> Reading[None]:
     """A JSON object; nothing at all is an empty one."""
     if (yield from call.source.space()) == "{":
-        yield from stream(call, JsonText(stops=call.calls.ends), verbatim=True)
+        yield from stream(call, JsonText(stops=call.calls.ends, eager=True), verbatim=True)
     else:
         yield from no_arguments(call)
 
@@ -131,7 +110,7 @@ def tagged_arguments(call: Call) -> Reading[None]:
     """One block for each argument, in any order; text between blocks is left out. A format that announces calls only
     whole also refuses what does not fit the tool."""
     source, calls = call.source, call.calls
-    ends = _ends(calls)
+    ends = argument_ends(calls)
     blocks = call.syntax.scanner(calls.argument_name, *ends)
     strict = calls.tools.commit == "call"
     seen: set[str] = set()
@@ -146,23 +125,37 @@ def tagged_arguments(call: Call) -> Reading[None]:
         if header is None:
             break
         key, declared = header
-        if not seen and _is_wrapper(call, key) and (yield from source.space()) == "{":
+        if not seen and _may_wrap(call, key) and (yield from source.space()) == "{" and (yield from _wraps(call)):
             yield from _wrapped_arguments(call)
             return
-        if strict and (key in seen or (call.schema is not None and property_schema(call.schema, key) is None)):
+        if strict and (key in seen or (call.schema is not None and not _is_property(call, key))):
             raise NoCall(f"{key[:40]!r} is no argument of the tool, or is given twice")
         call.write(f"{', ' if seen else '{'}{quoted(key)}: ")
         seen.add(key)
-        kinds = value_types(property_schema(call.schema, key), call.schema, declared, calls.tools.arguments.untyped)
+        kinds = value_types(
+            property_schema(call.schema, key, call.schema), call.schema, declared, calls.tools.arguments.untyped
+        )
         yield from _tagged_value(call, kinds, ends, seen)
     if seen or not source.final or source.position < len(source.text):
         call.write("}" if seen else "{}")
 
 
-def _is_wrapper(call: Call, key: str) -> bool:
-    """Whether a model put all its arguments into one that the tool does not have."""
+def _may_wrap(call: Call, key: str) -> bool:
+    """Whether a model may have put all its arguments into one that the tool does not have."""
     properties = call.schema.get("properties") if isinstance(call.schema, Mapping) else None
     return key in _WRAPPERS and isinstance(properties, Mapping) and bool(properties) and key not in properties
+
+
+def _wraps(call: Call) -> Reading[bool]:
+    """Whether the object that begins here has the tool's arguments: its first key is one, or it has none."""
+    source = call.source
+    while True:
+        beginning = source.text[source.position : source.position + NAME_LIMIT]
+        if found := _FIRST_KEY.match(beginning):
+            return found[1] is None or found[1] in call.schema["properties"]
+        if source.final or len(beginning) == NAME_LIMIT:
+            return False
+        yield
 
 
 def _wrapped_arguments(call: Call) -> Reading[None]:
@@ -170,12 +163,6 @@ def _wrapped_arguments(call: Call) -> Reading[None]:
     yield from stream(call, JsonText(stops=(call.calls.argument_end, *call.calls.ends)), verbatim=True)
     yield from call.source.space()
     yield from call.source.match(call.syntax.scanner(call.calls.argument_end))
-
-
-def _ends(calls: CallSyntax) -> tuple[str, ...]:
-    """What ends a list of tagged arguments."""
-    following = (calls.name_prefix,) if substantial(calls.name_prefix) else ()
-    return tuple(dict.fromkeys((*calls.ends, *calls.starts, *following)))
 
 
 def _argument_header(call: Call, ends: tuple[str, ...]) -> Reading[tuple[str, str] | None]:
@@ -191,7 +178,17 @@ def _argument_header(call: Call, ends: tuple[str, ...]) -> Reading[tuple[str, st
         if found != calls.argument_value:
             source.position -= len(marker)
             return None
-        return _name_and_type(calls.tools.arguments, header)
+        line, line_break, rest = header.partition("\n")
+        if (
+            line_break and found.strip() == ">" and _is_property(call, line.strip())
+        ):  # the opener's bracket is forgotten
+            source.unread(line_break + rest + marker)
+            header = line
+        return _name_and_type(calls.tools.arguments, call.syntax.in_canonical_spelling(header))
+
+
+def _is_property(call: Call, key: str) -> bool:
+    return call.schema is not None and property_schema(call.schema, key, call.schema) is not None
 
 
 def _name_and_type(a: Arguments, header: str) -> tuple[str, str]:
@@ -207,8 +204,8 @@ def _name_and_type(a: Arguments, header: str) -> tuple[str, str]:
 
 
 def _tagged_value(call: Call, kinds: frozenset[str], ends: tuple[str, ...], seen: set[str]) -> Reading[None]:
-    """A value up to its end marker, or up to the next argument where the model forgot it. The marker only counts where
-    something that belongs to the call follows it: a string may contain it."""
+    """A value up to its end marker, or up to the next argument or the call's end where the model forgot it. A marker
+    only counts where something that belongs to the call follows it: a string may contain it."""
     source, calls, a = call.source, call.calls, call.calls.tools.arguments
     lead = a.value_prefix[len(a.value_prefix.rstrip()) :] if a.value_prefix.strip() else a.value_prefix
     tail = a.value_suffix[: len(a.value_suffix) - len(a.value_suffix.lstrip())]
@@ -217,7 +214,8 @@ def _tagged_value(call: Call, kinds: frozenset[str], ends: tuple[str, ...], seen
     end = calls.argument_end
     if (yield from source.match(_CDATA)):
         end, tail = "]]>" + end, ""
-    scanner = call.syntax.scanner(end, tail + end, calls.argument_name, tail + calls.argument_name)
+    inner = (end, calls.argument_name, *calls.ends)
+    scanner = call.syntax.scanner(*inner, *(tail + each for each in inner))
     following = call.syntax.scanner(calls.argument_name, *ends)
     value = TypedValue(kinds)
     while True:
@@ -227,14 +225,17 @@ def _tagged_value(call: Call, kinds: frozenset[str], ends: tuple[str, ...], seen
             source.position = stop
         if marker is not None:
             behind = stop + len(marker)
-            opens = call.syntax.canonical(marker.strip()) == calls.argument_name
-            after = (
-                _opens_next(call, behind, seen) if opens else _follows(source, following, calls.argument_name, behind)
-            )
+            found = call.syntax.canonical(marker.strip())
+            if found == calls.argument_name:
+                after = _opens_next(call, behind, seen)
+            elif found == end:
+                after = _follows(source, following, calls.argument_name, behind)
+            else:
+                after = _ends_output(call, behind)
             if after is False:
                 value.write(marker)
             if after is not None:
-                source.position = stop if after and opens else behind
+                source.position = stop if after and found != end else behind
             if after:
                 break
         if value.parts:
@@ -259,11 +260,34 @@ def _opens_next(call: Call, position: int, seen: set[str]) -> bool | None:
         return False if source.final else None
     if call.syntax.canonical(found) != calls.argument_value:
         return False
-    key = _name_and_type(calls.tools.arguments, source.text[position:stop])[0]
+    key = _name_and_type(calls.tools.arguments, call.syntax.in_canonical_spelling(source.text[position:stop]))[0]
     properties = call.schema.get("properties") if isinstance(call.schema, Mapping) else None
     if isinstance(properties, Mapping):
         return key in properties and key not in seen
     return is_special(calls.argument_name) and key not in seen
+
+
+def _ends_output(call: Call, position: int) -> bool | None:
+    """Whether a call's end marker that ends at `position`, within a value, ends the call: only further end markers
+    follow, or another call. None: undecided."""
+    source, calls = call.source, call.calls
+    ends, starts = call.syntax.scanner(*calls.ends), call.syntax.scanner(*calls.starts)
+    text, farthest = source.text, position + _LOOK_AHEAD
+    while True:
+        while position < min(len(text), farthest) and text[position].isspace():
+            position += 1
+        if position >= farthest:
+            return True
+        if position >= len(text):
+            return True if source.final else None
+        found = ends.match(text, position, source.final)
+        if isinstance(found, str):
+            position += len(found)
+        elif found is True:
+            return None
+        else:
+            opened = starts.match(text, position, source.final)
+            return None if opened is True else bool(opened)
 
 
 def _follows(source: Source, following: Scanner, argument: str, position: int) -> bool | None:
@@ -280,108 +304,3 @@ def _follows(source: Source, following: Scanner, argument: str, position: int) -
     if found is True:
         return None
     return found == argument or (bool(found) and (position == start or "\n" in text[start:position]))
-
-
-def nested_arguments(call: Call) -> Reading[None]:
-    """Elements named after their keys: `<city>Paris</city>`, which hold text, further elements or items. What is no
-    element ends the arguments: those before it stay."""
-    call_ends = call.syntax.scanner(*_ends(call.calls))
-    opened: list[str] = []
-    try:
-        yield from _elements(call, call_ends, opened)
-    except NoCall:
-        if not opened:
-            raise
-        call.write("".join(reversed(opened)))
-        _, marker = yield from call.source.until(call_ends, _UNLIMITED)
-        call.source.position -= len(marker)
-        return
-    if opened or not call.source.final:
-        call.write("}" if opened else "{}")
-
-
-def _elements(call: Call, call_ends: Scanner, opened: list[str]) -> Reading[None]:
-    """Arguments up to the call's end. `opened`: the brackets that are to be closed."""
-    while True:
-        yield from call.source.space()
-        if (yield from call.source.ahead(call_ends)):
-            return
-        key = yield from _element_start(call)
-        if not key:
-            return
-        call.write(f"{', ' if opened else '{'}{quoted(key)}: ")
-        opened[:] = ["}"]
-        yield from _element(call, key, property_schema(call.schema, key), opened)
-
-
-def _element_start(call: Call) -> Reading[str]:
-    """The name of the element that opens here, else ""."""
-    source = call.source
-    prefix = call.calls.tools.arguments.element_prefix
-    if not (yield from source.match(call.syntax.scanner(prefix + "<"))):
-        if (yield from source.peek()):
-            raise NoCall("text where an argument should open")
-        return ""
-    if (yield from source.peek()) == "/":
-        raise NoCall("an element closes that was not opened")
-    name, _ = yield from source.until(call.syntax.scanner(">"), NAME_LIMIT)
-    return name.strip()
-
-
-def _element(call: Call, name: str, schema: Schema, opened: list[str]) -> Reading[None]:
-    """The rest of an element: a value, elements, or items; and its end."""
-    prefix = call.calls.tools.arguments.element_prefix
-    schema = resolved(schema, call.schema)
-    kinds = types(schema, call.schema)
-    if len(opened) < _DEPTH and (kinds == ANY or kinds <= _NESTS or (prefix and kinds & _NESTS)):
-        yield from call.source.space()
-        tag = yield from call.source.ahead(call.syntax.scanner(prefix + "<", prefix + "</"))
-        if tag == prefix + "<":
-            yield from _children(call, name, schema, opened)
-            return
-        if tag and "string" not in kinds and kinds & {"object", "array"}:
-            call.write("{}" if "object" in kinds else "[]")
-            kinds = frozenset()
-    ends = _ends(call.calls)
-    end = prefix + "</" if prefix else f"</{name}>"
-    found = yield from _text_value(call, kinds, call.syntax.scanner(end, *(ends if prefix else ())))
-    if found in ends:
-        call.source.position -= len(found)
-    elif prefix:
-        yield from call.source.until(call.syntax.scanner(">"), NAME_LIMIT)
-
-
-def _text_value(call: Call, kinds: frozenset[str], ends: Scanner) -> Reading[str]:
-    """A value up to its end marker, which is consumed and returned. No kinds: the value is written already."""
-    source, value = call.source, TypedValue(kinds)
-    while True:
-        stop, found = ends.find(source.text, source.position, source.final)
-        value.write(source.text[source.position : stop])
-        source.position = stop + len(found or "")
-        if found or source.final:
-            break
-        if value.parts and kinds:
-            call.write(value.take())
-        yield
-    value.end()
-    if kinds:
-        call.write(value.take())
-    return found or ""
-
-
-def _children(call: Call, name: str, schema: Schema, opened: list[str]) -> Reading[None]:
-    """Elements within an element: a list where they are items, else an object."""
-    a = call.calls.tools.arguments
-    end = call.syntax.scanner(f"{a.element_prefix}</{name}>")
-    key = yield from _element_start(call)
-    is_list = key == a.item and types(schema, call.schema) != {"object"}
-    call.write("[" if is_list else "{")
-    opened.append("]" if is_list else "}")
-    while key:
-        if not is_list:
-            call.write(f"{quoted(key)}: ")
-        below = item_schema(schema) if is_list else property_schema(schema, key)
-        yield from _element(call, key, below, opened)
-        yield from call.source.space()
-        key = "" if (yield from call.source.match(end)) else (yield from _element_start(call))
-        call.write(", " if key else opened.pop())

@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from html import unescape
 
-from events.parsing.arguments import NoCall, read_arguments
+from events.parsing.arguments import read_arguments
+from events.parsing.call import NoCall
 from events.parsing.json_call import read_json_call
 from events.parsing.open_call import CutOff, OpenCall
 from events.parsing.pieces import Piece
 from events.parsing.policy import Policy
 from events.parsing.scanner import Scanner
 from events.parsing.source import Reading, Source
-from events.parsing.syntax import Syntax, distinctive, is_tag, substantial
+from events.parsing.syntax import Syntax, distinctive, is_tag, self_closing, substantial
 
 _NAME_LIMIT = 256
+_MOST_NOISE = 64
 _NOT_IN_NAMES = frozenset("<>{}[]()\"'")
 
 
@@ -39,7 +41,8 @@ class CallReader:
         self.calls = self.call.calls
         self.tools = self.call.tools
         self._shown = shown
-        self._bare = self._array = False
+        self._bare = self._array = self._further = False  # further: not the first of its section
+        self._without_arguments = False  # the tag of the current call closes itself
         self._gap = ""
 
     @property
@@ -52,16 +55,17 @@ class CallReader:
         (`bare`, where marker is ""). Returns behind the last call."""
         self.call.unmarked, self._bare = action in ("bare", "name"), action == "bare"
         self._array = self.calls.opens_array and action == "section" and marker.endswith("[")
+        self._further = False
         while True:
             if not (yield from self._guarded(marker, self._call(action))):
                 return
             if not (yield from self._another()):
                 return
-            action, marker = "section", self._gap
+            action, marker, self._further = "section", self._gap, True
 
     def read_message(self, name: str, header: str) -> Reading[None]:
         """A call that is the body of a message: its arguments where the header has the name, else a JSON object."""
-        self.call.unmarked = self._bare = self._array = False
+        self.call.unmarked = self._bare = self._array = self._further = False
         yield from self._guarded(header, self._message(name))
 
     def _guarded(self, marker: str, reading: Reading[None]) -> Reading[bool]:
@@ -128,8 +132,20 @@ class CallReader:
             raise NoCall("no JSON object where a call should be")
         elif inside or self._array or not self.calls.call_start or (yield from self._at_name()):
             yield from self._tag_call(prefix_read=False)
+        elif (yield from self._past_noise()):
+            yield from self._by_style((yield from self.source.space()), True)
         else:
             raise NoCall("no call where one should be")
+
+    def _past_noise(self) -> Reading[bool]:
+        """Whether the call's own opener stands behind a little text that has no place between a section's markers."""
+        source, scanner = self.source, self._scanner(*self.calls.starts, *self.calls.ends)
+        stop, marker = yield from source.nearest(scanner, _MOST_NOISE)
+        if marker is None or self.syntax.canonical(marker) != self.calls.call_start:
+            return False
+        self.call.warn(f"text in front of a call was left out: {source.text[source.position : stop].strip()!r}")
+        source.position = stop + len(marker)
+        return True
 
     def _at_name(self) -> Reading[bool]:
         """Whether what precedes a name stands here, where the call's own opener is missing."""
@@ -144,6 +160,9 @@ class CallReader:
         if not prefix_read and is_tag(self.calls.name_prefix):
             raise NoCall("no function's name where a call should be")
         self._take_name((yield from self._header()))
+        if self._without_arguments:
+            self.call.write("{}")
+            return
         if self.calls.arguments_start:
             yield from self.source.space()
             yield from self._match(self.calls.arguments_start)
@@ -167,10 +186,14 @@ class CallReader:
         id_prefix = call_id.prefix.strip() if call_id.position == "between" else ""
         opener = self._argument_opener()
         bracket = "(" if self.tools.arguments.style == "object" else ""
-        ends = (calls.name_end, id_prefix, opener, bracket, calls.arguments_start, *calls.ends, *calls.starts)
+        tags = self_closing(calls.name_end)
+        ends = (calls.name_end, *tags, id_prefix, opener, bracket, calls.arguments_start, *calls.ends, *calls.starts)
         text, found = yield from source.until(self._scanner(*ends), _NAME_LIMIT)
         if not found:
             self._unfinished_name(text)
+        self._without_arguments = found in tags
+        if self._without_arguments:
+            return text
         marker = self.syntax.canonical(found)
         if id_prefix and marker == id_prefix:
             yield from self._id_behind_name(opener)
@@ -263,6 +286,16 @@ class CallReader:
             self._array = char == ","
             if self._array:
                 return True
+            if self._bare and self.tools.arguments.style == "python":
+                skipped = yield from source.blank()
+                if not (calls.section_end and (yield from self._match(calls.section_end))):
+                    source.unread(skipped)
+                return False
+        if self.tools.style == "json" and calls.call_end and not self.call.closed:
+            if (yield from self._in_same_tag()):
+                return True
+            if (yield from self._match(calls.call_end)):
+                return (yield from self._another())
         if not (calls.separator or calls.section_end or self._bare):
             return False
         skipped = yield from source.blank()
@@ -278,6 +311,18 @@ class CallReader:
         source.unread(skipped)
         return False
 
+    def _in_same_tag(self) -> Reading[bool]:
+        """Whether a further JSON call follows in the tag of the last one, behind white space and a comma."""
+        source = self.source
+        skipped = yield from source.blank()
+        if (yield from source.peek()) == ",":
+            source.position += 1
+            skipped += "," + (yield from source.blank())
+        char = yield from source.peek()
+        if char != "{" and not (yield from source.ahead(self._scanner(self.calls.call_end))):
+            source.unread(skipped)
+        return char == "{"
+
     def _follows(self) -> Reading[bool]:
         """Whether a call begins here, within a section."""
         if again := self.calls.call_start or self.calls.name_prefix:
@@ -292,8 +337,8 @@ class CallReader:
         source, calls, a = self.source, self.calls, self.tools.arguments
         if not source.final:
             return False
-        markers = (*calls.starts, *calls.ends, calls.name_prefix, calls.argument_name, a.element_prefix + "<")
-        return self._scanner(*markers).begins(source.text, source.position)
+        openers = (calls.name_prefix, calls.arguments_start, calls.argument_name, a.element_prefix + "<")
+        return self._scanner(*calls.starts, *calls.ends, *openers).begins(source.text, source.position)
 
     def _failed(self, failure: NoCall) -> Reading[None]:
         """What was read is no call: show it or leave it out, up to the end of what it pretended to be. A call that
@@ -303,6 +348,8 @@ class CallReader:
         setting = "drop" if failure.incomplete else call.setting("failed")
         if call.unmarked:
             setting = "content"
+        elif setting == "content" and self._further:
+            setting = "text"
         call.warn(str(failure), "tool_call_error" if setting == "error" else "tool_call")
         if self._bare:
             self._shown(text)

@@ -44,6 +44,16 @@ def read_channels(parser: Parser) -> Reading[None]:
             yield from _header(parser, channels, marker)
         elif marker in channels.header_end:
             yield from _body(parser, channels, marker, marker)
+        yield from _stray_name(parser, channels)
+
+
+def _stray_name(parser: Parser, channels: Channels) -> Reading[None]:
+    """A channel's name right in front of the next header, between two messages, is left out: no text, and no header."""
+    source = parser.source
+    names = tuple(route.header for route in channels.routes if route.header.isalpha())
+    name = (yield from source.match(parser.syntax.scanner(*names))) if names else ""
+    if name and not (yield from source.ahead(parser.syntax.scanner(*channels.start))):
+        source.unread(name)
 
 
 def _first_header(parser: Parser, channels: Channels) -> Reading[None]:
@@ -132,7 +142,8 @@ def _body(parser: Parser, channels: Channels, header: str, last: str) -> Reading
     if to == "text":
         yield from _text_call(parser, channels, header)
         return
-    ends = (*channels.end, *(channels.start if channels.start_ends_body else ()))
+    other_bodies = channels.header_end if len(channels.header_end) > 1 else ()
+    ends = (*channels.end, *(channels.start if channels.start_ends_body else ()), *other_bodies)
     if to == "call":
         yield from _call_body(parser, channels, name, header)
         return
@@ -145,7 +156,7 @@ def _body(parser: Parser, channels: Channels, header: str, last: str) -> Reading
     elif to == "":
         parser.write(header)
     end = yield from _text(parser, parser.syntax.scanner(*ends, *parser.format.drop), shown=to != "drop")
-    if end in channels.start:
+    if end in channels.start or end in other_bodies:
         parser.source.position -= len(end)
     elif raw:
         parser.show(end)

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import json
 
-from events.parsing.arguments import NoCall, stream
+from events.parsing.arguments import stream
+from events.parsing.call import NoCall
 from events.parsing.json_text import JsonText
 from events.parsing.open_call import IGNORED, ROLES, WRAPPERS, CutOff, OpenCall
 from events.parsing.source import Reading
@@ -45,16 +46,26 @@ def read_json_call(call: OpenCall) -> Reading[None]:
             if held and _ready(call):
                 call.write(held)
                 held = ""
+            elif role in ("name", "id") and (yield from _goes_on(call)):
+                call.write("")
     _check(call, held)
-    if held or not call.announced:
+    if held or not call.begun:
         call.write(held or "{}")
 
 
 def _check(call: OpenCall, held: str | None) -> None:
     required = call.tools.json.arguments_required or (call.unmarked and call.policy.tools is None)
-    lacking = held is None and not call.announced and required
+    lacking = held is None and not call.begun and required
     if not call.name or lacking:
         raise NoCall("a call without a name or without arguments", incomplete=True)
+
+
+def _goes_on(call: OpenCall) -> Reading[bool]:
+    """Whether name and id of a marked call are both known and more of it follows: prose has no such beginning, so it
+    is announced before its arguments begin."""
+    if not (call.name and call.id and call.tools.json.id) or call.unmarked or call.announced:
+        return False
+    return (yield from call.source.space()) == ","
 
 
 def _key(call: OpenCall) -> Reading[str]:
@@ -104,7 +115,7 @@ def _arguments(call: OpenCall, char: str) -> Reading[str | None]:
     if char == "{":
         if not _ready(call):
             return (yield from _value(call))
-        yield from stream(call, JsonText(stops=call.calls.ends), verbatim=True)
+        yield from stream(call, JsonText(stops=call.calls.ends, eager=True), verbatim=True)
         return ""
     value = json.loads((yield from _value(call)))
     if value is None:

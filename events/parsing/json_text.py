@@ -16,6 +16,17 @@ from collections.abc import Callable
 from events.parsing.literals import escaped, literal, quoted
 from events.parsing.scanner import scanner_for
 from events.parsing.schema import Schema, item_schema, property_schema, resolved
+from events.parsing.strings import (
+    STRING_PREFIXES,
+    at_marker,
+    balance,
+    ends_string,
+    read_escape,
+    string_prefix,
+    undecided,
+    word_end,
+    word_goes_on,
+)
 
 Coerce = Callable[[str, Schema], str]
 """A bare word and the schema of its place (or None) → JSON text."""
@@ -26,15 +37,9 @@ _WORD_ENDS = {  # keywords → where a bare word ends as a value, as a key
     False: (re.compile(r"[,\]}\n]"), re.compile(r"[:,\]}\n]")),
     True: (re.compile(r"[,\]})\n]"), re.compile(r"[:=,\]})\n]")),
 }
-_HEX = re.compile(r"[0-9a-fA-F]+")
-_HEX_DIGITS = {"u": 4, "x": 2, "U": 8}
-_CLOSERS = {"{": "}", "[": "]"}
+_CLOSERS = {"{": "}", "[": "]", "set": "]"}
 _OPENERS = {"}": "{", "]": "[", ")": "["}
 _SPACE = re.compile(r"[ \t\r\n]*")
-_BRACKETS_CLOSE = "}])"
-_BRACKET = re.compile(r"[()\[\]{}]")
-_MOST_HELD = 64
-_SIMPLE_ESCAPES = frozenset('"\\/bfnrt')
 
 
 def word_to_json(word: str, schema: Schema = None) -> str:
@@ -48,6 +53,7 @@ class JsonText:
     keywords: the text is the inside of a Python call, `a=1, b='x')`, and becomes an object.
     quote: a further string delimiter (`<|"|>`), whose strings know no escapes.
     stops: markers that end an unfinished value where they stand outside of strings, or in a string between `quote`s.
+    eager: an object has shown to be one with the opening quote of its first key, not only with the colon behind it.
     coerce: decides about bare words, given the schema of their place below `schema`.
 
     done: the value is complete. committed: it has shown to be a value of its kind (the first key of an object and its
@@ -63,17 +69,19 @@ class JsonText:
         stops: tuple[str, ...] = (),
         coerce: Coerce = word_to_json,
         schema: Schema = None,
+        eager: bool = False,
     ) -> None:
         self.parts: list[str] = []
         self.done = self.committed = self.failed = self.stopped = False
         self._quote = quote
         self._stops = stops
         self._stop_firsts = frozenset(stop[0] for stop in stops)
-        self._stop_scanner = scanner_for(stops)
-        self._raw_ends = scanner_for((quote, *stops))
+        self._word_stops = (*stops, quote) if quote else stops
+        self._raw_end = scanner_for((quote, *stops))
         self._coerce = coerce
         self._tidy = keywords or bool(quote)
         self._keywords = keywords
+        self._eager = eager
         self._value_end, self._key_end = _WORD_ENDS[keywords]
         self._stack: list[tuple[str, Schema]] = []
         self._schema = self._root = schema
@@ -84,6 +92,8 @@ class JsonText:
         self._is_key = False
         self._word: list[str] = []
         self._key_parts: list[str] | None = None
+        self._braced: list[str] | None = None  # a brace of Python's and what follows it, until a colon or a comma
+        self._first_word = ""
         if keywords:
             self._open("{")
 
@@ -150,7 +160,11 @@ class JsonText:
         char = text[position]
         if char.isspace():
             return self._blank(text, position)
+        if self._braced is not None and char != ":":
+            self._be_set()
+            return position
         if char == ":" or (char == "=" and self._keywords):
+            self._be_object()
             self.committed = True
             self._state = self._value
             self._write(": " if self._tidy else ":")
@@ -183,49 +197,61 @@ class JsonText:
             self._inner(text[position:stop])
         char = text[stop]
         if char == self._delimiter:
+            if self._keywords and not self._is_key:
+                ends = ends_string(text, stop + 1, len(self._stack), final)
+                if ends is None:
+                    return stop
+                if not ends:
+                    self._inner(char if self._delimiter == "'" else "\\" + char)
+                    return stop + 1
             self._end_string()
             return stop + 1
         if char == "\\":
-            return self._escape(text, stop, final)
+            written, position = read_escape(text, stop, final)
+            if written:
+                self._write(written)
+            return position
         self._write(escaped(char))
         return stop + 1
 
     def _raw_string(self, text: str, position: int, final: bool) -> int:
         """Inside a string between custom quotes, which ends at the next quote and knows no escapes. A stop in front of
         that means that the quote was forgotten."""
-        at, marker = self._raw_ends.find(text, position, final)
+        at, marker = self._raw_end.find(text, position, final)
         if marker == self._quote:
             self._raw(text[position:at])
             self._end_string()
             return at + len(marker)
-        end = at - self._foreign_closers(text[position:at])
+        end = at - undecided(text[position:at], self._balance)
         self._raw(text[position:end])
         if marker:
             self._end_string()
         return at if marker or final else end
 
     def _raw(self, text: str) -> None:
-        if _BRACKET.search(text):
-            self._balance += _balance(text)
+        self._balance += balance(text)
         self._write(escaped(text))
 
-    def _foreign_closers(self, text: str) -> int:
-        """How many brackets at the end of a string's text close nothing within it. If the string's own quote never
-        comes, they close what is around it."""
-        run = min(len(text) - len(text.rstrip(_BRACKETS_CLOSE)), _MOST_HELD)
-        return min(run, max(0, -(self._balance + _balance(text)))) if run else 0
-
     def _bare(self, text: str, position: int, final: bool) -> int:
-        """A word without quotes, up to a delimiter or a stop."""
-        found = (self._key_end if self._is_key else self._value_end).search(text, position)
-        end = found.start() if found else len(text)
-        ended = found is not None
-        at, stop = self._stop_scanner.find(text, position, final)
-        if at <= end and (stop or not ended):
-            end, ended = at, stop is not None
-        self._word.append(text[position:end])
-        if ended:
-            self._end_word()
+        """A word without quotes, up to a delimiter or a stop, or up to a custom quote that was forgotten in front
+        of it."""
+        ends = self._key_end if self._is_key else self._value_end
+        end, ended = word_end(text, position, final, ends, self._word_stops)
+        if end > position:
+            self._word.append(text[position:end])
+        if not ended:
+            return end
+        if self._quote and text.startswith(self._quote, end):
+            self._end_word(is_string=True)
+            return end + len(self._quote)
+        if self._quote and text[end] == "," and not self._is_key and self._stack and self._stack[-1][0] == "{":
+            goes_on = word_goes_on(self._word, text, end + 1, final)
+            if goes_on is None:
+                return end
+            if goes_on:
+                self._word.append(",")
+                return end + 1
+        self._end_word()
         return end
 
     # What the states do.
@@ -233,7 +259,20 @@ class JsonText:
     def _write(self, text: str) -> None:
         if self._key_parts is not None:
             self._key_parts.append(text)
-        self.parts.append(text)
+        (self.parts if self._braced is None else self._braced).append(text)
+
+    def _be_object(self) -> None:
+        """What follows a brace of Python's is a key, or nothing: the brace opens an object."""
+        self.parts += self._braced or ()
+        self._braced = None
+
+    def _be_set(self) -> None:
+        """What follows a brace of Python's is a value: the brace opens a set, which becomes a list."""
+        value = "".join((self._braced or [])[1:])
+        self.parts += ("[", self._coerce(self._first_word, None) if self._first_word else value)
+        self._braced = None
+        self._stack[-1] = ("set", self._stack[-1][1])
+        self._end_value()
 
     def _blank(self, text: str, position: int) -> int:
         """White space: kept where the model writes JSON itself, behind a comma only if something follows."""
@@ -254,9 +293,14 @@ class JsonText:
 
     def _scalar(self, text: str, position: int, final: bool) -> int:
         """Begin a string or a bare word, as a value or as a key."""
-        if text[position] in self._stop_firsts and (held := self._at_stop(text, position, final)):
+        if text[position] in self._stop_firsts and (held := at_marker(text, position, self._stops, final)):
             self.stopped = held == "yes"
             return position
+        if self._keywords and text[position] in STRING_PREFIXES:
+            prefix = string_prefix(text, position, final)
+            if prefix is None:
+                return position
+            position += prefix
         quote = self._quote
         here = text[position : position + len(quote)]
         if quote and here != quote and not final and quote.startswith(here):
@@ -274,7 +318,7 @@ class JsonText:
     def _begin_string(self, delimiter: str, state: State, position: int) -> int:
         self._delimiter = delimiter
         self._balance = 0
-        if not self._is_key:
+        if not self._is_key or self._eager:
             self.committed = True
         self._write('"')
         self._state = state
@@ -287,17 +331,18 @@ class JsonText:
         self._write('"')
         self._end_scalar()
 
-    def _end_word(self) -> None:
+    def _end_word(self, is_string: bool = False) -> None:
         word = "".join(self._word).strip()
         self._word.clear()
         if self._is_key:
+            self._first_word = word
             self._write(quoted(word))
-        elif self._stack and not self.committed and literal(word) is None:
+        elif self._stack and not (self.committed or is_string) and literal(word) is None:
             self.failed = True
             return
         else:
             self.committed = True
-            self._write(self._coerce(word, self._schema))
+            self._write(quoted(word) if is_string else self._coerce(word, self._schema))
         self._end_scalar()
 
     def _end_scalar(self) -> None:
@@ -311,26 +356,30 @@ class JsonText:
     def _enter(self, key: list[str] | None) -> None:
         """The place below `key` of the innermost object."""
         if key is not None:
-            found = property_schema(self._stack[-1][1], json.loads("".join(key)))
+            found = property_schema(self._stack[-1][1], json.loads("".join(key)), self._root)
             self._schema = resolved(found, self._root)
 
     def _end_value(self) -> None:
         if self._stack:
-            self._schema = self._stack[-1][1]
+            bracket, self._schema = self._stack[-1]
+            if bracket == "[":
+                self._schema = resolved(item_schema(self._schema, self._root), self._root)
             self._state = self._after
         else:
             self.done = True
 
     def _open(self, bracket: str) -> None:
+        if bracket == "{" and self._keywords and self._stack:
+            self._braced, self._first_word = [], ""
         self._write(bracket)
         self._stack.append((bracket, self._schema))
         if bracket == "[":
-            self._schema = resolved(item_schema(self._schema), self._root)
+            self._schema = resolved(item_schema(self._schema, self._root), self._root)
         self._state = self._key if bracket == "{" else self._value
 
     def _closer(self, char: str, text: str, position: int, final: bool) -> int:
         """A closing bracket closes what was opened with its like, and what is still open within."""
-        opener = _OPENERS[char]
+        opener = "set" if char == "}" and self._stack and self._stack[-1][0] == "set" else _OPENERS[char]
         if char == ")" and self._keywords and not any(kind == "[" for kind, _ in self._stack):
             opener = "{"
         if all(kind != opener for kind, _ in self._stack):
@@ -342,6 +391,7 @@ class JsonText:
 
     def _close_one(self) -> str:
         """Close the innermost bracket, and return how it was opened."""
+        self._be_object()
         bracket = self._stack[-1][0]
         if bracket == "{" and self._state == self._colon:
             self._write(": null" if self._tidy else ":null")
@@ -355,49 +405,10 @@ class JsonText:
 
     def _unexpected(self, text: str, position: int, final: bool) -> int:
         """A character that has no place here: the end, if a stop stands there; else it is left out."""
-        if text[position] in self._stop_firsts and (held := self._at_stop(text, position, final)):
+        if text[position] in self._stop_firsts and (held := at_marker(text, position, self._stops, final)):
             self.stopped = held == "yes"
             return position
         if not self.committed:
             self.failed = True
             return position
         return position + 1
-
-    def _at_stop(self, text: str, position: int, final: bool) -> str:
-        """Whether a stop stands here: "yes", "" for no, "maybe" while it is only begun."""
-        rest = text[position : position + 64]
-        if any(rest.startswith(stop) for stop in self._stops):
-            return "yes"
-        return "maybe" if not final and any(stop.startswith(rest) for stop in self._stops) else ""
-
-    def _escape(self, text: str, position: int, final: bool) -> int:
-        """A backslash. JSON's escapes pass, Python's are translated, any other is a backslash in its own right."""
-        char = text[position + 1 : position + 2]
-        if not char and not final:
-            return position
-        if char in _HEX_DIGITS:
-            return self._hexadecimal(text, position, _HEX_DIGITS[char], final)
-        if char and char in _SIMPLE_ESCAPES:
-            self._write("\\" + char)
-            return position + 2
-        if char in ("'", "\n"):
-            self._write("'" if char == "'" else "\\n")
-            return position + 2
-        self._write("\\\\")
-        return position + 1
-
-    def _hexadecimal(self, text: str, position: int, digits: int, final: bool) -> int:
-        code = text[position + 2 : position + 2 + digits]
-        valid = not code or _HEX.fullmatch(code) is not None
-        if len(code) < digits and valid and not final:
-            return position
-        if len(code) < digits or not valid:
-            self._write("\\\\")
-            return position + 1
-        self._write("\\u" + code.zfill(4) if digits < 8 else json.dumps(chr(min(int(code, 16), 0x10FFFF)))[1:-1])
-        return position + 2 + digits
-
-
-def _balance(text: str) -> int:
-    """Brackets that the text opens, less those that it closes."""
-    return sum(map(text.count, "{[(")) - sum(map(text.count, _BRACKETS_CLOSE))

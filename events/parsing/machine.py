@@ -11,24 +11,27 @@ from typing import Literal
 
 from events.formats.output_format import OutputFormat
 from events.parsing.calls import CallReader
-from events.parsing.open_call import begins_call
-from events.parsing.pieces import ContentText, ParseWarning, Piece, ReasoningText
+from events.parsing.fences import FENCE, closing_fence, opening_fence
+from events.parsing.open_call import begins_call, begins_python_call
+from events.parsing.pieces import ContentText, Piece
 from events.parsing.policy import Policy
+from events.parsing.prompted import thoughts_apart, written_by_prompt
 from events.parsing.readers import reader_for
-from events.parsing.scanner import Scanner
+from events.parsing.scanner import Scanner, is_token
 from events.parsing.source import Reading, Source
+from events.parsing.speech import Speech
 from events.parsing.syntax import Syntax, syntax_of
 from events.parsing.tokens import MarkerTokens
 
-Mode = Literal["content", "reasoning", "undecided"]
 _CALLS = frozenset({"section", "call", "name"})
+_OTHERS = {"{": "object", "[": "object", FENCE: "fence"}
 _BLANKS = (" ", "\n", "\t", "\r")
 _ADDRESS_LIMIT = 256
 _FIRST_KEY = 64
 """Characters in which an object's first key must show, where it may be a call behind text."""
 
 
-class Parser:
+class Parser(Speech):
     """Reads one output.
 
     opened: the end of the prompt, which counts as written by the model from `message_start` on: it decides where the
@@ -46,8 +49,7 @@ class Parser:
         show_opened: bool = False,
         marker_ids: Mapping[str, int] | None = None,
     ) -> None:
-        self._tokens = MarkerTokens(output_format, marker_ids or {})
-        self.format = self._tokens.format
+        super().__init__(MarkerTokens(output_format, marker_ids or {}))
         self._message_start = output_format.message_start
         self.policy = policy
         self.source = Source()
@@ -57,25 +59,15 @@ class Parser:
         )
         self.calls = CallReader(self.source, self.syntax, policy, self.say, self.show) if self.syntax.calls else None
         self._bare_calls = self.calls is not None and (bare == "always" or (bare == "declared" and bool(policy.tools)))
-        self._embedded_calls = self._bare_calls and self.syntax.calls is not None and self.syntax.calls.is_unmarked
+        self._embedded = self.syntax.calls.embedded_opener if self._bare_calls and self.syntax.calls else ""
         self._strict = (policy.boundaries or self.format.boundaries) == "strict"
-        self._pieces: list[Piece] = []
-        self._silent = self._opening = False
-        self.mode: Mode = "content"
-        self._began = False  # whether the current mode has said anything but white space since it was entered
-        self._answered = False  # whether content has
-        self._blank: list[str] = []  # white space that is said when something of the same kind follows
-        self._content_blank: list[str] = []
-        self._held: list[str] = []  # text of which nothing is known yet
-        self._at_start = True
-        self._marked = False
+        self._opening = False
         self._closed = False
-        self._prompted = False
         self._plain = False
-        self._back: Mode = "content"
+        self._fenced = False  # in a code fence that is left out
+        self._addressed = False  # in content that names its reader: what looks like a call there is quoted
         self._between: Scanner | None = None  # in text of which nothing is left unsaid: what finds its markers
-        self._after_call = self._after_section = self._withholds = False
-        self.withheld: list[str] = []
+        self._after_section = False
         reader = reader_for(self.format.reader, self.format.channels is not None)
         self._reading: Reading[None] | None = reader(self) if reader else self._read()
         self._begin(opened, show_opened)
@@ -119,10 +111,6 @@ class Parser:
         except StopIteration:
             self._reading = None
 
-    def _taken(self) -> list[Piece]:
-        pieces, self._pieces = self._pieces, []
-        return pieces
-
     # Where the output starts.
 
     def _begin(self, opened: str | None, show: bool) -> None:
@@ -132,22 +120,19 @@ class Parser:
         if self.format.content.prefix:
             self.say(ContentText(self.format.content.prefix))
         if opened:
-            written = self._written_by_prompt(opened, show)
+            channels = self.format.channels
+            marks = [self._tokens.decoded(mark) for mark in channels.start] if channels else []
+            written = written_by_prompt(opened, self._message_start, marks, show)
             self._silent = not show or written is None
             self._opening = True
-            self.source.add(self._tokens.encode_prompt(opened if written is None else written))
+            text = self._tokens.encode_prompt(opened if written is None else written)
+            if not self._silent and not self.policy.extract_reasoning and channels is None:
+                text, self._unsaid = thoughts_apart(self.format.reasoning, text)
+            self.source.add(text)
             self._resume()
             self._settle(written is not None)
-
-    def _written_by_prompt(self, opened: str, show: bool) -> str | None:
-        """What the prompt holds of the message itself: the text behind its header; None if that cannot be told. A
-        header that is a message's own (`<|start|>assistant`) belongs to it."""
-        start, channels = self._message_start, self.format.channels
-        if not start or start not in opened:
-            return opened if show and not start else None
-        places = [start.find(self._tokens.decoded(mark)) for mark in (channels.start if channels else ())]
-        own = min((place for place in places if place >= 0), default=len(start))
-        return start[own:] + opened.partition(start)[2]
+            if self._unsaid:
+                self._blank = [self._unsaid]
 
     def _settle(self, found: bool) -> None:
         """After the prompt's part. What it said silently is forgotten; where it left off is kept."""
@@ -163,7 +148,12 @@ class Parser:
 
     def _read(self) -> Reading[None]:
         """Text, and what its markers begin."""
+        while (yield from self.source.match(self.syntax.header_scanner)):
+            self._marked = True  # the prompt's header of the message, or its end, once more
         while True:
+            if self.policy.json_content and self._at_start and self.mode == "content":
+                self._fenced = yield from opening_fence(self.source)
+                self._marked = self._marked or self._fenced
             if self._bare_calls and self._at_start and self.mode == "content":
                 yield from self._bare_call()
             marker = yield from self.text(self._scanner())
@@ -174,6 +164,11 @@ class Parser:
                 yield from self._address(marker)
             elif action == "object":
                 yield from self._embedded_call()
+            elif action == "fence":
+                yield from self._close_fence()
+            elif action == "thought":
+                self.write(marker)  # of reasoning that stays in the content; a call without a marker may begin here
+                self._at_start = True
             elif action not in _CALLS:
                 self.mark(action, marker)
             elif self._strict and self._answered:
@@ -193,16 +188,26 @@ class Parser:
             self.write(marker)
             self.source.unread(name + end)
 
+    def _close_fence(self) -> Reading[None]:
+        if text := (yield from closing_fence(self.source, self.syntax.content_scanner)):
+            self.write(text)
+        else:
+            self._blank, self._fenced = [], False
+
     def _scanner(self) -> Scanner:
         if self._plain:
             return self.syntax.plain_scanner
         if self.mode == "reasoning":
             return self.syntax.reasoning_scanner
-        return self.syntax.object_scanner if self._embedded_calls else self.syntax.content_scanner
+        if self._addressed:
+            return self.syntax.addressed_scanner
+        if self._fenced:
+            return self.syntax.fenced_scanner
+        return self.syntax.object_scanner if self._embedded else self.syntax.content_scanner
 
     def _action(self, marker: str) -> str:
-        if marker == "{":
-            return "object"
+        if marker in _OTHERS:
+            return _OTHERS[marker]
         table = self.syntax.reasoning if self.mode == "reasoning" else self.syntax.content
         return table[self.syntax.canonical(marker)]
 
@@ -242,21 +247,29 @@ class Parser:
             self.source.unread(blank)
 
     def _embedded_call(self) -> Reading[None]:
-        """A call behind text, in a format whose calls nothing marks: an object whose first key is one of a call's."""
-        source = self.source
-        while (known := begins_call("{" + source.text[source.position : source.position + _FIRST_KEY])) is None:
+        """A call behind text, in a format whose calls nothing marks: an object whose first key is one of a call's, or a
+        list whose first function is a declared tool."""
+        source, opener = self.source, self._embedded
+        while (known := self._begins_call(source.text[source.position : source.position + _FIRST_KEY])) is None:
             if source.final or len(source.text) - source.position >= _FIRST_KEY:
                 break
             yield
         if known:
-            source.unread("{")
+            source.unread(opener)
             yield from self._read_calls("bare", "")
         else:
-            self.write("{")
+            self.write(opener)
+
+    def _begins_call(self, text: str) -> bool | None:
+        """Whether a call goes on like this behind its bracket; None: the text is too short to tell."""
+        if self._embedded == "{":
+            return begins_call("{" + text)
+        return begins_python_call(text, self.policy.tools or ())
 
     def _read_calls(self, action: str, marker: str) -> Reading[None]:
         assert self.calls is not None
         self._decide("content")
+        self._forget_opener()
         before = self.calls.count
         self._after_call = self._after_section = True
         yield from self.calls.read(action, marker)
@@ -273,15 +286,13 @@ class Parser:
         yield from self.calls.read_message(name, header)
         self._withholds = False
 
-    def release(self) -> None:
-        """Show what was taken for a call, was none, and was not followed by the call it should have been."""
-        text, self.withheld = "".join(self.withheld), []
-        self.show(text)
-
     # What markers do.
 
     def mark(self, action: str, marker: str) -> None:
         """A marker that begins or ends reasoning or content, or is left out."""
+        self._forget_opener()
+        starts = self.format.content.start if self.format.address else ()
+        self._addressed = self.syntax.canonical(marker) in starts
         if action == "reason":
             self._open_reasoning(marker)
         elif action == "unreason":
@@ -318,90 +329,13 @@ class Parser:
             self.enter("content")
 
     def _interrupt(self, marker: str) -> None:
-        """A tool's marker in reasoning: it ends the reasoning, or interrupts it for the call."""
+        """A tool's marker in reasoning: it ends the reasoning, or interrupts it for the call. Spelled out in the middle
+        of a sentence it is only spoken of; a token of the vocabulary never is."""
         resumes = self.format.reasoning is not None and self.format.reasoning.after_call == "reasoning"
-        if self._strict or (resumes and self.calls is None):
+        if self._strict or (resumes and self.calls is None) or (self._in_sentence() and not any(map(is_token, marker))):
             self.write(marker)
             return
         self.source.position -= len(marker)
         self.enter("content")
         self._at_start = False
         self._back = "reasoning" if resumes else "content"
-
-    def enter(self, mode: Mode) -> None:
-        """Go on with text of another kind. White space around the change belongs to neither."""
-        self._marked = True
-        if self.mode == mode:
-            return
-        if self.mode == "content":
-            self._content_blank = self._blank
-        self._blank = self._content_blank if mode == "content" else []
-        self.mode = mode
-        self._began = mode == "content" and self._answered
-        self._at_start = not self._began
-        self._prompted = False
-
-    def _decide(self, mode: Mode) -> None:
-        """Say the text of which nothing was known as what it turned out to be."""
-        if self.mode == "undecided":
-            held, self._held = "".join(self._held), []
-            self.mode = mode
-            self.write(held)
-
-    # Saying.
-
-    def write(self, text: str) -> None:
-        """Text of the current mode."""
-        if self.mode == "undecided":
-            self._held.append(text)
-            return
-        body = text.rstrip()
-        if not body:
-            if self._began or not self._marked:
-                self._blank.append(text)
-            return
-        size = len(body)
-        if not self._began:
-            if self._marked:
-                body = body.lstrip()
-            self._began, self._at_start = True, False
-        if self._blank:
-            body = "".join(self._blank) + body
-        self._blank = [text[size:]] if size < len(text) else []
-        self._say_text(body)
-
-    def _say_text(self, text: str) -> None:
-        self._after_call = False
-        if self.mode == "reasoning":
-            self.say(ReasoningText(text))
-            return
-        self._answered = True
-        if not (self.format.content.after_calls == "drop" and self.calls and self.calls.count):
-            self.say(ContentText(text))
-
-    def show(self, text: str) -> None:
-        """Give back text that was taken for something else, exactly as it was."""
-        if self._withholds:
-            self.withheld.append(text)
-        elif text:
-            if self._back == "reasoning":
-                self.enter("reasoning")
-            self._began, self._at_start = True, False
-            text = "".join(self._blank) + text
-            self._blank = []
-            self._say_text(text)
-
-    def say(self, piece: Piece) -> None:
-        if self._silent and isinstance(piece, ContentText | ReasoningText | ParseWarning):
-            return
-        self._pieces.append(self._tokens.decode(piece))
-
-    def _end(self) -> None:
-        """The end of the output: white space at the end of an answer is part of it."""
-        self._decide("content")
-        if self.mode == "reasoning":
-            if self._began:
-                self.say(ParseWarning("reasoning", "the reasoning was not closed"))
-        elif self._began and not self._after_call and (blank := "".join(self._blank)):
-            self._say_text(blank)
-        self._blank = []

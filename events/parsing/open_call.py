@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 
 from events.formats.output_format import Tools
-from events.parsing.arguments import NoCall
+from events.parsing.call import NoCall
 from events.parsing.pieces import ArgumentText, CallEnd, CallStart, ParseWarning, Piece
 from events.parsing.policy import Policy
 from events.parsing.schema import Schema
@@ -23,6 +23,8 @@ ROLES = {
 WRAPPERS = frozenset({"function", "tool_call", "function_call"})
 IGNORED = frozenset({"type", "index"})
 _KEYS = frozenset({*ROLES, *WRAPPERS, *IGNORED})
+_NAMESPACES = frozenset({"functions", "function", "tools", "tool", "default_api"})
+_FUNCTION = re.compile(r"\s*([\w.-]*)(?:(\()|$)")
 _FIRST_KEY = re.compile(r"[\s\[]*\{\s*(?:[\"'](\w*)([\"'])?|$)")
 
 
@@ -37,6 +39,24 @@ def begins_call(text: str) -> bool | None:
     return None if found.end() == len(text) and any(known.startswith(key) for known in _KEYS) else False
 
 
+def begins_python_call(text: str, names: Collection[str]) -> bool | None:
+    """Whether text goes on behind a bracket like a list of Python calls whose first function has one of these names.
+    None: it is too short to tell."""
+    found = _FUNCTION.match(text)
+    if found and found[2]:
+        return found[1] in names
+    return None if found and any(name.startswith(found[1]) for name in names) else False
+
+
+def without_namespace(name: str, tools: Mapping[str, Schema] | None) -> str:
+    """A function's name without the namespace that models put in front of it: its own name once more, or a word for
+    tools. A declared name is left alone."""
+    space, dot, short = name.rpartition(".")
+    if not dot or (tools is not None and (name in tools or short not in tools)):
+        return name
+    return short if space == short or (tools is not None and space in _NAMESPACES) else name
+
+
 class CutOff(Exception):
     """The output ended within a call that was not announced."""
 
@@ -45,7 +65,8 @@ class OpenCall:
     """One call after the other: `begin`, `declare` its name, `write` its arguments, `finish`.
 
     The first argument text announces a call, unless something of the announcement is still to come (its id, where the
-    format writes it last) or the format announces calls only whole. count: calls that were announced.
+    format writes it last) or the format announces calls only whole. count: calls that were announced. begun: whether
+    the current one's arguments were.
     """
 
     def __init__(self, source: Source, syntax: Syntax, policy: Policy, emit: Callable[[Piece], None]) -> None:
@@ -63,7 +84,7 @@ class OpenCall:
     def begin(self) -> None:
         self.name = self.id = ""
         self.schema: Schema = None
-        self.announced = self.closed = self.nameless = False
+        self.announced = self.begun = self.closed = self.nameless = False
         self._muted = False
         self._held: list[str] = []
         self._pieces: list[Piece] = []
@@ -71,7 +92,7 @@ class OpenCall:
     def declare(self, name: str) -> None:
         """The name is known: is it a tool's? A call without its opening marker must be one's."""
         tools = self.policy.tools
-        self.name = name
+        self.name = name = without_namespace(name, tools)
         if tools is None:
             if self.unmarked and self.setting("bare") != "always":
                 raise NoCall("a call without its marker, and no tools are declared")
@@ -91,6 +112,7 @@ class OpenCall:
         if not self.announced:
             self._announce()
         if text:
+            self.begun = True
             self._say(ArgumentText(text))
 
     def finish(self) -> None:
@@ -112,6 +134,8 @@ class OpenCall:
         """Say that the call is over; a call that is only announced whole is announced now."""
         if self.tools.commit == "call" and not complete:
             raise NoCall("the output ended within a call")
+        if complete and not self.begun:
+            self.write("{}")
         self._say(CallEnd(complete))
         self.source.forget()
         self._say_whole()

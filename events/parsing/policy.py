@@ -22,6 +22,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     parallel: false keeps the first call only.
     wait_for_id: where the format writes the call's id behind its arguments, the call is announced when the id is known
         (and its arguments are not streamed); false announces it at once under an id of ours.
+    json_content: the answer was asked for as JSON; a code fence around it is left out.
     undeclared, failed, truncated, bare, boundaries: see Tools and OutputFormat. failed may also be "error": the first
         text that is no call after an opening marker ends the run (the streaming specification's tool_call_parse_error).
     """
@@ -30,6 +31,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     extract_reasoning: bool = True
     parallel: bool = True
     wait_for_id: bool = True
+    json_content: bool = False
     undeclared: Literal["keep", "drop", "content"] | None = None
     failed: Literal["content", "text", "drop", "call", "error"] | None = None
     truncated: Literal["keep", "name", "drop"] | None = None

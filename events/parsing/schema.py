@@ -4,39 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import unquote
 
 Schema = Any
 """A JSON schema as parsed JSON, or None where nothing is known."""
 
 ANY = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
 _DEPTH = 8
+_OTHER_WORDS = {
+    "string": ("str", "text", "char", "varchar", "date", "datetime", "bytes"),
+    "integer": ("int", "int32", "int64", "long", "short", "uint", "unsigned", "bigint"),
+    "number": ("float", "float32", "float64", "double", "decimal", "num", "numeric"),
+    "boolean": ("bool",),
+    "object": ("dict", "map", "mapping", "json"),
+    "array": ("list", "arr", "tuple", "set", "sequence"),
+    "null": ("none", "nonetype"),
+}
+_WORDS = {word: name for name, words in _OTHER_WORDS.items() for word in words} | {name: name for name in ANY}
+"""What people write for JSON schema's types: its own names, and Python's and databases' for them."""
 
 
-def property_schema(schema: Schema, key: str) -> Schema:
-    """The schema of an object's property."""
-    if not isinstance(schema, Mapping):
+def property_schema(schema: Schema, key: str, root: Schema = None, depth: int = 0) -> Schema:
+    """The schema of an object's property; where several of an object's alternatives have it, all of theirs."""
+    schema = resolved(schema, root)
+    if not isinstance(schema, Mapping) or depth > _DEPTH:
         return None
     properties = schema.get("properties")
-    if isinstance(properties, Mapping) and key in properties:
-        return properties[key]
-    for keyword in ("anyOf", "oneOf", "allOf"):
-        for option in _list(schema.get(keyword)):
-            if (found := property_schema(option, key)) is not None:
-                return found
+    own = properties.get(key) if isinstance(properties, Mapping) else None
+    if own:
+        return own
+    found = [each for option in _options(schema) if (each := property_schema(option, key, root, depth + 1)) is not None]
+    if found:
+        return found[0] if len(found) == 1 else {"anyOf": found}
     extra = schema.get("additionalProperties")
-    return extra if isinstance(extra, Mapping) else None
+    return own if own is not None or not isinstance(extra, Mapping) else extra
 
 
-def item_schema(schema: Schema) -> Schema:
+def item_schema(schema: Schema, root: Schema = None, depth: int = 0) -> Schema:
     """The schema of a list's items."""
-    if not isinstance(schema, Mapping):
+    schema = resolved(schema, root)
+    if not isinstance(schema, Mapping) or depth > _DEPTH:
         return None
     if isinstance(schema.get("items"), Mapping):
         return schema["items"]
-    for keyword in ("anyOf", "oneOf", "allOf"):
-        for option in _list(schema.get(keyword)):
-            if (found := item_schema(option)) is not None:
-                return found
+    for option in _options(schema):
+        if (found := item_schema(option, root, depth + 1)) is not None:
+            return found
     return None
 
 
@@ -47,7 +60,8 @@ def resolved(schema: Schema, root: Schema) -> Schema:
             break
         target: Any = root
         for step in schema["$ref"].removeprefix("#").strip("/").split("/"):
-            target = target.get(step) if isinstance(target, Mapping) else None
+            name = unquote(step).replace("~1", "/").replace("~0", "~")
+            target = target.get(name) if isinstance(target, Mapping) else None
         schema = target
     return schema
 
@@ -58,10 +72,8 @@ def types(schema: Schema, root: Schema = None, depth: int = 0) -> frozenset[str]
     if not isinstance(schema, Mapping) or depth > _DEPTH:
         return ANY
     declared = schema.get("type")
-    if isinstance(declared, str):
-        return frozenset({declared}) & ANY or ANY
-    if isinstance(declared, list):
-        return frozenset(name for name in declared if isinstance(name, str)) & ANY or ANY
+    if isinstance(declared, str | list):
+        return _named_types([declared] if isinstance(declared, str) else declared) or ANY
     values = [schema["const"]] if "const" in schema else _list(schema.get("enum"))
     if values:
         return frozenset(map(_type_of, values))
@@ -73,6 +85,15 @@ def types(schema: Schema, root: Schema = None, depth: int = 0) -> frozenset[str]
     if "properties" in schema:
         return frozenset({"object"})
     return frozenset({"array"}) if "items" in schema else ANY
+
+
+def _named_types(names: list[Any]) -> frozenset[str]:
+    found = (_WORDS.get(name.strip().lower()) for name in names if isinstance(name, str))
+    return frozenset(name for name in found if name)
+
+
+def _options(schema: Mapping[str, Any]) -> list[Any]:
+    return [option for keyword in ("anyOf", "oneOf", "allOf") for option in _list(schema.get(keyword))]
 
 
 def _list(value: Any) -> list[Any]:

@@ -118,6 +118,16 @@ class Source:
         self.position -= len(found)
         return found
 
+    def nearest(self, scanner: Scanner, limit: int) -> Reading[tuple[int, str | None]]:
+        """Where the next marker stands, and which; None if `limit` characters have none. Nothing is consumed."""
+        while True:
+            stop, marker = scanner.find(self.text, self.position, self.final)
+            if stop - self.position > limit:
+                return stop, None
+            if marker is not None or self.final:
+                return stop, marker
+            yield
+
     def until(self, scanner: Scanner, limit: int) -> Reading[tuple[str, str]]:
         """Consume up to the first marker and the marker itself: (text, marker). The marker is "" at the end of the
         text, or when the next `limit` characters hold none (and exactly those are consumed)."""

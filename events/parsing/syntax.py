@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from events.formats.output_format import OutputFormat, Tools
+from events.parsing.fences import FENCE
 from events.parsing.scanner import Scanner, is_token, scanner_for
 
 _INDEX = re.compile(r"\{index\}")
@@ -44,6 +45,14 @@ class CallSyntax:
         return self.tools.style == "json" and not (announced or self.tools.json.array_only)
 
     @property
+    def embedded_opener(self) -> str:
+        """The bracket with which a call may open behind text: of JSON that nothing announces, or of a list of Python
+        calls; "" where there is none."""
+        if self.is_unmarked:
+            return "{"
+        return "[" if self.tools.arguments.style == "python" and self.tools.bare == "always" else ""
+
+    @property
     def name_end(self) -> str:
         """What ends the header of a call: the last literal part of the name's suffix."""
         return self.name_parts[-1] if self.name_parts else ""
@@ -70,8 +79,8 @@ def is_tag(marker: str) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def call_syntax(tools: Tools, messages: tuple[str, ...] = ()) -> CallSyntax:
-    """`messages`: markers that begin something else, where calls are messages among others."""
+def call_syntax(tools: Tools, messages: tuple[str, ...] = (), message_ends: tuple[str, ...] = ()) -> CallSyntax:
+    """`messages`, `message_ends`: markers that begin something else, and that end messages, where calls are such."""
     a = tools.arguments
     bracketed = tools.style == "json" or a.style == "python"
     section_start, section_end = tools.section_start.strip(), tools.section_end.strip()
@@ -84,7 +93,8 @@ def call_syntax(tools: Tools, messages: tuple[str, ...] = ()) -> CallSyntax:
     parts = tuple(part.strip() for part in _INDEX.split(tools.name_suffix) if part.strip())
     arguments_end = a.end.strip()
     starts = tuple(marker for marker in (section_start, call_start, *messages) if marker)
-    ends = tuple(m for m in (arguments_end, call_end, section_end) if substantial(m))
+    own = tuple(m for m in (arguments_end, call_end, section_end) if substantial(m))
+    ends = tuple(dict.fromkeys((*own, *message_ends)))
     return CallSyntax(
         tools=tools,
         section_start=section_start,
@@ -109,7 +119,8 @@ def call_syntax(tools: Tools, messages: tuple[str, ...] = ()) -> CallSyntax:
 class Syntax:
     """A format's markers by situation: `content` and `reasoning` map each marker to what it does there. `content_cut`
     finds those that may be cut off at the end of content: not closers of what was never opened. `object_scanner` finds
-    them and the brace that may open a call."""
+    them and the bracket that may open a call, `fenced_scanner` them and what closes a code fence, `addressed_scanner`
+    those that end content which is addressed to a reader, `header_scanner` the message's header and its last parts."""
 
     output_format: OutputFormat
     calls: CallSyntax | None
@@ -120,10 +131,19 @@ class Syntax:
     plain_scanner: Scanner
     content_cut: Scanner
     object_scanner: Scanner
+    fenced_scanner: Scanner
+    addressed_scanner: Scanner
+    header_scanner: Scanner
     spellings: dict[str, str]
 
     def canonical(self, marker: str) -> str:
         return self.spellings.get(marker, marker)
+
+    def in_canonical_spelling(self, text: str) -> str:
+        """A short text with every marker in it spelled canonically."""
+        for variant, canonical in self.spellings.items():
+            text = text.replace(variant, canonical)
+        return text
 
     def scanner(self, *markers: str) -> Scanner:
         """A scanner for these markers and what models write instead of them."""
@@ -142,11 +162,14 @@ def syntax_of(output_format: OutputFormat, with_tools: bool, with_reasoning: boo
     calls without their opening marker are looked for."""
     channels = output_format.channels
     messages = (*channels.start, *channels.header_end) if channels else ()
-    calls = call_syntax(output_format.tools, messages) if output_format.tools and with_tools else None
+    ends = channels.end if channels else ()
+    calls = call_syntax(output_format.tools, messages, ends) if output_format.tools and with_tools else None
     reasoning = output_format.reasoning if with_reasoning else None
     spellings = tuple((variant.strip(), canonical.strip()) for variant, canonical in output_format.spellings)
     content: dict[str, str] = {}
     inside: dict[str, str] = {}
+    if calls and bare and not with_reasoning and output_format.reasoning:
+        _add(content, "thought", output_format.reasoning.end)
     if calls:
         _add(content, "stray", (m for m in calls.ends if distinctive(m)))
         if bare and distinctive(calls.name_prefix):
@@ -172,14 +195,28 @@ def syntax_of(output_format: OutputFormat, with_tools: bool, with_reasoning: boo
         reasoning_scanner=spelled(tuple(inside), spellings),
         plain_scanner=spelled(tuple(m.strip() for m in output_format.drop), spellings),
         content_cut=spelled(
-            tuple(m for m, action in content.items() if action not in ("stray", "unreason")), spellings
+            tuple(m for m, action in content.items() if action not in ("stray", "unreason", "thought")), spellings
         ),
-        object_scanner=spelled((*content, "{"), spellings),
+        object_scanner=spelled((*content, calls.embedded_opener if calls else ""), spellings),
+        fenced_scanner=spelled((*content, FENCE), spellings),
+        header_scanner=spelled(tuple(_tails(output_format.message_start)), ()),
+        addressed_scanner=spelled(tuple(m.strip() for m in output_format.content.end), spellings),
         spellings=dict(spellings),
     )
+
+
+def _tails(header: str) -> list[str]:
+    """A message's header, and its parts from each marker on: what models write again where the prompt has it."""
+    places = [at for at, c in enumerate(header) if is_token(c) or (c == "<" and header[at + 1 : at + 2] != "/")]
+    return [tail for at in places if is_special(tail := header[at:].strip())]
 
 
 def _add(table: dict[str, str], action: str, markers: object) -> None:
     for marker in markers:  # type: ignore[attr-defined]
         if marker.strip():
             table[marker.strip()] = action
+
+
+def self_closing(name_end: str) -> tuple[str, ...]:
+    """How a tag ends that holds a function's name and nothing else: `<invoke name="now"/>`."""
+    return (f"{name_end[:-1]}/>", f"{name_end[:-1]} />") if name_end.endswith(">") and len(name_end) <= 2 else ()

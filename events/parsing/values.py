@@ -20,6 +20,8 @@ _LITERALS = {
     "null": "null", "None": "null",
 }  # fmt: skip
 _NUMERIC = frozenset("0123456789+-.eE_")
+_BOOLEANS = {"1": "true", "yes": "true", "on": "true", "0": "false", "no": "false", "off": "false"}
+_NO_JSON = frozenset({"NaN", "Infinity", "-Infinity"})
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 _LONGEST_QUOTED = 4096
@@ -29,11 +31,14 @@ _LONGEST_WORD = 64
 def value_types(schema: Schema, root: Schema, declared: str, untyped: str) -> frozenset[str]:
     """The types a value may have: what the output itself declares, else the schema, else the format's `untyped`.
 
-    `declared` is a JSON type's name, or "true" / "false" for "this is a string" / "this is JSON".
+    `declared` is a JSON type's name, or "true" / "false" for "this is a string" / "this is JSON". What a tool's schema
+    does not allow to be a string is none, whatever "true" says.
     """
-    if declared in ("true", "string"):
-        return frozenset({"string"})
     known = types(schema, root)
+    if declared == "true":
+        return frozenset({"string"}) if "string" in known else known
+    if declared == "string":
+        return frozenset({"string"})
     if declared == "false":
         return known if known != ANY else ANY
     if declared in ANY:
@@ -165,9 +170,22 @@ class TypedValue:
     def _scalar(self, text: str) -> str:
         word = text.strip()
         found = literal(word)
-        if found is None or ("string" in self._kinds and not self._allows(word)):
-            return _unquoted(text) if self._write == self._quoted else quoted(text)
+        if self._kinds == {"boolean"}:
+            found = _BOOLEANS.get(word.lower(), found)
+        if self._write == self._quoted and found is None:
+            return self._unquoted(text)
+        if found is None or found in _NO_JSON or ("string" in self._kinds and not self._allows(word)):
+            return quoted(text)
         return found
+
+    def _unquoted(self, text: str) -> str:
+        """A value in quotes: a string, or the literal within them that the type asks for."""
+        try:
+            value = json.loads(text)
+        except ValueError:
+            return quoted(text)
+        found = literal(value.strip()) if "string" not in self._kinds else None
+        return quoted(value) if found is None or not self._allows(found) else found
 
     def _allows(self, word: str) -> bool:
         if word in _LITERALS:
@@ -179,10 +197,3 @@ def _over_escaped(text: str) -> bool | None:
     """Whether a backslash stands where the first string of an object or list should open; None: not seen yet."""
     first = text.lstrip("[{ \t\r\n")[:2]
     return None if first in ("", "\\") else first == '\\"'
-
-
-def _unquoted(text: str) -> str:
-    try:
-        return quoted(json.loads(text))
-    except (ValueError, TypeError):
-        return quoted(text)

@@ -88,7 +88,7 @@ def _analyse_probe(probe: Probe) -> TemplateAnalysis:
     reasoning = analyse_reasoning(probe, turn, switches)
     content = analyse_content(probe, turn, reasoning, on)
     tools = analyse_tools(probe, turn, reasoning)
-    family = recognise(probe)
+    family = recognise(probe, reasoning.mode != "none")
     return TemplateAnalysis(
         output_format=_output_format(probe, turn, reasoning, content, tools, family),
         family=family.name if family else None,
@@ -144,8 +144,13 @@ def _named(family: Family, derived: OutputFormat) -> OutputFormat:
         named = registry.named(family.name)
     except KeyError:
         return derived
+    if family.parts == "reasoning":
+        return msgspec.structs.replace(derived, reasoning=named.reasoning)
     if family.parts == "tools":
-        return msgspec.structs.replace(derived, tools=named.tools)
+        thought = derived.reasoning
+        if thought and named.reasoning:  # which of the calls' markers end it is known of the family
+            thought = msgspec.structs.replace(thought, ended_by=named.reasoning.ended_by)
+        return msgspec.structs.replace(derived, reasoning=thought, tools=named.tools)
     if named.tools and named.tools.arguments.quote:  # strings have quotes of their own, so what has none is none
         arguments = msgspec.structs.replace(named.tools.arguments, untyped="json")
         named = msgspec.structs.replace(named, tools=msgspec.structs.replace(named.tools, arguments=arguments))
@@ -158,17 +163,13 @@ def _named(family: Family, derived: OutputFormat) -> OutputFormat:
 
 
 def _ended_by(reasoning: Reasoning, tools: Tools) -> tuple[str, ...]:
-    """A call's opening tag also ends reasoning where both are plain tags (`</think>`, `<tool_call>`): models of those
+    """A call's opening tags also end reasoning that ends with a tag (`</think>`, `<tool_call>`): models of those
     families forget to close. Families with markers of another kind quote calls in their thoughts (`[TOOL_CALLS]`)."""
-    opener = (tools.section_start or tools.call_start).strip()
-    forgotten = reasoning.end[0].strip().startswith("</") or not reasoning.start
-    return (opener.removesuffix("[").rstrip(),) if plain_opener(opener) and forgotten else ()
-
-
-def plain_opener(opener: str) -> bool:
-    """Whether calls open with a plain tag: `<tool_call>`, `<tool_calls>[`."""
-    tag = opener.removesuffix("[").rstrip()
-    return tag.startswith("<") and tag.endswith(">") and tag.isascii()
+    if reasoning.start and not reasoning.end[0].strip().startswith("</"):
+        return ()
+    openers = (tools.section_start.strip(), tools.call_start.strip())
+    tags = [opener.removesuffix("[").rstrip() for opener in openers]
+    return tuple(tag for tag in tags if tag.startswith("<") and tag.endswith(">"))
 
 
 def _findings(

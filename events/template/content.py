@@ -35,9 +35,9 @@ def _wrapping(turn: Turn, text: str, reasoning: ReasoningAnalysis) -> tuple[str,
     if words.CONTENT not in written:
         return None
     before, behind = written.split(words.CONTENT, 1)
-    end = reasoning.end.strip()
-    if end and end in before:
-        before = before[before.rfind(end) + len(end) :]
+    for mark in (reasoning.end.strip(), reasoning.start.strip()):  # a start too: some templates open it in old answers
+        if mark and mark in before:
+            before = before[before.rfind(mark) + len(mark) :]
     if before.strip() and any(is_marker(part) for part in segments(before)):
         return before.lstrip(), behind.rstrip()
     return None

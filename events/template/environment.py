@@ -136,6 +136,7 @@ def _make_environment() -> _Sandbox:
         lstrip_blocks=True,
         extensions=[jinja2.ext.loopcontrols, _GenerationBlock],
         cache_size=0,
+        optimized=False,  # folding constants costs more than templates that are rendered a few times gain
     )
     environment.filters.update(
         {
@@ -199,6 +200,7 @@ class ChatTemplate:
         self.source = source
         self.special_tokens = {"bos_token": "", "eos_token": "", **(special_tokens or {})}
         self._template = _compile(source)
+        self._lists_functions = "functions" in variables(source)
 
     def render(
         self,
@@ -218,7 +220,7 @@ class ChatTemplate:
         context: dict[str, Any] = {
             "strftime_now": lambda form="%Y-%m-%d": clock().strftime(form),
             "datetime": clock().strftime("%Y-%m-%d"),
-            "functions": to_json(tools or [], indent=2),
+            **({"functions": to_json(tools or [], indent=2)} if self._lists_functions else {}),
             **self.special_tokens,
             **{key: _copied(value) for key, value in extra.items()},
             "messages": _copied(messages),

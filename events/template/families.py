@@ -21,12 +21,12 @@ from events.template.reasoning import closing_of
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):
-    """name: of the format in the registry. parts: whether it replaces the whole description or only the tools.
-    sign: what was seen."""
+    """name: of the format in the registry. parts: whether it replaces the whole description or only the tools, or
+    brings the reasoning that a template leaves out. sign: what was seen."""
 
     name: str
     sign: str
-    parts: Literal["all", "tools"] = "all"
+    parts: Literal["all", "tools", "reasoning"] = "all"
 
 
 Test = Callable[["Evidence"], bool]
@@ -87,16 +87,22 @@ _SIGNS: tuple[tuple[Family, Test], ...] = (
         lambda seen: not seen.calls_rendered and "<|tool|>" in seen.system and "<|/tool|>" in seen.system,
     ),
     (
+        Family(name="kimi_k2", sign="calls stand in <|tool_calls_section_begin|>", parts="reasoning"),
+        lambda seen: "<|tool_calls_section_begin|>" in seen.call,
+    ),
+    (
         Family(name="lfm2", sign="a list of tools is declared, no call is ever rendered", parts="tools"),
         lambda seen: not seen.calls_rendered and "List of tools: " in seen.system,
     ),
 )
 
 
-def recognise(probe: Probe) -> Family | None:
-    """The first family whose sign is seen, None for a template that speaks for itself."""
+def recognise(probe: Probe, reasoning: bool) -> Family | None:
+    """The first family whose sign is seen, None for a template that speaks for itself. reasoning: whether the template
+    shows any."""
     seen = _evidence(probe)
-    return next((family for family, test in _SIGNS if test(seen)), None)
+    usable = (each for each in _SIGNS if not (reasoning and each[0].parts == "reasoning"))
+    return next((family for family, test in usable if test(seen)), None)
 
 
 def _evidence(probe: Probe) -> Evidence:

@@ -129,7 +129,8 @@ TOOLS = [declaration(FUNCTION), declaration(FUNCTION_TWO)]
 
 
 class Probe:
-    """Renders probe conversations; a refusal is None, and the last reason for one is kept for the findings."""
+    """Renders probe conversations, each once; a refusal is None, and the last reason for one is kept for the findings.
+    renderings: how many there were."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self.template = template
@@ -139,12 +140,25 @@ class Probe:
         self.content_parts = False
         self.tools_variable = "tools"
         self.capabilities = Capabilities()
+        self._known: dict[str, tuple[str | None, str]] = {}
 
     def render(self, messages: list[Message], *, tools: bool = False, prompt: bool = False, **extra: Any) -> str | None:
+        shaped = self._shaped(self.head + messages)
+        key = repr((shaped, tools and self.tools_variable, prompt, extra))
+        if key not in self._known:
+            self._known[key] = self._rendered(shaped, tools, prompt, extra)
+        text, refusal = self._known[key]
+        self.refusal = refusal or self.refusal
+        return text
+
+    def _rendered(
+        self, messages: list[Message], tools: bool, prompt: bool, extra: dict[str, Any]
+    ) -> tuple[str | None, str]:
+        """(text, "") or (None, why the template refused)."""
         self.renderings += 1
         try:
-            return self.template.render(
-                self._shaped(self.head + messages),
+            text = self.template.render(
+                messages,
                 tools=TOOLS if tools and self.tools_variable == "tools" else None,
                 add_generation_prompt=prompt,
                 max_characters=400_000,
@@ -152,8 +166,8 @@ class Probe:
                 **extra,
             )
         except TemplateError as error:
-            self.refusal = str(error)
-            return None
+            return None, str(error)
+        return text, ""
 
     def _tools_elsewhere(self, tools: bool) -> dict[str, Any]:
         return {self.tools_variable: TOOLS} if tools and self.tools_variable != "tools" else {}

@@ -30,7 +30,8 @@ _BUDGET_NAME = re.compile(r"budget|tokens", re.IGNORECASE)
 _OFF_WORDS = ("/no_think", "/nothink")
 _STRING = re.compile(r"'((?:[^'\\\n]|\\.){1,80})'|\"((?:[^\"\\\n]|\\.){1,80})\"")
 _OPPOSITES = (("START", "END"), ("start", "end"), ("BEGIN", "END"), ("begin", "end"), ("prefix", "suffix"))
-MODES_ON, MODES_OFF = ("enabled", "on", "think", "thinking", "auto"), ("disabled", "off", "no_think", "chat")
+MODES_ON = ("enabled", "on", "think", "thinking", "auto", "adaptive")
+MODES_OFF = ("disabled", "off", "no_think", "chat")
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
@@ -144,12 +145,15 @@ def settings(switches: tuple[Switch, ...], on: bool) -> dict[str, Any]:
 
 
 def switch_value(switch: Switch, on: bool) -> bool | str | int | None:
-    """What a switch is set to for thinking on or off; None to leave it alone."""
+    """What a switch is set to for thinking on or off; None to leave it alone: also where on is what the template does
+    by itself in a mode of its own choice (MiniMax M3: "adaptive")."""
     if switch.kind == "boolean":
         return on
     if switch.kind == "budget":
         return None if on else 0
     if switch.kind == "mode":
+        if on and switch.default in MODES_ON:
+            return None
         return next((word for word in (MODES_ON if on else MODES_OFF) if word in switch.levels), None)
     if switch.kind == "text":
         return None if on else switch.name

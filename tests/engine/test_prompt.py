@@ -335,6 +335,9 @@ ANSWER = (("user", "hi"), ("reasoning", "I'm thinking"), ("assistant", "Hello, "
         ("nemotron_word", "<SPECIAL_11>Assistant\n<think>\nI'm thinking</think>Hello, "),
         ("delimiter", "<|begin_assistant|>\nI'm thinking\n[BEGIN FINAL RESPONSE]\nHello, "),
         ("recipients", "<|start_header_id|>assistant<|end_header_id|>\n\n>>>all\nHello, "),
+        ("opened_answer", "<s_turn>Assistant\n<think>\nI'm thinking</think>Hello, "),
+        ("unasked_prompt", "<|line_start|>assistant<|line_end|>\nHello, "),
+        ("sections_unthinking", "<|im_assistant|>assistant<|im_middle|><think>I'm thinking</think>Hello, "),
         (
             "harmony",
             "<|start|>assistant<|channel|>analysis<|message|>I'm thinking<|end|>"
@@ -363,6 +366,26 @@ def test_reasoning_is_continued(template: str, opened: str) -> None:
     assert prompt.opened == opened
     if template != "harmony":
         assert made.detect_output_stage(prompt.token_ids) == "REASONING_STAGE"
+
+
+@pytest.mark.parametrize(
+    ("template", "opened"),
+    [
+        ("glm_tight", "<|assistant|><think>I'm</think>"),
+        ("hermes_think", "<|im_start|>assistant\n<think>\nI'm\n</think>\n\n"),
+        (
+            "harmony",
+            "<|start|>assistant<|channel|>analysis<|message|>I'm<|end|><|start|>assistant<|channel|>final<|message|>",
+        ),
+    ],
+)
+def test_reasoning_is_closed_where_text_is_to_follow(template: str, opened: str) -> None:
+    made = builder(own(template))
+    prompt = made.build(
+        run_input(("user", "hi"), ("reasoning", "I'm")), GenerationOptions(continue_final_message="content")
+    )
+    assert prompt.opened == opened
+    assert prompt.text.endswith(opened)
 
 
 def test_a_prefill_with_markup_stays_text() -> None:

@@ -68,6 +68,11 @@ def coder_cases(start: str, end: str, think: str = "<think>", unthink: str = "</
         # the end of an argument is forgotten: one that the tool has and that was not given begins the next
         Case(f"{start}\n<function=tide>\n<parameter=port>\nBrest\n<parameter=hours>\n6\n</parameter>\n</function>\n{end}", [("tide", {"port": "Brest", "hours": 6})]),
         Case(f"{start}\n<function=tide>\n<parameter=port>\n<parameter=pier>\n<parameter=port>\n</parameter>\n</function>\n{end}", [("tide", {"port": "<parameter=pier>\n<parameter=port>"})]),
+        Case(f"{start}\n<function=tide\n<parameter=port\nBrest\n</parameter>\n</function>\n{end}", [BREST]),
+        # and an end of the call ends it, if only ends or another call follow
+        Case(f"{start}\n<function=tide>\n<parameter=port>\nBrest\n</function>\n{end}\n{one}", [BREST, BREST]),
+        Case(f"{start}\n<function=tide>\n<parameter=port>\nBrest</function>\n", [BREST]),
+        Case(f"{start}\n<function=tide>\n<parameter=port>\n</function>\n{end}.\n</parameter>\n</function>{end}", [("tide", {"port": f"</function>\n{end}."})]),
         Case(f"{start}\n<function=sum>\n<parameter=a>\n1\n</parameter>\n</function>\n{end}", [("sum", {"a": "1"})], tools=None),
     ]  # fmt: skip
 
@@ -82,6 +87,7 @@ def glm_cases(start: str = "<tool_call>", end: str = "</tool_call>", between: st
         Case(f"{start}tide{between}{argument('port', 'Brest')}{end}", [BREST]),
         Case(f"{start}tide{between}\n{argument('port', '  Brest ')}\n{argument('hours', '6')}\n{end}{start}now{between}{end}", [("tide", {"port": "  Brest ", "hours": 6}), ("now", {})]),
         Case(f"{start}tide{between}{argument('port', '42')}{argument('extra', '{oops')}{end}", [("tide", {"port": "42", "extra": "{oops"})]),
+        Case(f"{start}tide{between}<{tag}arg_key>hours</{tag}arg_key><{tag}arg_value>6{end}{start}now{between}{end}", [("tide", {"hours": 6}), ("now", {})]),
     ]  # fmt: skip
 
 
@@ -92,6 +98,7 @@ def invoke_cases(start: str, end: str, tag: str = "") -> list[Case]:
     return [
         Case(f"{start}\n{one}\n{end}", [BREST]),
         Case(f"On it.{start}\n{one}\n{two}\n{end}", [BREST, ("now", {})], content="On it."),
+        Case(f"{start}\n{one}\n{end}".replace(f"</{tag}parameter>\n", ""), [BREST]),
     ]
 
 
@@ -111,6 +118,11 @@ def dsml_cases(wrapper: str, space: str = "") -> list[Case]:
         Case(f"One moment.\n{call}{call}Done.", [("tide", {"port": "Brest", "hours": 6})] * 2, content="One moment.\n\nDone.", tools=None),
         Case(f"<｜DSML｜toolcalls>\n{call}</｜DSML｜{wrapper}>", [("tide", {"port": "Brest", "hours": 6})]),
         Case(f'<｜DSML｜{wrapper}><{d}invoke name="f"><{d}parameter name="a" string="true">x <b><{d}parameter name="b" string="true">y</{d}parameter></{d}invoke></｜DSML｜{wrapper}>', [("f", {"a": "x <b>", "b": "y"})], tools=None),
+        Case(f'<｜DSML｜{wrapper}><{d}invoke name="now"/>\n<{d}invoke name="tide">\n{{"port": "Brest"}}\n</{d}invoke><{d}invoke name="now" /></｜DSML｜{wrapper}>', [("now", {}), BREST, ("now", {})]),
+        # the schema knows better what a string is not; a tool's arguments may all stand in one
+        Case(f'<｜DSML｜{wrapper}><{d}invoke name="tide">{parameter("hours", "6", "true")}{parameter("port", "42", "true")}</{d}invoke></｜DSML｜{wrapper}>', [("tide", {"hours": 6, "port": "42"})]),
+        Case(f'<｜DSML｜{wrapper}><{d}invoke name="tide">{parameter("arguments", """{"hours": 6}""", "false")}</{d}invoke></｜DSML｜{wrapper}>', [("tide", {"hours": 6})]),
+        Case(f'<｜DSML｜{wrapper}><{d}invoke name="tide">{parameter("arguments", """{"ours": 6}""", "false")}</{d}invoke></｜DSML｜{wrapper}>', [("tide", {"arguments": {"ours": 6}})]),
         Case(f'Say <{d}invoke name="tide"> in thought</think>Done.', content="Done.", reasoning=f'Say <{d}invoke name="tide"> in thought', prefix="<think>"),
     ]  # fmt: skip
 
@@ -161,6 +173,13 @@ CASES: dict[str, list[Case]] = {
         Case('<tool_call>\n{"type": "function", "function": {"name": "tide", "arguments": {"port": "Brest"}}}\n</tool_call>', [BREST]),
         Case('<tool_call>\n{"name": "tide", "arguments": {"port": "Bre', [("tide", '{"port": "Bre')]),
         Case("thinking<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>", [("now", {})], reasoning="thinking", prefix="<think>"),
+        Case('<tool_call>{"name": "tide", "arguments": {"port": "Brest"}}, {"name": "now", "arguments": {}}\n</tool_call>', [BREST, ("now", {})]),
+        Case('<tool_call>{"name": "now", "arguments": {}}, and so on', [("now", {})], content=", and so on"),
+        Case('<tool_call>{"name": "functions.tide", "arguments": {"port": "Brest"}}</tool_call>', [BREST]),
+        Case('<tool_call>[{"name": "now", "arguments": {}}, "and"]</tool_call>', [("now", {})], content='"and"]'),
+        # in the middle of a sentence a call is only spoken of
+        Case("I could say <tool_call>{\"name\": \"now\"}</tool_call> here.</think>No.", content="No.", reasoning="I could say <tool_call>{\"name\": \"now\"}</tool_call> here.", prefix="<think>"),
+        Case("I ask. <tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>", [("now", {})], reasoning="I ask.", prefix="<think>"),
     ],
     "longcat": json_cases("<longcat_tool_call>\n", "\n</longcat_tool_call>"),
     "granite4": json_cases("<tool_call>\n", "\n</tool_call>"),
@@ -182,10 +201,12 @@ CASES: dict[str, list[Case]] = {
         Case('```json\n[{"name": "tide", "arguments": {"port": "Brest"}}]\n```', [BREST]),
         Case('Like so:\n```json\n{"port": "Brest"}\n```\nGood.', content='Like so:\n```json\n{"port": "Brest"}\n```\nGood.'),
     ],
-    "apertus": [Case('<|inner_prefix|>Hm.<|inner_suffix|>Now <|tools_prefix|>[{"tide": {"port": "Brest"}}, {"now": {}}]<|tools_suffix|>', [BREST, ("now", {})], "Now", "Hm.")],
+    "apertus": [Case('<|inner_prefix|>Hm.<|inner_suffix|>Now <|tools_prefix|>[{"tide": {"port": "Brest"}}, {"now": {}}]<|tools_suffix|>', [BREST, ("now", {})], "Now", "Hm."),
+        Case('<|inner_prefix|>Hm.<|tools_prefix|>[{"now": {}}]<|tools_suffix|> So late.<|inner_suffix|>Late.', [("now", {})], "Late.", "Hm.So late.")],
     "cohere_command3": [
         Case('<|START_THINKING|>Ask.<|END_THINKING|><|START_ACTION|>[\n    {"tool_call_id": "7", "tool_name": "tide", "parameters": {"port": "Brest"}}\n]<|END_ACTION|>', [BREST], reasoning="Ask.", ids=["7"]),
         Case("<|START_RESPONSE|>High.<|END_RESPONSE|>", content="High."),
+        Case('<|START_ACTION|>[{"tool_call_id": "7", "tool_name": "now", "note": 1}]<|END_ACTION|>', [("now", {})], ids=["7"]),
     ],
     "llama3_json": [
         Case('<|python_tag|>{"name": "tide", "parameters": {"port": "Brest"}}; {"name": "now", "parameters": {}}<|eom_id|>', [BREST, ("now", {})]),
@@ -216,9 +237,12 @@ CASES: dict[str, list[Case]] = {
     "ling3": glm_cases(between="\n"),
     "poolside_v1": glm_cases(between="\n"),
     "hy_v3": [Case(f"<tool_calls>{case.text}</tool_calls>", case.calls) for case in glm_cases(between="<tool_sep>")],
-    "hy_v4": [Case(f"<tool_calls>\n{case.text}\n</tool_calls>", case.calls) for case in glm_cases(between="<tool_sep>")],
-    "k2_horizon": [Case(f"<ifm|tool_calls>{case.text}</ifm|tool_calls>", case.calls, prefix="<ifm|think></ifm|think>") for case in glm_cases("<ifm|tool_call>", "</ifm|tool_call>", tag="ifm|")],
+    "hy_v4": [Case('<tool_calls:opensource><tool_call:opensource>tide<arg_key:opensource>port</arg_key:opensource><arg_value:opensource>Brest</arg_value:opensource></tool_call:opensource></tool_calls:opensource>', [BREST]), *(Case(f"<tool_calls>\n{case.text}\n</tool_calls>", case.calls) for case in glm_cases(between="<tool_sep>"))],
+    "k2_horizon": [Case("Hm.</ifm|think_fast>Yes.", content="Yes.", reasoning="Hm."), *(Case(f"<ifm|tool_calls>{case.text}</ifm|tool_calls>", case.calls, prefix="<ifm|think></ifm|think>") for case in glm_cases("<ifm|tool_call>", "</ifm|tool_call>", tag="ifm|"))],
     "kimi_k2": [
+        Case('So.<|tool_calls_section_begin|> er <|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>', [("now", {})], "So.", ids=["functions.now:0"]),
+        Case('<|tool_calls_section_begin|> is a marker.', content="<|tool_calls_section_begin|> is a marker."),
+        Case('<think>Ask.<|tool_call_begin|>functions.tide:0<|tool_call_argument_begin|>{"port": "Brest"}<|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{}', [BREST, ("now", {})], reasoning="Ask.", ids=["functions.tide:0", "functions.now:1"]),
         Case('<think>Ask.</think>Sure.<|tool_calls_section_begin|><|tool_call_begin|>functions.tide:0<|tool_call_argument_begin|>{"port": "Brest"}<|tool_call_end|><|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>', [BREST, ("now", {})], "Sure.", "Ask.", ids=["functions.tide:0", "functions.now:1"]),
     ],
     "kimi_k3": [
@@ -241,6 +265,9 @@ CASES: dict[str, list[Case]] = {
         Case("<mm:think>Hm.</mm:think>Yes.", content="Yes.", reasoning="Hm."),
         Case(f'{M3}<tool_call>\n{M3}<invoke name="tide">{M3}<hours>06{M3}</hours>{M3}<tags>{M3}</tags>{M3}<extra>{M3}</extra>{M3}</invoke>\n{M3}</tool_call>', [("tide", {"hours": 6, "tags": [], "extra": {}})]),
         Case(f'{M3}<tool_call>\n{M3}<invoke name="tide">{M3}<extra>{M3}<depth>2{M3}</depth>oh{M3}</extra>{M3}</invoke>\n{M3}</tool_call>Done.', [("tide", {"extra": {"depth": 2}})], content="Done."),
+        # several elements of one name are a list, where no schema says otherwise
+        Case(f'{M3}<tool_call>\n{M3}<invoke name="f">{M3}<o>{M3}<k>1{M3}</k>{M3}<k>{M3}<z>2{M3}</z>{M3}</k>{M3}<j>x{M3}</j>{M3}</o>{M3}</invoke>\n{M3}</tool_call>', [("f", {"o": {"k": [1, {"z": 2}], "j": "x"}})], tools=None),
+        Case(f'{M3}<tool_call>\n{M3}<invoke name="f">{M3}<o>{M3}<k>1{M3}</k>{M3}<k>2{M3}</k>oh{M3}</o>{M3}</invoke>\n{M3}</tool_call>', [("f", {"o": {"k": [1, 2]}})], tools=None),
         Case(f'{M3}<tool_call>\n{M3}<invoke name="tide">{M3}<port>Brest{M3}</invoke>\n{M3}</tool_call>', [BREST]),
     ],
     "minicpm5": [
@@ -251,6 +278,9 @@ CASES: dict[str, list[Case]] = {
         Case(' to=self<|message|>Hm.<|eom|><|start|>assistant to=tide<|message|><atem:function_calls>\n<atem:invoke name="tide">\n<atem:parameter name="port">Brest</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eom|><|start|>assistant to=user<|message|>Done.<|eot|>', [BREST], content="Done.", reasoning="Hm."),
         Case(' to=tide<|message|><atem:function_calls>\n<atem:invoke name="tide">\n<atem:parameter name="port">Brest</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eot|>', [BREST]),
         Case(" to=user<|message|>Set to=9 and<|eot|>", content="Set to=9 and"),
+        Case(' to=tide.tide<|message|><atem:function_calls>\n<atem:invoke name="tide.tide">\n<atem:parameter name="port">Brest</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eom|>', [BREST]),
+        # a call that the reader is only shown
+        Case(' to=user<|message|>Write <atem:function_calls>\n<atem:invoke name="tide">\n</atem:invoke></atem:function_calls><|eom|><|start|>assistant to=now<|message|><atem:function_calls>\n<atem:invoke name="now">\n</atem:invoke>\n</atem:function_calls><|eot|>', [("now", {})], content='Write <atem:function_calls>\n<atem:invoke name="tide">\n</atem:invoke></atem:function_calls>'),
         Case(' to=self<|message|>Hm.<|eom|> to=user<|message|>Yes.<|eot|>', content="Yes.", reasoning="Hm."), *invoke_cases("<atem:function_calls>", "</atem:function_calls>", "atem:"),
     ],
     "plamo3": [
@@ -268,7 +298,15 @@ CASES: dict[str, list[Case]] = {
         Case('Hm.</think><｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="tide"><steptml:parameter name="port">Brest</steptml:parameter></steptml:invoke><｜tool_call_end｜><｜tool_calls_end｜>', [BREST], reasoning="Hm.", prefix="<think>")],
     "lfm2": [
         *python_cases("<|tool_call_start|>", "<|tool_call_end|>"), Case('<|tool_call_start|>[{"name": "tide", "arguments": {"port": "Brest"}}]<|tool_call_end|>', [BREST])],
-    "pythonic": [*python_cases("", ""), *python_cases("<|python_start|>", "<|python_end|>"), Case("[1] See the tables (2020).", content="[1] See the tables (2020).")],
+    "pythonic": [
+        # quotes that were not escaped: a string ends where the call goes on behind it
+        Case("[tide(port='sed -n '1,9p' x', note=\"say \"hi\" to (b\", hours=6)]", [("tide", {"port": "sed -n '1,9p' x", "note": 'say "hi" to (b', "hours": 6})]),
+        Case("[tide(port='f('a')', tags=['it's', 'b'])]", [("tide", {"port": "f('a')", "tags": ["it's", "b"]})]),
+        Case("[tide(port=f'Brest', note=rb\"x\", extra=f)]", [("tide", {"port": "Brest", "note": "x", "extra": "f"})]),
+        Case("See [here] and [tide(port='Brest')] or [ferry()] and [now()]: [", [BREST, ("now", {})], content="See [here] and  or [ferry()] and : ["),
+        # sets are lists
+        Case("[tide(tags={'a', 'b'}, extra={'depth': {1, 2.5}, 'none': {}}), tide(tags={'c'})]", [("tide", {"tags": ["a", "b"], "extra": {"depth": [1, 2.5], "none": {}}}), ("tide", {"tags": ["c"]})]),
+        *python_cases("", ""), *python_cases("<|python_start|>", "<|python_end|>"), Case("[1] See the tables (2020).", content="[1] See the tables (2020).")],
     "olmo3": python_cases("<function_calls>\n", "\n</function_calls>", ""),
     "gemma4": [
         Case('<|channel>thought\nHm.<channel|>Ok. <|tool_call>call:tide{port:<|"|>Brest, "F"<|"|>,hours:6,tags:[<|"|>x<|"|>],extra:{depth:2.5}}<tool_call|>', [("tide", {"port": 'Brest, "F"', "hours": 6, "tags": ["x"], "extra": {"depth": 2.5}})], "Ok.", "Hm."),
@@ -278,13 +316,25 @@ CASES: dict[str, list[Case]] = {
         Case('<|tool_call>call:tide{port:{of:[<|"|>f(x)}]}}<tool_call|>', [("tide", {"port": {"of": ["f(x)"]}})]),
         Case('<|tool_call>call:tide{port:<|"|>Brest )', [("tide", {"port": "Brest "})]),
         Case('<|tool_call>call:tide{port:<|"|>f(x)', [("tide", {"port": "f(x)"})]),
+        Case('<|tool_call>call:tide{port:<|"|>Brest  ', [("tide", {"port": "Brest"})]),
+        Case('<|tool_call>call:tide{port:<|"|>Brest  <|"|>}<tool_call|>', [("tide", {"port": "Brest  "})]),
         Case('<|tool_call>:tide(port:<|"|>Brest<|"|>)<tool_call|>', [("tide", {"port": "Brest"})]),
+        # the opening quote is forgotten
+        Case('<|tool_call>call:tide{port:Brest, harbour 5<|"|>,hours:6,tags:[<|"|>x<|"|>,y<|"|>]}<tool_call|>', [("tide", {"port": "Brest, harbour 5", "hours": 6, "tags": ["x", "y"]})]),
+        Case('<|tool_call>call:tide{extra:{of:the, sea<|"|>},hours:6}<tool_call|>', [("tide", {"extra": {"of": "the, sea"}, "hours": 6})]),
     ],
     "functiongemma": [Case("<start_function_call>call:tide{port:<escape>Brest<escape>,metric:true}<end_function_call>", [("tide", {"port": "Brest", "metric": True})])],
+    "beam": [
+        Case('<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant to=tide<|channel|>analysis <|constrain|>xml<|message|><rfl:parameter name="port">\nBrest\n</rfl:parameter><rfl:parameter name="hours">\n6\n</rfl:parameter><|end|><|start|>assistant to=now<|channel|>analysis <|constrain|>xml<|message|><|call|>', [("tide", {"port": "Brest", "hours": 6}), ("now", {})], reasoning="Hm."),
+        Case('<|start|>assistant to=tide<|channel|>analysis<|message|><rfl:parameter name="port">\nBrest\n</rfl:parameter><|end|><|start|>', [BREST]),
+        Case("<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>", content="Yes.", reasoning="Hm."),
+    ],
     "openai": [
         Case('<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.tide <|constrain|>json<|message|>{"port": "Brest"}<|call|>', [BREST], reasoning="Hm."),
         Case("<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>", content="Yes.", reasoning="Hm."),
         Case("<|channel|>commentary to=browser.search<|message|>x<|call|><|start|>assistant<|channel|>final<|message|>Yes.", content="Yes."),
+        # a channel's name between two messages
+        Case('<|channel|>commentary to=functions.now<|message|>{}<|call|>commentary<|channel|>commentary to=functions.now<|message|>{}<|call|>commentary<|channel|>final<|message|>final<|return|>final say', [("now", {}), ("now", {})], content="finalfinal say"),
     ],
     "functionary_v3_2": [Case('>>>all\nLet me see.>>>tide\n{"port": "Brest"}<|eot_id|>', [BREST], content="Let me see."), Case(">>>all\nIn Python:\n>>> now()\n", content="In Python:\n>>> now()\n")],
     "inkling": [

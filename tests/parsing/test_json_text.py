@@ -113,6 +113,13 @@ def typed(schema, written: str, pieces: list[str] | None = None, untyped: str = 
         (None, "42 ships", "42 ships"),
         (None, '"quoted"', "quoted"),
         (None, '"quoted" twice', '"quoted" twice'),
+        ({"type": "integer"}, '"42"', 42),
+        ({"type": "integer"}, '"many"', "many"),
+        ({"type": "number"}, "NaN", "NaN"),
+        ({"type": "boolean"}, "1", True),
+        ({"type": "boolean"}, "Off", False),
+        ({"type": "boolean"}, "often", "often"),
+        ({"type": ["boolean", "integer"]}, "1", 1),
     ],
 )
 def test_a_value_has_the_type_of_its_schema(schema, written: str, meant):

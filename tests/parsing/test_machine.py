@@ -8,6 +8,7 @@ import pytest
 from events.formats.output_format import Arguments, CallId, OutputFormat, Reasoning, Tools
 from events.formats.registry import named
 from events.parsing.machine import Parser
+from events.parsing.pieces import CallStart, ContentText
 from events.parsing.policy import Policy
 from tests.formats.reading import Message, read, splits
 
@@ -38,6 +39,55 @@ def test_a_repeated_opener_is_left_out_unless_the_prompt_wrote_the_first():
     text = "<think>Hm.</think>Yes."
     assert every_split(RESUMING, "<think>" + text).reasoning == "Hm."
     assert every_split(RESUMING, text, opened="<think>\n").reasoning == "<think>Hm."
+
+
+KEPT = Policy(extract_reasoning=False)
+
+
+@pytest.mark.parametrize(
+    ("opened", "text", "content"),
+    [
+        ("<think>\n", "Hm.</think>Yes.", "<think>\nHm.</think>Yes."),
+        ("<think>\n\n</think>\n\n", "Yes.", "Yes."),
+        ("</think>", "Yes.", "Yes."),
+        ("<think>Hm.</think>\nYes, ", "sir.", "Yes, sir."),
+        ("<think>\n", CALL, ""),
+        ("<think>Hm.", " So.</think>Yes.", "<think>Hm. So.</think>Yes."),
+    ],
+)
+def test_reasoning_left_in_the_content(opened: str, text: str, content: str):
+    """Of the prompt's own part, an opener that the model's text goes on behind is shown, and nothing that is closed."""
+    output_format = msgspec.structs.replace(RESUMING, message_start="<|bot|>")
+    for pieces in ([text], *splits(text, 5)):
+        parser = Parser(output_format, KEPT, opened="<|bot|>" + opened, show_opened=True)
+        said = [piece for part in pieces for piece in parser.feed(part)] + parser.finish()
+        assert "".join(piece.text for piece in said if isinstance(piece, ContentText)) == content
+
+
+HEADED = msgspec.structs.replace(RESUMING, message_start="<|turn|><|bot|>\n")
+
+
+@pytest.mark.parametrize("again", ["<|turn|><|bot|>\n", "<|bot|>", "<|bot|><|turn|><|bot|>\n\n"])
+def test_a_header_that_the_prompt_has_is_left_out_where_it_is_written_again(again: str):
+    assert every_split(HEADED, f"{again}Yes, <|bot|>.", opened="<|turn|><|bot|>\n").content == "Yes, <|bot|>."
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ('```json\n{"a": "```\\n"}\n```\n', '{"a": "```\\n"}'),
+        ("Hm.</think>\n\n```\n[1]\n```", "[1]"),
+        ('```json\n"a"\n', '"a"\n'),
+        ("``` none", "``` none"),
+        ("See:\n```json\n{}\n```", "See:\n```json\n{}\n```"),
+        ("```json\n{}\n```\nThat is it.", "{}\n```\nThat is it."),
+    ],
+)
+def test_a_fence_around_asked_for_json_is_left_out(text: str, content: str):
+    policy = Policy(tools={}, json_content=True)
+    opened = "<think>" if "</think>" in text else ""
+    assert every_split(RESUMING, text, policy, opened).content == content
+    assert "```" in every_split(RESUMING, text, Policy(tools={}), opened).content or "```" not in text
 
 
 def test_reasoning_may_come_again():
@@ -108,3 +158,33 @@ def test_text_is_not_plain_within_a_call():
     parser = Parser(RESUMING, Policy())
     parser.feed('a<tool_call>{"name"')
     assert not parser.is_plain("b", [1])
+
+
+def test_a_call_with_an_id_is_announced_before_its_arguments():
+    parser = Parser(named("cohere_command3"), Policy())
+    said = parser.feed('<|START_ACTION|>[{"tool_call_id": "3", "tool_name": "f"')
+    assert said == []
+    assert [type(piece) for piece in parser.feed(",")] == [CallStart]
+
+
+def test_a_call_is_announced_where_its_first_key_opens():
+    parser = Parser(named("hermes"), Policy())
+    assert parser.feed('<tool_call>{"name": "f", "arguments": {') == []
+    assert [type(piece).__name__ for piece in parser.feed('"ci')] == ["CallStart", "ArgumentText"]
+
+
+def test_a_bare_call_behind_reasoning_that_stays_in_the_content():
+    text = '<think>Hm.</think>\n{"name": "f", "arguments": {"a": 1}}'
+    found = every_split(RESUMING, text, Policy(tools={"f": None}, extract_reasoning=False))
+    assert found == Message("", "<think>Hm.</think>", [("f", "", '{"a": 1}')])
+    assert every_split(RESUMING, "Hm.</thi", Policy(tools={"f": None}, extract_reasoning=False)).content == "Hm.</thi"
+
+
+@pytest.mark.parametrize(("token", "calls"), [(7, [("now", "", "{}")]), (None, [])])
+def test_a_marker_that_is_a_token_is_never_spoken_of(token: int | None, calls: list[object]):
+    parser = Parser(named("hermes"), Policy(), opened="<think>", marker_ids={"<tool_call>": 7, "</tool_call>": 8})
+    parser.feed("So I use ")
+    pieces = parser.feed("<tool_call>", token) + parser.feed('{"name": "now", "arguments": {}}')
+    pieces += parser.feed("</tool_call>", token and 8) + parser.finish()
+    starts = [piece for piece in pieces if isinstance(piece, CallStart)]
+    assert [piece.name for piece in starts] == [name for name, *_ in calls]

@@ -33,6 +33,8 @@ REASONING: dict[str, tuple[str, tuple[str, str]]] = {
     "hermes_think": ("tag_based", THINK),
     "hunyuan_tags": ("forced_closed", THINK),
     "kimi_id": ("tag_based", THINK),
+    "modes": ("tag_based", ("<mull>", "</mull>")),
+    "opened_answer": ("forced_open", THINK),
     "mistral_args": ("tag_based", ("[THINK]", "[/THINK]")),
     "name_as_key": ("tag_based", ("<|inner_prefix|>", "<|inner_suffix|>")),
     "nemotron_word": ("forced_closed", THINK),
@@ -328,10 +330,12 @@ FAMILIES = {
     "open_sep_close": "kimi_k3",
     "phi_system_tools": "phi4_mini_json",
     "recipients": "functionary_v3_2",
+    "sections_unthinking": "kimi_k2",
 }
 
 # template → (message_start, what ends a turn)
 TURNS = {
+    "unasked_prompt": ("<|line_start|>assistant<|line_end|>\n", ("<|over|>",)),
     "hermes_think": ("<|im_start|>assistant\n", ("<|im_end|>",)),
     "command_action": ("<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>", ("<|END_OF_TURN_TOKEN|>",)),
     "exaone_bars": ("[|assistant|]\n", ("[|endofturn|]",)),
@@ -371,9 +375,8 @@ def test_reasoning(name: str) -> None:
 
 
 def test_only_those_templates_reason() -> None:
-    derived = {
-        name for name in own_names() if analyse(own(name)).family not in ("openai", "kimi_k3", "functionary_v3_2")
-    }
+    told = ("openai", "kimi_k2", "kimi_k3", "functionary_v3_2")
+    derived = {name for name in own_names() if analyse(own(name)).family not in told}
     assert {name for name in derived if analyse(own(name)).output_format.reasoning} == set(REASONING)
 
 
@@ -399,6 +402,27 @@ def test_families_are_recognised_by_their_signs(name: str) -> None:
 
 def test_no_other_template_is_taken_for_a_family() -> None:
     assert {name: analyse(own(name)).family for name in own_names() if analyse(own(name)).family} == FAMILIES
+
+
+def test_what_ends_reasoning_early() -> None:
+    """The tags that open calls, where reasoning ends with a tag too; what a family's own description says; else
+    nothing: `[TOOL_CALLS]` is quoted in thoughts."""
+    ends = {name: described.ended_by for name in REASONING if (described := analyse(own(name)).output_format.reasoning)}
+    assert ends["kimi_id"] == ("<|tool_calls_section_begin|>", "<|tool_call_begin|>")
+    assert ends["hermes_think"] == ("<tool_call>",)
+    assert ends["deepseek_fenced"] == ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>")
+    assert ends["dsml_blob"] == ("<｜DSML｜tool_calls>\n",)
+    assert ends["announced_tags"] == ends["mistral_args"] == ()
+
+
+def test_thinking_that_is_on_by_default_is_left_alone() -> None:
+    found = analyse(own("modes"))
+    assert found.prompts["default"] == found.prompts["on"] == "<|start|>assistant\n"
+    assert found.prompts["off"] == "<|start|>assistant\n</mull>"
+
+
+def test_an_opener_in_front_of_old_answers_wraps_no_content() -> None:
+    assert analyse(own("opened_answer")).output_format.content.start == ()
 
 
 @pytest.mark.parametrize("name", ["harmony", "open_sep_close"])
@@ -447,6 +471,7 @@ SWITCHES: dict[str, tuple[str, str, Any]] = {
     "harmony": ("reasoning_effort", "effort", "medium"),
     "hermes_think": ("enable_thinking", "boolean", True),
     "hunyuan_tags": ("reasoning_effort", "effort", "minimal"),
+    "modes": ("mode_of_thought", "mode", "adaptive"),
     "name_as_key": ("enable_thinking", "boolean", False),
     "nemotron_word": ("/no_think", "text", True),
     "open_sep_close": ("thinking", "boolean", True),

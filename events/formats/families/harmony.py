@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from events.formats.output_format import Channels, OutputFormat, Route, Tools
 
-NAMES = ("gpt_oss", "harmony", "beam")
+NAMES = ("gpt_oss", "harmony")
 FORMAT = OutputFormat(
     name="openai",
     channels=Channels(
