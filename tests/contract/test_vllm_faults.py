@@ -58,9 +58,9 @@ async def broken_by(engine: UpstreamEngine, harm: object, tokens: int = 5) -> tu
     return raised.value, time.monotonic() - began, seen
 
 
-async def until_degraded(engine: UpstreamEngine) -> None:
+async def until_unready(engine: UpstreamEngine) -> None:
     async with asyncio.timeout(30):
-        while engine.status.state != "degraded":
+        while engine.status.state != "starting":
             await asyncio.sleep(0.1)
 
 
@@ -70,7 +70,7 @@ async def test_a_worker_that_is_killed(doomed: VLLM) -> None:
         error, seconds, seen = await broken_by(engine, lambda: doomed.signal(signal.SIGKILL, doomed.worker))
         assert (error.kind, error.retryable) == ("connection", True)
         assert seconds < IDLE and seen >= 5
-        await until_degraded(engine)
+        await until_unready(engine)
         with pytest.raises(EngineError) as raised:
             await answer(engine, asked(reference.prompt()))
         assert (raised.value.kind, raised.value.retryable) == ("unavailable", True)
@@ -98,7 +98,7 @@ async def test_a_server_that_stands_still(doomed: VLLM) -> None:
         error, seconds, _ = await broken_by(engine, lambda: doomed.signal(signal.SIGSTOP))
         assert (error.kind, error.retryable) == ("timeout", True)
         assert IDLE - 1 < seconds < IDLE + 3
-        await until_degraded(engine)
+        await until_unready(engine)
         began = time.monotonic()
         with pytest.raises(EngineError) as raised:
             await answer(engine, asked(reference.prompt()))
