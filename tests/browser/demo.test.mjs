@@ -243,7 +243,7 @@ feature("pause holds the running generation, resume lets it go on, the slider re
 
 feature("stop ends the run on the server within 250 ms, and the answer so far stays", async (page) => {
   await say(page, "A long answer please");
-  await rows(page, "TEXT_MESSAGE_CONTENT").nth(3).waitFor();
+  await assistant(page).getByText("Sentence 1 of").waitFor();
   const began = Date.now();
   await page.getByRole("button", { name: "Stop", exact: true }).click();
   let freed = null;
