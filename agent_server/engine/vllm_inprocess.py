@@ -197,6 +197,7 @@ def meet(llm: Any, model: Model) -> Upstream:
         supports_constraints=True,
         supports_pause=False,
         supports_modify=False,
+        continues="plain",
         details={"engine": "vllm", "dtype": str(config.dtype).removeprefix("torch."), "ids": True},
     )
     return Upstream(dialect=VLLM(), served=served, model=model, info=info)
