@@ -24,11 +24,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.chat_http import Target, get_ready, running
-from benchmarks.refusals import told
+from benchmarks.refusals import gaps, told
 from tests.grammar.test_lint import HOSTILE
 
 HELLO = [{"role": "user", "content": "Hello"}]
-HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+STREAM = b'{"model":"default","prompt":"Hello","max_tokens":4000,"stream":true,"ignore_eos":true}'
 
 
 def bodies() -> list[tuple[str, bytes]]:
@@ -59,25 +59,12 @@ def post(port: int, seconds: float, times: Any) -> None:
             raise RuntimeError(f"{name}: {answer.status} {text[:300]!r}")
 
 
-async def gaps(port: int, seconds: float) -> list[float]:
-    """Seconds between the tokens of one stream, read for so long."""
-    wanted = {"prompt": "Hello", "max_tokens": 4000, "stream": True, "ignore_eos": True}
-    body = json.dumps({"model": "default", **wanted}).encode()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(HEAD % len(body) + body)
-    await reader.readuntil(b"data: {")
-    found: list[float] = []
-    last = begun = time.perf_counter()
-    while last - begun < seconds and await reader.readuntil(b"data: {"):
-        now = time.perf_counter()
-        found.append(now - last)
-        last = now
-    writer.close()
-    return found
-
-
 async def read(port: int, streams: int, seconds: float) -> list[float]:
-    return [gap for found in await asyncio.gather(*(gaps(port, seconds) for _ in range(streams))) for gap in found]
+    return [
+        gap
+        for found in await asyncio.gather(*(gaps(port, seconds, "/v1/completions", STREAM) for _ in range(streams)))
+        for gap in found
+    ]
 
 
 def main() -> None:

@@ -26,6 +26,7 @@ from benchmarks.chat_http import Target, get_ready, running
 STEP = 0.01
 BOMB = b'{"threadId":"t","runId":"r","model":"default","messages":[' + b"{}," * 200_000 + b"{}]}"
 PATHS = ("/agui", "/v1/chat/completions", "/v1/messages", "/v1/responses")
+HELLO = b'{"model":"default","messages":[{"role":"user","content":"Hello"}],"stream":true}'
 
 
 def post(port: int, seconds: float, times: Any) -> None:
@@ -45,14 +46,11 @@ def post(port: int, seconds: float, times: Any) -> None:
         number += 1
 
 
-async def gaps(port: int, seconds: float) -> list[float]:
+async def gaps(port: int, seconds: float, path: str = PATHS[1], body: bytes = HELLO) -> list[float]:
     """Seconds between the tokens of one stream, read for so long."""
-    body = b'{"model":"default","messages":[{"role":"user","content":"Hello"}],"stream":true}'
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = (
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-    )
-    writer.write(head % len(body) + body)
+    head = b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    writer.write(head % (path.encode(), len(body)) + body)
     await reader.readuntil(b"data: {")
     found: list[float] = []
     last = begun = time.perf_counter()
