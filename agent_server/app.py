@@ -13,11 +13,12 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from adapters.errors import ErrorKind, RequestError
 from agent_server.auth import AuthMiddleware, Keys
 from agent_server.routes import all_routes
-from agent_server.routes.http import error_response, wire_of
+from agent_server.routes.http import SEND, error_response, wire_of
 from agent_server.settings import Settings
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def build_app(server: Server) -> Starlette:
         finally:
             await server.close()
 
-    app = Starlette(
+    app = Application(
         routes=all_routes(server),
         middleware=middleware(server),
         exception_handlers={HTTPException: refuse, RequestError: refuse_request, Exception: fail},
@@ -58,6 +59,14 @@ def build_app(server: Server) -> Starlette:
     )
     app.state.server = server
     return app
+
+
+class Application(Starlette):
+    """Starlette, with the server's own `send` kept for streams."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[SEND] = send
+        await super().__call__(scope, receive, send)
 
 
 def middleware(server: Server) -> list[Middleware]:

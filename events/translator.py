@@ -72,7 +72,8 @@ class Translator:
         )
         self._new_id = new_id
         self._delivery = Delivery(delivery)
-        self._common: dict[str, Any] = {"subagent_run_id": subagent_run_id} if subagent_run_id else {}
+        self._at_once = delivery == "immediate"
+        self._producer = subagent_run_id or None
         self._message_id = message_id
         self._reasoning_id: str | None = None
         self._call_id: str | None = None
@@ -147,7 +148,8 @@ class Translator:
             if self.failed:
                 break
             self._tell[type(piece)](piece)  # type: ignore[operator]
-        return self._delivery.deliver(self._taken())
+        events, self._events = self._events, []
+        return events if self._at_once else self._delivery.deliver(events)
 
     def _taken(self) -> list[Event]:
         events, self._events = self._events, []
@@ -165,23 +167,33 @@ class Translator:
             self._close()
             self._reasoning_id = self._new_id("reasoning")
             self._events += (
-                ReasoningStart(message_id=self._reasoning_id, **self._common),
-                ReasoningMessageStart(message_id=self._reasoning_id, role="reasoning", **self._common),
+                ReasoningStart(message_id=self._reasoning_id, subagent_run_id=self._producer),
+                ReasoningMessageStart(message_id=self._reasoning_id, role="reasoning", subagent_run_id=self._producer),
             )
         self._events.append(
             ReasoningMessageContent(
-                message_id=self._reasoning_id, delta=piece.text, metadata=self._metadata(), **self._common
+                message_id=self._reasoning_id,
+                delta=piece.text,
+                metadata=self._metadata(),
+                subagent_run_id=self._producer,
             )
         )
 
     def _content(self, piece: ContentText) -> None:
-        message_id = self.message_id
+        message_id = self._message_id or self.message_id
         if not self._in_text:
             self._close()
             self._in_text = True
-            self._events.append(TextMessageStart(message_id=message_id, role="assistant", **self._common))
+            self._events.append(
+                TextMessageStart(message_id=message_id, role="assistant", subagent_run_id=self._producer)
+            )
         self._events.append(
-            TextMessageContent(message_id=message_id, delta=piece.text, metadata=self._metadata(), **self._common)
+            TextMessageContent(
+                message_id=message_id,
+                delta=piece.text,
+                metadata=self._metadata() if self._rows else None,
+                subagent_run_id=self._producer,
+            )
         )
 
     def _call(self, piece: CallStart) -> None:
@@ -193,14 +205,19 @@ class Translator:
                 tool_call_id=self._call_id,
                 tool_call_name=piece.name,
                 parent_message_id=self.message_id,
-                **self._common,
+                subagent_run_id=self._producer,
             )
         )
 
     def _arguments(self, piece: ArgumentText) -> None:
         if self._call_id is not None:
             self._events.append(
-                ToolCallArgs(tool_call_id=self._call_id, delta=piece.text, metadata=self._metadata(), **self._common)
+                ToolCallArgs(
+                    tool_call_id=self._call_id,
+                    delta=piece.text,
+                    metadata=self._metadata(),
+                    subagent_run_id=self._producer,
+                )
             )
 
     def _call_end(self, piece: CallEnd) -> None:
@@ -217,13 +234,13 @@ class Translator:
         """End whatever is open."""
         if self._in_text:
             self._in_text = False
-            self._events.append(TextMessageEnd(message_id=self.message_id, **self._common))
+            self._events.append(TextMessageEnd(message_id=self.message_id, subagent_run_id=self._producer))
         if self._reasoning_id is not None:
             self._events += (
-                ReasoningMessageEnd(message_id=self._reasoning_id, **self._common),
-                ReasoningEnd(message_id=self._reasoning_id, **self._common),
+                ReasoningMessageEnd(message_id=self._reasoning_id, subagent_run_id=self._producer),
+                ReasoningEnd(message_id=self._reasoning_id, subagent_run_id=self._producer),
             )
             self._reasoning_id = None
         if self._call_id is not None:
-            self._events.append(ToolCallEnd(tool_call_id=self._call_id, **self._common))
+            self._events.append(ToolCallEnd(tool_call_id=self._call_id, subagent_run_id=self._producer))
             self._call_id = None

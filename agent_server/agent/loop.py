@@ -124,7 +124,6 @@ class Loop:
             return Outcome(text=said.text, reason=turn.finished.reason)
         mine, pending = self._divide(said.calls)
         waiting = await self._call(mine, turn.invalid)
-        self._execution.messages = self._conversation.wire()
         if waiting:
             return Outcome(reason="tool_calls", waiting=tuple(waiting))
         if pending:

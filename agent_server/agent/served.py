@@ -53,7 +53,7 @@ class ServedAgent:
         """One run: apply what it resumes, then let the loop work. See `resuming` and `loop`."""
         opening = await open_run(execution)
         conversation = self._conversation(execution, opening)
-        execution.messages = conversation.wire()
+        execution.messages = conversation.wire
         state = SharedState(self._state_to_begin_with(execution), execution.emit, _schema(self.agent))
         if self.agent.shares_state:
             state.snapshot()
@@ -63,7 +63,6 @@ class ServedAgent:
             loop = await self._loop(self.agent, execution, conversation, state, execution.emit)
             outcome = await (loop.resume(opening) if opening.resumes else loop.run())
         finally:
-            execution.messages = conversation.wire()
             if self.agent.shares_state or state.changed:
                 execution.state = state.value
         if outcome.waiting:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from tokenizers.decoders import DecodeStream
 
+from agent_server.engine.byte_level import ByteLevelDetokenizer, ByteLevelTexts
 from agent_server.engine.protocol import Alternative, Token
 
 CONTEXT_TOKENS = 6
@@ -58,6 +59,7 @@ class TokenizerVocabulary:
         self.tokenizer = tokenizer
         self.size: int = tokenizer.get_vocab_size(with_added_tokens=True)
         self._spellings: dict[int, str] = {}
+        self._bytes = ByteLevelTexts(tokenizer) if ByteLevelTexts.fit(tokenizer) else None
 
     def encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
@@ -71,6 +73,8 @@ class TokenizerVocabulary:
         return text
 
     def detokenizer(self, context: Sequence[int] = ()) -> Detokenizer:
+        if self._bytes is not None:
+            return ByteLevelDetokenizer(self._bytes)
         return StreamDetokenizer(self.tokenizer, context)
 
 

@@ -191,13 +191,12 @@ class ScriptedEngine:
                 size, limit = script.chunk * (late + 1), self._limit(running)
                 chunk: list[Token] = []
                 fault = script.fault
-                while end is None and len(chunk) < size and not _due(fault, running):
+                while end is None and len(chunk) < size and not (fault and _due(fault, running)):
                     end = self._step(running, script, tokens, chunk, limit)
                 if chunk:
                     running.first = self._clock() if running.first is None else running.first
                     yield Delta(tuple(chunk))
-                if end is None and _due(fault, running):
-                    assert fault is not None
+                if end is None and fault and _due(fault, running):
                     end = await self._fail(running, fault)
                     if end is None:
                         return
@@ -272,7 +271,9 @@ class ScriptedEngine:
         self._generated += 1
         stops = token_id in running.sampling.stop_token_ids and running.position > running.sampling.min_tokens
         last = running.position >= limit or (running.position == len(tokens) and script.reason is not None)
-        details = self._details(running, script, token_id)
+        details = (
+            () if running.sampling.logprobs is None else self._details(script, token_id, running.sampling.logprobs)
+        )
         chunk += running.output.push(token_id, *details, ends=stops, last=last)
         if running.output.stopped is not None:
             return self._end(running, script, "stop", running.output.stopped)
@@ -286,12 +287,7 @@ class ScriptedEngine:
         room = self._info.context_length - len(running.request.prompt_token_ids)
         return room if running.sampling.max_tokens is None else min(room, running.sampling.max_tokens)
 
-    def _details(
-        self, running: _Running, script: Script, token_id: int
-    ) -> tuple[float | None, list[tuple[int, float]] | None]:
-        wanted = running.sampling.logprobs
-        if wanted is None:
-            return None, None
+    def _details(self, script: Script, token_id: int, wanted: int) -> tuple[float, list[tuple[int, float]]]:
         others = [((token_id + step) % self.vocabulary.size, script.logprob - step) for step in range(wanted)]
         return script.logprob, others
 
@@ -353,5 +349,5 @@ class ScriptedEngine:
         }
 
 
-def _due(fault: Fault | None, running: _Running) -> bool:
-    return fault is not None and running.position >= fault.after
+def _due(fault: Fault, running: _Running) -> bool:
+    return running.position >= fault.after

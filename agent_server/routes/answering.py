@@ -19,7 +19,7 @@ from starlette.responses import Response
 from adapters.errors import KINDS, ErrorKind, RequestError
 from adapters.inbound import Inbound
 from agent_server.ids import new_id
-from agent_server.routes.http import SEND_BYTES, Encoder, EventStream, id_headers, read_body
+from agent_server.routes.http import SEND_BYTES, Encoder, EventStream, id_headers, left, read_body
 from events.options import GenerationOptions
 from events.vocabulary import Event, RunError, RunFinished, RunStarted
 
@@ -119,7 +119,7 @@ def _options(options: GenerationOptions, index: int) -> GenerationOptions:
 async def collect(request: Request, runs: Sequence[Run]) -> list[list[Event]] | None:
     """All events of all runs, or None if the client left before they ended; then nobody reads them any more."""
     reading = asyncio.gather(*(_read(run) for run in runs))
-    leaving = asyncio.ensure_future(_left(request))
+    leaving = asyncio.ensure_future(left(request.receive))
     both: tuple[asyncio.Future[Any], ...] = (reading, leaving)
     try:
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
@@ -144,11 +144,6 @@ async def _read(run: Run) -> list[Event]:
         return [event async for _, event in events]
 
 
-async def _left(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
 Item = tuple[int, int, Event]
 """An answer's number, and its event's, and the event."""
 
@@ -163,6 +158,7 @@ class AnswerFrames:
         self._readers = [run.events() for run in runs]
         self._encoder = encoder
         self._before_end = before_end
+        self._only = self._readers[0] if len(runs) == 1 and before_end is None else None  # the usual answer
         self._turn = 0
         self._frames = b""
         self._last: Item | None = None
@@ -186,6 +182,10 @@ class AnswerFrames:
 
     def ready(self) -> bytes:
         frames, self._frames = self._frames, b""
+        if self._only is not None:
+            while len(frames) < SEND_BYTES and (alone := self._only.ready()) is not None:
+                frames += self._encoder.encode(alone[1], sequence=alone[0])
+            return frames
         while len(frames) < SEND_BYTES and (item := self._next()) is not None:
             choice, sequence, event = item
             frames += self._encoder.encode(event, sequence=sequence, choice=choice)
@@ -212,8 +212,11 @@ class AnswerFrames:
         self._begun = self._begun or not isinstance(event, RunStarted)
 
     def arrival(self) -> Awaitable[Any] | None:
-        opening, self._opening = self._opening, None
-        return opening if opening is not None and not opening.done() else self._arrival()
+        if self._opening is not None:
+            opening, self._opening = self._opening, None
+            if not opening.done():
+                return opening
+        return self._arrival() if self._only is None else self._only.arrival()
 
     def _arrival(self) -> Awaitable[Any] | None:
         if self._last is not None:
@@ -254,12 +257,15 @@ async def stream_answer(
     hold: wait for the first sign of life with the status line. before_end: done before the last event is told.
     """
     frames = AnswerFrames(runs, encoder, before_end)
+    leaving = asyncio.create_task(left(request.receive))
     try:
-        alive = not hold or await _hold(request, frames)
+        alive = not hold or await _hold(frames, leaving)
     except BaseException:
+        leaving.cancel()
         await frames.aclose()
         raise
     if not alive:
+        leaving.cancel()
         await frames.aclose()
         if frames.failure is not None:
             raise failed(frames.failure)
@@ -270,22 +276,18 @@ async def stream_answer(
         keep_alive=encoder.keep_alive,
         interval=server.settings.keep_alive,
         headers=id_headers(runs[0]),
+        leaving=leaving,
     )
 
 
-async def _hold(request: Request, frames: AnswerFrames) -> bool:
+async def _hold(frames: AnswerFrames, leaving: asyncio.Task[None]) -> bool:
     """Wait for the first sign of life. Whether there is something to stream, and somebody to stream it to."""
     opening = frames.open()
-    leaving = asyncio.create_task(_left(request))
-    both: tuple[asyncio.Future[Any], ...] = (opening, leaving)
-    try:
-        await asyncio.wait(both, timeout=HOLD_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        if not opening.done():
-            return not leaving.done()
-        opening.result()
-        return frames.failure is None
-    finally:
-        leaving.cancel()
+    await asyncio.wait((opening, leaving), timeout=HOLD_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    if not opening.done():
+        return not leaving.done()
+    opening.result()
+    return frames.failure is None
 
 
 def failed(error: RunError) -> RequestError:

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 RETRY_AFTER = 1.0
 STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 SEND_BYTES = 32 * 1024
+SEND = "agent_server.send"
+"""The scope's own `send` as the server gave it. The layers around a route look at how a response starts and hand on the
+rest, at a coroutine a layer for every frame; frames go past them."""
 PLAIN = "!#$&'()*+,/:;=?@[]~"
 """Characters besides letters, digits and `_.-` that an id keeps in a header."""
 WIRES: tuple[tuple[str, Wire], ...] = (
@@ -141,7 +144,8 @@ class Generated:
 class EventStream(Response):
     """Streams frames, notices a client that left even while nothing is being sent, and keeps the line warm.
 
-    Whatever ends the stream, the frames are closed, which releases their reader of the run.
+    Whatever ends the stream, the frames are closed, which releases their reader of the run. leaving: a task that waits
+    for the client to go already.
     """
 
     def __init__(
@@ -152,6 +156,7 @@ class EventStream(Response):
         keep_alive: Callable[[], bytes],
         interval: float,
         headers: dict[str, str] | None = None,
+        leaving: asyncio.Task[None] | None = None,
     ) -> None:
         super().__init__(status_code=200, headers={**STREAM_HEADERS, **(headers or {})}, media_type=None)
         self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
@@ -159,14 +164,16 @@ class EventStream(Response):
         self._frames = frames
         self._keep_alive = keep_alive
         self._interval = interval
+        self._leaving = leaving
         self._last = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        send = scope.get(SEND, send)
         self._last = asyncio.get_running_loop().time()
         sending = asyncio.create_task(self._send_all(send))
         warming = asyncio.create_task(self._keep_warm(send))
-        leaving = asyncio.create_task(_disconnected(receive))
+        leaving = self._leaving or asyncio.create_task(left(receive))
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -202,7 +209,8 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": self._keep_alive(), "more_body": True})
 
 
-async def _disconnected(receive: Receive) -> None:
+async def left(receive: Receive) -> None:
+    """Returns when the client is gone."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

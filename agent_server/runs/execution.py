@@ -31,7 +31,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
 class Execution:
     """One run from the agent's side: where its events go, and what is recorded about it on the way.
 
-    messages: the conversation in wire form as it stands, to be saved. state: the shared state, to be saved.
+    messages: gives the conversation in wire form as it stands, to be saved. state: the shared state, to be saved.
     open_interrupts: what the run leaves for a person to answer, saved with it.
     """
 
@@ -43,7 +43,7 @@ class Execution:
         self.thread: ThreadState | None = None
         self.usage: dict[str, TokenUsage] = {}
         self.warnings: list[str] = []
-        self.messages: list[dict[str, Any]] = []
+        self.messages: Callable[[], list[dict[str, Any]]] = list
         self.state: Any = run.input.state
         self.interrupts: list[dict[str, Any]] = []
         self.timings: dict[str, float] = {}

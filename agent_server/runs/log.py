@@ -73,12 +73,16 @@ class EventLog:
         self._sizes.append(size)
         self.bytes += size
         self.last += 1
-        while len(self._events) > 1 and (len(self._events) > self._limits.events or self.bytes > self._limits.bytes):
-            self._events.popleft()
-            self.bytes -= self._sizes.popleft()
+        if self.bytes > self._limits.bytes or len(self._events) > self._limits.events:
+            self._shorten()
         if self._waiting:
             self._wake()
         return self.last
+
+    def _shorten(self) -> None:
+        while len(self._events) > 1 and (len(self._events) > self._limits.events or self.bytes > self._limits.bytes):
+            self._events.popleft()
+            self.bytes -= self._sizes.popleft()
 
     def close(self) -> None:
         """No event follows; readers that have read everything end."""
@@ -86,9 +90,10 @@ class EventLog:
         self._wake()
 
     def get(self, sequence: int) -> Event:
-        if sequence < self.oldest:
+        place = sequence - self.last - 1  # from the end
+        if place < -len(self._events):
             raise FellBehind(sequence, self.oldest)
-        return self._events[sequence - self.last - 1]
+        return self._events[place]
 
     def snapshot(self) -> list[Event]:
         """Everything still kept, in order."""
@@ -144,7 +149,15 @@ class Reader:
 
     def ready(self) -> tuple[int, Event] | None:
         """The next item if it is there already: for who sends together what came together."""
-        return self._next() if self._left is not None and self._log.last > self._cursor else None
+        if self._log.last <= self._cursor or self._left is None:
+            return None
+        try:
+            event = self._log.get(self._cursor + 1)
+        except FellBehind as gap:
+            self._leave()
+            return self._log.last, self._lost(gap)
+        self._cursor += 1
+        return self._cursor, event
 
     def arrival(self) -> asyncio.Future[None] | None:
         """What to await when nothing is `ready`; None if nothing will be."""
@@ -157,15 +170,6 @@ class Reader:
     def over(self) -> bool:
         """Whether nothing will come any more."""
         return self._left is None or (self._log.closed and self._log.last <= self._cursor)
-
-    def _next(self) -> tuple[int, Event]:
-        try:
-            event = self._log.get(self._cursor + 1)
-        except FellBehind as gap:
-            self._leave()
-            return self._log.last, self._lost(gap)
-        self._cursor += 1
-        return self._cursor, event
 
     async def aclose(self) -> None:
         self._leave()

@@ -87,7 +87,7 @@ class Conclusion:
             "ended_at": now_ms(),
         }
         self.interrupts = [self._interrupt(each) for each in execution.interrupts]
-        self.messages = list(execution.messages)
+        self.messages = execution.messages()
         self.state = encoded(execution.state)
 
     def _interrupt(self, asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def execution(thread: str = "t", run: str = "r", tenant: str = "", messages=(), 
     input = RunAgentInput(thread_id=thread, run_id=run, messages=[], state=state)
     made = Run(input=input, options=GenerationOptions(), agent="default", tenant=tenant, grace=None, limits=LogLimits())
     found = Execution(made, None, lambda prefix: prefix)
-    found.messages = list(messages)
+    found.messages = lambda: list(messages)
     found.interrupts = list(interrupts)
     return found
 
