@@ -1,10 +1,13 @@
 """Text from token ids: characters over several tokens, spellings of special tokens, stop strings anywhere."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from agent_server.engine.byte_level import ByteLevelDetokenizer
 from agent_server.engine.detokenizer import ByteVocabulary, OutputText, StopString, TokenizerVocabulary
 
 
@@ -16,6 +19,7 @@ def byte_level_tokenizer():
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken("<|im_end|>", special=True)])
+    tokenizer.add_tokens([AddedToken("in two words", special=False), AddedToken("ſ→é", special=False)])
     return tokenizer
 
 
@@ -29,6 +33,8 @@ def word_piece_tokenizer():
     return tokenizer
 
 
+MODELS = Path(__file__).parents[2] / "agent_server" / "models"
+BYTE_LEVEL = [byte_level_tokenizer(), Tokenizer.from_file(str(MODELS / "demo" / "tokenizer.json"))]
 VOCABULARIES = {"bytes": ByteVocabulary(("<|im_end|>",)), "tokenizer": TokenizerVocabulary(byte_level_tokenizer())}
 
 
@@ -172,3 +178,31 @@ def test_any_text_comes_out_whole_up_to_the_first_stop_string(text, stops):
 def test_the_tokenizer_gives_back_any_text(text):
     vocabulary = VOCABULARIES["tokenizer"]
     assert "".join(texts(OutputText(vocabulary, (), (), 0), vocabulary.encode(text))) == text
+
+
+@given(st.data(), st.sampled_from(BYTE_LEVEL))
+def test_bytes_are_decoded_as_the_tokenizer_itself_decodes_them(data, tokenizer):
+    """Whatever the ids say: characters in pieces, bytes that make none, added tokens that are not spelled in bytes."""
+    ids = data.draw(st.lists(st.integers(0, tokenizer.get_vocab_size()), max_size=30))
+    decoder = TokenizerVocabulary(tokenizer).detokenizer()
+    assert isinstance(decoder, ByteLevelDetokenizer)
+    text = "".join([*map(decoder.push, ids), decoder.flush()])
+    assert text == tokenizer.decode(ids, skip_special_tokens=False)
+
+
+@given(st.data(), st.sampled_from(BYTE_LEVEL))
+def test_decoders_of_one_vocabulary_do_not_disturb_each_other(data, tokenizer):
+    """They share what they learn of tokens, which must not depend on what stood before them."""
+    vocabulary = TokenizerVocabulary(tokenizer)
+    lists = data.draw(st.lists(st.lists(st.integers(0, tokenizer.get_vocab_size()), max_size=12), max_size=4))
+    opened = [vocabulary.detokenizer() for _ in lists]
+    texts = ["" for _ in lists]
+    for place in range(12):
+        for number, ids in enumerate(lists):
+            texts[number] += opened[number].push(ids[place]) if place < len(ids) else ""
+    found = [text + decoder.flush() for text, decoder in zip(texts, opened, strict=True)]
+    assert found == [tokenizer.decode(ids, skip_special_tokens=False) for ids in lists]
+
+
+def test_only_a_decoder_of_bytes_alone_is_taken_for_one():
+    assert not isinstance(TokenizerVocabulary(word_piece_tokenizer()).detokenizer(), ByteLevelDetokenizer)
