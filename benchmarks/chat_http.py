@@ -1,7 +1,7 @@
 """`/v1/chat/completions` with many streams at once: tokens for each second of the serving process's CPU, beside peers.
 
-    python benchmarks/chat_http.py [--transformers FOLDER] [--vllm FOLDER] [--streams 256] [--tokens 100]
-        [--step 0.05 0.005]
+    python benchmarks/chat_http.py [--transformers FOLDER] [--vllm FOLDER] [--streams 256]
+        [--load 1/0.05 100/0.05 100/0.005 100/0.0005 400/0.05 400/0.005 400/0.0005]
 
 FOLDER is an environment with the peer, as scripts/transformers-serving and scripts/vllm/install make them. The servers
 run one after the other with the same client, the same number of streams and the same bundled model's tokenizer and
@@ -15,9 +15,11 @@ put several tokens into one.
 - vLLM: its API server's process; its EngineCore, where the model runs, is a process of its own and is not counted. Its
   steps come when the model has computed them, so it is given fewer tokens.
 
-The first two get a token for every stream every `--step` seconds, as from a batch of a real engine, once for each value
-given: with 256 streams, 0.05 is 5,120 tokens a second, which all of them carry, and 0.005 is 51,200, five times what
-`transformers serve` carries. vLLM is measured once.
+A load is the tokens of a stream and the seconds between two of them. The first two servers get a token for every stream
+every so often, as from a batch of a real engine: with 256 streams, 0.05 is 5,120 tokens a second, which all of them
+carry; 0.005 is 51,200, about what they carry at most with a frame for each token; and 0.0005 is more than any of them
+carries, so that what is seen there is what one core can do. One token to a stream shows what a request costs. vLLM is
+measured once, at the first load of more than one token.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ ROOT = Path(__file__).parents[1]
 MODEL = ROOT / "agent_server" / "models" / "demo"
 READY_SECONDS = 400.0
 USAGE = re.compile(rb'"completion_tokens": ?(\d+)')
+LOADS = "1/0.05 100/0.05 100/0.005 100/0.0005 400/0.05 400/0.005 400/0.0005"
 CPU_CLOCK = 2  # CPUCLOCK_SCHED of a process, see clock_gettime's clocks in Linux's posix-timers.h
 
 
@@ -57,6 +60,18 @@ class Target(NamedTuple):
     extra: dict[str, Any] = {}
 
 
+class Load(NamedTuple):
+    """tokens of each stream, and seconds between two of them."""
+
+    tokens: int
+    step: float
+
+    @classmethod
+    def parse(cls, text: str) -> Load:
+        tokens, _, step = text.partition("/")
+        return cls(int(tokens), float(step))
+
+
 class Result(NamedTuple):
     """What one round came to. seconds of the serving process's CPU, and of the wall."""
 
@@ -70,15 +85,15 @@ class Result(NamedTuple):
         return self.tokens / self.cpu
 
 
-def targets(arguments: argparse.Namespace, step: float) -> list[Target]:
-    here, tokens = Path(__file__).parent, arguments.tokens
-    own = [sys.executable, str(here / "_scripted_server.py"), "{descriptor}", str(tokens), str(step)]
+def targets(arguments: argparse.Namespace, load: Load) -> list[Target]:
+    here, tokens = Path(__file__).parent, load.tokens
+    own = [sys.executable, str(here / "_scripted_server.py"), "{descriptor}", str(tokens), str(load.step)]
     found = [Target("this server", own, "default", "/ready", tokens)]
     if arguments.transformers:
         python = str(Path(arguments.transformers) / "bin" / "python")
-        command = [python, str(here / "_transformers_wire.py"), str(MODEL), "{port}", str(step)]
+        command = [python, str(here / "_transformers_wire.py"), str(MODEL), "{port}", str(load.step)]
         found.append(Target("transformers serve", command, str(MODEL), "/health", tokens, {"HF_HUB_OFFLINE": "1"}))
-    if arguments.vllm and step == arguments.step[0]:
+    if arguments.vllm and load == next((each for each in arguments.load if each.tokens > 1), None):
         found.append(_vllm(Path(arguments.vllm), min(tokens, arguments.vllm_tokens), arguments.streams))
     return found
 
@@ -174,7 +189,7 @@ async def one_stream(target: Target, port: int, tokens: int) -> tuple[int, int]:
     return int(counts[-1]), frames
 
 
-async def load(target: Target, port: int, streams: int, tokens: int) -> tuple[int, int]:
+async def send_all(target: Target, port: int, streams: int, tokens: int) -> tuple[int, int]:
     counts = await asyncio.gather(*(one_stream(target, port, tokens) for _ in range(streams)))
     return sum(count for count, _ in counts), sum(frames for _, frames in counts)
 
@@ -183,10 +198,10 @@ def measure(target: Target, streams: int, rounds: int) -> list[Result]:
     results = []
     with running(target) as (pid, port):
         asyncio.run(get_ready(target, pid, port))
-        asyncio.run(load(target, port, 4, 8))
+        asyncio.run(send_all(target, port, 4, min(8, target.tokens)))
         for _ in range(rounds):
             cpu, wall = cpu_of(pid), time.perf_counter()
-            tokens, frames = asyncio.run(load(target, port, streams, target.tokens))
+            tokens, frames = asyncio.run(send_all(target, port, streams, target.tokens))
             results.append(Result(tokens, frames, cpu_of(pid) - cpu, time.perf_counter() - wall))
     return results
 
@@ -196,31 +211,35 @@ def main() -> None:
     parser.add_argument("--transformers", help="folder of an environment with transformers[serving]")
     parser.add_argument("--vllm", help="folder of an environment with vLLM")
     parser.add_argument("--streams", type=int, default=256)
-    parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--vllm-tokens", type=int, default=40, help="for each of vLLM's streams, at most")
     parser.add_argument(
-        "--step", type=float, nargs="+", default=[0.05, 0.005], help="seconds between the tokens of a stream"
+        "--load",
+        type=Load.parse,
+        nargs="+",
+        default=[Load.parse(load) for load in LOADS.split()],
+        help="tokens of a stream / seconds between two of them",
     )
     parser.add_argument("--rounds", type=int, default=2, help="of each server; the best counts")
     arguments = parser.parse_args()
-    print(f"{arguments.streams} streams of {arguments.tokens} tokens; the CPU of the serving process")
+    print(f"{arguments.streams} streams at once; the CPU of the serving process")
     print(
-        f"{'offered/s':>9} {'':20} {'tokens/CPU s':>13} {'us a token':>11} {'tokens/frame':>13} {'CPU s':>7}"
-        f" {'tokens/s seen':>14} {'ours is':>12}"
+        f"{'tokens':>6} {'offered/s':>9} {'':20} {'tokens/CPU s':>13} {'us a token':>11} {'us a request':>13}"
+        f" {'tokens/frame':>13} {'tokens/s seen':>14} {'ours is':>12}"
     )
-    for step in arguments.step:
-        compare(arguments, step)
+    for load in arguments.load:
+        compare(arguments, load)
 
 
-def compare(arguments: argparse.Namespace, step: float) -> None:
+def compare(arguments: argparse.Namespace, load: Load) -> None:
     ours = 0.0
-    for target in targets(arguments, step):
+    for target in targets(arguments, load):
         best = max(measure(target, arguments.streams, arguments.rounds), key=lambda result: result.rate)
         ours = ours or best.rate
         ratio = f"{ours / best.rate:.1f} times it" if target.name != "this server" else ""
-        offered = f"{arguments.streams / step:9,.0f}" if not target.extra else f"{'':9}"
-        figures = f"{best.rate:13,.0f} {1e6 / best.rate:11.1f} {best.tokens / best.frames:13.1f} {best.cpu:7.2f}"
-        print(f"{offered} {target.name:20} {figures} {best.tokens / best.wall:14,.0f} {ratio:>12}", flush=True)
+        offered = f"{target.tokens:6} " + (f"{arguments.streams / load.step:9,.0f}" if not target.extra else f"{'':9}")
+        figures = f"{best.rate:13,.0f} {1e6 / best.rate:11.1f} {best.cpu / arguments.streams * 1e6:13,.0f}"
+        seen = f"{best.tokens / best.frames:13.1f} {best.tokens / best.wall:14,.0f}"
+        print(f"{offered} {target.name:20} {figures} {seen} {ratio:>12}", flush=True)
 
 
 if __name__ == "__main__":

@@ -83,14 +83,6 @@ class Translator:
         self.warnings: list[str] = []
         self.calls = 0
         self.failed = False
-        self._tell = {
-            ContentText: self._content,
-            ReasoningText: self._reasoning,
-            ArgumentText: self._arguments,
-            CallStart: self._call,
-            CallEnd: self._call_end,
-            ParseWarning: self._warning,
-        }
 
     @property
     def message_id(self) -> str:
@@ -147,7 +139,7 @@ class Translator:
         for piece in pieces:
             if self.failed:
                 break
-            self._tell[type(piece)](piece)  # type: ignore[operator]
+            _TELL[type(piece)](self, piece)
         events, self._events = self._events, []
         return events if self._at_once else self._delivery.deliver(events)
 
@@ -244,3 +236,13 @@ class Translator:
         if self._call_id is not None:
             self._events.append(ToolCallEnd(tool_call_id=self._call_id, subagent_run_id=self._producer))
             self._call_id = None
+
+
+_TELL: dict[type[Piece], Callable[[Translator, Any], None]] = {
+    ContentText: Translator._content,
+    ReasoningText: Translator._reasoning,
+    ArgumentText: Translator._arguments,
+    CallStart: Translator._call,
+    CallEnd: Translator._call_end,
+    ParseWarning: Translator._warning,
+}

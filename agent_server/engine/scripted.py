@@ -261,25 +261,24 @@ class ScriptedEngine:
         self, running: _Running, script: Script, tokens: Sequence[int], chunk: list[Token], limit: int
     ) -> Finished | None:
         """Play one token into `chunk`; the end when this was the last."""
-        if running.position >= limit:
+        position, sampling = running.position, running.sampling
+        if position >= limit:
             return self._end(running, script, "length")
-        if running.position >= len(tokens) and (script.reason is not None or not tokens):
+        if position >= len(tokens) and (script.reason is not None or not tokens):
             chunk += running.output.drain()
             return self._end(running, script, script.reason or "stop")
-        token_id = tokens[running.position % len(tokens)]
-        running.position += 1
+        token_id = tokens[position % len(tokens)]
+        running.position = position = position + 1
         self._generated += 1
-        stops = token_id in running.sampling.stop_token_ids and running.position > running.sampling.min_tokens
-        last = running.position >= limit or (running.position == len(tokens) and script.reason is not None)
-        details = (
-            () if running.sampling.logprobs is None else self._details(script, token_id, running.sampling.logprobs)
-        )
+        stops = token_id in sampling.stop_token_ids and position > sampling.min_tokens
+        last = position >= limit or (position == len(tokens) and script.reason is not None)
+        details = () if sampling.logprobs is None else self._details(script, token_id, sampling.logprobs)
         chunk += running.output.push(token_id, *details, ends=stops, last=last)
         if running.output.stopped is not None:
             return self._end(running, script, "stop", running.output.stopped)
         if stops:
             return self._end(running, script, "stop", token_id)
-        if running.position >= limit:
+        if position >= limit:
             return self._end(running, script, "length")
         return self._end(running, script, script.reason or "stop") if last else None
 

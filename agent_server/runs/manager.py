@@ -277,6 +277,7 @@ class RunManager:
 
     def _leave(self, run: Run, driver: Driver) -> None:
         driver.abandoned()
+        run.task = None  # a run is kept long after it; its task would keep all that it worked with
         self._withdraw(run)
         self._kept.append((time.monotonic() + self.limits.replay_seconds, run))
         self._kept_bytes += run.size

@@ -30,7 +30,7 @@ from events.parsing.strings import (
 
 Coerce = Callable[[str, Schema], str]
 """A bare word and the schema of its place (or None) → JSON text."""
-State = Callable[[str, int, bool], int]
+State = Callable[["JsonText", str, int, bool], int]
 
 _STOPS = {quote: re.compile(f"[{quote}\\\\\x00-\x1f]") for quote in ('"', "'")}
 _WORD_ENDS = {  # keywords → where a bare word ends as a value, as a key
@@ -85,7 +85,7 @@ class JsonText:
         self._value_end, self._key_end = _WORD_ENDS[keywords]
         self._stack: list[tuple[str, Schema]] = []
         self._schema = self._root = schema
-        self._state: State = self._value
+        self._state: State = JsonText._value
         self._separator: list[str] = []
         self._delimiter = ""
         self._balance = 0
@@ -109,16 +109,16 @@ class JsonText:
         size = len(text)
         while position < size and not (self.done or self.failed or self.stopped):
             before, state = position, self._state
-            position = state(text, position, final)
+            position = state(self, text, position, final)
             if position == before and self._state is state:
                 break
         return position
 
     def close(self) -> None:
         """Complete what is open, so that everything written is one valid value."""
-        if self._state == self._string or self._state == self._raw_string:
+        if self._state is JsonText._string or self._state is JsonText._raw_string:
             self._end_string()
-        elif self._state == self._bare:
+        elif self._state is JsonText._bare:
             self._end_word()
         while self._stack:
             self._close_one()
@@ -166,7 +166,7 @@ class JsonText:
         if char == ":" or (char == "=" and self._keywords):
             self._be_object()
             self.committed = True
-            self._state = self._value
+            self._state = JsonText._value
             self._write(": " if self._tidy else ":")
             return position + 1
         if char in ",]})" and self.committed:
@@ -183,7 +183,7 @@ class JsonText:
             return self._closer(char, text, position, final)
         if char == "," or char in "\"'{[":
             self._separator = [", " if self._tidy else ","]
-            self._state = self._key if self._stack[-1][0] == "{" else self._value
+            self._state = JsonText._key if self._stack[-1][0] == "{" else JsonText._value
             return position + (char == ",")
         return self._unexpected(text, position, final)
 
@@ -306,13 +306,13 @@ class JsonText:
         if quote and here != quote and not final and quote.startswith(here):
             return position
         self._separate()
-        self._is_key = self._state == self._key
+        self._is_key = self._state is JsonText._key
         self._key_parts = [] if self._is_key and self._schema is not None else None
         if quote and here == quote:
-            return self._begin_string("", self._raw_string, position + len(quote))
+            return self._begin_string("", JsonText._raw_string, position + len(quote))
         if text[position] in "\"'" and not quote:
-            return self._begin_string(text[position], self._string, position + 1)
-        self._state = self._bare
+            return self._begin_string(text[position], JsonText._string, position + 1)
+        self._state = JsonText._bare
         return position
 
     def _begin_string(self, delimiter: str, state: State, position: int) -> int:
@@ -349,7 +349,7 @@ class JsonText:
         if self._is_key:
             self._enter(self._key_parts)
             self._key_parts = None
-            self._state = self._colon
+            self._state = JsonText._colon
         else:
             self._end_value()
 
@@ -364,7 +364,7 @@ class JsonText:
             bracket, self._schema = self._stack[-1]
             if bracket == "[":
                 self._schema = resolved(item_schema(self._schema, self._root), self._root)
-            self._state = self._after
+            self._state = JsonText._after
         else:
             self.done = True
 
@@ -375,7 +375,7 @@ class JsonText:
         self._stack.append((bracket, self._schema))
         if bracket == "[":
             self._schema = resolved(item_schema(self._schema, self._root), self._root)
-        self._state = self._key if bracket == "{" else self._value
+        self._state = JsonText._key if bracket == "{" else JsonText._value
 
     def _closer(self, char: str, text: str, position: int, final: bool) -> int:
         """A closing bracket closes what was opened with its like, and what is still open within."""
@@ -393,9 +393,9 @@ class JsonText:
         """Close the innermost bracket, and return how it was opened."""
         self._be_object()
         bracket = self._stack[-1][0]
-        if bracket == "{" and self._state == self._colon:
+        if bracket == "{" and self._state is JsonText._colon:
             self._write(": null" if self._tidy else ":null")
-        elif bracket == "{" and self._state == self._value:
+        elif bracket == "{" and self._state is JsonText._value:
             self._write("null")
         self._separator = []
         self._write(_CLOSERS[bracket])

@@ -49,7 +49,7 @@ class Parser(Speech):
         show_opened: bool = False,
         marker_ids: Mapping[str, int] | None = None,
     ) -> None:
-        super().__init__(MarkerTokens(output_format, marker_ids or {}))
+        super().__init__(MarkerTokens.of(output_format, marker_ids or {}))
         self._message_start = output_format.message_start
         self.policy = policy
         self.source = Source()
@@ -103,6 +103,7 @@ class Parser(Speech):
         if self._reading is not None:
             self._resume()
         self._end()
+        self._reading = self.calls = None  # which hold this parser, as it holds them
         return self._taken()
 
     def _resume(self) -> None:

@@ -40,7 +40,7 @@ def _rewritten(output_format: OutputFormat, texts: tuple[str, ...]) -> OutputFor
 
 
 class MarkerTokens:
-    """The tokens that count as markers of one format, and the format in their terms."""
+    """The tokens that count as markers of one format, and the format in their terms. Made by `of`, once for each."""
 
     def __init__(self, output_format: OutputFormat, marker_ids: Mapping[str, int]) -> None:
         texts = tuple(sorted(text for text in marker_ids if text))[: _LAST - _FIRST]
@@ -48,6 +48,10 @@ class MarkerTokens:
         self._characters = {marker_ids[text]: chr(_FIRST + index) for index, text in enumerate(texts)}
         self._texts = {chr(_FIRST + index): text for index, text in enumerate(texts)}
         self._spelled = re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or r"(?!)")
+
+    @staticmethod
+    def of(output_format: OutputFormat, marker_ids: Mapping[str, int]) -> MarkerTokens:
+        return _marker_tokens(output_format, tuple(marker_ids.items()))
 
     def encode(self, text: str, token_id: int | None) -> str:
         if token_id is not None and (character := self._characters.get(token_id)):
@@ -75,3 +79,8 @@ class MarkerTokens:
     def decoded(self, text: str) -> str:
         """The text with every token written out."""
         return _SURROGATE.sub(lambda found: self._texts[found.group()], text) if self._texts else text
+
+
+@lru_cache(maxsize=256)
+def _marker_tokens(output_format: OutputFormat, marker_ids: tuple[tuple[str, int], ...]) -> MarkerTokens:
+    return MarkerTokens(output_format, dict(marker_ids))

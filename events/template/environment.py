@@ -13,7 +13,7 @@ the *time* is the caller's: render in a thread and stop waiting.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -232,13 +232,23 @@ class ChatTemplate:
 
     def _run(self, context: dict[str, Any], max_characters: int) -> str:
         try:
-            return _bounded(self._template.generate(context), max_characters)
+            return _bounded(_generate(self._template, context), max_characters)
         except TemplateError:
             raise
         except _Refused as error:
             raise TemplateError(str(error), raised=True) from error
         except Exception as error:  # whatever a template's own mistake raises: TypeError, KeyError, OverflowError ...
             raise TemplateError(f"the chat template failed: {type(error).__name__}: {error}") from error
+
+
+def _generate(template: jinja2.Template, variables: dict[str, Any]) -> Iterator[str]:
+    """What `Template.generate` does, less the rewriting of tracebacks. A context and the macros defined in it hold each
+    other; they are parted here, so that they are gone at once and nothing is left for the cycle collector."""
+    context = template.new_context(variables)
+    try:
+        yield from template.root_render_func(context)
+    finally:
+        context.vars.clear()
 
 
 def _bounded(pieces: Iterable[str], max_characters: int) -> str:

@@ -13,6 +13,7 @@ from events.formats.registry import named
 from events.parsing.policy import Policy
 from events.translator import Translator
 from events.vocabulary import Event, ReasoningMessageContent, RunError, TextMessageContent, ToolCallArgs, ToolCallStart
+from tests.garbage import left_in_cycles
 
 TOOLS = [{"type": "function", "function": {"name": "tide", "parameters": {"type": "object"}}}]
 CALL = '<tool_call>\n{"name": "tide", "arguments": {"port": "Brest"}}\n</tool_call>'
@@ -209,3 +210,10 @@ def test_an_id_behind_the_arguments_is_waited_for_or_not():
         deltas = [event.delta for event in events if isinstance(event, ToolCallArgs)]
         assert "".join(deltas) == '{"port": "Brest"}'
         assert (len(deltas) == 1) is waits
+
+
+def test_a_translation_leaves_nothing_to_the_cycle_collector():
+    said(translator(), "<think>Brest?</think>", "One", CALL)
+    with left_in_cycles() as left:
+        said(translator(), "<think>Brest?</think>", "One", CALL)
+    assert left == []

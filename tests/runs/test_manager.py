@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import weakref
 
 import pytest
 
@@ -50,6 +51,25 @@ async def test_a_finished_run_is_replayed_from_any_event_on():
     whole = await read(await manager.start(ask(), OPTIONS))
     for cut in range(len(whole) + 1):
         assert await read(manager.get("r1"), cut) == whole[cut:]
+
+
+async def test_a_run_that_is_kept_does_not_keep_what_it_worked_with():
+    class Work:
+        """What an agent has in hand."""
+
+    async def agent(execution: Execution) -> Ending:
+        work = Work()
+        works.append(weakref.ref(work))
+        await asyncio.sleep(0)
+        return Ending(result=type(work).__name__)
+
+    works: list[weakref.ref[Work]] = []
+    manager = manager_of(agent)
+    run = await manager.start(ask(), OPTIONS)
+    await run.wait()
+    await asyncio.sleep(0)
+    assert manager.get("r1") is run and run.task is None
+    assert [work() for work in works] == [None]
 
 
 async def test_a_number_that_was_never_given_is_refused():

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from events.template.environment import ChatTemplate, TemplateError, to_json, variables
+from tests.garbage import left_in_cycles
 
 USER = [{"role": "user", "content": "hello"}]
 
@@ -113,6 +114,24 @@ def test_an_invalid_template_is_one_error(source: str) -> None:
 def test_output_is_bounded(source: str) -> None:
     with pytest.raises(TemplateError):
         render(source, max_characters=1_000_000)
+
+
+@pytest.mark.parametrize("end", ["", "{{ raise_exception('no') }}", "{{ 'x' * 3000 }}"])
+def test_a_rendering_leaves_nothing_to_the_cycle_collector(end: str) -> None:
+    """However it ends: macros and the context that they were defined in would keep each other."""
+    source = "{% macro one(m) %}{{ two(m) }}{% endmacro %}{% macro two(m) %}{{ m.role }}{% endmacro %}"
+    template = ChatTemplate(source + "{% for m in messages %}{{ one(m) }}{% endfor %}" + end)
+
+    def attempt() -> str:
+        try:
+            return template.render([{"role": "user"}], max_characters=2000)
+        except TemplateError:
+            return "refused"
+
+    assert attempt() == ("refused" if end else "user")
+    with left_in_cycles() as left:
+        attempt()
+    assert left == []
 
 
 def test_variables_are_all_names_that_are_read() -> None:
