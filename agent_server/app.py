@@ -62,10 +62,16 @@ def build_app(server: Server) -> Starlette:
 
 
 class Application(Starlette):
-    """Starlette, with the server's own `send` kept for streams."""
+    """Starlette, with the server's own `send` kept for streams, as long as no layer was added that might want to see
+    what is in them."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._layers = list(self.user_middleware)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope[SEND] = send
+        if self.user_middleware == self._layers:
+            scope[SEND] = send
         await super().__call__(scope, receive, send)
 
 

@@ -131,6 +131,7 @@ class TurnTaker:
             tenant=execution.tenant,
         )
         translator = open_translator(prompt, input, options, settings, execution.new_id)
+        # in a task of its own: a token wakes this one and not the whole chain of those who wait for the run
         finished = await asyncio.create_task(self._generate(request, translator, options.token_details))
         for warning in translator.warnings:
             execution.warn(warning)

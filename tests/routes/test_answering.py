@@ -7,11 +7,14 @@ import asyncio
 import httpx
 import msgspec
 import pytest
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from adapters.openai_chat import ChatStream
+from agent_server.app import create_app
 from agent_server.engine.scripts import Fault, Script
 from agent_server.routes import answering
-from tests.server import scripted, serving
+from tests.server import scripted, serving, settings
 
 TEXT = "One, two, three, and so on until the end."
 
@@ -22,8 +25,8 @@ async def asked(url: str, **more: object) -> httpx.Response:
         return await client.post("/v1/chat/completions", json=body)
 
 
-def said(response: httpx.Response) -> str:
-    frames = [line[6:] for line in response.text.splitlines() if line.startswith("data: {")]
+def said(text: str) -> str:
+    frames = [line[6:] for line in text.splitlines() if line.startswith("data: {")]
     deltas = [choice["delta"] for frame in frames for choice in msgspec.json.decode(frame)["choices"]]
     return "".join(delta.get("content") or "" for delta in deltas)
 
@@ -34,7 +37,7 @@ async def test_an_answer_whose_first_word_comes_late_is_whole(monkeypatch: pytes
     monkeypatch.setattr(answering, "HOLD_SECONDS", 0.0)
     async with serving(scripted([Script(text=TEXT, first_delay=first_delay, delay=0.001)])) as server:
         response = await asked(server.url)
-    assert (response.status_code, said(response)) == (200, TEXT)
+    assert (response.status_code, said(response.text)) == (200, TEXT)
     assert response.text.endswith("data: [DONE]\n\n")
 
 
@@ -61,10 +64,41 @@ async def test_an_encoder_that_fails_leaves_no_run_behind(monkeypatch: pytest.Mo
                 await asyncio.sleep(0.01)
 
 
+class Remarks:
+    """A layer that adds a comment to whatever is sent."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def remark(message: Message) -> None:
+            if message.get("body"):
+                message = {**message, "body": message["body"] + b": seen\n\n"}
+            await send(message)
+
+        await self._app(scope, receive, remark)
+
+
+@pytest.mark.parametrize("layers", [[], [Remarks], [GZipMiddleware], [Remarks, GZipMiddleware]])
+async def test_a_layer_that_somebody_puts_around_the_application_sees_what_is_streamed(layers: list[type]):
+    app = create_app(settings(), engine=scripted(TEXT))
+    for layer in layers:
+        app.add_middleware(layer)
+    async with app.router.lifespan_context(app):
+        async with asyncio.timeout(30):
+            while not app.state.server.model.ready:
+                await asyncio.sleep(0.01)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            body = {"messages": [{"role": "user", "content": "Hello"}], "stream": True}
+            response = await client.post("/v1/chat/completions", json=body)
+    assert (response.status_code, said(response.text)) == (200, TEXT)
+    assert (": seen" in response.text) == (Remarks in layers)
+
+
 async def test_answers_that_come_in_large_items_say_the_same():
     for chunk in (1, 5, 1000):
         async with serving(scripted([Script(text=TEXT, chunk=chunk)])) as server:
             response = await asked(server.url, n=2, stream_options={"include_usage": True})
         frames = response.text.count('"content":')
-        assert len(said(response)) == 2 * len(TEXT)
+        assert len(said(response.text)) == 2 * len(TEXT)
         assert frames == 2 if chunk == 1000 else frames > 2
