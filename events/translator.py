@@ -72,7 +72,6 @@ class Translator:
         )
         self._new_id = new_id
         self._delivery = Delivery(delivery)
-        self._at_once = delivery == "immediate"
         self._producer = subagent_run_id or None
         self._message_id = message_id
         self._reasoning_id: str | None = None
@@ -140,8 +139,7 @@ class Translator:
             if self.failed:
                 break
             _TELL[type(piece)](self, piece)
-        events, self._events = self._events, []
-        return events if self._at_once else self._delivery.deliver(events)
+        return self._delivery.deliver(self._taken())
 
     def _taken(self) -> list[Event]:
         events, self._events = self._events, []
@@ -172,7 +170,7 @@ class Translator:
         )
 
     def _content(self, piece: ContentText) -> None:
-        message_id = self._message_id or self.message_id
+        message_id = self.message_id
         if not self._in_text:
             self._close()
             self._in_text = True
@@ -183,7 +181,7 @@ class Translator:
             TextMessageContent(
                 message_id=message_id,
                 delta=piece.text,
-                metadata=self._metadata() if self._rows else None,
+                metadata=self._metadata(),
                 subagent_run_id=self._producer,
             )
         )

@@ -201,10 +201,6 @@ class TurnTaker:
         """What the tokens say. Several at once are what an engine made while nobody took any: then the server is
         behind, and one event for them costs what one token's would."""
         self._execution.first_token()
-        if len(delta.tokens) == 1 and not details:
-            token = delta.tokens[0]
-            self._reasoning_tokens += translator.reasoning
-            return translator.feed(token.text, token.id, None, delta.is_reasoning)
         if len(delta.tokens) > 1 and not details and not delta.is_reasoning:
             text = "".join(token.text for token in delta.tokens)
             if translator.is_plain(text, (token.id for token in delta.tokens)):

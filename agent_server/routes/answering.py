@@ -158,7 +158,6 @@ class AnswerFrames:
         self._readers = [run.events() for run in runs]
         self._encoder = encoder
         self._before_end = before_end
-        self._only = self._readers[0] if len(runs) == 1 and before_end is None else None  # the usual answer
         self._turn = 0
         self._frames = b""
         self._last: Item | None = None
@@ -182,10 +181,6 @@ class AnswerFrames:
 
     def ready(self) -> bytes:
         frames, self._frames = self._frames, b""
-        if self._only is not None:
-            while len(frames) < SEND_BYTES and (alone := self._only.ready()) is not None:
-                frames += self._encoder.encode(alone[1], sequence=alone[0])
-            return frames
         while len(frames) < SEND_BYTES and (item := self._next()) is not None:
             choice, sequence, event = item
             frames += self._encoder.encode(event, sequence=sequence, choice=choice)
@@ -212,11 +207,8 @@ class AnswerFrames:
         self._begun = self._begun or not isinstance(event, RunStarted)
 
     def arrival(self) -> Awaitable[Any] | None:
-        if self._opening is not None:
-            opening, self._opening = self._opening, None
-            if not opening.done():
-                return opening
-        return self._arrival() if self._only is None else self._only.arrival()
+        opening, self._opening = self._opening, None
+        return opening if opening is not None and not opening.done() else self._arrival()
 
     def _arrival(self) -> Awaitable[Any] | None:
         if self._last is not None:

@@ -22,7 +22,6 @@ class Speech:
     def __init__(self, tokens: MarkerTokens) -> None:
         self._tokens = tokens
         self.format = tokens.format
-        self._drops_after_calls = tokens.format.content.after_calls == "drop"
         self.mode: Mode = "content"
         self.withheld: list[str] = []
         self._pieces: list[Piece] = []
@@ -87,11 +86,7 @@ class Speech:
             self.say(ReasoningText(text))
             return
         self._answered = True
-        if self._drops_after_calls and self.calls and self.calls.count:
-            return
-        if text.isascii() and not self._silent:  # the usual piece: there is no token's stand-in to write out
-            self._pieces.append(ContentText(text))
-        else:
+        if not (self.format.content.after_calls == "drop" and self.calls and self.calls.count):
             self.say(ContentText(text))
 
     def show(self, text: str) -> None:

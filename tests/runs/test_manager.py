@@ -178,7 +178,7 @@ async def test_breaking_out_of_the_loop_counts_as_leaving():
 
     await looks()
     async with asyncio.timeout(0.25):
-        await run.wait()
+        assert (await run.wait()).metadata["finishReason"] == "cancelled"
 
 
 async def test_a_slow_reader_holds_nobody_back_and_is_told_when_it_fell_behind():
