@@ -14,9 +14,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from agent_server.agent import Agent, Limits, LoadError, Sealer, load_agents, serve_agents
 from agent_server.auth import Keys
-from agent_server.engine.model import ChatModel
-from agent_server.engine.output import OutputSettings
+from agent_server.chat_model import ChatModel
 from agent_server.ids import new_id
+from agent_server.prompting.output import OutputSettings
 from agent_server.runs import LogLimits, Run, RunLimits, RunManager
 from agent_server.server import BUNDLED, BUNDLED_NAME, Server, StartupError
 from agent_server.settings import Settings
@@ -25,11 +25,11 @@ from agent_server.telemetry import Telemetry
 from events.vocabulary import RunFinished
 
 if TYPE_CHECKING:
-    from agent_server.engine.prompt import PromptBuilder
     from agent_server.engine.protocol import Engine
-    from agent_server.engine.replicas import ReplicaSettings
-    from agent_server.engine.upstream import Model, UpstreamSettings
-    from agent_server.engine.upstream.address import Address
+    from agent_server.engines.replicas import ReplicaSettings
+    from agent_server.engines.upstream import Model, UpstreamSettings
+    from agent_server.engines.upstream.address import Address
+    from agent_server.prompting.prompt import PromptBuilder
     from agent_server.runs.sharing import Gateway
 
 logger = logging.getLogger("agent_server")
@@ -70,7 +70,7 @@ def make_store(settings: Settings) -> Store:
 
 
 def watch_replicas(telemetry: Telemetry, engine: Engine) -> None:
-    from agent_server.engine.replicas import ReplicaCollector, ReplicaSet
+    from agent_server.engines.replicas import ReplicaCollector, ReplicaSet
 
     if isinstance(engine, ReplicaSet):
         telemetry.registry.register(ReplicaCollector(engine))
@@ -122,20 +122,20 @@ def choose_engine(settings: Settings, source: str, name: str) -> Engine:
     if settings.engine == ("scripted",):
         return scripted_engine(source, name)
     if settings.engine == ("vllm",):
-        from agent_server.engine.vllm_inprocess import VLLMEngine
+        from agent_server.engines.vllm_inprocess import VLLMEngine
 
         return VLLMEngine(partial(our_model, settings, source, name), vllm_arguments(settings))
     if settings.engine:
         return upstream_engine(settings, source, name)
-    from agent_server.engine.embedded import embedded_engine
+    from agent_server.engines.embedded import embedded_engine
 
     return embedded_engine(source, name, settings)
 
 
 def upstream_engine(settings: Settings, source: str, name: str) -> Engine:
     """The engines behind the URLs, as one; nothing is asked of them before they are started."""
-    from agent_server.engine.replicas import ReplicaSet, distinct
-    from agent_server.engine.upstream import parse_address
+    from agent_server.engines.replicas import ReplicaSet, distinct
+    from agent_server.engines.upstream import parse_address
 
     try:
         addresses = [parse_address(url, settings.engine_key.get_secret_value()) for url in settings.engine]
@@ -148,21 +148,21 @@ def upstream_engine(settings: Settings, source: str, name: str) -> Engine:
 
 def engine_at(address: Address, settings: Settings, source: str, name: str) -> Engine:
     """One engine: a worker, an upstream, or, where the address does not say, what it turns out to be."""
-    from agent_server.engine.upstream import UpstreamEngine
-    from agent_server.engine.upstream.address import WORKER
-    from agent_server.engine.worker.client import WorkerEngine
-    from agent_server.engine.worker.found import FoundEngine
+    from agent_server.engines.upstream import UpstreamEngine
+    from agent_server.engines.upstream.address import WORKER
+    from agent_server.engines.worker.client import WorkerEngine
+    from agent_server.engines.worker.discovery import DiscoveredEngine
 
     limits = waits(settings)
     upstream = partial(UpstreamEngine, address, partial(our_model, settings, source, name), limits)
     if address.dialect == WORKER:
         return WorkerEngine(address, limits)
-    return FoundEngine(address, upstream, limits) if address.dialect is None else upstream()
+    return DiscoveredEngine(address, upstream, limits) if address.dialect is None else upstream()
 
 
 def replica_settings(settings: Settings) -> ReplicaSettings:
     """The silences are a little longer than those of the streams themselves, which can say more about them."""
-    from agent_server.engine.replicas import ReplicaSettings
+    from agent_server.engines.replicas import ReplicaSettings
 
     return ReplicaSettings(
         in_flight=settings.engine_in_flight,
@@ -190,14 +190,14 @@ def vllm_arguments(settings: Settings) -> dict[str, Any]:
 
 def our_model(settings: Settings, source: str, name: str) -> Model:
     """The tokenizer and the sampling defaults beside an upstream's weights."""
-    from agent_server.engine.upstream import load_model
+    from agent_server.engines.upstream import load_model
 
     model = load_model(source, name)
     return msgspec.structs.replace(model, context_length=settings.max_context or model.context_length)
 
 
 def waits(settings: Settings) -> UpstreamSettings:
-    from agent_server.engine.upstream import UpstreamSettings
+    from agent_server.engines.upstream import UpstreamSettings
 
     return UpstreamSettings(
         connect=settings.engine_connect,
@@ -214,8 +214,8 @@ def waits(settings: Settings) -> UpstreamSettings:
 def scripted_engine(source: str, name: str) -> Engine:
     """The demonstration scripts in the model's own tokens: the whole server without the model's weights."""
     from agent_server.engine.detokenizer import TokenizerVocabulary
-    from agent_server.engine.model_files import load_model_files
-    from agent_server.engine.scripted import ScriptedEngine
+    from agent_server.engines.scripted import ScriptedEngine
+    from agent_server.model_files import load_model_files
 
     try:
         tokenizer = load_model_files(source).tokenizer
@@ -225,7 +225,7 @@ def scripted_engine(source: str, name: str) -> Engine:
 
 
 def load_prompts(settings: Settings, source: str) -> PromptBuilder:
-    from agent_server.engine.prompt import PromptBuilder, PromptSettings
+    from agent_server.prompting.prompt import PromptBuilder, PromptSettings
 
     template = settings.chat_template
     wanted = PromptSettings(

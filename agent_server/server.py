@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent_server.auth import Keys
-from agent_server.engine.model import ChatModel
+from agent_server.chat_model import ChatModel
 from agent_server.settings import Settings
 from agent_server.telemetry import Telemetry
 

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from agent_server.assemble import build_server
 from agent_server.commands.serve import loop_factory, serve_web
-from agent_server.engine.scripts import Script
+from agent_server.engines.scripts import Script
 from tests.server import scripted, settings
 
 LIMIT = 4096

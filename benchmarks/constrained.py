@@ -26,7 +26,6 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from agent_server.engine.model_files import ModelFiles
 from agent_server.engine.protocol import Constraint, GenerationRequest
 from agent_server.generation.config import EngineConfig
 from agent_server.generation.constraint import Compiler
@@ -34,6 +33,7 @@ from agent_server.generation.grammar import GrammarBackend
 from agent_server.generation.loader import assemble
 from agent_server.generation.messages import Submit
 from agent_server.generation.step import Core
+from agent_server.model_files import ModelFiles
 from events.formats import registry
 from events.formats.output_format import markers
 from events.grammar import Function, plan

@@ -20,9 +20,9 @@ import transformers
 from engine import GREEDY, continuous, ours, padded, random_prompts
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from agent_server.engine.model_files import ModelFiles
 from agent_server.generation.config import EngineConfig
 from agent_server.generation.loader import assemble
+from agent_server.model_files import ModelFiles
 
 SHARED = {"head_dim": 128, "num_key_value_heads": 8, "vocab_size": 151936, "max_position_embeddings": 40960}
 SHAPES = {

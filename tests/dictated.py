@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 
 from agent_server.engine.protocol import Constraint, EngineItem, Finished, GenerationRequest
-from agent_server.engine.scripted import ScriptedEngine
-from agent_server.engine.scripts import Script
-from agent_server.engine.upstream import UpstreamEngine, load_model, parse_address
+from agent_server.engines.scripted import ScriptedEngine
+from agent_server.engines.scripts import Script
+from agent_server.engines.upstream import UpstreamEngine, load_model, parse_address
 from agent_server.server import BUNDLED
 from events.grammar.nodes import Alphabet
 from events.options import SamplingParams

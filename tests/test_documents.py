@@ -14,7 +14,7 @@ import pytest
 
 import agent_server
 from agent_server.agent import load_agents
-from agent_server.engine.scripts import Script
+from agent_server.engines.scripts import Script
 from tests.server import scripted, serving
 
 ROOT = Path(__file__).parents[1]

@@ -23,8 +23,8 @@ from ag_ui.core import (
 
 from agent_server.agent.agent import Agent
 from agent_server.agent.turn import LanguageModel
-from agent_server.engine.output import OutputSettings
 from agent_server.engine.protocol import EngineError
+from agent_server.prompting.output import OutputSettings
 
 SERVER_TYPE = "agent-server"
 

@@ -24,7 +24,7 @@ from mcp_types import Tool as McpTool
 from agent_server.agent.context import ToolContext
 from agent_server.agent.running import Answer, Limits, failure
 from agent_server.agent.tools import Tool, capped, result_content
-from agent_server.engine.schemas import problems_of
+from agent_server.prompting.schemas import problems_of
 
 logger = logging.getLogger("agent_server.mcp")
 Offered = tuple[ToolDeclaration, "McpCallee", Tool | None]

@@ -12,10 +12,10 @@ from ag_ui.core import AssistantMessage, Message, RunAgentInput, ToolCall
 
 from agent_server.agent.conversation import parsed
 from agent_server.agent.reasoning import ReasoningPolicy
-from agent_server.engine.constrain import plan_constraint, refuse_early
-from agent_server.engine.output import OutputSettings, open_translator, sampling_for
 from agent_server.engine.protocol import Control, Delta, Engine, EngineError, Finished, GenerationRequest
-from agent_server.engine.schemas import Invalid, validate
+from agent_server.prompting.constraints import plan_constraint, refuse_early
+from agent_server.prompting.output import OutputSettings, open_translator, sampling_for
+from agent_server.prompting.schemas import Invalid, validate
 from agent_server.runs import Execution
 from agent_server.runs.execution import token_row
 from events.delivery import joined
@@ -30,7 +30,7 @@ INVALID_EVENT = "agent_server.invalid_arguments"
 
 
 class Prompts(Protocol):
-    """What turns a conversation into token ids; `agent_server.engine.prompt.PromptBuilder` is one."""
+    """What turns a conversation into token ids; `agent_server.prompting.prompt.PromptBuilder` is one."""
 
     async def build_async(
         self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None
@@ -38,7 +38,7 @@ class Prompts(Protocol):
 
 
 class LanguageModel(Protocol):
-    """A model as a turn needs it; `agent_server.engine.model.ChatModel` is one."""
+    """A model as a turn needs it; `agent_server.chat_model.ChatModel` is one."""
 
     @property
     def name(self) -> str: ...

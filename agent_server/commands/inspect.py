@@ -54,12 +54,12 @@ def read_templates(target: str) -> dict[str, str]:
     if path.is_file():
         return {"default": path.read_text("utf-8")}
     if path.is_dir():
-        from agent_server.engine.model_files import folder_templates
+        from agent_server.model_files import folder_templates
 
         return folder_templates(path)
     if target.startswith(("/", ".")) or target.endswith(".jinja"):
         raise FileNotFoundError("there is no such file or folder")
-    from agent_server.engine.model_files import load_model_files
+    from agent_server.model_files import load_model_files
 
     return dict(load_model_files(target).templates)
 

@@ -19,8 +19,8 @@ from tokenizers.models import WordLevel
 
 from adapters.inbound import Limits
 from adapters.openai_chat.inbound import read_conversation
-from agent_server.engine.model_files import ModelFiles
-from agent_server.engine.prompt import PromptBuilder
+from agent_server.model_files import ModelFiles
+from agent_server.prompting.prompt import PromptBuilder
 from events.formats.output_format import OutputFormat
 from events.formats.registry import named
 from events.lifecycle import event_type

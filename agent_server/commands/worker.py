@@ -22,7 +22,7 @@ from agent_server.commands.serve import (
 from agent_server.settings import Settings
 
 if TYPE_CHECKING:
-    from agent_server.engine.worker.server import Worker
+    from agent_server.worker_app import Worker
 
 
 def worker(
@@ -51,9 +51,9 @@ def worker(
 async def _serve(settings: Settings, listener: socket.socket) -> int:
     from agent_server.assemble import choose_engine, named_model
     from agent_server.auth import Keys
-    from agent_server.engine.worker.server import Worker, worker_app
     from agent_server.server import StartupError
     from agent_server.telemetry import configure_logging
+    from agent_server.worker_app import Worker, worker_app
 
     configure_logging(settings.log_level)
     try:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from agent_server.engine.checks import changed_sampling, check_length
-from agent_server.engine.continuing import already_ended
+from agent_server.engine.continuation import already_ended
 from agent_server.engine.protocol import Control, Delta, EngineError, GenerationRequest, Token
 from agent_server.generation.constraint import Matcher, lost
 from agent_server.generation.generation import Generation, begin, limit_of

@@ -15,7 +15,6 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from agent_server.engine.detokenizer import TokenizerVocabulary
-from agent_server.engine.model_files import ModelFiles, load_model_files
 from agent_server.engine.protocol import EngineError, EngineInfo, EngineStatus
 from agent_server.generation.config import EngineConfig
 from agent_server.generation.constraint import Compiler, ConstraintError
@@ -38,6 +37,7 @@ from agent_server.generation.sampler import Sampler
 from agent_server.generation.scheduler import Scheduler
 from agent_server.generation.slabs import SlabMemory
 from agent_server.generation.step import Core
+from agent_server.model_files import ModelFiles, load_model_files
 
 logger = logging.getLogger("agent_server.generation")
 Report = Callable[[EngineStatus], None]

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from adapters.errors import RequestError
-from agent_server.engine.replicas import ReplicaSet
+from agent_server.engines.replicas import ReplicaSet
 from agent_server.routes.http import guarded, read_body
 from agent_server.routes.operations import json_response
 

@@ -20,7 +20,7 @@ from agent_server.routes.answering import agent_for, context_length, read_reques
 from agent_server.routes.http import guarded, read_body
 
 if TYPE_CHECKING:
-    from agent_server.engine.prompt import PromptBuilder
+    from agent_server.prompting.prompt import PromptBuilder
     from agent_server.server import Server
 
 

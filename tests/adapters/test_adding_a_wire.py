@@ -13,7 +13,7 @@ import pytest
 import adapters
 from adapters import sse
 from agent_server import routes
-from agent_server.engine.scripts import Fault, Script
+from agent_server.engines.scripts import Fault, Script
 from tests.server import scripted, serving
 
 PAGE = Path(__file__).parents[2] / "docs" / "adding-a-wire.md"

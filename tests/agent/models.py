@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from ag_ui.core import RunAgentInput
 
 from agent_server.engine.protocol import GenerationRequest
-from agent_server.engine.scripted import ScriptedEngine
-from agent_server.engine.scripts import Script
+from agent_server.engines.scripted import ScriptedEngine
+from agent_server.engines.scripts import Script
 from events.formats.output_format import OutputFormat
 from events.formats.registry import named
 from events.options import GenerationOptions

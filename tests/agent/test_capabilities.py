@@ -8,9 +8,9 @@ import httpx
 
 from agent_server.agent import Agent, tool
 from agent_server.agent.capabilities import capabilities_of
-from agent_server.engine.model import ChatModel
-from agent_server.engine.prompt import PromptBuilder
-from agent_server.engine.scripted import ScriptedEngine
+from agent_server.chat_model import ChatModel
+from agent_server.engines.scripted import ScriptedEngine
+from agent_server.prompting.prompt import PromptBuilder
 from agent_server.server import BUNDLED
 from tests.server import scripted, serving
 

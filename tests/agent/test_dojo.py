@@ -15,7 +15,7 @@ import pytest
 
 from adapters import sse
 from agent_server.agent import load_agents
-from agent_server.engine.scripts import Script
+from agent_server.engines.scripts import Script
 from tests.agent.models import call
 from tests.conformance.node import node_clients as node_clients
 from tests.server import scripted, serving

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from agent_server.agent import Agent, Limits, ToolContext, ToolFault, tool
-from agent_server.engine.scripts import Fault, Script
+from agent_server.engines.scripts import Fault, Script
 from events.options import GenerationOptions, SamplingParams, ToolChoice
 from events.vocabulary import (
     ActivitySnapshot,

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from agent_server.agent import Agent, PredictState, ToolContext, ToolFault, tool
 from agent_server.agent.state import Predictor, SharedState
-from agent_server.engine.scripts import Script
+from agent_server.engines.scripts import Script
 from agent_server.store import Store
 from events.vocabulary import (
     Custom,

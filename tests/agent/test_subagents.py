@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent_server.agent import Agent, ToolContext, tool
-from agent_server.engine.scripts import Fault, Script
+from agent_server.engines.scripts import Fault, Script
 from agent_server.store import Store
 from events.vocabulary import (
     SubagentError,

@@ -21,10 +21,10 @@ from agent_server.agent import Agent, ToolContext, tool
 from agent_server.app import create_app
 from agent_server.demonstration import demonstration_agents
 from agent_server.engine.detokenizer import TokenizerVocabulary
-from agent_server.engine.model_files import load_model_files
 from agent_server.engine.protocol import GenerationRequest
-from agent_server.engine.scripted import ScriptedEngine
-from agent_server.engine.scripts import Fault, Script
+from agent_server.engines.scripted import ScriptedEngine
+from agent_server.engines.scripts import Fault, Script
+from agent_server.model_files import load_model_files
 from agent_server.server import BUNDLED
 from agent_server.settings import Settings
 from tests.dictated import engine_class

@@ -20,9 +20,9 @@ from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from agent_server.engine.model_files import load_model_files
 from agent_server.engine.protocol import GenerationRequest
-from agent_server.engine.scripts import Script
+from agent_server.engines.scripts import Script
+from agent_server.model_files import load_model_files
 from agent_server.server import BUNDLED
 from tests.server import Running, scripted, serving
 

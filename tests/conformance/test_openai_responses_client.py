@@ -12,7 +12,7 @@ from openai import AsyncOpenAI
 from pydantic import BaseModel
 
 from agent_server.agent import Agent
-from agent_server.engine.scripts import Fault, Script
+from agent_server.engines.scripts import Fault, Script
 from tests.server import Running, scripted, serving
 
 WEATHER: Any = {

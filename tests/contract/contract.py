@@ -18,10 +18,6 @@ import msgspec
 import pytest
 from ag_ui.core import RunAgentInput
 
-from agent_server.engine.constrain import plan_constraint
-from agent_server.engine.control_tokens import ControlTokens
-from agent_server.engine.output import OutputSettings
-from agent_server.engine.prompt import PromptBuilder
 from agent_server.engine.protocol import (
     Constraint,
     Delta,
@@ -32,6 +28,10 @@ from agent_server.engine.protocol import (
     GenerationRequest,
     Token,
 )
+from agent_server.prompting.constraints import plan_constraint
+from agent_server.prompting.control_tokens import ControlTokens
+from agent_server.prompting.output import OutputSettings
+from agent_server.prompting.prompt import PromptBuilder
 from agent_server.server import BUNDLED
 from events.options import GenerationOptions, SamplingParams, ToolChoice
 from tests.contract import reference

@@ -11,11 +11,11 @@ from typing import Any
 import uvicorn
 
 from agent_server.engine.detokenizer import TokenizerVocabulary
-from agent_server.engine.embedded import EmbeddedEngine, EngineConfig
 from agent_server.engine.protocol import GenerationRequest
-from agent_server.engine.scripted import ScriptedEngine
-from agent_server.engine.scripts import Script
-from agent_server.engine.upstream import UpstreamEngine, UpstreamSettings, load_model, parse_address
+from agent_server.engines.embedded import EmbeddedEngine, EngineConfig
+from agent_server.engines.scripted import ScriptedEngine
+from agent_server.engines.scripts import Script
+from agent_server.engines.upstream import UpstreamEngine, UpstreamSettings, load_model, parse_address
 from agent_server.server import BUNDLED
 from tests.contract import reference
 from tests.server import _Quiet

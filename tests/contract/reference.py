@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from agent_server.engine.model_files import ModelFiles, load_model_files
+from agent_server.model_files import ModelFiles, load_model_files
 from agent_server.server import BUNDLED
 
 CONTEXT = 4096

@@ -16,7 +16,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from agent_server.engine.protocol import Delta, EngineError
-from agent_server.engine.upstream import UpstreamEngine, UpstreamSettings
+from agent_server.engines.upstream import UpstreamEngine, UpstreamSettings
 from tests.contract import reference
 from tests.contract.contract import answer, asked
 from tests.contract.engines import listening, started, upstream
@@ -183,7 +183,7 @@ async def test_an_end_without_a_finish_reason(lasting: VLLM) -> None:
 async def test_another_model_is_noticed_at_the_start(lasting: VLLM) -> None:
     """Our side has one more word than vLLM's: the probe's last id does not exist there."""
     from agent_server.engine.detokenizer import ByteVocabulary
-    from agent_server.engine.upstream import load_model, parse_address
+    from agent_server.engines.upstream import load_model, parse_address
     from agent_server.server import BUNDLED
 
     other = msgspec.structs.replace(load_model(str(BUNDLED), "demo"), vocabulary=ByteVocabulary())

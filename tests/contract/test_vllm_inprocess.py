@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from agent_server.engine.upstream import load_model
-from agent_server.engine.vllm_inprocess import VLLMEngine
+from agent_server.engines.upstream import load_model
+from agent_server.engines.vllm_inprocess import VLLMEngine
 from agent_server.server import BUNDLED
 from tests.contract.contract import Contract, Target
 from tests.contract.engines import started

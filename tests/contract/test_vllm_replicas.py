@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.contract.real_vllm import VLLM, vllm
-from tests.engine.replicas.processes import gateway, metrics
-from tests.engine.replicas.runs import joined, resumed, run_all
-from tests.engine.replicas.test_processes import killing
+from tests.engines.replicas.processes import gateway, metrics
+from tests.engines.replicas.runs import joined, resumed, run_all
+from tests.engines.replicas.test_processes import killing
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 

@@ -12,9 +12,9 @@ import sys
 from typing import Any
 
 from agent_server.agent import Agent, tool
-from agent_server.engine.model_files import load_model_files
 from agent_server.engine.protocol import GenerationRequest
-from agent_server.engine.scripts import Script
+from agent_server.engines.scripts import Script
+from agent_server.model_files import load_model_files
 from agent_server.server import BUNDLED
 from tests.agent.models import call
 from tests.server import scripted, serving

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from agent_server.agent import Agent, tool
-from agent_server.engine.scripts import Script
+from agent_server.engines.scripts import Script
 from agent_server.runs.log import EventLog, LogLimits
 from agent_server.runs.sharing.entries import closing, cut, opened
 from agent_server.runs.sharing.keys import Place

@@ -2,11 +2,11 @@
 
 import torch
 
-from agent_server.engine.model_files import ModelFiles
 from agent_server.engine.protocol import Control, Delta, Finished, GenerationRequest
 from agent_server.generation.config import EngineConfig
 from agent_server.generation.loader import assemble
 from agent_server.generation.messages import Cancel, Failure, Modify, Pause, Resume, Submit
+from agent_server.model_files import ModelFiles
 from events.options import SamplingParams
 from tests.generation.tiny_models import make_tokenizer
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from agent_server.engine.protocol import Constraint
-from agent_server.engine.schemas import prepared
 from agent_server.generation.grammar import GrammarBackend
+from agent_server.prompting.schemas import prepared
 from events.grammar.lint import FORMATS, SchemaRefused
 from tests.grammar.vocabulary import END, byte_level
 

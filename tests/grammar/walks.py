@@ -21,7 +21,6 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from agent_server.engine.detokenizer import TokenizerVocabulary
-from agent_server.engine.model_files import ModelFiles
 from agent_server.engine.protocol import Constraint, Delta, Finished, GenerationRequest
 from agent_server.generation.config import EngineConfig
 from agent_server.generation.grammar import GrammarBackend
@@ -30,6 +29,7 @@ from agent_server.generation.masks import Masks
 from agent_server.generation.messages import Submit
 from agent_server.generation.sampler import Sampler, Settings
 from agent_server.generation.step import Core
+from agent_server.model_files import ModelFiles
 from events.formats import registry
 from events.formats.output_format import OutputFormat, markers
 from events.grammar import Function, Stage, plan

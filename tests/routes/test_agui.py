@@ -9,8 +9,8 @@ import pytest
 
 from adapters import sse
 from agent_server.engine.protocol import EngineError, EngineInfo
-from agent_server.engine.scripted import ScriptedEngine
-from agent_server.engine.scripts import Script
+from agent_server.engines.scripted import ScriptedEngine
+from agent_server.engines.scripts import Script
 from tests.server import scripted, serving
 
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from adapters import sse
-from agent_server.engine.scripts import Script
+from agent_server.engines.scripts import Script
 from tests.server import scripted, serving
 
 

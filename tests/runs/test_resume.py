@@ -8,7 +8,7 @@ import random
 import pytest
 
 from agent_server.agent import Agent, ToolContext, tool
-from agent_server.engine.scripts import Fault, Script
+from agent_server.engines.scripts import Fault, Script
 from agent_server.runs import Run
 from agent_server.store import Store
 from tests.agent.harness import House, client_tool

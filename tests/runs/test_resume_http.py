@@ -8,7 +8,7 @@ import json
 import httpx
 
 from adapters import sse
-from agent_server.engine.scripts import Script
+from agent_server.engines.scripts import Script
 from tests.agent.harness import client_tool
 from tests.agent.models import call
 from tests.server import scripted, serving

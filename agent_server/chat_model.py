@@ -1,0 +1,90 @@
+"""A model as the rest of the server sees it: an engine and the prompt builder that belongs to it, and their loading."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Callable
+from typing import TYPE_CHECKING
+
+from agent_server.engine.protocol import Engine, EngineError, EngineStatus
+from agent_server.prompting.output import OutputSettings
+
+if TYPE_CHECKING:
+    from agent_server.prompting.prompt import PromptBuilder
+
+logger = logging.getLogger("agent_server")
+TERMINAL_STATES = frozenset({"ready", "failed", "stopped"})
+POLL_SECONDS = 0.1
+
+
+class ChatModel:
+    """One loaded model. Until it is ready, whoever asks for a prompt gets EngineError("unavailable")."""
+
+    def __init__(
+        self,
+        name: str,
+        engine: Engine,
+        load_prompts: Callable[[], PromptBuilder],
+        output: OutputSettings | None = None,
+    ) -> None:
+        self.name = name
+        self.engine = engine
+        self.output = output or OutputSettings()
+        self._load_prompts = load_prompts
+        self._prompts: PromptBuilder | None = None
+        self._failure: str | None = None
+
+    async def load(self) -> None:
+        """Tokenizer and template first (fast, and most mistakes show there), then the weights. Never raises:
+        the outcome is `status`."""
+        try:
+            self._prompts = await asyncio.to_thread(self._load_prompts)
+            await self.engine.start()
+        except EngineError as error:
+            self._failure = error.message
+        except Exception as error:
+            logger.debug("The model cannot be loaded", exc_info=True)
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            self._failure = f"Cannot load {self.name}: {reason}"
+
+    @property
+    def status(self) -> EngineStatus:
+        if self._failure is not None:
+            return EngineStatus(state="failed", message=self._failure)
+        if self._prompts is None:
+            return EngineStatus(state="loading", progress=0.0, message="tokenizer")
+        return self.engine.status
+
+    @property
+    def ready(self) -> bool:
+        return self.status.state in ("ready", "degraded")
+
+    @property
+    def prompts(self) -> PromptBuilder:
+        """The prompt builder; EngineError("unavailable") with the state while there is none."""
+        if self._prompts is None or not self.ready:
+            raise EngineError("unavailable", self._absence(), retryable=True)
+        return self._prompts
+
+    def _absence(self) -> str:
+        status = self.status
+        share = "" if status.progress is None else f" ({status.progress:.0%})"
+        return f"The model {self.name} is {status.state}{share}. {status.message}".strip()
+
+    async def states(self) -> AsyncGenerator[EngineStatus, None]:
+        """Every change of the status while loading; ends after "ready", "failed" or "stopped"."""
+        last: EngineStatus | None = None
+        while True:
+            status = self.status
+            if status != last:
+                yield status
+            if status.state in TERMINAL_STATES:
+                return
+            last = status
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def close(self) -> None:
+        with contextlib.suppress(EngineError):
+            await self.engine.close()

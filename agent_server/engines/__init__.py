@@ -1,0 +1,1 @@
+"""The engines: each turns token ids into tokens behind the protocol of `agent_server.engine`."""

@@ -1,0 +1,142 @@
+"""Starting replicas, watching them, and what they are together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from agent_server.engine.protocol import EngineError, EngineInfo, EngineStatus
+from agent_server.engines.replicas.balancer import Balancer
+from agent_server.engines.replicas.replica import Replica
+from agent_server.engines.replicas.settings import ReplicaSettings
+
+logger = logging.getLogger("agent_server.replicas")
+RESTART_SECONDS = 30.0
+"""The longest pause before another attempt to start a replica."""
+MAX_NAMED = 8
+
+
+class Supervisor:
+    """Starts replicas, again and again where that may help, and lets the balancer look at them regularly."""
+
+    def __init__(
+        self, replicas: Sequence[Replica], settings: ReplicaSettings, balancer: Balancer, now: Callable[[], float]
+    ) -> None:
+        self._replicas = replicas
+        self._settings = settings
+        self._balancer = balancer
+        self._now = now
+        self._tasks: list[asyncio.Task[None]] = []
+        self._settled = asyncio.Event()
+        self._known: list[EngineInfo] = []
+        self._info: EngineInfo | None = None
+        self._conditions: dict[str, str] = {}
+
+    async def start(self) -> None:
+        """Until one replica is ready; EngineError once none can ever be. The others follow in the background."""
+        self._tasks = [asyncio.create_task(self._keep_starting(replica)) for replica in self._replicas]
+        self._tasks.append(asyncio.create_task(self._look()))
+        await self._settled.wait()
+        if not any(replica.started for replica in self._replicas):
+            raise EngineError("unavailable", self._reasons(self._now()) or "There are no replicas.")
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._settled.set()
+
+    async def _keep_starting(self, replica: Replica) -> None:
+        pause = self._settings.check
+        while not replica.started and not replica.hopeless:
+            try:
+                await replica.engine.start()
+                self._admit(replica)
+            except EngineError as error:
+                replica.refusal, replica.hopeless = error.message, not error.retryable
+            except Exception as error:
+                logger.exception("The replica %s cannot be started.", replica.name)
+                replica.refusal, replica.hopeless = f"It cannot be started: {error}", True
+            if not replica.started and not replica.hopeless:
+                await asyncio.sleep(pause)
+                pause = min(RESTART_SECONDS, 2 * pause)
+        if replica.started or all(each.hopeless for each in self._replicas):
+            self._settled.set()
+        self._balancer.dispatch()
+
+    def _admit(self, replica: Replica) -> None:
+        """A replica with another vocabulary would go on with other words."""
+        size = replica.engine.info.vocab_size
+        other = next((each for each in self._replicas if each.started), None)
+        if other is not None and other.engine.info.vocab_size != size:
+            message = f"It serves a vocabulary of {size} tokens, {other.name} one of {other.engine.info.vocab_size}."
+            raise EngineError("invalid_request", message)
+        replica.started = True
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.check)
+            self._balancer.tick()
+            self._note()
+
+    def _note(self) -> None:
+        """What changed goes into the log; a replica that was away has lost what it had cached."""
+        now = self._now()
+        for replica in self._replicas:
+            condition, before = replica.condition(now), self._conditions.get(replica.name)
+            self._conditions[replica.name] = condition
+            if condition == before:
+                continue
+            level = logging.INFO if condition in ("ready", "draining") else logging.WARNING
+            logger.log(level, "The replica %s is %s", replica.name, condition)
+            if before is not None and not replica.healthy:
+                self._balancer.prefixes.forget(replica.number)
+
+    # what they are together
+
+    @property
+    def info(self) -> EngineInfo:
+        known = [replica.engine.info for replica in self._replicas if replica.started]
+        if not known:
+            raise EngineError("unavailable", self._reasons(self._now()), retryable=True)
+        if self._info is None or [id(each) for each in known] != [id(each) for each in self._known]:
+            self._known, self._info = known, common(known)
+        return self._info
+
+    def status(self, now: float) -> EngineStatus:
+        usable = [replica for replica in self._replicas if replica.available(now)]
+        if len(usable) == len(self._replicas):
+            return EngineStatus(state="ready", progress=1.0)
+        if usable:
+            message = f"{len(usable)} of {len(self._replicas)} replicas are ready. {self._reasons(now)}"
+            return EngineStatus(state="degraded", message=message)
+        if self._replicas and all(replica.hopeless for replica in self._replicas):
+            return EngineStatus(state="failed", message=self._reasons(now))
+        statuses = [replica.status for replica in self._replicas]
+        progress = max((s.progress for s in statuses if s.state == "loading" and s.progress is not None), default=None)
+        loading = any(status.state == "loading" for status in statuses)
+        message = f"No replica is ready. {self._reasons(now)}"
+        return EngineStatus(state="loading" if loading else "starting", progress=progress, message=message)
+
+    def _reasons(self, now: float) -> str:
+        absent = [f"{r.name}: {r.condition(now)}" for r in self._replicas if not r.available(now)]
+        more = [f"and {len(absent) - MAX_NAMED} more"] if len(absent) > MAX_NAMED else []
+        return "; ".join(absent[:MAX_NAMED] + more)
+
+
+def common(infos: Sequence[EngineInfo]) -> EngineInfo:
+    """What can be relied on whichever engine a generation meets."""
+    continues = {info.continues for info in infos}
+    return msgspec.structs.replace(
+        infos[0],
+        context_length=min(info.context_length for info in infos),
+        supports_logprobs=all(info.supports_logprobs for info in infos),
+        supports_prompt_logprobs=all(info.supports_prompt_logprobs for info in infos),
+        supports_constraints=all(info.supports_constraints for info in infos),
+        supports_pause=all(info.supports_pause for info in infos),
+        supports_modify=all(info.supports_modify for info in infos),
+        continues=next(word for word in ("no", "plain", "exact") if word in continues),
+    )

@@ -1,0 +1,352 @@
+"""An engine that replays: for tests, for front-end work without a model, and to show how a client meets failure.
+
+It follows the contract to the letter (stop strings, limits, pause, resume, modify, cancel, a bounded queue) and
+fails, when its script says so, in every way that a real engine can.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from agent_server.engine.checks import changed_sampling, check_length, check_supported
+from agent_server.engine.continuation import already_ended
+from agent_server.engine.detokenizer import ByteVocabulary, OutputText, Vocabulary
+from agent_server.engine.protocol import (
+    Control,
+    Delta,
+    EngineError,
+    EngineInfo,
+    EngineItem,
+    EngineStatus,
+    Finished,
+    FinishReason,
+    GenerationRequest,
+    Timings,
+    Token,
+    Usage,
+)
+from agent_server.engines.scripts import DEMONSTRATION, Fault, Script, Scripts, cycle
+from events.options import SamplingParams
+
+Now = Callable[[], float]
+
+
+class Clock(Protocol):
+    """What the delays are measured by; an event loop is one."""
+
+    def time(self) -> float: ...
+
+    def call_later(self, delay: float, callback: Callable[[], None], /) -> asyncio.Handle: ...
+
+
+@dataclass(eq=False)
+class _Running:
+    """One generation's state. `wake` ends its sleep: for pause, resume, modify, and the engine's end."""
+
+    request: GenerationRequest
+    sampling: SamplingParams
+    output: OutputText
+    paused: bool = False
+    position: int = 0
+    pending: list[Control] = field(default_factory=list)
+    sleeping: asyncio.Future[None] | None = None
+    arrived: float = 0.0
+    begun: float = 0.0
+    first: float | None = None
+
+    def timings(self, now: float) -> Timings:
+        first = None if self.first is None else self.first - self.arrived
+        return Timings(queued=self.begun - self.arrived, first_token=first, total=now - self.arrived)
+
+    def tell(self, action: Literal["paused", "resumed", "modified"]) -> None:
+        self.pending.append(Control(action=action, position=self.position))
+        self.wake()
+
+    def wake(self) -> None:
+        if self.sleeping is not None and not self.sleeping.done():
+            self.sleeping.set_result(None)
+
+    async def sleep(self, loop: asyncio.AbstractEventLoop, seconds: float, clock: Clock) -> None:
+        """Until `wake`, at most for so long. One future and one timer: there is a sleep for every token."""
+        self.sleeping = loop.create_future()
+        timer = clock.call_later(seconds, self.wake) if seconds < math.inf else None
+        try:
+            await self.sleeping
+        finally:
+            self.sleeping = None
+            if timer is not None:
+                timer.cancel()
+
+
+class ScriptedEngine:
+    """Replays `scripts`: a list taken in turn, or a function of the request.
+
+    max_running, max_queued: slots and places in the queue. load_seconds: how long `start` takes. context_length: a
+    longer prompt is refused. `failure`: `start` raises it. `now` is the clock of the timings, `clock` that of the
+    delays (None: the event loop).
+    """
+
+    def __init__(
+        self,
+        scripts: Scripts | Iterable[Script] = DEMONSTRATION,
+        *,
+        vocabulary: Vocabulary | None = None,
+        model: str = "scripted",
+        context_length: int = 32768,
+        max_running: int = 1024,
+        max_queued: int = 1024,
+        load_seconds: float = 0.0,
+        failure: EngineError | None = None,
+        supports_constraints: bool = False,
+        now: Now | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.vocabulary = vocabulary or ByteVocabulary()
+        self._script = scripts if callable(scripts) else cycle(tuple(scripts))
+        self._slots = asyncio.Semaphore(max_running)
+        self._max_queued = max_queued
+        self._load_seconds = load_seconds
+        self._failure = failure
+        self._now = now
+        self._delays = clock
+        self._status = EngineStatus(state="starting")
+        self._info = EngineInfo(
+            model=model,
+            context_length=context_length,
+            vocab_size=self.vocabulary.size,
+            supports_constraints=supports_constraints,
+            continues="exact",
+        )
+        self.running: dict[str, _Running] = {}
+        self.requests: list[GenerationRequest] = []
+        self.cancelled: list[str] = []
+        self._waiting = 0
+        self._generated = 0
+        self._prompted = 0
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    @property
+    def status(self) -> EngineStatus:
+        return self._status
+
+    async def start(self) -> None:
+        steps = 10 if self._load_seconds else 0
+        for step in range(steps):
+            self._status = EngineStatus(state="loading", progress=step / steps, message="scripted weights")
+            await asyncio.sleep(self._load_seconds / steps)
+        if self._failure is not None:
+            self._status = EngineStatus(state="failed", message=self._failure.message)
+            raise self._failure
+        self._status = EngineStatus(state="ready", progress=1.0)
+
+    async def close(self) -> None:
+        self._status = EngineStatus(state="stopped")
+        for running in self.running.values():
+            running.wake()
+
+    def crash(self) -> None:
+        """As if the engine's process died: everything open ends with EngineError("connection")."""
+        self._status = EngineStatus(state="failed", message="The scripted engine crashed.")
+        for running in self.running.values():
+            running.wake()
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineItem, None]:
+        """One loop and no generator within a generator: this is played for every token of every stream."""
+        self._admit(request)
+        async with self._running_slot(request) as running:
+            script = self._script(request)
+            loop = asyncio.get_running_loop()
+            clock: Clock = self._delays or loop
+            tokens = script.tokens or tuple(self.vocabulary.encode(script.text))
+            ended = already_ended(request, running.output, limit=self._limit(running))
+            end = self._end(running, script, ended.reason, ended.stop) if ended else None
+            delay = script.first_delay
+            due = clock.time() + delay
+            while end is None:
+                due = due if script.paced else clock.time() + delay
+                if delay <= 0:
+                    await asyncio.sleep(0)
+                while True:
+                    while running.pending:
+                        yield running.pending.pop(0)
+                    self._check_alive()
+                    left = math.inf if running.paused else due - clock.time()
+                    if left <= 0:
+                        break
+                    await running.sleep(loop, left, clock)
+                    due = max(due, clock.time()) if left == math.inf else due
+                delay = script.delay
+                late = int((clock.time() - due) / delay) if script.paced and delay > 0 else 0
+                due += (late + 1) * delay
+                size, limit = script.chunk * (late + 1), self._limit(running)
+                chunk: list[Token] = []
+                fault = script.fault
+                while end is None and len(chunk) < size and not (fault and _due(fault, running)):
+                    end = self._step(running, script, tokens, chunk, limit)
+                if chunk:
+                    running.first = self._clock() if running.first is None else running.first
+                    yield Delta(tuple(chunk))
+                if end is None and fault and _due(fault, running):
+                    end = await self._fail(running, fault)
+                    if end is None:
+                        return
+            timings = running.timings(self._clock())
+            yield msgspec.structs.replace(end, timings=timings)
+
+    @contextlib.asynccontextmanager
+    async def _running_slot(self, request: GenerationRequest) -> AsyncIterator[_Running]:
+        """A generation from its arrival to its end; one that does not come to its end was cancelled, or it failed."""
+        sampling = request.sampling
+        output = OutputText(
+            self.vocabulary, request.prompt_token_ids, sampling.stop, sampling.min_tokens, request.generated
+        )
+        running = _Running(
+            request=request,
+            sampling=sampling,
+            output=output,
+            arrived=self._clock(),
+            position=len(request.generated),
+        )
+        self.running[request.request_id] = running
+        ended = False
+        try:
+            await self._take_slot()
+            try:
+                running.begun = self._clock()
+                yield running
+                ended = True
+            finally:
+                self._slots.release()
+        finally:
+            self.running.pop(request.request_id, None)
+            if not ended:
+                self.cancelled.append(request.request_id)
+
+    def _admit(self, request: GenerationRequest) -> None:
+        if self._status.state != "ready":
+            raise EngineError("unavailable", f"The engine is {self._status.state}.", retryable=True)
+        if self._slots.locked() and self._waiting >= self._max_queued:
+            raise EngineError("overloaded", "The queue is full.", retryable=True)
+        if request.request_id in self.running:
+            raise EngineError("invalid_request", f"A generation {request.request_id} is already running.")
+        check_length(request, self._info.context_length)
+        check_supported(request, self._info)
+        self.requests.append(request)
+        self._prompted += len(request.prompt_token_ids)
+
+    async def _take_slot(self) -> None:
+        self._waiting += 1
+        try:
+            await self._slots.acquire()
+        finally:
+            self._waiting -= 1
+
+    def _check_alive(self) -> None:
+        if self._status.state == "stopped":
+            raise EngineError("unavailable", "The engine was closed.", retryable=True)
+        if self._status.state != "ready":
+            raise EngineError("connection", self._status.message, retryable=True)
+
+    def _step(
+        self, running: _Running, script: Script, tokens: Sequence[int], chunk: list[Token], limit: int
+    ) -> Finished | None:
+        """Play one token into `chunk`; the end when this was the last."""
+        position, sampling = running.position, running.sampling
+        if position >= limit:
+            return self._end(running, script, "length")
+        if position >= len(tokens) and (script.reason is not None or not tokens):
+            chunk += running.output.drain()
+            return self._end(running, script, script.reason or "stop")
+        token_id = tokens[position % len(tokens)]
+        running.position = position = position + 1
+        self._generated += 1
+        stops = token_id in sampling.stop_token_ids and position > sampling.min_tokens
+        last = position >= limit or (position == len(tokens) and script.reason is not None)
+        details = () if sampling.logprobs is None else self._details(script, token_id, sampling.logprobs)
+        chunk += running.output.push(token_id, *details, ends=stops, last=last)
+        if running.output.stopped is not None:
+            return self._end(running, script, "stop", running.output.stopped)
+        if stops:
+            return self._end(running, script, "stop", token_id)
+        if position >= limit:
+            return self._end(running, script, "length")
+        return self._end(running, script, script.reason or "stop") if last else None
+
+    def _limit(self, running: _Running) -> int:
+        room = self._info.context_length - len(running.request.prompt_token_ids)
+        return room if running.sampling.max_tokens is None else min(room, running.sampling.max_tokens)
+
+    def _details(self, script: Script, token_id: int, wanted: int) -> tuple[float, list[tuple[int, float]]]:
+        others = [((token_id + step) % self.vocabulary.size, script.logprob - step) for step in range(wanted)]
+        return script.logprob, others
+
+    def _end(self, running: _Running, script: Script, reason: FinishReason, stop: str | int | None = None) -> Finished:
+        usage = Usage(
+            prompt_tokens=len(running.request.prompt_token_ids),
+            completion_tokens=running.position,
+            cached_tokens=min(script.cached_tokens, len(running.request.prompt_token_ids)),
+        )
+        return Finished(reason=reason, usage=usage, stop=stop)
+
+    async def _fail(self, running: _Running, fault: Fault) -> Finished | None:
+        """Do what the fault says; None where the stream ends without a word."""
+        if fault.action == "error":
+            raise EngineError(fault.kind, fault.message, retryable=fault.retryable)
+        if fault.action == "crash":
+            raise RuntimeError(fault.message)
+        while fault.action == "hang":
+            loop = asyncio.get_running_loop()
+            await running.sleep(loop, math.inf, loop)
+            self._check_alive()
+        return self._end(running, Script(), "cancelled") if fault.action == "cancelled" else None
+
+    def _clock(self) -> float:
+        return self._now() if self._now is not None else asyncio.get_running_loop().time()
+
+    async def pause(self, request_id: str) -> bool:
+        running = self.running.get(request_id)
+        if running is None or running.paused:
+            return running is not None
+        running.paused = True
+        running.tell("paused")
+        return True
+
+    async def resume(self, request_id: str) -> bool:
+        running = self.running.get(request_id)
+        if running is None or not running.paused:
+            return running is not None
+        running.paused = False
+        running.tell("resumed")
+        return True
+
+    async def modify(self, request_id: str, changes: dict[str, Any]) -> bool:
+        running = self.running.get(request_id)
+        if running is None:
+            return False
+        running.sampling = changed_sampling(running.sampling, changes)
+        running.output.restrict(running.sampling.stop, running.sampling.min_tokens)
+        running.tell("modified")
+        return True
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            "num_requests_running": float(len(self.running) - self._waiting),
+            "num_requests_waiting": float(self._waiting),
+            "kv_cache_usage_perc": 0.0,
+            "prompt_tokens_total": float(self._prompted),
+            "generation_tokens_total": float(self._generated),
+        }
+
+
+def _due(fault: Fault, running: _Running) -> bool:
+    return running.position >= fault.after

@@ -1,0 +1,161 @@
+"""Meeting an upstream: which dialect it speaks, whether it serves our model, and what it can do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from agent_server.engine.protocol import EngineError, EngineInfo, GenerationRequest
+from agent_server.engines.upstream.connection import Upstream
+from agent_server.engines.upstream.dialects import DIALECTS, Dialect, Served
+from agent_server.engines.upstream.dialects.dialect import known
+from agent_server.engines.upstream.errors import error_of
+from agent_server.engines.upstream.model import Model
+from agent_server.engines.upstream.output import Output
+from agent_server.engines.upstream.settings import UpstreamSettings
+from agent_server.engines.upstream.transport import Transport
+from events.options import SamplingParams
+
+POLL_SECONDS = 0.5
+SAMPLE = "The quick brown fox: naïve 12345 + 你好, 🦉!\n\tif x <= 3:\n        return {'a': [1, 2]}"
+"""Text that tokenizers of different models take apart differently."""
+MARKS = 8
+"""Special tokens that the sample ends with."""
+OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp"}
+"""`owned_by` of /v1/models → dialect."""
+PATHS = (("/get_model_info", "sglang"), ("/props", "llamacpp"))
+"""Paths that only one kind of server has."""
+
+
+async def connect(
+    transport: Transport, model: Model, settings: UpstreamSettings, report: Callable[[str], None]
+) -> Upstream:
+    """Wait until the server has loaded its model, then check that it is ours. `report`: why it still waits.
+
+    Raises EngineError with one sentence: at once where waiting does not help.
+    """
+    loop = asyncio.get_running_loop()
+    end = loop.time() + settings.start
+    while True:
+        try:
+            return await _meet(transport, model, settings)
+        except EngineError as error:
+            if not error.retryable:
+                raise
+            if loop.time() >= end:
+                message = f"{error.message} It was waited for for {settings.start:g} s."
+                raise EngineError("unavailable", message) from error
+            report(error.message)
+        await asyncio.sleep(POLL_SECONDS)
+
+
+async def _meet(transport: Transport, model: Model, settings: UpstreamSettings) -> Upstream:
+    dialect = await _dialect(transport)
+    url = transport.address.url
+    health = await transport.ask(dialect.health)
+    if health.status == 503:
+        raise EngineError("unavailable", f"The upstream {url} is still loading its model.", retryable=True)
+    if health.status != 200:
+        raise error_of(health.status, health.body)
+    served = await dialect.describe(transport, model.name)
+    _check_size(url, served, model)
+    if settings.check_tokenizer:
+        await _check_tokens(transport, dialect, served, model)
+    info = _info(url, dialect, served, model)
+    upstream = Upstream(dialect=dialect, served=served, model=model, info=info)
+    await _warm_up(transport, upstream)
+    return upstream
+
+
+async def _dialect(transport: Transport) -> Dialect:
+    name = transport.address.dialect or await find(transport)
+    return DIALECTS[name]()
+
+
+async def find(transport: Transport) -> str:
+    """The dialect that the server's own answers name. Raises EngineError, also where it is none that is known."""
+    models = await transport.ask("/v1/models")
+    if models.status == 503:
+        raise EngineError("unavailable", f"The upstream {transport.address.url} is still loading.", retryable=True)
+    if models.status in (401, 403):
+        raise error_of(models.status, models.body)
+    entries = known(models.json(), "data", list) or []
+    owners = {known(entry, "owned_by", str) for entry in entries}
+    for owner, dialect in OWNERS.items():
+        if owner in owners:
+            return dialect
+    for path, dialect in PATHS:
+        if (await transport.ask(path)).status == 200:
+            return dialect
+    if entries:
+        return "openai"
+    message = f"{transport.address.url} answers, but not as an inference server does (GET /v1/models: {models.status})."
+    raise EngineError("unavailable", message)
+
+
+def _mismatch(url: str, served: Served, model: Model, what: str) -> EngineError:
+    hint = f"Start this server with that model's folder or name instead of {model.source}."
+    return EngineError(
+        "unavailable", f"The upstream {url} serves {served.model}, whose {what} is not that of {model.source}. {hint}"
+    )
+
+
+def _check_size(url: str, served: Served, model: Model) -> None:
+    """Models have more rows than their tokenizers have words, never fewer."""
+    if served.vocab_size is not None and served.vocab_size < model.vocabulary.size:
+        raise _mismatch(url, served, model, f"vocabulary of {served.vocab_size}")
+
+
+async def _check_tokens(transport: Transport, dialect: Dialect, served: Served, model: Model) -> None:
+    """What the server makes of a sample must be what our tokenizer makes of it."""
+    text = SAMPLE + "".join(list(model.controls.values())[:MARKS])
+    theirs = await dialect.tokenize(transport, served, text)
+    if theirs is not None and theirs != model.vocabulary.encode(text):
+        raise _mismatch(transport.address.url, served, model, "tokenizer")
+
+
+def _info(url: str, dialect: Dialect, served: Served, model: Model) -> EngineInfo:
+    lengths = [length for length in (served.context_length, model.context_length) if length]
+    if not lengths:
+        message = (
+            f"Neither {url} nor {model.source} says how long the context is; give it with AGENT_SERVER_MAX_CONTEXT."
+        )
+        raise EngineError("unavailable", message)
+    details = {"upstream": url, "dialect": dialect.name, "served_model": served.model, "version": served.version}
+    return EngineInfo(
+        model=model.name,
+        context_length=min(lengths),
+        vocab_size=max(served.vocab_size or 0, model.vocabulary.size),
+        supports_logprobs=dialect.supports_logprobs,
+        supports_constraints=served.grammar is not None,
+        supports_pause=False,
+        supports_modify=False,
+        continues="plain" if dialect.tokens else "no",
+        details={**details, "grammars": served.grammar, "ids": dialect.tokens},
+    )
+
+
+async def _warm_up(transport: Transport, upstream: Upstream) -> None:
+    """One token after the vocabulary's last id: a server with a smaller vocabulary refuses it, and the first real
+    request does not pay for what servers put off until the first one."""
+    request = GenerationRequest(
+        request_id="warm-up",
+        prompt_token_ids=(upstream.model.vocabulary.size - 1,),
+        sampling=SamplingParams(max_tokens=1),
+    )
+    asked = upstream.asked(request, upstream.model.fill(request.sampling))
+    body = msgspec.json.encode(upstream.dialect.body(asked))
+    output = Output(upstream, asked)
+
+    async def alive() -> bool:
+        return True
+
+    try:
+        async for frames in transport.stream(upstream.dialect.path, body, alive):
+            output.read(frames)
+        output.finished()
+    except EngineError as error:
+        message = f"The upstream {transport.address.url} does not generate with the tokens of {upstream.model.source}: "
+        raise EngineError("unavailable", message + error.message, retryable=error.retryable) from error

@@ -1,0 +1,89 @@
+"""The frames of OpenAI's completions endpoint, with the token ids that vLLM adds to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from agent_server.engine.protocol import EngineError
+from agent_server.engines.upstream.dialects.dialect import Piece
+from agent_server.engines.upstream.errors import error_frame
+
+DONE = b"[DONE]"
+ID_PREFIX = "token_id:"
+
+
+class _Logprobs(msgspec.Struct):
+    token_logprobs: list[float | None] = []
+    top_logprobs: list[dict[str, float] | None] | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str = ""
+    token_ids: list[int] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    logprobs: _Logprobs | None = None
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class Usage(msgspec.Struct):
+    prompt_tokens_details: _Details | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: Usage | None = None
+    error: Any = None
+
+
+class CompletionReader:
+    """ids: the stream is to have them; a frame with text alone is then a fault. alternatives: how many were asked for
+    beside each token, None for no logprobs."""
+
+    def __init__(self, *, ids: bool, alternatives: int | None) -> None:
+        self._ids = ids
+        self._alternatives = alternatives
+        self._decoder = msgspec.json.Decoder(_Chunk)
+
+    def read(self, data: bytes) -> Piece | None:
+        if data == DONE:
+            return None
+        chunk = self._decoder.decode(data)
+        if chunk.error is not None:
+            raise error_frame(chunk.error)
+        cached = None
+        if chunk.usage is not None and chunk.usage.prompt_tokens_details is not None:
+            cached = chunk.usage.prompt_tokens_details.cached_tokens
+        if not chunk.choices:
+            return Piece(cached=cached) if cached is not None else None
+        piece = self._piece(chunk.choices[0])
+        piece.cached = cached
+        return piece
+
+    def _piece(self, choice: _Choice) -> Piece:
+        ids = choice.token_ids or ()
+        if self._ids and choice.token_ids is None and choice.text:
+            raise EngineError("unavailable", "The upstream sends no token ids; use the dialect openai for its text.")
+        piece = Piece(ids=ids, text=choice.text, finish=choice.finish_reason, stop=choice.stop_reason)
+        if self._alternatives is not None and ids:
+            self._add_logprobs(piece, choice.logprobs)
+        return piece
+
+    def _add_logprobs(self, piece: Piece, found: _Logprobs | None) -> None:
+        values = found.token_logprobs if found is not None else []
+        if len(values) != len(piece.ids):
+            raise EngineError("connection", "The upstream left out log probabilities.", retryable=True)
+        piece.logprobs = [-9999.0 if value is None else value for value in values]
+        tops = (found.top_logprobs if found is not None else None) or [None] * len(values)
+        piece.alternatives = [_alternatives(top or {}, self._alternatives or 0) for top in tops]
+
+
+def _alternatives(top: dict[str, float], most: int) -> list[tuple[int, float]]:
+    """The most likely tokens in order; the server adds the one that was taken where it is none of them."""
+    pairs = [(int(name.removeprefix(ID_PREFIX)), value) for name, value in top.items() if name.startswith(ID_PREFIX)]
+    return sorted(pairs, key=lambda pair: -pair[1])[:most]

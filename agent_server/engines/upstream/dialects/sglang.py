@@ -1,0 +1,182 @@
+"""SGLang's `/generate`: ids in and out, cumulative by default.
+
+A frame holds every id so far, or with `--incremental-streaming-output` only the new ones; `completion_tokens` tells
+how many of them are new in both cases. Read off SGLang 0.5.23's source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from agent_server.engine.protocol import EngineError
+from agent_server.engines.upstream.cache_salt import cache_salt
+from agent_server.engines.upstream.dialects.dialect import Asked, Piece, Reader, Served, chosen_model, ids_of, known
+from agent_server.engines.upstream.dialects.vllm import folded, models
+from agent_server.engines.upstream.errors import error_frame, error_of
+from agent_server.engines.upstream.grammar import Grammar
+from agent_server.engines.upstream.transport import Transport
+from events.options import SamplingParams
+
+GRAMMARS = {"xgrammar": "xgrammar"}
+"""SGLang's grammar backend → the language that its grammars are written in."""
+
+
+class SGLang:
+    """Seeds count only where the server runs deterministically; a server that does not say so refuses them."""
+
+    name = "sglang"
+    path = "/generate"
+    health = "/health"
+    tokens = True
+    supports_logprobs = True
+    unsupported: Mapping[str, Any] = {"typical_p": 1.0, "prompt_logprobs": None}
+
+    async def describe(self, transport: Transport, wanted: str) -> Served:
+        entries = await models(transport)
+        model = chosen_model([entry["id"] for entry in entries], wanted, transport.address.url)
+        entry = next(entry for entry in entries if entry["id"] == model)
+        said = (await transport.ask("/server_info")).json()
+        seeds = isinstance(said, dict) and bool(said.get("enable_deterministic_inference"))
+        return Served(
+            model=model,
+            models=tuple(each["id"] for each in entries),
+            version=known(said, "version", str) or "",
+            context_length=known(entry, "max_model_len", int),
+            grammar=GRAMMARS.get(known(said, "grammar_backend", str) or ""),
+            lacks=() if seeds else ("seed",),
+        )
+
+    async def tokenize(self, transport: Transport, served: Served, text: str) -> list[int] | None:
+        body = {"model": served.model, "prompt": text, "add_special_tokens": False}
+        return ids_of((await transport.ask("/tokenize", body)).json())
+
+    def check(self, asked: Asked) -> None:
+        """Nothing beyond the parameters that are unsupported."""
+
+    def body(self, asked: Asked) -> dict[str, Any]:
+        request, sampling = asked.request, asked.sampling
+        wanted = sampling.logprobs is not None
+        body = {
+            "rid": request.request_id,
+            "input_ids": request.prompt_token_ids,
+            "stream": True,
+            "sampling_params": {**_words(sampling), **_grammar_words(asked.grammar)},
+            "return_logprob": wanted or None,
+            "top_logprobs_num": sampling.logprobs if wanted else None,
+            "logprob_start_len": -1 if wanted else None,
+            "priority": request.priority or None,
+            "extra_key": cache_salt(request.tenant),
+        }
+        return {name: value for name, value in body.items() if value is not None}
+
+    def reader(self, asked: Asked) -> Reader:
+        return SGLangReader(asked.sampling.logprobs)
+
+
+def _words(sampling: SamplingParams) -> dict[str, Any]:
+    words = {
+        "max_new_tokens": sampling.max_tokens,
+        "min_new_tokens": sampling.min_tokens or None,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or -1,
+        "min_p": sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty,
+        "presence_penalty": sampling.presence_penalty or None,
+        "frequency_penalty": sampling.frequency_penalty or None,
+        "logit_bias": {str(number): bias for number, bias in sampling.logit_bias.items()} or None,
+        "sampling_seed": folded(sampling.seed),
+        "stop": sampling.stop or None,
+        "stop_token_ids": sampling.stop_token_ids or None,
+        "ignore_eos": sampling.ignore_eos or None,
+        "skip_special_tokens": False,
+        "spaces_between_special_tokens": False,
+    }
+    return {name: value for name, value in words.items() if value is not None}
+
+
+def _grammar_words(grammar: Grammar | None) -> dict[str, Any]:
+    if grammar is None:
+        return {}
+    match grammar.kind:
+        case "structural_tag":
+            return {"structural_tag": msgspec.json.encode(grammar.value).decode()}
+        case "json_schema":
+            return {"json_schema": msgspec.json.encode(grammar.value).decode()}
+        case "regex":
+            return {"regex": grammar.value}
+    return {"ebnf": grammar.value}
+
+
+class _Finish(msgspec.Struct):
+    type: str
+    matched: int | str | list[int] | None = None
+    message: str | None = None
+    status_code: int | None = None
+
+
+class _Meta(msgspec.Struct):
+    finish_reason: _Finish | None = None
+    completion_tokens: int = 0
+    cached_tokens: int | None = None
+    output_token_logprobs: list[tuple[float | None, int, Any]] = []
+    output_top_logprobs: list[list[tuple[float | None, int, Any]] | None] = []
+
+
+class _Frame(msgspec.Struct):
+    output_ids: list[int] | None = None
+    meta_info: _Meta | None = None
+    error: Any = None
+
+
+class SGLangReader:
+    """alternatives: how many were asked for beside each token, None for no logprobs."""
+
+    def __init__(self, alternatives: int | None) -> None:
+        self._alternatives = alternatives
+        self._seen = 0
+        self._decoder = msgspec.json.Decoder(_Frame)
+
+    def read(self, data: bytes) -> Piece | None:
+        if data == b"[DONE]":
+            return None
+        frame = self._decoder.decode(data)
+        if frame.error is not None:
+            raise error_frame(frame.error)
+        if frame.meta_info is None:
+            return None
+        meta = frame.meta_info
+        new = meta.completion_tokens - self._seen
+        self._seen = meta.completion_tokens
+        piece = Piece(ids=_last(frame.output_ids or [], new, "ids"), cached=meta.cached_tokens)
+        if self._alternatives is not None and new:
+            self._add_logprobs(piece, meta, new)
+        if meta.finish_reason is not None:
+            _end(piece, meta.finish_reason)
+        return piece
+
+    def _add_logprobs(self, piece: Piece, meta: _Meta, new: int) -> None:
+        most = self._alternatives or 0
+        rows = _last(meta.output_token_logprobs, new, "log probabilities")
+        piece.logprobs = [-9999.0 if value is None else value for value, *_ in rows]
+        tops: Sequence[Any] = _last(meta.output_top_logprobs, new, "log probabilities") if most else [[]] * new
+        piece.alternatives = [
+            [(number, value) for value, number, _ in top or () if value is not None][:most] for top in tops
+        ]
+
+
+def _last(values: Sequence[Any], count: int, what: str) -> Sequence[Any]:
+    if not 0 <= count <= len(values):
+        raise EngineError("connection", f"The upstream left out {what}.", retryable=True)
+    return values[len(values) - count :]
+
+
+def _end(piece: Piece, finish: _Finish) -> None:
+    """An abort says why, with the status that it would have as an answer."""
+    if finish.type == "abort" and finish.status_code:
+        raise error_of(finish.status_code, {"error": {"message": finish.message}})
+    piece.finish = finish.type
+    piece.stop = finish.matched if isinstance(finish.matched, int | str) else None

@@ -1,0 +1,137 @@
+"""vLLM's `/v1/completions`: token ids in and out, its stable contract."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from agent_server.engine.protocol import EngineError
+from agent_server.engines.upstream.cache_salt import cache_salt
+from agent_server.engines.upstream.dialects.dialect import Asked, Reader, Served, chosen_model, ids_of, known
+from agent_server.engines.upstream.dialects.openai_frames import CompletionReader
+from agent_server.engines.upstream.errors import error_of
+from agent_server.engines.upstream.grammar import Grammar
+from agent_server.engines.upstream.transport import Transport
+from events.options import SamplingParams
+
+PROBE = "%llguidance {}\nstart: /[a-z]+/\n"
+PROBE_TAG = '{"type":"structural_tag","format":{"type":"const_string","value":"a"}}'
+
+
+class VLLM:
+    """Everything but typical_p and prompt_logprobs, which its streams do not have."""
+
+    name = "vllm"
+    path = "/v1/completions"
+    health = "/health"
+    tokens = True
+    supports_logprobs = True
+    unsupported: Mapping[str, Any] = {"typical_p": 1.0, "prompt_logprobs": None}
+
+    async def describe(self, transport: Transport, wanted: str) -> Served:
+        entries = await models(transport)
+        model = chosen_model([entry["id"] for entry in entries], wanted, transport.address.url)
+        entry = next(entry for entry in entries if entry["id"] == model)
+        return Served(
+            grammar=await _grammars(transport, model),
+            model=model,
+            models=tuple(each["id"] for each in entries),
+            version=known((await transport.ask("/version")).json(), "version", str) or "",
+            context_length=known(entry, "max_model_len", int),
+        )
+
+    async def tokenize(self, transport: Transport, served: Served, text: str) -> list[int] | None:
+        body = {"model": served.model, "prompt": text, "add_special_tokens": False}
+        return ids_of((await transport.ask("/tokenize", body)).json())
+
+    def check(self, asked: Asked) -> None:
+        """Nothing beyond the parameters that are unsupported."""
+
+    def body(self, asked: Asked) -> dict[str, Any]:
+        request, sampling = asked.request, asked.sampling
+        body = {
+            "model": asked.served.model,
+            "prompt": request.prompt_token_ids,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "request_id": request.request_id,
+            "return_token_ids": True,
+            "add_special_tokens": False,
+            **sampling_words(sampling),
+            "stop": sampling.stop,
+            "logprobs": sampling.logprobs,
+            "return_tokens_as_token_ids": True if sampling.logprobs is not None else None,
+            "structured_outputs": grammar_words(asked.grammar),
+            "priority": request.priority or None,
+            "cache_salt": cache_salt(request.tenant),
+        }
+        return {name: value for name, value in body.items() if value is not None}
+
+    def reader(self, asked: Asked) -> Reader:
+        return CompletionReader(ids=True, alternatives=asked.sampling.logprobs)
+
+
+def sampling_words(sampling: SamplingParams) -> dict[str, Any]:
+    """vLLM's names for how a token is chosen. Special tokens keep their spelling, so that a stop string means the
+    same text there as here."""
+    return {
+        "max_tokens": sampling.max_tokens,
+        "min_tokens": sampling.min_tokens or None,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty,
+        "presence_penalty": sampling.presence_penalty or None,
+        "frequency_penalty": sampling.frequency_penalty or None,
+        "logit_bias": {str(number): bias for number, bias in sampling.logit_bias.items()} or None,
+        "seed": folded(sampling.seed),
+        "stop_token_ids": sampling.stop_token_ids or None,
+        "ignore_eos": sampling.ignore_eos or None,
+        "skip_special_tokens": False,
+        "spaces_between_special_tokens": False,
+    }
+
+
+def grammar_words(grammar: Grammar | None) -> dict[str, Any] | None:
+    """vLLM's `structured_outputs`."""
+    if grammar is None:
+        return None
+    match grammar.kind:
+        case "lark" | "ebnf":
+            return {"grammar": grammar.value}
+        case "structural_tag":
+            return {"structural_tag": msgspec.json.encode(grammar.value).decode()}
+        case "json_schema":
+            return {"json": grammar.value}
+        case "regex":
+            return {"regex": grammar.value}
+
+
+async def _grammars(transport: Transport, model: str) -> str | None:
+    """The library behind structured outputs: vLLM's default takes llguidance's Lark where xgrammar refuses it; a
+    server that was told to use xgrammar alone refuses it, and one that was told so takes xgrammar's tags."""
+    for language, words in (("llguidance", {"grammar": PROBE}), ("xgrammar", {"structural_tag": PROBE_TAG})):
+        body = {"model": model, "prompt": [0], "max_tokens": 1, "structured_outputs": words}
+        if (await transport.ask("/v1/completions", body)).status == 200:
+            return language
+    return None
+
+
+def folded(seed: int | None) -> int | None:
+    """A seed of 64 bits in the 63 that vLLM takes for one: -1 is none to it."""
+    return None if seed is None else seed & (2**63 - 1)
+
+
+async def models(transport: Transport) -> list[dict[str, Any]]:
+    """The entries of /v1/models that are base models. Raises EngineError."""
+    answer = await transport.ask("/v1/models")
+    if answer.status != 200:
+        raise error_of(answer.status, answer.body)
+    data = known(answer.json(), "data", list) or []
+    found = [entry for entry in data if known(entry, "id", str) and not known(entry, "parent", str)]
+    if not found:
+        raise EngineError("unavailable", f"The upstream {transport.address.url} lists no models.", retryable=True)
+    return found

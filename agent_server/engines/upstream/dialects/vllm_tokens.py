@@ -1,0 +1,105 @@
+"""vLLM's token-in token-out endpoint, `/inference/v1/generate` (`vllm serve --enable-scale-out`, or `--tokens-only`).
+
+It detokenises nothing, so stop strings are this side's alone: when one is found the stream is closed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from agent_server.engine.protocol import EngineError
+from agent_server.engines.upstream.cache_salt import cache_salt
+from agent_server.engines.upstream.dialects.dialect import Asked, Piece, Reader
+from agent_server.engines.upstream.dialects.openai_frames import Usage
+from agent_server.engines.upstream.dialects.vllm import VLLM, grammar_words, sampling_words
+from agent_server.engines.upstream.errors import error_frame
+
+
+class VLLMTokens(VLLM):
+    """Answers about the model come from the same server's other endpoints."""
+
+    name = "vllm-tokens"
+    path = "/inference/v1/generate"
+
+    def body(self, asked: Asked) -> dict[str, Any]:
+        request, sampling = asked.request, asked.sampling
+        words = {
+            **sampling_words(sampling),
+            "logprobs": sampling.logprobs,
+            "structured_outputs": grammar_words(asked.grammar),
+        }
+        body = {
+            "model": asked.served.model,
+            "token_ids": request.prompt_token_ids,
+            "request_id": request.request_id,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "sampling_params": {name: value for name, value in words.items() if value is not None},
+            "priority": request.priority or None,
+            "cache_salt": cache_salt(request.tenant),
+        }
+        return {name: value for name, value in body.items() if value is not None}
+
+    def reader(self, asked: Asked) -> Reader:
+        return TokensReader(asked.sampling.logprobs)
+
+
+class _Logprob(msgspec.Struct):
+    token_id: int
+    logprob: float
+
+
+class _Content(_Logprob):
+    top_logprobs: list[_Logprob] = []
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_Content] | None = None
+
+
+class _Choice(msgspec.Struct):
+    token_ids: list[int] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    logprobs: _Logprobs | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: Usage | None = None
+    error: Any = None
+
+
+class TokensReader:
+    """alternatives: how many were asked for beside each token, None for no logprobs."""
+
+    def __init__(self, alternatives: int | None) -> None:
+        self._alternatives = alternatives
+        self._decoder = msgspec.json.Decoder(_Chunk)
+
+    def read(self, data: bytes) -> Piece | None:
+        if data == b"[DONE]":
+            return None
+        chunk = self._decoder.decode(data)
+        if chunk.error is not None:
+            raise error_frame(chunk.error)
+        piece = Piece()
+        if chunk.usage is not None and chunk.usage.prompt_tokens_details is not None:
+            piece.cached = chunk.usage.prompt_tokens_details.cached_tokens
+        if chunk.choices:
+            choice = chunk.choices[0]
+            piece.ids, piece.finish, piece.stop = choice.token_ids or (), choice.finish_reason, choice.stop_reason
+            if self._alternatives is not None and piece.ids:
+                self._add_logprobs(piece, choice.logprobs)
+        return piece
+
+    def _add_logprobs(self, piece: Piece, found: _Logprobs | None) -> None:
+        content = (found.content if found is not None else None) or []
+        if len(content) != len(piece.ids):
+            raise EngineError("connection", "The upstream left out log probabilities.", retryable=True)
+        most = self._alternatives or 0
+        piece.logprobs = [each.logprob for each in content]
+        tops = ([(top.token_id, top.logprob) for top in each.top_logprobs] for each in content)
+        piece.alternatives = [sorted(top, key=lambda pair: -pair[1])[:most] for top in tops]

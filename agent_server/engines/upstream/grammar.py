@@ -1,0 +1,66 @@
+"""What an answer is held to, in the words of the upstream's own grammar library."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from agent_server.engine.constraint_nodes import node_of
+from agent_server.engine.protocol import Constraint
+from agent_server.engines.upstream.errors import refused
+from agent_server.engines.upstream.xgrammar_tags import TagWriter
+from events.grammar.lark import Unwritable, lark
+from events.grammar.nodes import Node
+
+HEADER = "%llguidance {}\n"
+
+
+class Grammar(msgspec.Struct, frozen=True):
+    """kind: "lark" and "ebnf" are texts, "structural_tag" and "json_schema" JSON values, "regex" a text."""
+
+    kind: Literal["lark", "ebnf", "structural_tag", "json_schema", "regex"]
+    value: Any
+
+
+async def translate(constraint: Constraint | None, language: str | None, controls: Mapping[int, str]) -> Grammar | None:
+    """For an upstream that takes `language`: "llguidance" or "xgrammar". `controls`: spellings of the tokens that are
+    no text. Raises EngineError("invalid_request") where it has no words for the constraint: what is not enforced is
+    never sent as if it were."""
+    if constraint is None:
+        return None
+    if language == "llguidance":
+        return await asyncio.to_thread(for_llguidance, constraint, tuple(controls))
+    try:
+        return await asyncio.to_thread(for_xgrammar, constraint, controls)
+    except Unwritable as error:
+        message = f"This upstream's grammars (xgrammar) cannot hold the output to what was asked for: {error}"
+        raise refused("response_format", message) from error
+
+
+def for_llguidance(constraint: Constraint, controls: Sequence[int]) -> Grammar:
+    """The very grammar that the embedded engine uses. What Lark has no words for goes as the client wrote it."""
+    if constraint.kind == "lark":
+        text = str(constraint.value)
+        return Grammar("lark", text if "%llguidance" in text else HEADER + text)
+    if constraint.kind == "ebnf":
+        return Grammar("ebnf", constraint.value)
+    try:
+        return Grammar("lark", lark(node_of(constraint), controls))
+    except Unwritable:
+        return Grammar("structural_tag", whole_tag(node_of(constraint)))
+
+
+def for_xgrammar(constraint: Constraint, controls: Mapping[int, str]) -> Grammar:
+    """Raises Unwritable."""
+    if constraint.kind in ("lark", "ebnf", "regex"):
+        if constraint.kind == "lark":
+            raise Unwritable("it has no Lark.")
+        return Grammar(constraint.kind, constraint.value)
+    return Grammar("structural_tag", whole_tag(TagWriter(controls).write(node_of(constraint))))
+
+
+def whole_tag(node: Node) -> dict[str, Any]:
+    return {"type": "structural_tag", "format": node}

@@ -1,0 +1,81 @@
+"""Our side of an upstream's model: its vocabulary, what ends an answer, and how it likes to be sampled."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from agent_server.engine.detokenizer import TokenizerVocabulary, Vocabulary
+from agent_server.engine.protocol import EngineError
+from agent_server.model_files import load_model_files
+from events.options import SamplingParams
+
+_NAMES = ("top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    """name: as clients call it. source: folder or hub name. ends: ids that end an answer. controls: spellings of
+    the ids that are no text. defaults: sampling where a request says nothing. context_length: None if no file says."""
+
+    name: str
+    source: str
+    vocabulary: Vocabulary
+    ends: frozenset[int] = frozenset()
+    controls: dict[int, str] = {}
+    defaults: dict[str, float | int] = {}
+    context_length: int | None = None
+
+    def fill(self, sampling: SamplingParams) -> SamplingParams:
+        """The sampling with the model's own values in place of those not given; neutral ones where it has none."""
+        neutral: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+        values = {**neutral, "repetition_penalty": 1.0, **self.defaults}
+        missing = {name: value for name, value in values.items() if getattr(sampling, name) is None}
+        return msgspec.structs.replace(sampling, **missing)
+
+
+def load_model(source: str, name: str) -> Model:
+    """From a folder or a hub name; reads no weights. Raises EngineError with one sentence."""
+    try:
+        files = load_model_files(source)
+    except FileNotFoundError as error:
+        message = f"The tokenizer of {source} is needed beside an upstream engine: {error}"
+        raise EngineError("unavailable", message) from error
+    added = files.tokenizer.get_added_tokens_decoder()
+    return Model(
+        name=name,
+        source=source,
+        vocabulary=TokenizerVocabulary(files.tokenizer),
+        ends=frozenset(files.stop_token_ids),
+        controls={n: token.content for n, token in sorted(added.items()) if token.special or token.content.strip()},
+        defaults=sampling_defaults(generation_config(source)),
+        context_length=files.context_length,
+    )
+
+
+def generation_config(source: str) -> dict[str, Any]:
+    """What generation_config.json says that differs from transformers' own defaults; empty where there is none."""
+    folder = Path(source)
+    if folder.is_dir():
+        try:
+            found = json.loads((folder / "generation_config.json").read_text("utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+    from transformers import GenerationConfig
+
+    try:
+        return dict(GenerationConfig.from_pretrained(source).to_diff_dict())
+    except (OSError, ValueError):
+        return {}
+
+
+def sampling_defaults(said: dict[str, Any]) -> dict[str, float | int]:
+    """As the embedded engine reads it: greedy only if the model says so."""
+    found = {name: said[name] for name in _NAMES if isinstance(said.get(name), int | float)}
+    if said.get("do_sample") is False:
+        return {**found, "temperature": 0.0}
+    given = said.get("temperature")
+    return {**found, "temperature": given} if isinstance(given, int | float) else found

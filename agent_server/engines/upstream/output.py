@@ -1,0 +1,153 @@
+"""One stream's frames → Tokens with their text, and how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+
+from agent_server.engine.continuation import already_ended
+from agent_server.engine.detokenizer import OutputText
+from agent_server.engine.protocol import (
+    EngineError,
+    Finished,
+    FinishReason,
+    Timings,
+    Token,
+    Usage,
+)
+from agent_server.engines.upstream.connection import Upstream
+from agent_server.engines.upstream.constraint_verifier import ConstraintVerifier
+from agent_server.engines.upstream.dialects import Asked, Piece
+from agent_server.engines.upstream.upstream_text import UpstreamText
+
+_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
+"""Every other word for an end means that somebody ended it who was not asked to."""
+
+
+class Output:
+    """ended: the upstream, or a stop string, said how it ended. over: nothing more is wanted from the upstream."""
+
+    def __init__(self, upstream: Upstream, asked: Asked, judge: ConstraintVerifier | None = None) -> None:
+        request, sampling = asked.request, asked.sampling
+        self.request = request
+        self.count = len(request.generated)
+        self.over = False
+        self.failure: EngineError | None = None
+        self._upstream = upstream
+        self._judge = judge
+        self._reader = upstream.dialect.reader(asked)
+        self._given = UpstreamText(upstream.model.vocabulary, upstream.model.controls)
+        self._text = OutputText(
+            self._given, request.prompt_token_ids, sampling.stop, sampling.min_tokens, request.generated
+        )
+        own = frozenset() if sampling.ignore_eos else upstream.model.ends
+        self._stop_ids = frozenset(sampling.stop_token_ids)
+        self._min_tokens = sampling.min_tokens
+        self._ends = own | self._stop_ids
+        ended = already_ended(request, self._text, upstream.model.ends, sampling.max_tokens)
+        self._finish: tuple[FinishReason, str | int | None] | None = (ended.reason, ended.stop) if ended else None
+        self._cached = 0
+        self._clock = asyncio.get_running_loop().time
+        self._began = self._clock()
+        self._first: float | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self._finish is not None
+
+    def read(self, frames: Sequence[bytes]) -> list[Token]:
+        """The tokens that may be delivered now. Raises EngineError; what came in front of a fault is delivered first,
+        and the fault is `failure`."""
+        tokens: list[Token] = []
+        try:
+            for data in frames:
+                piece = self._piece(data)
+                if piece is not None:
+                    tokens += self.take(piece)
+        except EngineError as error:
+            if not tokens:
+                raise
+            self.failure = error
+        return tokens
+
+    def _piece(self, data: bytes) -> Piece | None:
+        try:
+            piece: Piece | None = self._reader.read(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+            message = f"The upstream sent what is no frame of {self._upstream.dialect.name}: {error}"
+            raise EngineError("connection", message, retryable=True) from error
+        return piece
+
+    def take(self, piece: Piece) -> list[Token]:
+        """The same for one frame that was read already."""
+        self._cached = self._cached if piece.cached is None else piece.cached
+        return [] if self.ended else self._take(piece)
+
+    def _take(self, piece: Piece) -> list[Token]:
+        if not self._upstream.dialect.tokens:
+            piece.ids = self._given.take(piece.text)
+        elif piece.texts is not None:
+            self._given.expect(piece.texts)
+        if self._first is None and piece.ids:
+            self._first = self._clock() - self._began
+        released: list[Token] = []
+        for place in range(len(piece.ids)):
+            released += self._push(piece, place)
+            if self.ended:
+                self.over = piece.finish is None and piece.ids[place] not in self._upstream.model.ends
+                return released
+        if piece.finish is not None:
+            released += self._text.drain()
+            self._finish = self._ending(piece)
+        return released
+
+    def _push(self, piece: Piece, place: int) -> list[Token]:
+        number = piece.ids[place]
+        if not 0 <= number < self._upstream.info.vocab_size:
+            raise EngineError("connection", f"The upstream sent the token id {number}, which does not exist.")
+        self.count += 1
+        last = piece.finish is not None and place == len(piece.ids) - 1
+        told = last and piece.finish == "stop" and not isinstance(piece.stop, str)
+        found = number in self._ends and self.count > self._min_tokens
+        ends = found or (told and self._is_end(number, piece))
+        if self._judge is not None:
+            self._judge.token(number, ends=ends)
+        logprob = piece.logprobs[place] if piece.logprobs is not None else None
+        alternatives = piece.alternatives[place] if piece.alternatives is not None else None
+        released = self._text.push(number, logprob, alternatives, ends=ends, last=last)
+        if self._text.stopped is not None:
+            self._finish = ("stop", self._text.stopped)
+        elif found:
+            self._finish = ("stop", self._stop(number))
+        return released
+
+    def _is_end(self, number: int, piece: Piece) -> bool:
+        """SGLang names the last token whatever it was when a grammar is complete, so an ordinary one is none."""
+        return number in self._ends or (number == piece.stop and number in self._upstream.model.controls)
+
+    def _stop(self, matched: str | int | None) -> str | int | None:
+        """What is reported as the stop: the end of sequence is none."""
+        return None if matched in self._upstream.model.ends else matched
+
+    def _ending(self, piece: Piece) -> tuple[FinishReason, str | int | None]:
+        reason = _REASONS.get(piece.finish or "")
+        if reason is None:
+            message = f"The upstream ended the generation by itself ({piece.finish})."
+            raise EngineError("connection", message, retryable=True)
+        return reason, self._stop(piece.stop)
+
+    def finished(self) -> Finished:
+        """The last item. EngineError("connection") where nobody said how it ended."""
+        if self._finish is None:
+            message = "The upstream ended the stream without saying how the generation ended."
+            raise EngineError("connection", message, retryable=True)
+        reason, stop = self._finish
+        prompt = len(self.request.prompt_token_ids)
+        return Finished(
+            reason=reason,
+            stop=stop,
+            usage=Usage(prompt_tokens=prompt, completion_tokens=self.count, cached_tokens=min(self._cached, prompt)),
+            timings=Timings(first_token=self._first, total=self._clock() - self._began),
+        )

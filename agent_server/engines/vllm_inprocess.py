@@ -1,0 +1,247 @@
+"""vLLM in this process (the extra `agent-server[vllm]`), for those who want one process to start and to watch.
+
+The same words as over HTTP: the dialect's sampling and grammar, the same reading of how a generation ended. What
+vLLM itself starts below this process (its engine core, its workers) is its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import msgspec
+
+from agent_server.engine.checks import check_length, check_supported
+from agent_server.engine.continuation import as_prompt
+from agent_server.engine.protocol import (
+    Delta,
+    EngineError,
+    EngineInfo,
+    EngineItem,
+    EngineStatus,
+    Finished,
+    GenerationRequest,
+)
+from agent_server.engines.upstream.connection import Upstream
+from agent_server.engines.upstream.dialects import Piece, Served
+from agent_server.engines.upstream.dialects.vllm import VLLM, grammar_words, sampling_words
+from agent_server.engines.upstream.errors import MAX_SAID
+from agent_server.engines.upstream.grammar import translate
+from agent_server.engines.upstream.model import Model
+from agent_server.engines.upstream.output import Output
+from agent_server.engines.upstream.sampling import bounded
+
+MISSING = "vLLM is not installed here: pip install 'agent-server[vllm]', or start it by itself and give its URL."
+
+
+class VLLMEngine:
+    """load: reads our side of the model, in a thread. arguments: vLLM's engine arguments by name (dtype,
+    tensor_parallel_size, max_model_len ...)."""
+
+    def __init__(self, load: Callable[[], Model], arguments: dict[str, Any] | None = None) -> None:
+        self._load = load
+        self._arguments = arguments or {}
+        self._status = EngineStatus(state="starting")
+        self._upstream: Upstream | None = None
+        self._llm: Any = None
+        self._running: dict[str, bool] = {}
+        self._generated = 0
+        self._prompted = 0
+        self._closed = False
+
+    @property
+    def info(self) -> EngineInfo:
+        if self._upstream is None:
+            raise EngineError("unavailable", self._status.message or "vLLM is not loaded yet.", retryable=True)
+        return self._upstream.info
+
+    @property
+    def status(self) -> EngineStatus:
+        if self._status.state == "ready" and self._llm.errored:
+            return EngineStatus(state="failed", message="vLLM's engine died; this server must be started again.")
+        return self._status
+
+    async def start(self) -> None:
+        self._status = EngineStatus(state="loading", progress=0.0, message="vLLM")
+        try:
+            model = await asyncio.to_thread(self._load)
+            self._llm = await asyncio.to_thread(open_engine, model.source, self._arguments)
+        except EngineError as error:
+            self._status = EngineStatus(state="failed", message=error.message)
+            raise
+        self._upstream = meet(self._llm, model)
+        self._status = EngineStatus(state="ready", progress=1.0)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._status = EngineStatus(state="stopped")
+        if self._llm is not None:
+            await self._llm.abort(list(self._running))
+            await asyncio.to_thread(self._llm.shutdown)
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineItem, None]:
+        upstream = self._admit(request)
+        grammar = await translate(request.constraint, upstream.served.grammar, upstream.model.controls)
+        asked = upstream.asked(request, bounded(request, upstream), grammar)
+        output = Output(upstream, asked)
+        if output.ended:
+            yield output.finished()
+            return
+        rest = as_prompt(msgspec.structs.replace(request, sampling=asked.sampling))
+        params = sampling_params(rest.sampling, grammar_words(grammar))
+        self._running[request.request_id] = False
+        prompt = {"prompt_token_ids": list(rest.prompt_token_ids)}
+        stream = self._llm.generate(prompt, params, request.request_id)
+        try:
+            async for item in self._items(stream, output):
+                yield item
+        except EngineError:
+            raise
+        except Exception as error:
+            if is_bad_request(error):
+                raise EngineError("invalid_request", _sentence(error)) from error
+            raise self._lost(error, output.count > 0) from error
+        finally:
+            await stream.aclose()
+            if not output.ended:
+                await self._llm.abort(request.request_id)
+            del self._running[request.request_id]
+            self._prompted += len(request.prompt_token_ids)
+            self._generated += output.count
+
+    async def _items(self, stream: Any, output: Output) -> AsyncGenerator[EngineItem, None]:
+        async for found in stream:
+            tokens = output.take(piece_of(found, output.request.sampling.logprobs))
+            if tokens:
+                self._running[output.request.request_id] = True
+                yield Delta(tuple(tokens))
+            if output.over:
+                break
+        finished: Finished = output.finished()
+        yield finished
+
+    def _admit(self, request: GenerationRequest) -> Upstream:
+        if self._upstream is None or self.status.state != "ready":
+            message = self.status.message or f"The engine is {self.status.state}."
+            raise EngineError("unavailable", message, retryable=self.status.state != "failed")
+        if request.request_id in self._running:
+            raise EngineError("invalid_request", f"A generation {request.request_id} is already running.")
+        check_length(request, self.info.context_length)
+        check_supported(request, self.info)
+        return self._upstream
+
+    def _lost(self, error: Exception, started: bool) -> EngineError:
+        """vLLM's EngineDeadError, or whatever else it lets out."""
+        if self._closed:
+            return EngineError("unavailable", "The engine was closed.", retryable=True)
+        return EngineError("connection" if started else "unavailable", f"vLLM: {_sentence(error)}", retryable=True)
+
+    async def pause(self, request_id: str) -> bool:
+        return False
+
+    async def resume(self, request_id: str) -> bool:
+        return False
+
+    async def modify(self, request_id: str, changes: dict[str, Any]) -> bool:
+        return False
+
+    def metrics(self) -> dict[str, float]:
+        running = sum(self._running.values())
+        return {
+            "num_requests_running": float(running),
+            "num_requests_waiting": float(len(self._running) - running),
+            "prompt_tokens_total": float(self._prompted),
+            "generation_tokens_total": float(self._generated),
+        }
+
+
+def open_engine(source: str, arguments: dict[str, Any]) -> Any:
+    """Load the model; blocks for as long as that takes. Raises EngineError."""
+    try:
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+    except ImportError as error:
+        raise EngineError("unavailable", MISSING) from error
+    try:
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(model=source, **arguments))
+    except Exception as error:
+        raise EngineError("unavailable", f"vLLM cannot load {source}: {_sentence(error)}") from error
+
+
+def is_bad_request(error: Exception) -> bool:
+    """Whether vLLM refused the request, and did not fail."""
+    from vllm import exceptions
+
+    names = ("VLLMClientError", "VLLMValidationError")
+    refusals = [found for name in names if (found := getattr(exceptions, name, None)) is not None]
+    return isinstance(error, (ValueError, *refusals))
+
+
+def meet(llm: Any, model: Model) -> Upstream:
+    """What it serves, as if it had been asked over HTTP."""
+    config = llm.model_config
+    lengths = [length for length in (config.max_model_len, model.context_length) if length]
+    served = Served(
+        model=model.name,
+        context_length=config.max_model_len,
+        vocab_size=config.get_vocab_size(),
+        grammar="llguidance",
+    )
+    info = EngineInfo(
+        model=model.name,
+        context_length=min(lengths),
+        vocab_size=config.get_vocab_size(),
+        supports_constraints=True,
+        supports_pause=False,
+        supports_modify=False,
+        continues="plain",
+        details={"engine": "vllm", "dtype": str(config.dtype).removeprefix("torch."), "ids": True},
+    )
+    return Upstream(dialect=VLLM(), served=served, model=model, info=info)
+
+
+def sampling_params(sampling: Any, grammar: dict[str, Any] | None) -> Any:
+    """vLLM's own SamplingParams for the words that its HTTP endpoint takes."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+    words = {name: value for name, value in sampling_words(sampling).items() if value is not None}
+    if "logit_bias" in words:
+        words["logit_bias"] = dict(sampling.logit_bias)
+    if grammar is not None:
+        words["structured_outputs"] = StructuredOutputsParams(**grammar)
+    return SamplingParams(
+        **{name: list(value) if isinstance(value, tuple) else value for name, value in words.items()},
+        stop=list(sampling.stop),
+        logprobs=sampling.logprobs,
+        output_kind=RequestOutputKind.DELTA,
+    )
+
+
+def piece_of(found: Any, alternatives: int | None) -> Piece:
+    """A RequestOutput's new tokens."""
+    output = found.outputs[0]
+    piece = Piece(
+        ids=list(output.token_ids),
+        finish=output.finish_reason,
+        stop=output.stop_reason,
+        cached=found.num_cached_tokens,
+    )
+    if alternatives is not None and output.logprobs is not None:
+        rows = [(number, row) for number, row in zip(output.token_ids, output.logprobs, strict=True)]
+        piece.logprobs = [row[number].logprob for number, row in rows]
+        piece.alternatives = [_most_likely(row, alternatives) for _, row in rows]
+    return piece
+
+
+def _most_likely(row: dict[int, Any], count: int) -> list[tuple[int, float]]:
+    pairs = sorted(((number, each.logprob) for number, each in row.items()), key=lambda pair: -pair[1])
+    return pairs[:count]
+
+
+def _sentence(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text[:MAX_SAID]

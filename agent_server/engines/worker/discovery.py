@@ -1,0 +1,74 @@
+"""An engine at an address of which nobody said what it is: a worker of ours, or somebody else's server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+from agent_server.engine.protocol import Engine, EngineError, EngineInfo, EngineItem, EngineStatus, GenerationRequest
+from agent_server.engines.upstream.address import Address
+from agent_server.engines.upstream.settings import UpstreamSettings
+from agent_server.engines.upstream.transport import Transport
+from agent_server.engines.worker.client import WorkerEngine
+from agent_server.engines.worker.frames import KIND
+
+
+class DiscoveredEngine:
+    """Asks once, when it is started, and is from then on what it found. upstream: makes the engine for a server that
+    is no worker."""
+
+    def __init__(self, address: Address, upstream: Callable[[], Engine], settings: UpstreamSettings) -> None:
+        self.address = address
+        self._upstream = upstream
+        self._settings = settings
+        self._engine: Engine | None = None
+
+    @property
+    def engine(self) -> Engine:
+        """EngineError before anything answered there."""
+        if self._engine is None:
+            raise EngineError("unavailable", f"Nothing has answered at {self.address.url} yet.", retryable=True)
+        return self._engine
+
+    @property
+    def info(self) -> EngineInfo:
+        return self.engine.info
+
+    @property
+    def status(self) -> EngineStatus:
+        if self._engine is None:
+            return EngineStatus(state="starting", message=f"Waiting for {self.address.url}.")
+        return self._engine.status
+
+    async def start(self) -> None:
+        if self._engine is None:
+            worker = await self._is_worker()
+            self._engine = WorkerEngine(self.address, self._settings) if worker else self._upstream()
+        await self._engine.start()
+
+    async def _is_worker(self) -> bool:
+        transport = Transport(self.address, self._settings)
+        try:
+            said = (await transport.ask("/health", seconds=self._settings.connect)).json()
+        finally:
+            await transport.close()
+        return isinstance(said, dict) and said.get("engine") == KIND
+
+    async def close(self) -> None:
+        if self._engine is not None:
+            await self._engine.close()
+
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineItem, None]:
+        return self.engine.generate(request)
+
+    async def pause(self, request_id: str) -> bool:
+        return await self.engine.pause(request_id)
+
+    async def resume(self, request_id: str) -> bool:
+        return await self.engine.resume(request_id)
+
+    async def modify(self, request_id: str, changes: dict[str, Any]) -> bool:
+        return await self.engine.modify(request_id, changes)
+
+    def metrics(self) -> dict[str, float]:
+        return {} if self._engine is None else self._engine.metrics()

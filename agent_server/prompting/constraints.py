@@ -1,0 +1,289 @@
+"""What a turn's output must look like: the request's tools and response format, linted, as the engine's Constraint.
+
+Plans are kept by content, so that an agent's unchanged tools cost nothing on the second turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from ag_ui.core import RunAgentInput
+
+from agent_server.engine.protocol import Constraint, EngineError, EngineInfo
+from agent_server.prompting.output import OutputSettings
+from agent_server.prompting.schemas import check_pattern_value, prepared
+from events.formats.output_format import OutputFormat, Tools
+from events.grammar import Function, Stage, plan
+from events.grammar.lint import Finding, Prepared, SchemaRefused, prepare
+from events.grammar.values import unwritten
+from events.options import GenerationOptions, ResponseFormat, ToolChoice
+from events.parsing.machine import Parser
+from events.parsing.policy import Policy
+
+MAX_CACHED = 128
+MAX_FINDINGS = 8
+"""Warnings about one request's schemas; the rest is counted."""
+MAX_BYTES = 512 * 1024
+LARGE = 32 * 1024
+"""Bytes of tools' schemas that are looked at before the prompt is made."""
+MAX_CHOICES = 2000
+
+
+class Planned(msgspec.Struct, frozen=True, kw_only=True):
+    """constraint: None where nothing is enforced. warnings: what was asked and is not."""
+
+    constraint: Constraint | None = None
+    warnings: tuple[str, ...] = ()
+
+
+class Wish(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a plan depends on. tools: (name, parameters) of the declared tools."""
+
+    output_format: OutputFormat
+    tools: tuple[tuple[str, Any], ...]
+    choice: ToolChoice
+    parallel: bool
+    strict_tools: tuple[str, ...]
+    response_format: ResponseFormat | None
+    stage: Stage
+    control_ids: dict[str, int]
+
+
+_plans: OrderedDict[bytes, Planned] = OrderedDict()
+_lock = threading.Lock()
+
+
+async def plan_constraint(
+    prompt: Any,
+    control_ids: Mapping[str, int],
+    input: RunAgentInput,
+    options: GenerationOptions,
+    settings: OutputSettings,
+    info: EngineInfo,
+) -> Planned:
+    """What the turn's output is held to. Raises EngineError("invalid_request") that names the tool or option: a choice
+    of a tool that is not declared, a schema that is refused or, where it is to be strict, not enforceable in full."""
+    wish = wish_of(prompt, control_ids, input, options, settings)
+    if wish is None:
+        return Planned()
+    if not info.supports_constraints:
+        return _without_grammars(wish)
+    key = msgspec.msgpack.encode(wish)
+    if len(key) > MAX_BYTES + _size(control_ids):
+        raise _too_large()
+    with _lock:
+        found = _plans.get(key)
+    if found is None:
+        found = await asyncio.to_thread(make_plan, wish)
+        with _lock:
+            _plans[key] = found
+            while len(_plans) > MAX_CACHED:
+                _plans.popitem(last=False)
+    return found
+
+
+async def refuse_early(input: RunAgentInput, options: GenerationOptions, settings: OutputSettings) -> None:
+    """What `plan_constraint` would refuse of large tools, before a prompt is made of them: a template takes longer over
+    them than the look that tells that they are too much."""
+    tools = enforced_tools(input, options, settings)
+    size = sum(len(msgspec.json.encode(parameters)) for _, parameters in tools)
+    if size > MAX_BYTES:
+        raise _too_large()
+    if size > LARGE:
+        await asyncio.to_thread(_lint, tools)
+
+
+def _too_large() -> EngineError:
+    return _refused("tools", f"Tools and response format have more than {MAX_BYTES} bytes of schemas.")
+
+
+def _lint(tools: Sequence[tuple[str, Any]]) -> None:
+    for name, parameters in tools:
+        try:
+            prepare(_schema_of(parameters))
+        except SchemaRefused as error:
+            raise _refused_schema(_where(name), "tools", error) from error
+
+
+def _size(control_ids: Mapping[str, int]) -> int:
+    return sum(len(text.encode()) + 16 for text in control_ids) + 4096
+
+
+def wish_of(
+    prompt: Any,
+    control_ids: Mapping[str, int],
+    input: RunAgentInput,
+    options: GenerationOptions,
+    settings: OutputSettings,
+) -> Wish | None:
+    """None where there is nothing to enforce."""
+    choice = options.tool_choice
+    _check_choice(choice, [tool.name for tool in input.tools or ()])
+    tools = enforced_tools(input, options, settings)
+    if not tools and options.response_format is None:
+        return None
+    output_format = getattr(prompt, "output_format", None) or OutputFormat()
+    return Wish(
+        output_format=output_format,
+        tools=tools,
+        choice=choice if tools else ToolChoice(),
+        parallel=options.parallel_tool_calls,
+        strict_tools=tuple(sorted(options.strict_tools)),
+        response_format=options.response_format,
+        stage=stage_of(output_format, getattr(prompt, "opened", ""), getattr(prompt, "marker_ids", {})),
+        control_ids=dict(control_ids),
+    )
+
+
+def enforced_tools(
+    input: RunAgentInput, options: GenerationOptions, settings: OutputSettings
+) -> tuple[tuple[str, Any], ...]:
+    """(name, parameters) of the tools whose calls a grammar is to keep."""
+    enabled = settings.constrain_tools if options.constrain_tools is None else options.constrain_tools
+    if not enabled or options.tool_choice.mode == "none" or options.raw_prompt is not None:
+        return ()
+    return tuple((tool.name, tool.parameters) for tool in input.tools or ())
+
+
+def _check_choice(choice: ToolChoice, declared: Sequence[str]) -> None:
+    if choice.mode in ("required", "named") and not declared:
+        raise _refused("tool_choice", "tool_choice needs tools, and the request declares none.")
+    missing = next((name for name in choice.names if name not in declared), None)
+    if missing is not None:
+        raise _refused(
+            "tool_choice", f"tool_choice names the tool {missing[:64]!r}, which the request does not declare."
+        )
+
+
+def _refused(param: str, message: str) -> EngineError:
+    return EngineError("invalid_request", message, param=param)
+
+
+def _without_grammars(wish: Wish) -> Planned:
+    """An engine that has no grammars: what must be enforced is refused, the rest is validated afterwards."""
+    if wish.choice.mode in ("required", "named"):
+        raise _refused("tool_choice", f"This engine cannot enforce tool_choice {wish.choice.mode!r}.")
+    strict = next((name for name, _ in wish.tools if name in wish.strict_tools), None)
+    if strict is not None:
+        raise _refused("tools", f"This engine cannot enforce the schema of the tool {strict[:64]!r} (strict).")
+    if wish.response_format is not None:
+        raise _refused("response_format", "This engine cannot enforce a response format.")
+    return Planned()
+
+
+def stage_of(output_format: OutputFormat, opened: str, marker_ids: Mapping[str, int]) -> Stage:
+    """Where the output starts, by the parser's own reading of what the prompt holds."""
+    if output_format.reasoning is None or not opened:
+        return "start"
+    parser = Parser(output_format, Policy(), opened=opened, marker_ids=marker_ids)
+    return parser.stage
+
+
+# making a plan
+
+
+def make_plan(wish: Wish) -> Planned:
+    """Lint every schema, then plan. Takes milliseconds to tenths of a second: not for the event loop."""
+    notes: list[str] = []
+    functions = [_function(wish, name, parameters, notes) for name, parameters in wish.tools]
+    wanted = _response_format(wish.response_format, notes)
+    try:
+        made = plan(
+            wish.output_format,
+            functions=functions,
+            choice=wish.choice,
+            parallel=wish.parallel,
+            response_format=wanted,
+            stage=wish.stage,
+            marker_ids=wish.control_ids,
+        )
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        made = _fallen_back(wish, error)
+    _check_enforced(wish, made)
+    constraint = None if made.tag is None else Constraint(kind="structural_tag", value=made.tag)
+    return Planned(constraint=constraint, warnings=(*made.warnings, *notes))
+
+
+def _fallen_back(wish: Wish, error: Exception) -> Any:
+    from events.grammar.plan import NOT_ENFORCED, Plan
+
+    if wish.response_format is not None:
+        raise _refused("response_format", f"The response format cannot be enforced: {error}") from error
+    return Plan(warnings=(NOT_ENFORCED,))
+
+
+def _check_enforced(wish: Wish, made: Any) -> None:
+    """What must be enforced and is not is refused."""
+    if made.calls or not wish.tools:
+        return
+    if wish.choice.mode in ("required", "named"):
+        raise _refused("tool_choice", f"tool_choice {wish.choice.mode!r} cannot be enforced in this model's format.")
+    strict = next((name for name, _ in wish.tools if name in wish.strict_tools), None)
+    if strict is not None:
+        raise _refused("tools", f"The schema of {strict[:64]!r} (strict) cannot be enforced in this model's format.")
+
+
+def _where(tool: str) -> str:
+    return f"The schema of the tool {tool[:64]!r}"
+
+
+def _schema_of(parameters: Any) -> Any:
+    """A tool without parameters takes an empty object."""
+    return parameters if parameters is not None else {"type": "object"}
+
+
+def _function(wish: Wish, name: str, parameters: Any, notes: list[str]) -> Function:
+    where = _where(name)
+    ready = _prepared(where, "tools", _schema_of(parameters))
+    tools = wish.output_format.tools
+    findings = [*ready.findings, *_format_findings(tools, ready.schema)]
+    strict = name in wish.strict_tools
+    _note(where, "tools", findings, strict, notes)
+    return Function(name, ready.schema)
+
+
+def _format_findings(tools: Tools | None, schema: Mapping[str, Any]) -> list[Finding]:
+    if tools is None or tools.style == "json" or tools.arguments.style == "json":
+        return []
+    return list(unwritten(tools.arguments, schema))
+
+
+def _response_format(wanted: ResponseFormat | None, notes: list[str]) -> ResponseFormat | None:
+    if wanted is None:
+        return None
+    if wanted.kind == "json_schema":
+        where = "The response format's schema"
+        ready = _prepared(where, "response_format", wanted.value)
+        _note(where, "response_format", ready.findings, wanted.strict, notes)
+        return msgspec.structs.replace(wanted, value=ready.schema)
+    problem = check_pattern_value(wanted.value) if wanted.kind == "regex" else None
+    if wanted.kind == "choice" and len(wanted.value) > MAX_CHOICES:
+        problem = f"choice may have at most {MAX_CHOICES} entries."
+    if problem:
+        raise _refused("response_format", problem)
+    return wanted
+
+
+def _prepared(where: str, param: str, schema: Any) -> Prepared:
+    try:
+        return prepared(schema)
+    except SchemaRefused as error:
+        raise _refused_schema(where, param, error) from error
+
+
+def _refused_schema(where: str, param: str, error: SchemaRefused) -> EngineError:
+    at = f" at {error.path}" if error.path else ""
+    return _refused(param, f"{where} is refused{at}: {error.message}")
+
+
+def _note(where: str, param: str, findings: Sequence[Finding], strict: bool, notes: list[str]) -> None:
+    if findings and strict:
+        raise _refused(param, f"{where} is strict, but {findings[0]}")
+    notes += [f"{where}: {finding}" for finding in findings[:MAX_FINDINGS]]
+    if len(findings) > MAX_FINDINGS:
+        notes.append(f"{where}: {len(findings) - MAX_FINDINGS} more keywords are not enforced while generating.")

@@ -1,0 +1,319 @@
+"""From a run's input to token ids: the chat template rendered, control tokens in the client's text neutralised.
+
+The eight steps of `PromptBuilder.build`: choose the template (and its analysis), choose the tools, shape the messages,
+disguise control tokens, render, cut a prefill, encode, check the length. What the generation prompt (or the prefill)
+already wrote of the answer is returned as `opened`, for the translator to start in the right place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from ag_ui.core import RunAgentInput, Tool
+
+from agent_server.engine.protocol import EngineError
+from agent_server.model_files import ModelFiles, load_model_files
+from agent_server.prompting.control_tokens import ControlTokens, strings
+from agent_server.prompting.prefill import stage_of
+from agent_server.prompting.rendering import Chat, Rendering
+from agent_server.prompting.thinking import switch_words, template_variables
+from events.formats import registry
+from events.formats.output_format import OutputFormat, markers
+from events.options import GenerationOptions
+from events.template.analyser import TemplateAnalysis, analyse
+from events.template.declarations import explained, tool_declaration
+from events.template.environment import ChatTemplate
+from events.template.messages import build_conversation
+
+DEFAULT_MAX_CHARACTERS = 4_000_000
+RENDER_SECONDS = 5.0
+RENDER_THREADS = 4
+
+
+class Prompt(msgspec.Struct, frozen=True, kw_only=True):
+    """What goes to the engine, and what the translator must know of it.
+
+    text: the prompt as rendered, for inspection. opened: what it already holds of the answer, from the assistant's
+    header on. marker_ids: markers of the format that are one token in the vocabulary. stop_token_ids: ids that end
+    the answer. warnings: what was left out, mended or ignored, for a person.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str
+    opened: str = ""
+    output_format: OutputFormat = OutputFormat()
+    marker_ids: dict[str, int] = {}
+    stop_token_ids: tuple[int, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+class PromptSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """chat_template: replaces the model's own. format, reasoning_parser, tool_call_parser: names of formats that
+    replace what the analysis found, whole or in part. context_length: in tokens, None: the model's. allowed_kwargs:
+    template variables that a request may set besides the thinking switches. max_characters: of one request's data
+    and of the rendered prompt. render_seconds: how long `build_async` waits."""
+
+    chat_template: str | None = None
+    format: str | None = None
+    reasoning_parser: str | None = None
+    tool_call_parser: str | None = None
+    context_length: int | None = None
+    allowed_kwargs: frozenset[str] = frozenset()
+    max_characters: int = DEFAULT_MAX_CHARACTERS
+    render_seconds: float = RENDER_SECONDS
+
+
+class PromptBuilder:
+    """Builds prompts for one model. Safe to use from several threads.
+
+    files: the model's tokenizer and templates. now: the clock that templates may ask for the date.
+    Raises EngineError("invalid_request") for a format name that does not exist.
+    """
+
+    def __init__(
+        self,
+        files: ModelFiles,
+        settings: PromptSettings | None = None,
+        *,
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        self.files = files
+        self.settings = settings = settings or PromptSettings()
+        self.tokenizer = files.tokenizer
+        self._now = now
+        self._controls = ControlTokens(files.tokenizer)
+        templates = {"default": settings.chat_template} if settings.chat_template else dict(files.templates)
+        self._chats = {name: self._chat(source) for name, source in templates.items()}
+        self._threads = ThreadPoolExecutor(RENDER_THREADS, thread_name_prefix="render")
+
+    @classmethod
+    def load(
+        cls,
+        model: str | Path,
+        settings: PromptSettings | None = None,
+        *,
+        now: Callable[[], datetime] = datetime.now,
+    ) -> PromptBuilder:
+        """For a local folder or a model's name. Raises FileNotFoundError if there is no tokenizer."""
+        return cls(load_model_files(model), settings, now=now)
+
+    def _chat(self, source: str) -> Chat:
+        analysis = analyse(source)
+        output_format = override(analysis.output_format, self.settings)
+        stops = [
+            self._controls.ids[mark] for mark in _stop_markers(analysis, output_format) if mark in self._controls.ids
+        ]
+        return Chat(
+            ChatTemplate(source, self.files.special_tokens),
+            analysis,
+            output_format,
+            self._marker_ids(output_format),
+            tuple(dict.fromkeys([*self.files.stop_token_ids, *stops])),
+        )
+
+    @property
+    def context_length(self) -> int | None:
+        return self.settings.context_length or self.files.context_length
+
+    @property
+    def control_ids(self) -> Mapping[str, int]:
+        """Text → id of every control token of the vocabulary."""
+        return self._controls.ids
+
+    def analysis(self, tools: bool = False) -> TemplateAnalysis | None:
+        """What is known of the template used with or without tools; None without a template."""
+        chat = self._chosen(tools)
+        return chat.analysis if chat else None
+
+    def output_format(self, tools: bool = False) -> OutputFormat:
+        """How the model writes, by the template used with or without tools; plain text without a template."""
+        chat = self._chosen(tools)
+        return chat.output_format if chat else OutputFormat()
+
+    def _chosen(self, tools: bool) -> Chat | None:
+        if tools and "tool_use" in self._chats:
+            return self._chats["tool_use"]
+        return self._chats.get("default") or next(iter(self._chats.values()), None)
+
+    # --- building
+
+    async def build_async(
+        self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None
+    ) -> Prompt:
+        """`build` in a thread of its own, so that no template holds up the event loop. EngineError("timeout") after
+        `render_seconds`; the thread is one of a few, so a template that never ends cannot take the server's."""
+        work = asyncio.get_running_loop().run_in_executor(self._threads, self.build, input, options, instructions)
+        try:
+            async with asyncio.timeout(
+                self.settings.render_seconds
+            ):  # wait_for may lose a cancellation, see CPython 86296
+                return await work
+        except TimeoutError as error:
+            seconds = self.settings.render_seconds
+            raise EngineError("timeout", f"the prompt could not be rendered within {seconds:g} s") from error
+
+    def build(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None) -> Prompt:
+        """The prompt for one turn. Raises EngineError: "invalid_request" where the template refuses or is missing,
+        "context_length_exceeded" where the prompt, or it and max_tokens, do not fit."""
+        prompt = self._raw(options) if options.raw_prompt is not None else self._rendered(input, options, instructions)
+        self._check_length(len(prompt.token_ids), options.sampling.max_tokens)
+        return prompt
+
+    def count_tokens(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None) -> int:
+        """The number of prompt tokens of a run, however long; raises as `build` does where it cannot be rendered."""
+        made = self._raw(options) if options.raw_prompt is not None else self._rendered(input, options, instructions)
+        return len(made.token_ids)
+
+    def _raw(self, options: GenerationOptions) -> Prompt:
+        """Text or ids that go to the model as they are."""
+        raw = options.raw_prompt
+        stops = self.files.stop_token_ids
+        if isinstance(raw, str):
+            self._check_size(raw)
+            return Prompt(token_ids=tuple(self.tokenize(raw)), text=raw, stop_token_ids=stops)
+        ids = tuple(raw or ())
+        size = self.tokenizer.get_vocab_size(with_added_tokens=True)
+        if any(not 0 <= number < size for number in ids):
+            raise EngineError("invalid_request", f"a token id is outside of the vocabulary of {size}", param="prompt")
+        return Prompt(token_ids=ids, text=self.detokenize(ids), stop_token_ids=stops)
+
+    def _rendered(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None) -> Prompt:
+        tools = chosen_tools(input.tools or (), options)
+        chat = self._chosen(bool(tools))
+        if chat is None:
+            raise EngineError("invalid_request", NO_TEMPLATE)
+        shown = _show_tools(chat, tools)
+        words = (instructions, switch_words(chat.analysis, options), shown.words)
+        conversation = build_conversation(
+            input.messages,
+            capabilities=chat.analysis.capabilities,
+            output_format=shown.output_format,
+            tools=tools if not shown.words else (),
+            context=input.context or (),
+            instructions="\n\n".join(part for part in words if part) or None,
+        )
+        self._check_size(conversation.messages, conversation.tools)
+        source, allowed = chat.template.source, self.settings.allowed_kwargs
+        variables, warnings = template_variables(chat.analysis, source, options, allowed)
+        rendering = Rendering(
+            chat,
+            self._controls,
+            conversation,
+            variables,
+            continued=options.continue_final_message,
+            max_characters=self.settings.max_characters,
+            now=self._now,
+            spare_tools=input.tools or (),
+        )
+        text, opened, disguise = rendering.run()
+        return Prompt(
+            token_ids=tuple(self._controls.encode(text, disguise.stand_ins, disguise.pattern)),
+            text=disguise.restore(text),
+            opened=disguise.restore(opened),
+            output_format=shown.output_format,
+            marker_ids=self._marker_ids(shown.output_format) if shown.words else chat.marker_ids,
+            stop_token_ids=chat.stop_token_ids,
+            warnings=tuple(dict.fromkeys((*shown.warnings, *conversation.warnings, *warnings, *rendering.warnings))),
+        )
+
+    def _marker_ids(self, output_format: OutputFormat) -> dict[str, int]:
+        return {mark: self._controls.ids[mark] for mark in markers(output_format) if mark in self._controls.ids}
+
+    def _check_size(self, *data: Any) -> None:
+        size = sum(len(text) for text in strings(data))
+        if size > self.settings.max_characters:
+            limit = self.settings.max_characters
+            raise EngineError("context_length_exceeded", f"the request holds {size} characters; at most {limit} fit")
+
+    def _check_length(self, prompt: int, max_tokens: int | None) -> None:
+        limit = self.context_length
+        if limit is None or prompt + max(max_tokens or 1, 1) <= limit:
+            return
+        asked = f" and {max_tokens} are asked for" if max_tokens else ""
+        message = f"the prompt has {prompt} tokens{asked}, but the model's context holds {limit}"
+        raise EngineError("context_length_exceeded", message, param="messages")
+
+    # --- text and ids
+
+    def tokenize(self, text: str, *, add_special_tokens: bool = True, parse_control_tokens: bool = True) -> list[int]:
+        """Ids of a text as the tokenizer's own defaults have it; without `parse_control_tokens` as text alone."""
+        if not parse_control_tokens:
+            return self._controls.plain(text, first=True)
+        return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+
+    def detect_output_stage(self, token_ids: Sequence[int]) -> str:
+        """REASONING_STAGE, CONTENT_STAGE or TOOL_CALL_STAGE: where a model's output starts behind this prompt (the
+        DeepSeek specification's `detect_output_stage`). The same answer as `opened` gives."""
+        chat = self._chosen(False)
+        if chat is None:
+            return "CONTENT_STAGE"
+        return stage_of(self.detokenize(token_ids), chat.output_format)
+
+    def is_control(self, token_id: int) -> bool:
+        """Whether an id is a control token's: an added token of the vocabulary that is no plain white space."""
+        return self._controls.is_control(token_id)
+
+
+NO_TEMPLATE = (
+    "this model has no chat template, so it cannot hold a conversation; give one with --chat-template FILE, "
+    "or use text completion"
+)
+
+
+def chosen_tools(tools: Sequence[Tool], options: GenerationOptions) -> list[Tool]:
+    """The tools that the prompt declares: none for tool_choice "none", the named ones where the choice names any."""
+    if options.tool_choice.mode == "none":
+        return []
+    names = options.tool_choice.names
+    return [tool for tool in tools if not names or tool.name in names]
+
+
+class _Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """How the declared tools reach the model. words: for the system message, "" where the template shows them."""
+
+    output_format: OutputFormat
+    words: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+def _show_tools(chat: Chat, tools: Sequence[Tool]) -> _Shown:
+    """A template without a place for tools gets them described in the system message, with calls written as the
+    format does, or in the way most models know where the format has none."""
+    written = chat.output_format.tools or registry.named("hermes").tools
+    if not tools or chat.analysis.capabilities.tools or written is None:
+        return _Shown(output_format=chat.output_format)
+    return _Shown(
+        output_format=msgspec.structs.replace(chat.output_format, tools=written),
+        words=explained([tool_declaration(tool) for tool in tools], written),
+        warnings=("the chat template has no place for tools; they are described in the system message",),
+    )
+
+
+def override(derived: OutputFormat, settings: PromptSettings) -> OutputFormat:
+    """The format with the parts that were chosen by name."""
+    try:
+        if settings.format:
+            derived = msgspec.structs.replace(registry.named(settings.format), message_start=derived.message_start)
+        return registry.select(
+            derived, reasoning_parser=settings.reasoning_parser, tool_call_parser=settings.tool_call_parser
+        )
+    except KeyError as error:
+        raise EngineError("invalid_request", str(error.args[0]), param="format") from error
+
+
+def _stop_markers(analysis: TemplateAnalysis, output_format: OutputFormat) -> list[str]:
+    """Markers that end a turn, without those that also stand inside an answer (GigaChat's message separator stands
+    between an answer and its call, a channel format's `<|end|>` between two of its messages)."""
+    if output_format.channels:
+        return []
+    inner = msgspec.structs.replace(output_format, drop=())
+    return [mark for mark in analysis.stops if not any(mark in used for used in markers(inner))]

@@ -1,0 +1,112 @@
+"""What a turn asks of its output: planned, refused, or said not to be enforced."""
+
+import asyncio
+
+import pytest
+from ag_ui.core import RunAgentInput
+
+from agent_server.engine.protocol import EngineError, EngineInfo
+from agent_server.prompting.constraints import plan_constraint, stage_of
+from agent_server.prompting.output import OutputSettings
+from agent_server.prompting.prompt import Prompt
+from events.formats import registry
+from events.options import GenerationOptions, ResponseFormat, ToolChoice
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+ODD = {"type": "object", "properties": {"n": {"type": "array", "uniqueItems": True}}}
+INFO = EngineInfo(model="m", context_length=100, vocab_size=100, supports_constraints=True)
+HERMES = Prompt(token_ids=(), text="", output_format=registry.named("hermes"))
+
+
+def planned(tools=(("get_weather", SCHEMA),), *, prompt=HERMES, settings=None, info=INFO, **options):
+    given = [{"name": name, "description": "", "parameters": schema} for name, schema in tools]
+    input = RunAgentInput.model_validate(
+        {
+            "threadId": "t",
+            "runId": "r",
+            "messages": [],
+            "tools": given,
+            "state": {},
+            "context": [],
+            "forwardedProps": {},
+        }
+    )
+    wanted = GenerationOptions(**options)
+    return asyncio.run(plan_constraint(prompt, {}, input, wanted, settings or OutputSettings(), info))
+
+
+def refused(**asked):
+    with pytest.raises(EngineError) as error:
+        planned(**asked)
+    assert error.value.kind == "invalid_request" and not error.value.retryable
+    return error.value.param, error.value.message
+
+
+def test_declared_tools_are_held_to_by_default_and_one_switch_turns_it_off():
+    assert planned().constraint is not None
+    assert planned(settings=OutputSettings(constrain_tools=False)).constraint is None
+    assert planned(constrain_tools=False).constraint is None
+    assert planned(settings=OutputSettings(constrain_tools=False), constrain_tools=True).constraint is not None
+    assert planned(tools=()).constraint is None
+    assert planned(tool_choice=ToolChoice("none")).constraint is None
+
+
+def test_the_same_tools_are_planned_once():
+    assert planned().constraint is planned().constraint
+
+
+def test_a_choice_that_names_nobody_is_refused():
+    assert refused(tool_choice=ToolChoice("named", ("nobody",)))[0] == "tool_choice"
+    assert refused(tool_choice=ToolChoice("auto", ("nobody",)))[0] == "tool_choice"
+    assert refused(tools=(), tool_choice=ToolChoice("required"))[0] == "tool_choice"
+
+
+def test_a_strict_tool_whose_schema_cannot_be_enforced_is_refused():
+    param, message = refused(tools=(("pick", ODD),), strict_tools=frozenset({"pick"}))
+    assert param == "tools" and "uniqueItems at /properties/n" in message and "'pick'" in message
+    (warning,) = planned(tools=(("pick", ODD),)).warnings
+    assert "uniqueItems at /properties/n" in warning
+
+
+def test_a_strict_response_format_as_well():
+    wanted = ResponseFormat(kind="json_schema", value=ODD, strict=True)
+    assert refused(tools=(), response_format=wanted)[0] == "response_format"
+    assert planned(tools=(), response_format=ResponseFormat(kind="json_schema", value=ODD)).warnings
+
+
+def test_a_hostile_schema_is_refused_whether_strict_or_not():
+    param, message = refused(tools=(("f", {"$ref": "http://example.org"}),))
+    assert param == "tools" and "$ref" in message
+    pattern = ResponseFormat(kind="regex", value="(a+)+")
+    assert refused(tools=(), response_format=pattern)[0] == "response_format"
+
+
+def test_an_engine_without_grammars():
+    info = EngineInfo(model="m", context_length=100, vocab_size=100)
+    assert planned(info=info) == planned(info=info, tools=())
+    assert refused(info=info, tool_choice=ToolChoice("required"))[0] == "tool_choice"
+    assert refused(info=info, strict_tools=frozenset({"get_weather"}))[0] == "tools"
+    assert refused(info=info, response_format=ResponseFormat(kind="json_object"))[0] == "response_format"
+
+
+def test_a_format_that_cannot_be_held_to():
+    prompt = Prompt(token_ids=(), text="", output_format=registry.named("functionary_v3_2"))
+    made = planned(prompt=prompt)
+    assert made.constraint is None and "validated, not enforced" in made.warnings[0]
+    assert refused(prompt=prompt, tool_choice=ToolChoice("required"))[0] == "tool_choice"
+    assert refused(prompt=prompt, strict_tools=frozenset({"get_weather"}))[0] == "tools"
+
+
+@pytest.mark.parametrize(
+    ("opened", "stage"),
+    [
+        ("<|im_start|>assistant\n", "start"),
+        ("<|im_start|>assistant\n<think>\n", "reasoning"),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", "content"),
+    ],
+)
+def test_the_stage_is_read_off_the_prompt(opened, stage):
+    import msgspec
+
+    output_format = msgspec.structs.replace(registry.named("hermes"), message_start="<|im_start|>assistant\n")
+    assert stage_of(output_format, opened, {}) == stage
