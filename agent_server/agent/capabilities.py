@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from ag_ui.core import (
     AgentCapabilities,
@@ -24,7 +24,7 @@ from ag_ui.core import (
 from agent_server.agent.agent import Agent
 from agent_server.agent.turn import LanguageModel
 from agent_server.engine.protocol import EngineError
-from agent_server.prompting.output import OutputSettings
+from agent_server.prompting.prompt import Prompts
 
 SERVER_TYPE = "agent-server"
 
@@ -50,7 +50,7 @@ def capabilities_of(agent: Agent, model: LanguageModel) -> AgentCapabilities:
         ),
         multi_agent=_multi_agent(agent),
         reasoning=_reasoning(agent, model),
-        multimodal=_multimodal(model),
+        multimodal=_multimodal(),
         custom={"constrainedToolCalls": _constrains(model)},
         execution=ExecutionCapabilities(code_execution=False, max_iterations=agent.max_steps),
         human_in_the_loop=HumanInTheLoopCapabilities(
@@ -95,7 +95,7 @@ def _enforces(model: LanguageModel) -> bool | None:
 
 def _constrains(model: LanguageModel) -> bool:
     """Whether declared tools' calls are held to their schemas while they are generated, unless a request says no."""
-    wanted = getattr(model, "output", OutputSettings()).constrain_tools
+    wanted = model.output.constrain_tools
     return wanted and _enforces(model) is True
 
 
@@ -115,18 +115,15 @@ def _reasoning(agent: Agent, model: LanguageModel) -> ReasoningCapabilities:
     )
 
 
-def _multimodal(model: LanguageModel) -> MultimodalCapabilities:
-    """Media need a model that takes them; the prompt builder says which it renders."""
-    takes: frozenset[str] = frozenset(getattr(_prompts(model), "modalities", ()))
+def _multimodal() -> MultimodalCapabilities:
+    """No model takes media: what a message carries of them is refused or left out with a warning."""
     return MultimodalCapabilities(
-        input=MultimodalInputCapabilities(
-            image="image" in takes, audio="audio" in takes, video="video" in takes, pdf=False, file=False
-        ),
+        input=MultimodalInputCapabilities(image=False, audio=False, video=False, pdf=False, file=False),
         output=MultimodalOutputCapabilities(image=False, audio=False),
     )
 
 
-def _prompts(model: LanguageModel) -> Any:
+def _prompts(model: LanguageModel) -> Prompts | None:
     """The prompt builder, or None while the model is being loaded or failed to be."""
     try:
         return model.prompts
@@ -137,4 +134,7 @@ def _prompts(model: LanguageModel) -> Any:
 def _format_part(model: LanguageModel, part: Literal["tools", "reasoning"]) -> bool | None:
     """Whether the model's output format has this part; None while nothing is loaded."""
     prompts = _prompts(model)
-    return None if prompts is None else getattr(prompts.output_format(part == "tools"), part) is not None
+    if prompts is None:
+        return None
+    described = prompts.output_format(part == "tools")
+    return (described.tools if part == "tools" else described.reasoning) is not None

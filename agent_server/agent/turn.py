@@ -15,6 +15,7 @@ from agent_server.agent.reasoning import ReasoningPolicy
 from agent_server.engine.protocol import Control, Delta, Engine, EngineError, Finished, GenerationRequest
 from agent_server.prompting.constraints import plan_constraint, refuse_early
 from agent_server.prompting.output import OutputSettings, open_translator, sampling_for
+from agent_server.prompting.prompt import Prompts
 from agent_server.prompting.schemas import Invalid, validate
 from agent_server.runs import Execution
 from agent_server.runs.execution import token_row
@@ -29,14 +30,6 @@ CONTROL_EVENT = "agent_server.control"
 INVALID_EVENT = "agent_server.invalid_arguments"
 
 
-class Prompts(Protocol):
-    """What turns a conversation into token ids; `agent_server.prompting.prompt.PromptBuilder` is one."""
-
-    async def build_async(
-        self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None
-    ) -> Any: ...
-
-
 class LanguageModel(Protocol):
     """A model as a turn needs it; `agent_server.chat_model.ChatModel` is one."""
 
@@ -46,6 +39,8 @@ class LanguageModel(Protocol):
     def engine(self) -> Engine: ...
     @property
     def prompts(self) -> Prompts: ...
+    @property
+    def output(self) -> OutputSettings: ...
 
 
 class Unreadable(EngineError):
@@ -113,19 +108,19 @@ class TurnTaker:
         self._shown = self._written if self._reasoning is None else Folder()
         self._reasoning_tokens = 0
         await execution.controls.gate()
-        settings = getattr(self._model, "output", OutputSettings())
+        settings = self._model.output
         await refuse_early(input, options, settings)
         prompt = await self._model.prompts.build_async(input, options, instructions)
         for warning in prompt.warnings:
             execution.warn(warning)
-        controls = getattr(self._model.prompts, "control_ids", {})
+        controls = self._model.prompts.control_ids
         planned = await plan_constraint(prompt, controls, input, options, settings, self._model.engine.info)
         for warning in planned.warnings:
             execution.warn(warning)
         execution.constrained = execution.constrained or planned.constraint is not None
         request = GenerationRequest(
             request_id=execution.new_id("gen"),
-            prompt_token_ids=tuple(prompt.token_ids),
+            prompt_token_ids=prompt.token_ids,
             sampling=sampling_for(prompt, execution.controls.sampling(options)),
             constraint=planned.constraint,
             tenant=execution.tenant,

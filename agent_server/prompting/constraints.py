@@ -16,6 +16,7 @@ from ag_ui.core import RunAgentInput
 
 from agent_server.engine.protocol import Constraint, EngineError, EngineInfo
 from agent_server.prompting.output import OutputSettings
+from agent_server.prompting.prompt import Prompt
 from agent_server.prompting.schemas import check_pattern_value, prepared
 from events.formats.output_format import OutputFormat, Tools
 from events.grammar import Function, Stage, plan
@@ -59,7 +60,7 @@ _lock = threading.Lock()
 
 
 async def plan_constraint(
-    prompt: Any,
+    prompt: Prompt,
     control_ids: Mapping[str, int],
     input: RunAgentInput,
     options: GenerationOptions,
@@ -115,7 +116,7 @@ def _size(control_ids: Mapping[str, int]) -> int:
 
 
 def wish_of(
-    prompt: Any,
+    prompt: Prompt,
     control_ids: Mapping[str, int],
     input: RunAgentInput,
     options: GenerationOptions,
@@ -127,15 +128,14 @@ def wish_of(
     tools = enforced_tools(input, options, settings)
     if not tools and options.response_format is None:
         return None
-    output_format = getattr(prompt, "output_format", None) or OutputFormat()
     return Wish(
-        output_format=output_format,
+        output_format=prompt.output_format,
         tools=tools,
         choice=choice if tools else ToolChoice(),
         parallel=options.parallel_tool_calls,
         strict_tools=tuple(sorted(options.strict_tools)),
         response_format=options.response_format,
-        stage=stage_of(output_format, getattr(prompt, "opened", ""), getattr(prompt, "marker_ids", {})),
+        stage=grammar_stage(prompt),
         control_ids=dict(control_ids),
     )
 
@@ -176,11 +176,11 @@ def _without_grammars(wish: Wish) -> Planned:
     return Planned()
 
 
-def stage_of(output_format: OutputFormat, opened: str, marker_ids: Mapping[str, int]) -> Stage:
-    """Where the output starts, by the parser's own reading of what the prompt holds."""
-    if output_format.reasoning is None or not opened:
+def grammar_stage(prompt: Prompt) -> Stage:
+    """Where the output starts, by the parser's own reading of what the prompt already opened."""
+    if prompt.output_format.reasoning is None or not prompt.opened:
         return "start"
-    parser = Parser(output_format, Policy(), opened=opened, marker_ids=marker_ids)
+    parser = Parser(prompt.output_format, Policy(), opened=prompt.opened, marker_ids=prompt.marker_ids)
     return parser.stage
 
 

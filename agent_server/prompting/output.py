@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from ag_ui.core import RunAgentInput
 
+from agent_server.prompting.prompt import Prompt
 from events.options import GenerationOptions, SamplingParams
 from events.parsing.policy import Policy, declared_tools
 from events.plain import PlainTranslator
@@ -30,16 +31,16 @@ class OutputSettings(msgspec.Struct, frozen=True, kw_only=True):
     constrain_tools: bool = True
 
 
-def sampling_for(prompt: Any, sampling: SamplingParams) -> SamplingParams:
+def sampling_for(prompt: Prompt, sampling: SamplingParams) -> SamplingParams:
     """The sampling with the ids that end an answer of this template, unless the end is to be ignored."""
-    stops = getattr(prompt, "stop_token_ids", ())
+    stops = prompt.stop_token_ids
     if sampling.ignore_eos or not stops:
         return sampling
     return msgspec.structs.replace(sampling, stop_token_ids=tuple(dict.fromkeys([*sampling.stop_token_ids, *stops])))
 
 
 def open_translator(
-    prompt: Any,
+    prompt: Prompt,
     input: RunAgentInput,
     options: GenerationOptions,
     settings: OutputSettings,

@@ -41,7 +41,7 @@ def unfinished(output_format: OutputFormat, reasoning: str, content: str, *, clo
     return text[: text.rfind(last) + len(last)] if last else text
 
 
-def stage_of(text: str, output_format: OutputFormat) -> Stage:
+def written_stage(output_format: OutputFormat, text: str) -> Stage:
     """The stage behind a prompt, from the last of the format's markers in the assistant's message (everything behind
     the last header; the whole text where there is none)."""
     header = output_format.message_start.strip()

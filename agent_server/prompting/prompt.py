@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from ag_ui.core import RunAgentInput, Tool
@@ -20,7 +20,7 @@ from ag_ui.core import RunAgentInput, Tool
 from agent_server.engine.protocol import EngineError
 from agent_server.model_files import ModelFiles, load_model_files
 from agent_server.prompting.control_tokens import ControlTokens, strings
-from agent_server.prompting.prefill import stage_of
+from agent_server.prompting.prefill import written_stage
 from agent_server.prompting.rendering import Chat, Rendering
 from agent_server.prompting.thinking import switch_words, template_variables
 from events.formats import registry
@@ -51,6 +51,25 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     marker_ids: dict[str, int] = {}
     stop_token_ids: tuple[int, ...] = ()
     warnings: tuple[str, ...] = ()
+
+
+class Prompts(Protocol):
+    """What turns a conversation into token ids. `PromptBuilder` is one; tests have smaller ones."""
+
+    @property
+    def control_ids(self) -> Mapping[str, int]:
+        """Text → id of every control token of the vocabulary."""
+
+    def output_format(self, tools: bool = False) -> OutputFormat:
+        """How the model writes, with or without tools."""
+
+    def analysis(self, tools: bool = False) -> TemplateAnalysis | None:
+        """What is known of the chat template; None without one."""
+
+    async def build_async(
+        self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None
+    ) -> Prompt:
+        """The prompt for one turn. Raises EngineError."""
 
 
 class PromptSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -256,7 +275,7 @@ class PromptBuilder:
         chat = self._chosen(False)
         if chat is None:
             return "CONTENT_STAGE"
-        return stage_of(self.detokenize(token_ids), chat.output_format)
+        return written_stage(chat.output_format, self.detokenize(token_ids))
 
     def is_control(self, token_id: int) -> bool:
         """Whether an id is a control token's: an added token of the vocabulary that is no plain white space."""

@@ -10,7 +10,7 @@ from ag_ui.core import Tool
 
 from agent_server.engine.protocol import EngineError
 from agent_server.prompting.control_tokens import ControlTokens, Disguise
-from agent_server.prompting.prefill import mark_end, stage_of, unfinished
+from agent_server.prompting.prefill import mark_end, unfinished, written_stage
 from events.formats.output_format import OutputFormat
 from events.template.analyser import TemplateAnalysis
 from events.template.declarations import simplified, tool_declaration
@@ -148,7 +148,7 @@ class Rendering:
             prompt = text[: text.rfind(mark)]
             opened = prompt[self._beginning(prompt, self.attempt(before, tools, variables) or "") :]
             whole = restore(prompt).endswith(content or reasoning) and reasoning in restore(opened)
-            if whole and not (content and stage_of(opened, self.chat.output_format) == "REASONING_STAGE"):
+            if whole and not (content and written_stage(self.chat.output_format, opened) == "REASONING_STAGE"):
                 return prompt, opened
         return self._written(before, tools, variables, self.disguise.cover(reasoning), self.disguise.cover(content))
 
@@ -175,7 +175,11 @@ class Rendering:
         output_format = self.chat.output_format
         header = output_format.message_start
         started = opened
-        if header and opened.startswith(header) and (reasoning or stage_of(opened, output_format) != "CONTENT_STAGE"):
+        if (
+            header
+            and opened.startswith(header)
+            and (reasoning or written_stage(output_format, opened) != "CONTENT_STAGE")
+        ):
             started = header
         answer = started + unfinished(output_format, reasoning, content, closed=self._closes)
         return base[: len(base) - len(opened)] + answer, answer

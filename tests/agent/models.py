@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from ag_ui.core import RunAgentInput
 
 from agent_server.engine.protocol import GenerationRequest
 from agent_server.engines.scripted import ScriptedEngine
 from agent_server.engines.scripts import Script
+from agent_server.prompting.output import OutputSettings
+from agent_server.prompting.prompt import Prompt
 from events.formats.output_format import OutputFormat
 from events.formats.registry import named
 from events.options import GenerationOptions
@@ -18,21 +20,19 @@ from events.options import GenerationOptions
 HERMES = named("hermes")
 
 
-class Prompt(NamedTuple):
-    token_ids: tuple[int, ...]
-    text: str
-    opened: str
-    output_format: Any
-    marker_ids: dict[str, int]
-    warnings: tuple[str, ...]
-    stop_token_ids: tuple[int, ...] = ()
-
-
 class JsonPrompts:
     """The prompt is the request as JSON, so that a script can look at what the model was told."""
 
+    control_ids: Mapping[str, int] = {}
+
     def __init__(self, output_format: OutputFormat) -> None:
-        self.output_format = output_format
+        self._output_format = output_format
+
+    def output_format(self, tools: bool = False) -> OutputFormat:
+        return self._output_format
+
+    def analysis(self, tools: bool = False) -> None:
+        return None
 
     async def build_async(
         self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None
@@ -45,7 +45,7 @@ class JsonPrompts:
             "thinking": options.thinking,
         }
         text = json.dumps(told)
-        return Prompt(tuple(text.encode()), text, "", self.output_format, {}, ())
+        return Prompt(token_ids=tuple(text.encode()), text=text, output_format=self._output_format)
 
 
 def told(request: GenerationRequest) -> dict[str, Any]:
@@ -57,6 +57,7 @@ class Model:
     """A LanguageModel. `scripts`: texts or Scripts in turn, or a function of what the model is told."""
 
     name = "test-model"
+    output = OutputSettings()
 
     def __init__(
         self, scripts: Iterable[str | Script] | Callable[[dict[str, Any]], str | Script], *, grammars: bool = False

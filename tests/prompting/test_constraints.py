@@ -6,7 +6,7 @@ import pytest
 from ag_ui.core import RunAgentInput
 
 from agent_server.engine.protocol import EngineError, EngineInfo
-from agent_server.prompting.constraints import plan_constraint, stage_of
+from agent_server.prompting.constraints import grammar_stage, plan_constraint
 from agent_server.prompting.output import OutputSettings
 from agent_server.prompting.prompt import Prompt
 from events.formats import registry
@@ -109,4 +109,4 @@ def test_the_stage_is_read_off_the_prompt(opened, stage):
     import msgspec
 
     output_format = msgspec.structs.replace(registry.named("hermes"), message_start="<|im_start|>assistant\n")
-    assert stage_of(output_format, opened, {}) == stage
+    assert grammar_stage(Prompt(token_ids=(), text="", output_format=output_format, opened=opened)) == stage
