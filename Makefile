@@ -44,11 +44,17 @@ check: setup ## format, lint and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+hooks: setup ## run the checks of `make check` before each commit, on what the commit changes
+	$(BIN)/pre-commit install
+
 system: ## Debian packages that the browser and database tests use
 	scripts/system-packages
 
 test: setup system check demo ## everything: Python, real clients, the front end, the browser
 	scripts/test
+
+test-python: setup check ## the Python tests alone, for machines without Debian's packages
+	$(PY) -m pytest
 
 test-long: setup ## the long property and fuzz runs (SPLITS=, CASES= to change)
 	HYPOTHESIS_PROFILE=default $(PY) -m pytest -m "slow or not slow" tests/properties tests/generation/test_scheduler.py
@@ -96,4 +102,4 @@ lock: setup ## write constraints.txt from what is installed
 clean: ## remove what the other targets made
 	rm -rf .venv dist build agent_server/static/demo node_modules */node_modules tests/*/node_modules
 
-.PHONY: help setup demo serve check system test test-long vllm-env test-vllm test-vllm-inprocess llamacpp-env test-llamacpp test-peers bench wheel screenshot lock clean
+.PHONY: help setup demo serve check hooks system test test-python test-long vllm-env test-vllm test-vllm-inprocess llamacpp-env test-llamacpp test-peers bench wheel screenshot lock clean
