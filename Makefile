@@ -11,19 +11,21 @@ BIN := .venv/bin
 PY := $(BIN)/python
 NODE := $(shell command -v npm 2>/dev/null)
 DEMO := agent_server/static/demo/index.html
+TOOLS := benchmarks examples scripts tests training
 export SCARF_ANALYTICS := false
 export PLAYWRIGHT_SKIP_BROWSER_DOWNLOAD := 1
 
 help: ## what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
 
-setup: .venv/.ready ## .venv with the server and the tools that the tests need
+setup: .venv/.ready ## .venv with the server and the tools that the tests need (TORCH=cpu|cuda, TORCH_INDEX= choose torch's build)
+	@$(if $(TORCH)$(TORCH_INDEX),$(PY) scripts/torch_build.py)
 
 .venv/.ready: pyproject.toml constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv .venv
 	$(PY) -m pip install -q --upgrade pip
-	$(PY) -m pip install -q -c constraints.txt torch
-	$(PY) -m pip install -q -c constraints.txt -e '.[dev]'
+	$(PY) scripts/torch_build.py
+	$(PY) -m pip install -q -c constraints.txt -e '.[local,dev]'
 	touch $@
 
 demo: $(DEMO) ## build the front end into the package (needs Node)
@@ -39,10 +41,13 @@ endif
 serve: setup demo ## serve the bundled model and the page at http://localhost:8000 (PORT=, HOST=, MODEL= to change)
 	$(BIN)/agent-server serve $(MODEL) --host $(HOST) --port $(PORT)
 
-check: setup ## format, lint and types
+check: setup ## format, lint, types, declared dependencies, and the lock against the package index
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/deptry .
+	$(BIN)/deptry $(TOOLS) --exclude 'node_modules' --ignore DEP002,DEP004
+	$(PY) scripts/lock.py check
 
 hooks: setup ## run the checks of `make check` before each commit, on what the commit changes
 	$(BIN)/pre-commit install
@@ -91,15 +96,20 @@ bench: setup ## every benchmark, each beside a peer, printing ratios
 	for file in benchmarks/*.py; do case $$file in *_gpu.py|*/_*) ;; *) echo "== $$file"; $(PY) $$file || exit 1;; esac; done
 
 wheel: setup demo ## dist/*.whl with the demo inside
-	$(PY) -m pip install -q build && $(PY) -m build --wheel
+	$(BIN)/uv build --quiet --wheel
+
+release: setup demo ## dist/ with sdist and wheel, each checked, installed in an empty environment and served from
+	$(PY) scripts/release.py
 
 screenshot: setup demo system ## take the README's picture
 	scripts/screenshot
 
-lock: setup ## write constraints.txt from what is installed
-	$(PY) -m pip freeze --exclude-editable | sed -E 's/\+cpu$$//' | grep -viE '^(pip|setuptools|agent-server)==' > constraints.txt
+lock: ## resolve what pyproject.toml declares, for all platforms, into constraints.txt (UPGRADE=1: newest versions)
+	test -x $(PY) || $(PYTHON) -m venv .venv
+	test -x $(BIN)/uv || $(PY) -m pip install -q uv
+	$(PY) scripts/lock.py write $(if $(UPGRADE),--upgrade)
 
 clean: ## remove what the other targets made
 	rm -rf .venv dist build agent_server/static/demo node_modules */node_modules tests/*/node_modules
 
-.PHONY: help setup demo serve check hooks system test test-python test-long vllm-env test-vllm test-vllm-inprocess llamacpp-env test-llamacpp test-peers bench wheel screenshot lock clean
+.PHONY: help setup demo serve check hooks system test test-python test-long vllm-env test-vllm test-vllm-inprocess llamacpp-env test-llamacpp test-peers bench wheel release screenshot lock clean

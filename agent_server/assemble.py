@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 from collections.abc import Sequence
 from functools import partial
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from agent_server.runs.sharing import Gateway
 
 logger = logging.getLogger("agent_server")
+LOCAL = ("torch", "transformers", "numpy")
+"""What the extra `local` brings: the generation core needs it and nothing else does."""
 
 
 def build_server(settings: Settings, *, agents: Sequence[Agent] = (), engine: Engine | None = None) -> Server:
@@ -127,6 +130,12 @@ def choose_engine(settings: Settings, source: str, name: str) -> Engine:
         return VLLMEngine(partial(our_model, settings, source, name), vllm_arguments(settings))
     if settings.engine:
         return upstream_engine(settings, source, name)
+    for package in LOCAL:
+        if importlib.util.find_spec(package) is None:
+            raise StartupError(
+                f"Computing {name} in this process needs {package}: pip install 'agent-server[local]'. "
+                "Without it, --engine URL serves a model that another server computes."
+            )
     from agent_server.engines.embedded import embedded_engine
 
     return embedded_engine(source, name, settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,15 +24,52 @@ class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
     context_length: int | None = None
 
 
+HUB_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "config.json",
+    "generation_config.json",
+    "chat_template.json",
+    "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
+)
+"""What is read of a model beside its weights; a few megabytes."""
+
+
 def load_model_files(model: str | Path) -> ModelFiles:
-    """Read a local folder, or fetch a model's files by name through transformers.
+    """Read a local folder, or fetch a model's files by its name on the hub. A model without tokenizer.json needs
+    transformers, which converts other kinds of tokenizer.
 
     Raises FileNotFoundError with one sentence if there is no tokenizer.
     """
-    folder = Path(model)
-    if folder.is_dir() and (folder / "tokenizer.json").is_file():
-        return _from_folder(folder)
+    try:
+        folder = model_folder(str(model))
+        if (folder / "tokenizer.json").is_file():
+            return _from_folder(folder)
+        reason = "it has no tokenizer.json"
+    except FileNotFoundError as error:
+        reason = str(error)
+    if importlib.util.find_spec("transformers") is None:
+        hint = "pip install 'agent-server[local]' brings transformers, which converts other kinds of tokenizer"
+        raise FileNotFoundError(f"no tokenizer was found for {str(model)!r}: {reason} ({hint})")
     return _from_transformers(str(model))
+
+
+def model_folder(model: str) -> Path:
+    """The local folder, or the files beside the weights in huggingface_hub's cache, fetched where they are new.
+
+    Raises FileNotFoundError with one sentence where the hub has no such model or does not answer.
+    """
+    if Path(model).is_dir():
+        return Path(model)
+    import httpx2
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=list(HUB_FILES)))
+    except (OSError, ValueError, httpx2.HTTPError) as error:  # ValueError: not the form of a hub's name
+        raise FileNotFoundError(str(error).partition("\n")[0] or type(error).__name__) from error
 
 
 def _from_folder(folder: Path) -> ModelFiles:

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-import httpx
+import httpx2
 import typer
 from rich.console import Console
 
@@ -32,13 +32,13 @@ def chat(
     if temperature is not None:
         props["temperature"] = temperature
     conversation = Conversation(console, props)
-    timeout = httpx.Timeout(10, read=None)
-    with httpx.Client(base_url=url, headers=headers, timeout=timeout) as client:
+    timeout = httpx2.Timeout(10, read=None)
+    with httpx2.Client(base_url=url, headers=headers, timeout=timeout) as client:
         path = "/agui" if agent == "default" else f"/agui/{agent}"
         while line := _ask(console, "[bold]> [/]"):
             try:
                 conversation.turn(client, path, line)
-            except httpx.HTTPError as error:
+            except httpx2.HTTPError as error:
                 console.print(f"Cannot reach {url}: {error}", style=STYLES["error"], markup=False)
                 raise typer.Exit(1) from error
 
@@ -60,7 +60,7 @@ class Conversation:
         self.messages: list[dict[str, Any]] = []
         self.state: Any = {}
 
-    def turn(self, client: httpx.Client, path: str, text: str) -> None:
+    def turn(self, client: httpx2.Client, path: str, text: str) -> None:
         """Say something and show the answer; questions that the run stops for are put to the person."""
         self.messages.append({"id": str(uuid.uuid4()), "role": "user", "content": text})
         resume: list[dict[str, Any]] | None = None
@@ -71,7 +71,7 @@ class Conversation:
                 return
             resume = [self.decide(interrupt) for interrupt in folder.interrupts]
 
-    def run(self, client: httpx.Client, path: str, resume: list[dict[str, Any]] | None) -> Folder:
+    def run(self, client: httpx2.Client, path: str, resume: list[dict[str, Any]] | None) -> Folder:
         body = {
             "threadId": self.thread_id, "runId": str(uuid.uuid4()), "protocolVersion": v.PROTOCOL_VERSION,
             "state": self.state, "messages": [m for m in self.messages if m["role"] != "activity"],

@@ -24,13 +24,13 @@ def replicas(
 
 def _ask(url: str, key: str, wish: dict[str, Any] | None) -> dict[str, Any]:
     """The gateway's answer; exits with one sentence where there is none."""
-    import httpx
+    import httpx2
 
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
-        answer = httpx.request("POST" if wish else "GET", url, json=wish, headers=headers, timeout=SECONDS)
+        answer = httpx2.request("POST" if wish else "GET", url, json=wish, headers=headers, timeout=SECONDS)
         body = answer.json()
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
         _fail(f"{url} does not answer as a gateway does: {error}")
     if answer.status_code != 200:
         _fail(str(body.get("message") or body.get("error") or body) if isinstance(body, dict) else str(body))

@@ -11,13 +11,14 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
-import numpy as np
-from torch import Tensor
 
 from agent_server.engine.protocol import Constraint, EngineError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 logger = logging.getLogger("agent_server.generation")
 
@@ -156,14 +157,14 @@ class Compiler:
         """The masks of all rows, each with its own tokens that end an answer, in `bits`."""
         self.backend.fill(matchers, bits)
         known = frozenset(self.backend.ends)
-        words = bits.numpy().view(np.uint32)
+        words = bits.numpy().view("uint32")
         for row, (matcher, wanted) in enumerate(zip(matchers, ends, strict=True)):
             more = [token for token in wanted if token not in known]
             if more and matcher.accepting:
                 for token in more:
-                    words[row, token >> 5] |= np.uint32(1 << (token & 31))
+                    words[row, token >> 5] |= 1 << (token & 31)
             for token in known.difference(wanted):
-                words[row, token >> 5] &= np.uint32(~(1 << (token & 31)) & 0xFFFFFFFF)
+                words[row, token >> 5] &= ~(1 << (token & 31)) & 0xFFFFFFFF
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import llguidance
 from tokenizers import Tokenizer
-from torch import Tensor
 
 from agent_server.engine.constraint_nodes import node_of
 from agent_server.engine.protocol import Constraint
 from agent_server.generation.constraint import ConstraintError, Grammar, Matcher
 from events.grammar.lark import Unwritable, lark
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LIMITS = llguidance.LLParserLimits(
     max_grammar_size=200_000,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from agent_server.engine.detokenizer import TokenizerVocabulary, Vocabulary
 from agent_server.engine.protocol import EngineError
-from agent_server.model_files import load_model_files
+from agent_server.model_files import load_model_files, model_folder
 from events.options import SamplingParams
 
 _NAMES = ("top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
@@ -56,20 +55,12 @@ def load_model(source: str, name: str) -> Model:
 
 
 def generation_config(source: str) -> dict[str, Any]:
-    """What generation_config.json says that differs from transformers' own defaults; empty where there is none."""
-    folder = Path(source)
-    if folder.is_dir():
-        try:
-            found = json.loads((folder / "generation_config.json").read_text("utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
-    from transformers import GenerationConfig
-
+    """What generation_config.json says; empty where there is none."""
     try:
-        return dict(GenerationConfig.from_pretrained(source).to_diff_dict())
+        found = json.loads((model_folder(source) / "generation_config.json").read_text("utf-8"))
     except (OSError, ValueError):
         return {}
+    return found if isinstance(found, dict) else {}
 
 
 def sampling_defaults(said: dict[str, Any]) -> dict[str, float | int]:
