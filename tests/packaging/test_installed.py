@@ -50,6 +50,7 @@ def base(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_base_alone_answers_over_an_upstream_and_serves_the_page(base: Path):
+    assert (release.ROOT / release.PAGE).is_file(), "build the page first: make demo"
     missing = (
         "import importlib.util as u; print([name for name in ('torch', 'transformers', 'numpy') if u.find_spec(name)])"
     )
@@ -64,7 +65,7 @@ def test_the_base_alone_answers_over_an_upstream_and_serves_the_page(base: Path)
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_base_alone_says_what_a_model_in_its_own_process_needs(base: Path, tmp_path: Path):
-    for arguments in (["serve"], ["worker"], ["serve", "some/model"]):
+    for arguments in (["serve"], ["worker", "some/model"]):
         command = [base.with_name("agent-server"), *arguments, "--port", "0"]
         environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
