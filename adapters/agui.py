@@ -15,10 +15,11 @@ from ag_ui.core import Message, RunAgentInput
 from pydantic import FailFast, ValidationError
 
 from adapters import sse
+from adapters.body import wrong
 from adapters.errors import RequestError
 from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits, read_json
 from adapters.legacy import downgrade
-from adapters.sampling import read_options, wrong
+from adapters.sampling import read_options
 from events.encode import encode
 from events.options import GenerationOptions
 from events.vocabulary import Event
@@ -76,9 +77,9 @@ def from_wire(wire: dict[str, Any], *, limits: Limits = DEFAULT_LIMITS) -> Inbou
 def _options(props: Any) -> tuple[GenerationOptions, dict[str, Any]]:
     if not isinstance(props, dict):
         return GenerationOptions(), {}
-    options, rest = read_options(props, at="forwardedProps")
+    options, rest = read_options(props, wire="agui", at="forwardedProps")
     if options.n != 1:
-        raise wrong("forwardedProps.n", "must be 1: an AG-UI run has one answer.")
+        raise wrong("forwardedProps.n", "must be 1: an AG-UI run has one answer")
     return options, rest
 
 
@@ -99,7 +100,7 @@ def _check_sizes(wire: Any, limits: Limits) -> None:
     for i, tool in enumerate(_items(wire.get("tools"))):
         _check_name(f"tools.{i}.name", tool.get("name"), limits)
         if len(msgspec.json.encode(tool.get("parameters"))) > limits.schema:
-            raise wrong(f"tools.{i}.parameters", f"must be at most {limits.schema} bytes of JSON.")
+            raise wrong(f"tools.{i}.parameters", f"must be at most {limits.schema} bytes of JSON")
 
 
 def _check_message(path: str, message: dict[str, Any], limits: Limits) -> None:
@@ -117,12 +118,12 @@ def _items(value: Any) -> list[dict[str, Any]]:
 
 def _check_length(path: str, value: Any, limit: int) -> None:
     if isinstance(value, list) and len(value) > limit:
-        raise wrong(path, f"must have at most {limit} items.")
+        raise wrong(path, f"must have at most {limit} items")
 
 
 def _check_name(path: str, value: Any, limits: Limits, *, required: bool = True) -> None:
     if isinstance(value, str) and not (required <= len(value) <= limits.name):
-        raise wrong(path, f"must have {'from 1 to' if required else 'at most'} {limits.name} characters.")
+        raise wrong(path, f"must have {'from 1 to' if required else 'at most'} {limits.name} characters")
 
 
 def _check_unique(path: str, names: list[str]) -> None:
@@ -130,7 +131,7 @@ def _check_unique(path: str, names: list[str]) -> None:
     for i, name in enumerate(names):
         if name in seen:
             what = "name" if path == "tools" else "interruptId" if path == "resume" else "id"
-            raise wrong(f"{path}.{i}.{what}", "repeats an earlier one; give each its own.")
+            raise wrong(f"{path}.{i}.{what}", "repeats an earlier one; give each its own")
         seen.add(name)
 
 
@@ -181,13 +182,13 @@ def _modern_part(part: Any) -> Any:
 # ---- validation -----------------------------------------------------------------------------------------------------
 
 _COMPLAINTS = {
-    "missing": "is required.",
-    "string_type": "must be a string.",
-    "list_type": "must be an array.",
-    "dict_type": "must be an object.",
-    "model_type": "must be an object.",
-    "model_attributes_type": "must be an object.",
-    "bool_type": "must be true or false.",
+    "missing": "is required",
+    "string_type": "must be a string",
+    "list_type": "must be an array",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "model_attributes_type": "must be an object",
+    "bool_type": "must be true or false",
 }
 
 
@@ -209,8 +210,8 @@ def _complaint(error: ValidationError, wire: Any) -> RequestError:
         known = str(context.get("expected_tags") or context.get("expected"))
         field = str(context["discriminator"]).strip("'") if "discriminator" in context else ""
         path = f"{path}.{field}" if field else path
-        return wrong(path, f"must be one of {known}.")
-    return wrong(path, _COMPLAINTS.get(fault["type"], "does not have the form that AG-UI 1.0 gives it."))
+        return wrong(path, f"must be one of {known}")
+    return wrong(path, _COMPLAINTS.get(fault["type"], "does not have the form that AG-UI 1.0 gives it"))
 
 
 def _path(location: tuple[int | str, ...], node: Any) -> str:

@@ -23,7 +23,8 @@ from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
 from adapters.json_text import json_bytes, json_string
 from adapters.openai_chat.inbound import read_conversation
 from adapters.openai_tokens import TokenDetail, combined_usage, tokens_of
-from adapters.sampling import KNOWN, check_tool_choice, read_options
+from adapters.sampling import KNOWN, read_options
+from adapters.tool_choice import check_tool_choice
 from events.options import GenerationOptions
 from events.vocabulary import (
     Event,
@@ -130,14 +131,13 @@ def _conversation(
 def _generation(config: dict[str, Any], options: Options, at: str) -> GenerationOptions:
     given = dict(_object(config.get("parameters"), "parameters"))
     for name in given:
-        if name not in KNOWN or name in NOT_PARAMETERS:
+        if name not in KNOWN["generate"] or name in NOT_PARAMETERS:
             raise wrong(f"{at}.{name[:80]}".lstrip("."), "is not a parameter that can be set")
     alternatives = given.pop("top_logprobs", None)
     if options.include_logprobs:
         given |= {"logprobs": True, "top_logprobs": ALTERNATIVES if alternatives is None else alternatives}
     given["model"] = config.get("model")
-    found, rest = read_options(given, at=at)
-    del rest
+    found, _ = read_options(given, wire="generate", at=at)
     return msgspec.structs.replace(found, token_details=options.stream or found.token_details)
 
 

@@ -17,8 +17,19 @@ from adapters.json_text import json_bytes, json_string
 from adapters.openai_chat.inbound import read_stream_options
 from adapters.openai_chat.outbound import ANSWERED, DONE, error_object, wire_finish
 from adapters.openai_tokens import TokenDetail, combined_usage, tokens_of
-from adapters.request_fields import Field, check_names, check_values, honoured, refused
-from adapters.sampling import KNOWN, read_options
+from adapters.request_fields import (
+    BOOLEAN,
+    INTEGER,
+    OBJECT,
+    STRING,
+    Field,
+    check_names,
+    check_values,
+    honoured,
+    refused,
+    sampling_fields,
+)
+from adapters.sampling import read_options
 from events.vocabulary import Event, RunError, RunFinished, TextMessageContent, TokenUsage
 
 DEFAULT_MAX_TOKENS = 16
@@ -26,35 +37,21 @@ MAX_PROMPTS = 128
 Prompt = str | tuple[int, ...]
 
 FIELDS: dict[str, Field] = {
-    "prompt": honoured("text, token ids, or a list of either"),
-    "model": honoured("a name of `/v1/models`"),
-    "best_of": refused("use `n`", neutral=(1,)),
-    "echo": honoured("with `logprobs` where the engine scores prompts, and then not while streaming"),
-    "frequency_penalty": honoured(),
-    "logit_bias": honoured(),
-    "logprobs": honoured("up to 20 alternatives"),
-    "max_tokens": honoured("16 if absent; 0 with `echo`"),
-    "n": honoured(),
-    "presence_penalty": honoured(),
-    "seed": honoured(),
-    "stop": honoured(),
-    "stream": honoured(),
-    "stream_options": honoured("`include_usage`"),
-    "suffix": refused("models here do not fill in the middle", neutral=("",)),
-    "temperature": honoured(),
-    "top_p": honoured(),
-    "user": honoured("kept with the run"),
-    "top_k": honoured(),
-    "min_p": honoured(),
-    "typical_p": honoured(),
-    "repetition_penalty": honoured(),
-    "min_tokens": honoured(),
-    "stop_token_ids": honoured(),
-    "ignore_eos": honoured(),
-    "structured_outputs": honoured("json, json_object, regex, choice, grammar, structural_tag"),
-    "response_format": honoured("text, json_object, json_schema"),
-    "return_token_ids": honoured("`token_ids` and `prompt_token_ids` on each choice"),
-    "metadata": honoured("kept with the run"),
+    **sampling_fields("completions"),
+    "prompt": honoured("text, token ids, or a list of either", {"type": ["string", "array"]}),
+    "model": honoured("a name of `/v1/models`", STRING),
+    "best_of": refused("use `n`", neutral=(1,), schema=INTEGER),
+    "echo": honoured("with `logprobs` where the engine scores prompts, and then not while streaming", BOOLEAN),
+    "max_tokens": honoured("16 if absent; 0 with `echo`", INTEGER),
+    "n": honoured("answers to each prompt", INTEGER),
+    "stream": honoured("", BOOLEAN),
+    "stream_options": honoured("`include_usage`", OBJECT),
+    "suffix": refused("models here do not fill in the middle", neutral=("",), schema=STRING),
+    "user": honoured("kept with the run", STRING),
+    "structured_outputs": honoured("json, json_object, regex, choice, grammar, structural_tag", OBJECT),
+    "response_format": honoured("text, json_object (a `schema` beside it counts), json_schema, structural_tag", OBJECT),
+    "return_token_ids": honoured("`token_ids` and `prompt_token_ids` on each choice", BOOLEAN),
+    "metadata": honoured("kept with the run", OBJECT),
     "skip_special_tokens": refused("control tokens are never shown", neutral=(True,)),
     "include_stop_str_in_output": refused("stop strings are never sent", neutral=(False,)),
     "prompt_logprobs": refused("use `echo` with `logprobs`"),
@@ -84,15 +81,16 @@ def parse(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS) -> Inb
         values.pop("best_of", None)
     check_values(values, FIELDS)
     flags = _flags(values, _prompts(values.get("prompt")))
-    given = {name: value for name, value in values.items() if name in KNOWN}
+    given = dict(values)
     if given.get("max_tokens") is None:
         given["max_tokens"] = DEFAULT_MAX_TOKENS
     if flags.score_only:
         given["max_tokens"] = 1
-    if flags.echo and flags.logprobs is not None:
-        given["prompt_logprobs"] = flags.logprobs
-    options, _ = read_options(given)
-    options = msgspec.structs.replace(options, raw_prompt=flags.prompts[0], store=False)
+    options, _ = read_options(given, wire="completions")
+    sampling = options.sampling
+    if flags.echo:
+        sampling = msgspec.structs.replace(sampling, prompt_logprobs=sampling.logprobs)
+    options = msgspec.structs.replace(options, sampling=sampling, raw_prompt=flags.prompts[0], store=False)
     run = RunAgentInput(
         thread_id=new_id("thread"),
         run_id=new_id("run"),

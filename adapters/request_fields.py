@@ -3,29 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from adapters.errors import RequestError
+from events.sampling import PARAMETERS, Wire, json_schema, names_on
+
+Schema = Mapping[str, object]
+ANY: Schema = {}
+BOOLEAN: Schema = {"type": "boolean"}
+INTEGER: Schema = {"type": "integer"}
+NUMBER: Schema = {"type": "number"}
+OBJECT: Schema = {"type": "object"}
+OBJECTS: Schema = {"type": "array", "items": OBJECT}
+STRING: Schema = {"type": "string"}
+STRINGS: Schema = {"type": "array", "items": STRING}
 
 
 class Field(NamedTuple):
-    """`neutral` are values of a refused field that ask for nothing and therefore pass; None always does."""
+    """`neutral` are values of a refused field that ask for nothing and therefore pass; None always does. `schema` is
+    the value's form in JSON Schema, for descriptions of the API; the parsers check by themselves."""
 
     status: Literal["honoured", "accepted", "refused"]
     note: str = ""
-    neutral: tuple[Any, ...] = ()
+    neutral: tuple[object, ...] = ()
+    schema: Schema = ANY
 
 
-def honoured(note: str = "") -> Field:
-    return Field("honoured", note)
+def honoured(note: str = "", schema: Schema = ANY) -> Field:
+    return Field("honoured", note, schema=schema)
 
 
-def accepted(note: str) -> Field:
-    return Field("accepted", note)
+def accepted(note: str, schema: Schema = ANY) -> Field:
+    return Field("accepted", note, schema=schema)
 
 
-def refused(note: str, *, neutral: tuple[Any, ...] = ()) -> Field:
-    return Field("refused", note, neutral)
+def refused(note: str, *, neutral: tuple[object, ...] = (), schema: Schema = ANY) -> Field:
+    return Field("refused", note, neutral, schema)
+
+
+def one_of(*values: str) -> Schema:
+    return {"type": "string", "enum": list(values)}
+
+
+def sampling_fields(wire: Wire) -> dict[str, Field]:
+    """A row for each field by which this wire gives a sampling parameter."""
+    return {
+        key: honoured(parameter.note, json_schema(name))
+        for name, parameter in PARAMETERS.items()
+        for key in names_on(wire, name)
+    }
 
 
 MAX_NAME = 64
@@ -39,7 +65,7 @@ def check_names(names: Iterable[str], fields: Mapping[str, Field]) -> None:
             raise RequestError("invalid_request", f"{shown} is not a field of this request.", param=shown)
 
 
-def check_values(values: Mapping[str, Any], fields: Mapping[str, Field]) -> None:
+def check_values(values: Mapping[str, object], fields: Mapping[str, Field]) -> None:
     """Refuse what the table refuses. Raises RequestError("invalid_request") naming the field and the reason."""
     for name, value in values.items():
         field = fields[name]

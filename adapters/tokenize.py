@@ -52,7 +52,7 @@ def parse_tokenize(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMIT
     flags = TokenizeFlags(prompt=prompt, add_special_tokens=special, strings=flag(values, "return_token_strs"))
     messages, tools = ([], []) if prompt is not None else read_conversation(values, new_id=new_id, limits=limits)
     names = ("model", "chat_template_kwargs", "enable_thinking", "continue_final_message")
-    options, _ = read_options({name: values[name] for name in names if name in values})
+    options, _ = read_options({name: values[name] for name in names if name in values}, wire="chat")
     run = RunAgentInput(
         thread_id=new_id("thread"),
         run_id=new_id("run"),

@@ -289,7 +289,8 @@ class Session:
 
 def _sampling_names(parameters: dict[str, Any]) -> list[str]:
     """The fields of SamplingParams that these parameters fill. Raises RequestError for one that fills none."""
-    unknown = next((name for name in parameters if name not in SAMPLING), None)
+    table = SAMPLING["generate"]
+    unknown = next((name for name in parameters if name not in table), None)
     if unknown is not None:
         raise wrong(f"parameters.{unknown[:80]}", "cannot be changed while generating")
-    return [SAMPLING[name][0] for name in parameters]
+    return [table[name][0] for name in parameters]

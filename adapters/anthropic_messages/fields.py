@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from adapters.request_fields import Field, accepted, honoured, refused
+from adapters.request_fields import (
+    BOOLEAN,
+    INTEGER,
+    OBJECT,
+    OBJECTS,
+    STRING,
+    Field,
+    accepted,
+    honoured,
+    refused,
+    sampling_fields,
+)
 
+_SAMPLING = sampling_fields("messages")
 FIELDS: dict[str, Field] = {
-    "max_tokens": honoured("required; more than the context holds means what it leaves"),
-    "messages": honoured("an assistant message at the end is a prefill"),
-    "model": honoured("a name of `/v1/models`"),
-    "metadata": honoured("`user_id` is kept with the run"),
-    "output_config": honoured("`effort`; `format` json_schema"),
-    "stop_sequences": honoured(),
-    "stream": honoured(),
-    "system": honoured(),
-    "temperature": honoured(),
-    "thinking": honoured("off if absent; `budget_tokens` bounds nothing, `max_tokens` does"),
-    "tool_choice": honoured("auto, any, tool, none; `disable_parallel_tool_use`"),
-    "tools": honoured("the client's own; Anthropic's server tools are refused"),
-    "top_k": honoured(),
-    "top_p": honoured(),
+    **_SAMPLING,
+    "max_tokens": honoured("required; more than the context holds means what it leaves", INTEGER),
+    "messages": honoured("an assistant message at the end is a prefill", OBJECTS),
+    "model": honoured("a name of `/v1/models`", STRING),
+    "metadata": honoured("`user_id` is kept with the run", OBJECT),
+    "output_config": honoured("`effort`; `format` json_schema", OBJECT),
+    "stream": honoured("", BOOLEAN),
+    "system": honoured("text, or text blocks", {"anyOf": [STRING, OBJECTS]}),
+    "thinking": honoured("off if absent; `budget_tokens` bounds nothing, `max_tokens` does", OBJECT),
+    "tool_choice": honoured("auto, any, tool, none; `disable_parallel_tool_use`", OBJECT),
+    "tools": honoured("the client's own; Anthropic's server tools are refused", OBJECTS),
     "cache_control": accepted("prefixes are cached by their content, whatever the marks"),
     "context_management": accepted("the history is used as it is sent"),
     "service_tier": refused("there is one tier", neutral=("auto", "standard_only")),
@@ -30,5 +39,5 @@ FIELDS: dict[str, Field] = {
     "user_profile_id": refused("there are no profiles"),
     "workspace_id": refused("the key says who asks"),
 }
-COUNTED = frozenset(FIELDS) - {"max_tokens", "stream", "stop_sequences", "temperature", "top_k", "top_p", "metadata"}
+COUNTED = frozenset(FIELDS) - frozenset(_SAMPLING) - {"stream", "metadata"}
 """What count_tokens takes."""

@@ -14,11 +14,13 @@ from adapters.body import convert, flag, read_object, wrong
 from adapters.history import NewId
 from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
 from adapters.request_fields import check_names, check_values
-from adapters.sampling import check_tool_choice, read_options, response_format
+from adapters.response_shape import response_format
+from adapters.sampling import SAMPLING, read_options
+from adapters.tool_choice import check_tool_choice
 from adapters.tool_list import Tools, ToolSpec, read_tools
 from events.options import GenerationOptions, ToolChoice
 
-SAMPLING = ("model", "max_tokens", "temperature", "top_k", "top_p")
+OPTIONS = ("model", *SAMPLING["messages"])
 
 
 class MessageFlags(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,12 +96,12 @@ def _inbound(values: dict[str, Any], new_id: NewId, limits: Limits, media: Colle
 
 
 def _options(values: dict[str, Any], tools: Tools, messages: list[Message]) -> tuple[GenerationOptions, MessageFlags]:
-    given = {name: values[name] for name in SAMPLING if name in values}
-    given["stop"] = _stop_sequences(values.get("stop_sequences"))
+    given = {name: values[name] for name in OPTIONS if name in values}
+    _check_stop_sequences(values.get("stop_sequences"))
     given["user"] = _user(values.get("metadata"))
     config: OutputConfig = convert(values.get("output_config") or {}, OutputConfig, "output_config")
     given["reasoning_effort"] = config.effort
-    options, _ = read_options(given)
+    options, _ = read_options(given, wire="messages")
     choice: Choice = convert(values.get("tool_choice") or {}, Choice, "tool_choice")
     wanted = _tool_choice(choice)
     check_tool_choice(wanted, tools.names)
@@ -122,10 +124,9 @@ def _is_prefill(message: Message) -> bool:
     return message.role == "assistant" and bool(message.content) and not message.tool_calls
 
 
-def _stop_sequences(value: Any) -> Any:
+def _check_stop_sequences(value: object) -> None:
     if value is not None and not (isinstance(value, list) and all(isinstance(item, str) for item in value)):
         raise wrong("stop_sequences", "must be an array of strings")
-    return value
 
 
 def _user(metadata: Any) -> Any:

@@ -14,7 +14,8 @@ from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
 from adapters.openai_chat.fields import FIELDS
 from adapters.openai_chat.messages import ChatMessage, read_messages
 from adapters.request_fields import check_names, check_values
-from adapters.sampling import KNOWN, check_tool_choice, read_options
+from adapters.sampling import read_options
+from adapters.tool_choice import check_tool_choice
 from adapters.tool_list import Tools, ToolSpec, read_tools
 from events.options import GenerationOptions
 
@@ -87,7 +88,7 @@ def _options(values: dict[str, Any], tools: Tools) -> tuple[GenerationOptions, C
         values["user"] = values.get("safety_identifier")
     if isinstance(values.get("logprobs"), int) and not isinstance(values["logprobs"], bool):
         raise wrong("logprobs", "must be true or false")
-    options, _ = read_options({name: value for name, value in values.items() if name in KNOWN})
+    options, _ = read_options(values, wire="chat")
     check_tool_choice(options.tool_choice, tools.names)
     stream_options = read_stream_options(values)
     changes = {"strict_tools": tools.strict, "store": values.get("store") is True}

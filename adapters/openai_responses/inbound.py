@@ -14,7 +14,9 @@ from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
 from adapters.openai_responses.fields import FIELDS
 from adapters.openai_responses.items import read_input, sealed_thread
 from adapters.request_fields import check_names, check_values
-from adapters.sampling import KNOWN, check_tool_choice, read_options, response_format
+from adapters.response_shape import response_format
+from adapters.sampling import read_options
+from adapters.tool_choice import check_tool_choice
 from adapters.tool_list import Tools, ToolSpec, read_tools
 from events.options import GenerationOptions, ResponseFormat
 
@@ -150,9 +152,8 @@ def _options(values: dict[str, Any], tools: Tools) -> tuple[GenerationOptions, R
     if stream.include_obfuscation:
         raise wrong("stream_options.include_obfuscation", "is not supported")
     include = _include(values.get("include"))
-    given = {name: value for name, value in values.items() if name in KNOWN and name != "top_logprobs"}
+    given = {name: value for name, value in values.items() if name != "top_logprobs"}
     given |= {
-        "max_tokens": values.get("max_output_tokens"),
         "reasoning_effort": reasoning.effort,
         "user": values.get("user") or values.get("safety_identifier"),
     }
@@ -160,7 +161,7 @@ def _options(values: dict[str, Any], tools: Tools) -> tuple[GenerationOptions, R
         given |= {"logprobs": True, "top_logprobs": values.get("top_logprobs")}
     elif values.get("top_logprobs"):
         raise wrong("top_logprobs", f'needs "{LOGPROBS}" in include')
-    options, _ = read_options(given)
+    options, _ = read_options(given, wire="responses")
     check_tool_choice(options.tool_choice, tools.names)
     store = flag(values, "store", True)
     shape = response_format("text.format", text.format) if text.format is not None else None

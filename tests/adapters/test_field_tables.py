@@ -14,6 +14,7 @@ import pytest
 from adapters import anthropic_messages, openai_chat, openai_completions, openai_responses
 from adapters.errors import RequestError
 from adapters.inbound import Inbound
+from events.sampling import PARAMETERS
 from tests.adapters.field_tables import TABLES, Table, document
 
 PAGE = Path(__file__).parents[2] / "docs" / "openai-fields.md"
@@ -27,10 +28,8 @@ SCHEMA = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type":
 
 # field → (a value that asks for something, other fields that it needs)
 COMMON: dict[str, tuple[Any, dict[str, Any]]] = {
-    "temperature": (0.5, {}), "top_p": (0.5, {}), "top_k": (5, {}), "min_p": (0.1, {}), "typical_p": (0.9, {}),
-    "repetition_penalty": (1.1, {}), "presence_penalty": (1, {}), "frequency_penalty": (1, {}), "seed": (1, {}),
-    "logit_bias": ({"5": 1}, {}), "stop": ("x", {}), "stop_token_ids": ([5], {}), "min_tokens": (1, {}),
-    "ignore_eos": (True, {}), "max_tokens": (5, {}), "n": (2, {}), "model": ("m", {}), "stream": (True, {}),
+    **{name: (msgspec.to_builtins(parameter.example, str_keys=True), {}) for name, parameter in PARAMETERS.items()},
+    "n": (2, {}), "model": ("m", {}), "stream": (True, {}),
     "stream_options": ({"include_usage": True}, {"stream": True}), "user": ("u", {}), "metadata": ({"k": "v"}, {}),
     "return_token_ids": (True, {}), "structured_outputs": ({"regex": "a+"}, {}), "response_format": (SCHEMA, {}),
     "chat_template_kwargs": ({"a": 1}, {}), "enable_thinking": (True, {}), "safety_identifier": ("s", {}),

@@ -1,0 +1,224 @@
+"""The one table of sampling parameters: each stands on its own field of SamplingParams, with all that is known of it.
+
+Everything that must name every parameter reads this table: the wires' parsers and their field tables, the generated
+page of request fields, the engines' refusals, and each upstream dialect, which refuses every parameter that it has no
+word for. A parameter that is added here is therefore taken on every wire, and refused by name by every engine that was
+not taught it; none of them can ignore it in silence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Literal, get_args, get_type_hints
+
+import msgspec
+
+Wire = Literal["chat", "completions", "responses", "messages", "agui", "generate"]
+WIRES: tuple[Wire, ...] = get_args(Wire)
+_OPENAI_WITHOUT_PROMPT_SCORES: Mapping[Wire, tuple[str, ...]] = {
+    "chat": (), "completions": (), "responses": (), "messages": (),
+}  # fmt: skip
+
+
+class OptionError(ValueError):
+    """An option out of range. `param` is the attribute's name, `message` a sentence that says what is allowed."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(f"{param} {message}")
+        self.param = param
+        self.message = message
+
+
+class Parameter(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of one sampling parameter.
+
+    note: what it does, for people. least, most: inclusive bounds of the value, or of each value of a mapping; None is
+    unbounded. above: the value must be more than `least`. items: how many a list may hold. neutral: the value that asks
+    for nothing, besides the field's default. from_model: where a request gives none, the model's generation_config
+    does. example: a value that asks for something. names: what single wires call it, where that is not its own name;
+    several names are read in their order, the last one given wins; () is a wire that has no such field.
+    """
+
+    note: str
+    example: object
+    least: float | None = None
+    most: float | None = None
+    above: bool = False
+    items: int | None = None
+    neutral: object = None
+    from_model: bool = False
+    names: Mapping[Wire, tuple[str, ...]] = {}
+
+    def check(self, name: str, value: object) -> None:
+        """Raise OptionError for a value out of bounds; the type was checked before."""
+        if isinstance(value, int | float) and not self._within(value):
+            raise OptionError(name, f"must be {self._range()}.")
+        if isinstance(value, tuple) and self.items is not None and (len(value) > self.items or "" in value):
+            raise OptionError(name, f"must hold at most {self.items} items, none of them empty.")
+        if isinstance(value, dict) and not all(map(self._within, value.values())):
+            raise OptionError(name, f"must map token ids to numbers from {self.least} to {self.most}.")
+
+    def _within(self, value: float) -> bool:
+        if not math.isfinite(value):
+            return False
+        low = self.least is None or value > self.least or (value == self.least and not self.above)
+        return low and (self.most is None or value <= self.most)
+
+    def _range(self) -> str:
+        low = f"more than {self.least}" if self.above else f"at least {self.least}"
+        return low if self.most is None else f"{low} and at most {self.most}"
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How the next token is chosen. None means: the model's generation_config, else the neutral value."""
+
+    temperature: Annotated[
+        float | None,
+        Parameter(note="0 is greedy", least=0, most=100, neutral=1.0, from_model=True, example=0.5),
+    ] = None
+    top_p: Annotated[
+        float | None,
+        Parameter(
+            note="keeps the likeliest tokens that together have this probability",
+            least=0, most=1, above=True, neutral=1.0, from_model=True, example=0.5,
+        ),
+    ] = None  # fmt: skip
+    top_k: Annotated[
+        int | None,
+        Parameter(note="keeps this many tokens; 0 and -1 are off", least=0, neutral=0, from_model=True, example=5),
+    ] = None
+    min_p: Annotated[
+        float | None,
+        Parameter(
+            note="drops tokens less likely than this part of the likeliest",
+            least=0, most=1, neutral=0.0, from_model=True, example=0.1,
+        ),
+    ] = None  # fmt: skip
+    typical_p: Annotated[
+        float | None,
+        Parameter(
+            note="locally typical sampling", least=0, most=1, above=True, neutral=1.0, from_model=True, example=0.9
+        ),
+    ] = None
+    repetition_penalty: Annotated[
+        float | None,
+        Parameter(
+            note="divides the logits of tokens that prompt or answer hold",
+            least=0, most=100, above=True, neutral=1.0, from_model=True, example=1.1,
+        ),
+    ] = None  # fmt: skip
+    presence_penalty: Annotated[
+        float, Parameter(note="is subtracted once from tokens of the answer", least=-2, most=2, example=1.0)
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float, Parameter(note="is subtracted once for each time a token was generated", least=-2, most=2, example=1.0)
+    ] = 0.0
+    logit_bias: Annotated[
+        dict[int, float], Parameter(note="token id → added logit", least=-100, most=100, example={5: 1.0})
+    ] = {}
+    seed: Annotated[
+        int | None,
+        Parameter(
+            note="same seed, same tokens, whatever else is in the batch", least=-(2**63), most=2**64 - 1, example=1
+        ),
+    ] = None
+    stop: Annotated[
+        tuple[str, ...],
+        Parameter(
+            note="strings that end the generation and are not sent",
+            items=64, example=("x",), names={"messages": ("stop_sequences",)},
+        ),
+    ] = ()  # fmt: skip
+    stop_token_ids: Annotated[tuple[int, ...], Parameter(note="ids that end the generation", example=(5,))] = ()
+    max_tokens: Annotated[
+        int | None,
+        Parameter(
+            note="the most tokens of the answer", least=1, most=2**31 - 1, example=5,
+            names={
+                "chat": ("max_tokens", "max_completion_tokens"),
+                "agui": ("max_tokens", "max_completion_tokens"),
+                "generate": ("max_tokens", "max_completion_tokens"),
+                "responses": ("max_output_tokens",),
+            },
+        ),
+    ] = None  # fmt: skip
+    min_tokens: Annotated[int, Parameter(note="nothing ends the answer before", least=0, most=2**31 - 1, example=1)] = 0
+    ignore_eos: Annotated[bool, Parameter(note="the model's own end does not end the answer", example=True)] = False
+    logprobs: Annotated[
+        int | None,
+        Parameter(
+            note="alternatives reported for each token; 0 is the chosen token alone",
+            least=0, most=20, example=2,
+            names={
+                "chat": ("logprobs", "top_logprobs"),
+                "agui": ("logprobs", "top_logprobs"),
+                "generate": ("top_logprobs",),
+                "responses": ("top_logprobs",),
+                "messages": (),
+            },
+        ),
+    ] = None  # fmt: skip
+    prompt_logprobs: Annotated[
+        int | None,
+        Parameter(
+            note="the same for the prompt's tokens", least=0, most=20, example=1, names=_OPENAI_WITHOUT_PROMPT_SCORES
+        ),
+    ] = None
+
+    def validate(self) -> None:
+        """Raise OptionError for the first value outside its range."""
+        for name, parameter in PARAMETERS.items():
+            parameter.check(name, getattr(self, name))
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise OptionError("min_tokens", "must not be more than max_tokens.")
+
+    def asked(self) -> frozenset[str]:
+        """The names of the parameters whose value asks for something."""
+        return frozenset(name for name in PARAMETERS if self._asks(name))
+
+    def _asks(self, name: str) -> bool:
+        value = getattr(self, name)
+        return value is not None and value != DEFAULTS[name] and value != PARAMETERS[name].neutral
+
+
+def _declared(struct: type[msgspec.Struct]) -> dict[str, Parameter]:
+    """The table, off the fields' own annotations. Raises TypeError for a field that has no row."""
+    found: dict[str, Parameter] = {}
+    for name, hint in get_type_hints(struct, include_extras=True).items():
+        rows = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Parameter)]
+        if len(rows) != 1:
+            raise TypeError(f"{struct.__name__}.{name} must be annotated with one Parameter.")
+        found[name] = rows[0]
+    return found
+
+
+PARAMETERS: Mapping[str, Parameter] = _declared(SamplingParams)
+"""Every sampling parameter by its attribute's name."""
+TYPES: Mapping[str, object] = get_type_hints(SamplingParams)
+"""Each parameter's type."""
+DEFAULTS: Mapping[str, object] = msgspec.structs.asdict(SamplingParams())
+"""Each parameter's value where a request gives none."""
+
+
+def names_on(wire: Wire, name: str) -> tuple[str, ...]:
+    """The fields of a wire's request that give this parameter."""
+    return PARAMETERS[name].names.get(wire, (name,))
+
+
+def json_schema(name: str) -> dict[str, object]:
+    """The parameter as JSON Schema 2020-12: type, bounds, description and an example."""
+    parameter = PARAMETERS[name]
+    shape: dict[str, object] = dict(msgspec.json.schema(TYPES[name]))
+    if parameter.items is not None:
+        shape["maxItems"] = parameter.items
+    bounds: dict[str, object] = {
+        "exclusiveMinimum" if parameter.above else "minimum": parameter.least,
+        "maximum": parameter.most,
+    }
+    bounds = {key: bound for key, bound in bounds.items() if bound is not None}
+    if isinstance(DEFAULTS[name], dict):
+        shape["additionalProperties"] = {"type": "number", **bounds}
+    else:
+        shape |= bounds
+    return {**shape, "description": parameter.note, "examples": [msgspec.to_builtins(parameter.example, str_keys=True)]}
