@@ -200,6 +200,9 @@ TYPES: Mapping[str, object] = get_type_hints(SamplingParams)
 DEFAULTS: Mapping[str, object] = msgspec.structs.asdict(SamplingParams())
 """Each parameter's value where a request gives none."""
 
+FROM_MODEL: Mapping[str, object] = {name: row.neutral for name, row in PARAMETERS.items() if row.from_model}
+"""Parameters that a model's generation_config may give, with the values that change nothing."""
+
 
 def names_on(wire: Wire, name: str) -> tuple[str, ...]:
     """The fields of a wire's request that give this parameter."""

@@ -39,13 +39,10 @@ def check_supported(request: GenerationRequest, info: EngineInfo) -> None:
             bad = next(number for number in ids if not 0 <= number < info.vocab_size)
             message = f"The token id {bad} is outside of the vocabulary of {info.vocab_size}."
             raise EngineError("invalid_request", message, param=param)
-    for param, wanted, able in (
-        ("logprobs", request.sampling.logprobs, info.supports_logprobs),
-        ("prompt_logprobs", request.sampling.prompt_logprobs, info.supports_prompt_logprobs),
-        ("response_format", request.constraint, info.supports_constraints),
-    ):
-        if wanted is not None and not able:
-            raise EngineError("invalid_request", f"This engine does not support {param}.", param=param)
+    for param in sorted(request.sampling.asked() - info.sampling):
+        raise EngineError("invalid_request", f"This engine does not support {param}.", param=param)
+    if request.constraint is not None and not info.supports_constraints:
+        raise EngineError("invalid_request", "This engine does not support response_format.", param="response_format")
 
 
 def changed_sampling(sampling: SamplingParams, changes: dict[str, Any]) -> SamplingParams:

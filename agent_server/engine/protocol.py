@@ -145,6 +145,7 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What is loaded and what it can do; wires refuse what is False here instead of ignoring it.
 
+    sampling: the attributes of SamplingParams that it honours; whatever else a request asks for is refused by name.
     continues: how a request's `generated` is honoured. "exact": the rest is what this engine would have generated had
     it begun itself, grammars and seeds included. "plain": as if those tokens were the prompt's, so that grammars,
     seeds and penalties on the answer alone would start anew. "no": it is not looked at.
@@ -153,8 +154,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     context_length: int
     vocab_size: int
-    supports_logprobs: bool = True
-    supports_prompt_logprobs: bool = False
+    sampling: frozenset[str]
     supports_constraints: bool = False
     supports_pause: bool = True
     supports_modify: bool = True

@@ -34,6 +34,7 @@ from agent_server.engine.protocol import (
 )
 from agent_server.engines.scripts import DEMONSTRATION, Fault, Script, Scripts, cycle
 from events.options import SamplingParams
+from events.sampling import PARAMETERS
 
 Now = Callable[[], float]
 
@@ -121,6 +122,7 @@ class ScriptedEngine:
             model=model,
             context_length=context_length,
             vocab_size=self.vocabulary.size,
+            sampling=frozenset(PARAMETERS) - {"prompt_logprobs"},
             supports_constraints=supports_constraints,
             continues="exact",
         )

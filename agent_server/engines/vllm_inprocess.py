@@ -25,7 +25,8 @@ from agent_server.engine.protocol import (
 )
 from agent_server.engines.upstream.connection import Upstream
 from agent_server.engines.upstream.dialects import Piece, Served
-from agent_server.engines.upstream.dialects.vllm import VLLM, grammar_words, sampling_words
+from agent_server.engines.upstream.dialects.vllm import SPELLING, VLLM, grammar_words
+from agent_server.engines.upstream.dialects.words import spoken
 from agent_server.engines.upstream.errors import MAX_SAID
 from agent_server.engines.upstream.grammar import translate
 from agent_server.engines.upstream.model import Model
@@ -194,6 +195,7 @@ def meet(llm: Any, model: Model) -> Upstream:
         model=model.name,
         context_length=min(lengths),
         vocab_size=config.get_vocab_size(),
+        sampling=frozenset(VLLM.words),
         supports_constraints=True,
         supports_pause=False,
         supports_modify=False,
@@ -208,15 +210,13 @@ def sampling_params(sampling: Any, grammar: dict[str, Any] | None) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-    words = {name: value for name, value in sampling_words(sampling).items() if value is not None}
+    words = {**spoken(VLLM.words, sampling), **SPELLING}
     if "logit_bias" in words:
         words["logit_bias"] = dict(sampling.logit_bias)
     if grammar is not None:
         words["structured_outputs"] = StructuredOutputsParams(**grammar)
     return SamplingParams(
         **{name: list(value) if isinstance(value, tuple) else value for name, value in words.items()},
-        stop=list(sampling.stop),
-        logprobs=sampling.logprobs,
         output_kind=RequestOutputKind.DELTA,
     )
 

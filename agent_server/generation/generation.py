@@ -16,6 +16,12 @@ from agent_server.generation.sequence import Sequence
 from events.options import SamplingParams
 
 SEED_BYTES = 7
+HONOURED = frozenset(
+    {"temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "presence_penalty"}
+    | {"frequency_penalty", "logit_bias", "seed", "stop", "stop_token_ids", "max_tokens", "min_tokens", "ignore_eos"}
+    | {"logprobs", "prompt_logprobs"}
+)
+"""The sampling parameters that this core implements. Others of the table are refused until they stand here."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from agent_server.generation.device import (
 )
 from agent_server.generation.fallback import SeparateMemory, SeparateRunner
 from agent_server.generation.flat import Forward, flatten
-from agent_server.generation.generation import Defaults, Limits
+from agent_server.generation.generation import HONOURED, Defaults, Limits
 from agent_server.generation.kv_cache import KVCache, LayerShape, bytes_per_token
 from agent_server.generation.pages import PagedMemory
 from agent_server.generation.probe import Unfit, fit, fit_flat
@@ -245,7 +245,7 @@ def assemble(
         model=config.name or config.model,
         context_length=context,
         vocab_size=text.vocab_size,
-        supports_prompt_logprobs=isinstance(runner, PackedRunner),
+        sampling=HONOURED if isinstance(runner, PackedRunner) else HONOURED - {"prompt_logprobs"},
         supports_constraints=compiler is not None,
         continues="exact",
         details={

@@ -95,7 +95,7 @@ def model_cards(server: Server, created: int) -> list[ModelCard]:
     capabilities = {
         **template_capabilities(server),
         "structured_outputs": info.supports_constraints,
-        "logprobs": info.supports_logprobs,
+        "logprobs": "logprobs" in info.sampling,
         "pause": info.supports_pause,
     }
     return [

@@ -222,7 +222,7 @@ class Contract:
     async def test_log_probabilities_are_the_models(self, target: Target, count: int) -> None:
         prompt = reference.prompt("What can you do?")
         request = asked(prompt, logprobs=count, max_tokens=4)
-        if not target.engine.info.supports_logprobs:
+        if "logprobs" not in target.engine.info.sampling:
             assert (await refusal(target.engine, request)).param == "logprobs"
             return
         found = await answer(target.engine, request)
@@ -340,7 +340,9 @@ class Contract:
         if target.engine.info.continues == "no":
             assert not target.exact, "an engine that gives ids can take them"
             return
-        request = asked(reference.prompt(), stop=stop, logprobs=0 if target.engine.info.supports_logprobs else None)
+        request = asked(
+            reference.prompt(), stop=stop, logprobs=0 if "logprobs" in target.engine.info.sampling else None
+        )
         whole = await answer(target.engine, request)
         for seam in sorted({1, 5, len(whole.ids) - 1, len(whole.ids)}):
             changes = {"request_id": f"{request.request_id}.{seam}", "generated": tuple(whole.ids[:seam])}
@@ -389,7 +391,7 @@ class Contract:
         await stream.aclose()
 
     async def test_what_is_not_supported_is_refused(self, target: Target) -> None:
-        if not target.engine.info.supports_prompt_logprobs:
+        if "prompt_logprobs" not in target.engine.info.sampling:
             request = asked(reference.prompt(), prompt_logprobs=1, max_tokens=2)
             assert (await refusal(target.engine, request)).param == "prompt_logprobs"
         stream = target.engine.generate(request := asked(reference.prompt(), max_tokens=20))

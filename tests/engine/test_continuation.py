@@ -145,7 +145,7 @@ def test_as_prompt_takes_the_tokens_off_the_limits():
 )
 def test_what_may_go_on_where(sampling, exact, plain):
     def info(continues):
-        return EngineInfo(model="m", context_length=9, vocab_size=9, continues=continues)
+        return EngineInfo(model="m", context_length=9, vocab_size=9, sampling=frozenset(), continues=continues)
 
     asked = request(generated=(1,), **sampling)
     assert [may_continue(asked, info(each)) for each in ("exact", "plain", "no")] == [exact, plain, False]

@@ -14,7 +14,7 @@ from events.options import GenerationOptions, ResponseFormat, ToolChoice
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 ODD = {"type": "object", "properties": {"n": {"type": "array", "uniqueItems": True}}}
-INFO = EngineInfo(model="m", context_length=100, vocab_size=100, supports_constraints=True)
+INFO = EngineInfo(model="m", context_length=100, vocab_size=100, sampling=frozenset(), supports_constraints=True)
 HERMES = Prompt(token_ids=(), text="", output_format=registry.named("hermes"))
 
 
@@ -82,7 +82,7 @@ def test_a_hostile_schema_is_refused_whether_strict_or_not():
 
 
 def test_an_engine_without_grammars():
-    info = EngineInfo(model="m", context_length=100, vocab_size=100)
+    info = EngineInfo(model="m", context_length=100, vocab_size=100, sampling=frozenset())
     assert planned(info=info) == planned(info=info, tools=())
     assert refused(info=info, tool_choice=ToolChoice("required"))[0] == "tool_choice"
     assert refused(info=info, strict_tools=frozenset({"get_weather"}))[0] == "tools"

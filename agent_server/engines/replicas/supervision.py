@@ -133,8 +133,7 @@ def common(infos: Sequence[EngineInfo]) -> EngineInfo:
     return msgspec.structs.replace(
         infos[0],
         context_length=min(info.context_length for info in infos),
-        supports_logprobs=all(info.supports_logprobs for info in infos),
-        supports_prompt_logprobs=all(info.supports_prompt_logprobs for info in infos),
+        sampling=frozenset.intersection(*(info.sampling for info in infos)),
         supports_constraints=all(info.supports_constraints for info in infos),
         supports_pause=all(info.supports_pause for info in infos),
         supports_modify=all(info.supports_modify for info in infos),

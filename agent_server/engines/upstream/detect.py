@@ -128,7 +128,7 @@ def _info(url: str, dialect: Dialect, served: Served, model: Model) -> EngineInf
         model=model.name,
         context_length=min(lengths),
         vocab_size=max(served.vocab_size or 0, model.vocabulary.size),
-        supports_logprobs=dialect.supports_logprobs,
+        sampling=frozenset(dialect.words) - frozenset(served.lacks),
         supports_constraints=served.grammar is not None,
         supports_pause=False,
         supports_modify=False,

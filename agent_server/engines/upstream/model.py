@@ -11,8 +11,7 @@ from agent_server.engine.detokenizer import TokenizerVocabulary, Vocabulary
 from agent_server.engine.protocol import EngineError
 from agent_server.model_files import load_model_files, model_folder
 from events.options import SamplingParams
-
-_NAMES = ("top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
+from events.sampling import FROM_MODEL
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,8 +28,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
     def fill(self, sampling: SamplingParams) -> SamplingParams:
         """The sampling with the model's own values in place of those not given; neutral ones where it has none."""
-        neutral: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
-        values = {**neutral, "repetition_penalty": 1.0, **self.defaults}
+        values = {name: self.defaults.get(name, neutral) for name, neutral in FROM_MODEL.items()}
         missing = {name: value for name, value in values.items() if getattr(sampling, name) is None}
         return msgspec.structs.replace(sampling, **missing)
 
@@ -65,8 +63,5 @@ def generation_config(source: str) -> dict[str, Any]:
 
 def sampling_defaults(said: dict[str, Any]) -> dict[str, float | int]:
     """As the embedded engine reads it: greedy only if the model says so."""
-    found = {name: said[name] for name in _NAMES if isinstance(said.get(name), int | float)}
-    if said.get("do_sample") is False:
-        return {**found, "temperature": 0.0}
-    given = said.get("temperature")
-    return {**found, "temperature": given} if isinstance(given, int | float) else found
+    found = {name: said[name] for name in FROM_MODEL if isinstance(said.get(name), int | float)}
+    return {**found, "temperature": 0.0} if said.get("do_sample") is False else found

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgspec
 
 from agent_server.engine.detokenizer import Vocabulary
 from agent_server.engine.protocol import EngineError, GenerationRequest
+from agent_server.engines.upstream.dialects.words import Words
 from agent_server.engines.upstream.grammar import Grammar
 from agent_server.engines.upstream.transport import Transport
 from events.options import SamplingParams
@@ -66,15 +67,14 @@ class Reader(Protocol):
 
 class Dialect(Protocol):
     """One kind of server. name: as in front of a URL. path: where generations are asked for. health: answers 200
-    when the model is loaded. tokens: whether ids come back; without them the text is encoded here. unsupported:
-    attributes of SamplingParams that the server has no word for, with the value that means nothing was asked."""
+    when the model is loaded. tokens: whether ids come back; without them the text is encoded here. words: for the
+    sampling parameters that are honoured; all others are refused."""
 
     name: str
     path: str
     health: str
     tokens: bool
-    unsupported: Mapping[str, Any]
-    supports_logprobs: bool
+    words: Words
 
     async def describe(self, transport: Transport, wanted: str) -> Served:
         """Ask the server what it serves; `wanted` chooses where it serves several models. Raises EngineError."""
@@ -83,7 +83,7 @@ class Dialect(Protocol):
         """The server's own ids for a text in which special tokens are recognised; None where it does not tell."""
 
     def check(self, asked: Asked) -> None:
-        """EngineError("invalid_request") for what cannot be honoured beside what is unsupported."""
+        """EngineError("invalid_request") for values that cannot be honoured, of parameters that can."""
 
     def body(self, asked: Asked) -> dict[str, Any]:
         """The request's JSON."""

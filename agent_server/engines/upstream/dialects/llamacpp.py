@@ -6,13 +6,13 @@ guessed from the character once it is whole. Stop strings are found here too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from agent_server.engine.detokenizer import Vocabulary
 from agent_server.engines.upstream.dialects.dialect import Asked, Piece, Reader, Served, ids_of, known
+from agent_server.engines.upstream.dialects.words import HERE, Word, Words, spoken
 from agent_server.engines.upstream.errors import error_frame, error_of
 from agent_server.engines.upstream.transport import Transport
 
@@ -30,10 +30,21 @@ class LlamaCpp:
     path = "/completion"
     health = "/health"
     tokens = True
-    supports_logprobs = True
-    unsupported: Mapping[str, Any] = {
-        "prompt_logprobs": None, "presence_penalty": 0.0, "frequency_penalty": 0.0, "min_tokens": 0,
-    }  # fmt: skip
+    words: Words = {
+        "max_tokens": Word("n_predict"),
+        "temperature": Word("temperature"),
+        "top_k": Word("top_k"),
+        "top_p": Word("top_p"),
+        "min_p": Word("min_p"),
+        "typical_p": Word("typical_p"),
+        "repetition_penalty": Word("repeat_penalty"),
+        "logit_bias": Word("logit_bias", lambda bias: list(bias.items())),
+        "seed": Word("seed", lambda seed: seed % MOST_SEEDS),
+        "stop": HERE,
+        "stop_token_ids": HERE,
+        "ignore_eos": Word("ignore_eos"),
+        "logprobs": Word("n_probs", lambda count: max(1, count)),
+    }
 
     async def describe(self, transport: Transport, wanted: str) -> Served:
         answer = await transport.ask("/props")
@@ -56,30 +67,19 @@ class LlamaCpp:
         return ids_of((await transport.ask("/tokenize", body)).json())
 
     def check(self, asked: Asked) -> None:
-        """Nothing beyond the parameters that are unsupported."""
+        """Every value of the parameters that it has words for can be honoured."""
 
     def body(self, asked: Asked) -> dict[str, Any]:
         request, sampling = asked.request, asked.sampling
-        body = {
+        return {
             "prompt": request.prompt_token_ids,
             "stream": True,
             "return_tokens": True,
             "cache_prompt": True,
-            "n_predict": sampling.max_tokens,
             "samplers": ORDER,
-            "temperature": sampling.temperature,
-            "top_k": sampling.top_k,
-            "top_p": sampling.top_p,
-            "min_p": sampling.min_p,
-            "typical_p": 1.0 if sampling.typical_p is None else sampling.typical_p,
-            "repeat_penalty": sampling.repetition_penalty,
+            **spoken(self.words, sampling),
             "repeat_last_n": _whole_length(asked),
-            "logit_bias": list(sampling.logit_bias.items()) or None,
-            "seed": None if sampling.seed is None else sampling.seed % MOST_SEEDS,
-            "ignore_eos": sampling.ignore_eos or None,
-            "n_probs": None if sampling.logprobs is None else max(1, sampling.logprobs),
         }
-        return {name: value for name, value in body.items() if value is not None}
 
     def reader(self, asked: Asked) -> Reader:
         return LlamaCppReader(asked.vocabulary, asked.sampling.logprobs)

@@ -7,13 +7,14 @@ found here alone, since such a server does not say which one it found.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from agent_server.engine.detokenizer import Vocabulary
 from agent_server.engines.upstream.dialects.dialect import Asked, Reader, Served, chosen_model, known
 from agent_server.engines.upstream.dialects.openai_frames import CompletionReader
-from agent_server.engines.upstream.dialects.vllm import folded, models
+from agent_server.engines.upstream.dialects.vllm import models
+from agent_server.engines.upstream.dialects.words import HERE, Word, Words, folded, spoken
 from agent_server.engines.upstream.errors import refused
 from agent_server.engines.upstream.transport import Transport
 
@@ -25,11 +26,16 @@ class OpenAI:
     path = "/v1/completions"
     health = "/v1/models"
     tokens = False
-    supports_logprobs = False
-    unsupported: Mapping[str, Any] = {
-        "top_k": 0, "min_p": 0.0, "typical_p": 1.0, "repetition_penalty": 1.0, "logit_bias": {}, "min_tokens": 0,
-        "ignore_eos": False, "prompt_logprobs": None,
-    }  # fmt: skip
+    words: Words = {
+        "max_tokens": Word("max_tokens"),
+        "temperature": Word("temperature"),
+        "top_p": Word("top_p"),
+        "presence_penalty": Word("presence_penalty"),
+        "frequency_penalty": Word("frequency_penalty"),
+        "seed": Word("seed", folded),
+        "stop": HERE,
+        "stop_token_ids": HERE,
+    }
 
     async def describe(self, transport: Transport, wanted: str) -> Served:
         entries = await models(transport)
@@ -48,19 +54,13 @@ class OpenAI:
 
     def body(self, asked: Asked) -> dict[str, Any]:
         request, sampling = asked.request, asked.sampling
-        body = {
+        return {
             "model": asked.served.model,
             "prompt": spelled(asked.vocabulary, request.prompt_token_ids),
             "stream": True,
             "stream_options": {"include_usage": True},
-            "max_tokens": sampling.max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "presence_penalty": sampling.presence_penalty or None,
-            "frequency_penalty": sampling.frequency_penalty or None,
-            "seed": folded(sampling.seed),
+            **spoken(self.words, sampling),
         }
-        return {name: value for name, value in body.items() if value is not None}
 
     def reader(self, asked: Asked) -> Reader:
         return CompletionReader(ids=False, alternatives=None)

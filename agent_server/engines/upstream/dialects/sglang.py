@@ -6,7 +6,7 @@ how many of them are new in both cases. Read off SGLang 0.5.23's source.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -14,14 +14,32 @@ import msgspec
 from agent_server.engine.protocol import EngineError
 from agent_server.engines.upstream.cache_salt import cache_salt
 from agent_server.engines.upstream.dialects.dialect import Asked, Piece, Reader, Served, chosen_model, ids_of, known
-from agent_server.engines.upstream.dialects.vllm import folded, models
+from agent_server.engines.upstream.dialects.vllm import SPELLING, models
+from agent_server.engines.upstream.dialects.words import IN_BODY, Word, Words, folded, spelled_ids, spoken
 from agent_server.engines.upstream.errors import error_frame, error_of
 from agent_server.engines.upstream.grammar import Grammar
 from agent_server.engines.upstream.transport import Transport
-from events.options import SamplingParams
 
 GRAMMARS = {"xgrammar": "xgrammar"}
 """SGLang's grammar backend → the language that its grammars are written in."""
+
+
+SAMPLING_WORDS: Words = {
+    "max_tokens": Word("max_new_tokens"),
+    "min_tokens": Word("min_new_tokens"),
+    "temperature": Word("temperature"),
+    "top_p": Word("top_p"),
+    "top_k": Word("top_k", lambda count: count or -1),
+    "min_p": Word("min_p"),
+    "repetition_penalty": Word("repetition_penalty"),
+    "presence_penalty": Word("presence_penalty"),
+    "frequency_penalty": Word("frequency_penalty"),
+    "logit_bias": Word("logit_bias", spelled_ids),
+    "seed": Word("sampling_seed", folded),
+    "stop": Word("stop"),
+    "stop_token_ids": Word("stop_token_ids"),
+    "ignore_eos": Word("ignore_eos"),
+}
 
 
 class SGLang:
@@ -31,8 +49,7 @@ class SGLang:
     path = "/generate"
     health = "/health"
     tokens = True
-    supports_logprobs = True
-    unsupported: Mapping[str, Any] = {"typical_p": 1.0, "prompt_logprobs": None}
+    words: Words = {**SAMPLING_WORDS, "logprobs": IN_BODY}
 
     async def describe(self, transport: Transport, wanted: str) -> Served:
         entries = await models(transport)
@@ -54,7 +71,7 @@ class SGLang:
         return ids_of((await transport.ask("/tokenize", body)).json())
 
     def check(self, asked: Asked) -> None:
-        """Nothing beyond the parameters that are unsupported."""
+        """Every value of the parameters that it has words for can be honoured."""
 
     def body(self, asked: Asked) -> dict[str, Any]:
         request, sampling = asked.request, asked.sampling
@@ -63,7 +80,7 @@ class SGLang:
             "rid": request.request_id,
             "input_ids": request.prompt_token_ids,
             "stream": True,
-            "sampling_params": {**_words(sampling), **_grammar_words(asked.grammar)},
+            "sampling_params": {**spoken(SAMPLING_WORDS, sampling), **SPELLING, **_grammar_words(asked.grammar)},
             "return_logprob": wanted or None,
             "top_logprobs_num": sampling.logprobs if wanted else None,
             "logprob_start_len": -1 if wanted else None,
@@ -74,28 +91,6 @@ class SGLang:
 
     def reader(self, asked: Asked) -> Reader:
         return SGLangReader(asked.sampling.logprobs)
-
-
-def _words(sampling: SamplingParams) -> dict[str, Any]:
-    words = {
-        "max_new_tokens": sampling.max_tokens,
-        "min_new_tokens": sampling.min_tokens or None,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k or -1,
-        "min_p": sampling.min_p,
-        "repetition_penalty": sampling.repetition_penalty,
-        "presence_penalty": sampling.presence_penalty or None,
-        "frequency_penalty": sampling.frequency_penalty or None,
-        "logit_bias": {str(number): bias for number, bias in sampling.logit_bias.items()} or None,
-        "sampling_seed": folded(sampling.seed),
-        "stop": sampling.stop or None,
-        "stop_token_ids": sampling.stop_token_ids or None,
-        "ignore_eos": sampling.ignore_eos or None,
-        "skip_special_tokens": False,
-        "spaces_between_special_tokens": False,
-    }
-    return {name: value for name, value in words.items() if value is not None}
 
 
 def _grammar_words(grammar: Grammar | None) -> dict[str, Any]:

@@ -11,24 +11,41 @@ from agent_server.engine.protocol import EngineError
 from agent_server.engines.upstream.cache_salt import cache_salt
 from agent_server.engines.upstream.dialects.dialect import Asked, Reader, Served, chosen_model, ids_of, known
 from agent_server.engines.upstream.dialects.openai_frames import CompletionReader
+from agent_server.engines.upstream.dialects.words import Word, Words, folded, spelled_ids, spoken
 from agent_server.engines.upstream.errors import error_of
 from agent_server.engines.upstream.grammar import Grammar
 from agent_server.engines.upstream.transport import Transport
-from events.options import SamplingParams
 
+SAMPLING_WORDS: Words = {
+    "max_tokens": Word("max_tokens"),
+    "min_tokens": Word("min_tokens"),
+    "temperature": Word("temperature"),
+    "top_p": Word("top_p"),
+    "top_k": Word("top_k"),
+    "min_p": Word("min_p"),
+    "repetition_penalty": Word("repetition_penalty"),
+    "presence_penalty": Word("presence_penalty"),
+    "frequency_penalty": Word("frequency_penalty"),
+    "logit_bias": Word("logit_bias", spelled_ids),
+    "seed": Word("seed", folded),
+    "stop_token_ids": Word("stop_token_ids"),
+    "ignore_eos": Word("ignore_eos"),
+}
+"""vLLM's names for how a token is chosen, the same in its HTTP interface and in its own SamplingParams."""
+SPELLING: Mapping[str, object] = {"skip_special_tokens": False, "spaces_between_special_tokens": False}
+"""Special tokens keep their spelling, so that a stop string means the same text there as here."""
 PROBE = "%llguidance {}\nstart: /[a-z]+/\n"
 PROBE_TAG = '{"type":"structural_tag","format":{"type":"const_string","value":"a"}}'
 
 
 class VLLM:
-    """Everything but typical_p and prompt_logprobs, which its streams do not have."""
+    """Its streams have no prompt_logprobs, and it has no typical_p."""
 
     name = "vllm"
     path = "/v1/completions"
     health = "/health"
     tokens = True
-    supports_logprobs = True
-    unsupported: Mapping[str, Any] = {"typical_p": 1.0, "prompt_logprobs": None}
+    words: Words = {**SAMPLING_WORDS, "stop": Word("stop"), "logprobs": Word("logprobs")}
 
     async def describe(self, transport: Transport, wanted: str) -> Served:
         entries = await models(transport)
@@ -47,7 +64,7 @@ class VLLM:
         return ids_of((await transport.ask("/tokenize", body)).json())
 
     def check(self, asked: Asked) -> None:
-        """Nothing beyond the parameters that are unsupported."""
+        """Every value of the parameters that it has words for can be honoured."""
 
     def body(self, asked: Asked) -> dict[str, Any]:
         request, sampling = asked.request, asked.sampling
@@ -59,9 +76,8 @@ class VLLM:
             "request_id": request.request_id,
             "return_token_ids": True,
             "add_special_tokens": False,
-            **sampling_words(sampling),
-            "stop": sampling.stop,
-            "logprobs": sampling.logprobs,
+            **spoken(self.words, sampling),
+            **SPELLING,
             "return_tokens_as_token_ids": True if sampling.logprobs is not None else None,
             "structured_outputs": grammar_words(asked.grammar),
             "priority": request.priority or None,
@@ -71,28 +87,6 @@ class VLLM:
 
     def reader(self, asked: Asked) -> Reader:
         return CompletionReader(ids=True, alternatives=asked.sampling.logprobs)
-
-
-def sampling_words(sampling: SamplingParams) -> dict[str, Any]:
-    """vLLM's names for how a token is chosen. Special tokens keep their spelling, so that a stop string means the
-    same text there as here."""
-    return {
-        "max_tokens": sampling.max_tokens,
-        "min_tokens": sampling.min_tokens or None,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-        "repetition_penalty": sampling.repetition_penalty,
-        "presence_penalty": sampling.presence_penalty or None,
-        "frequency_penalty": sampling.frequency_penalty or None,
-        "logit_bias": {str(number): bias for number, bias in sampling.logit_bias.items()} or None,
-        "seed": folded(sampling.seed),
-        "stop_token_ids": sampling.stop_token_ids or None,
-        "ignore_eos": sampling.ignore_eos or None,
-        "skip_special_tokens": False,
-        "spaces_between_special_tokens": False,
-    }
 
 
 def grammar_words(grammar: Grammar | None) -> dict[str, Any] | None:
@@ -118,11 +112,6 @@ async def _grammars(transport: Transport, model: str) -> str | None:
         if (await transport.ask("/v1/completions", body)).status == 200:
             return language
     return None
-
-
-def folded(seed: int | None) -> int | None:
-    """A seed of 64 bits in the 63 that vLLM takes for one: -1 is none to it."""
-    return None if seed is None else seed & (2**63 - 1)
 
 
 async def models(transport: Transport) -> list[dict[str, Any]]:

@@ -13,7 +13,8 @@ from agent_server.engine.protocol import EngineError
 from agent_server.engines.upstream.cache_salt import cache_salt
 from agent_server.engines.upstream.dialects.dialect import Asked, Piece, Reader
 from agent_server.engines.upstream.dialects.openai_frames import Usage
-from agent_server.engines.upstream.dialects.vllm import VLLM, grammar_words, sampling_words
+from agent_server.engines.upstream.dialects.vllm import SAMPLING_WORDS, SPELLING, VLLM, grammar_words
+from agent_server.engines.upstream.dialects.words import HERE, Word, Words, spoken
 from agent_server.engines.upstream.errors import error_frame
 
 
@@ -22,13 +23,15 @@ class VLLMTokens(VLLM):
 
     name = "vllm-tokens"
     path = "/inference/v1/generate"
+    words: Words = {**SAMPLING_WORDS, "stop": HERE, "logprobs": Word("logprobs")}
 
     def body(self, asked: Asked) -> dict[str, Any]:
         request, sampling = asked.request, asked.sampling
-        words = {
-            **sampling_words(sampling),
-            "logprobs": sampling.logprobs,
-            "structured_outputs": grammar_words(asked.grammar),
+        grammar = grammar_words(asked.grammar)
+        params = {
+            **spoken(self.words, sampling),
+            **SPELLING,
+            **({"structured_outputs": grammar} if grammar is not None else {}),
         }
         body = {
             "model": asked.served.model,
@@ -36,7 +39,7 @@ class VLLMTokens(VLLM):
             "request_id": request.request_id,
             "stream": True,
             "stream_options": {"include_usage": True},
-            "sampling_params": {name: value for name, value in words.items() if value is not None},
+            "sampling_params": params,
             "priority": request.priority or None,
             "cache_salt": cache_salt(request.tenant),
         }
