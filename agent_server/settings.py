@@ -125,8 +125,8 @@ class Settings(BaseSettings):
     """Sequences that are generated together."""
     max_queued: int = Field(512, ge=0)
     """Generations that may wait for a place; more are refused as overloaded."""
-    step_tokens: int = Field(2048, gt=0)
-    """Tokens of prompts and answers in one step of the engine."""
+    step_tokens: int = Field(0, ge=0)
+    """Tokens of prompts and answers in one step of the engine; 0 is 4096 on CUDA and 512 elsewhere."""
     kv_cache_bytes: int = Field(0, ge=0)
     """0 chooses by the device's free memory."""
     max_context: int = Field(0, ge=0)

@@ -5,6 +5,13 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from agent_server import assemble
+from agent_server.engines.replicas import ReplicaSettings
+from agent_server.engines.upstream import UpstreamSettings
+from agent_server.generation.config import EngineConfig
+from agent_server.prompting.output import OutputSettings
+from agent_server.runs import LogLimits, RunLimits
+from agent_server.runs.sharing.limits import SharingLimits
 from agent_server.settings import Settings
 from tests.settings_table import document, option, sections
 
@@ -42,3 +49,20 @@ def test_the_page_of_settings_has_all_of_them_with_a_meaning():
     assert sorted(name for names in sections().values() for name in names) == sorted(Settings.model_fields)
     assert [name for name, field in Settings.model_fields.items() if not field.description] == []
     assert (option("api_keys"), option("store_url"), option("max_runs")) == ("`--api-key`", "`--store`", "")
+
+
+def test_a_room_that_is_used_alone_has_the_defaults_that_the_server_has():
+    given = Settings(_env_file=None)
+    assert assemble.waits(given) == UpstreamSettings()
+    assert assemble.replica_settings(given) == ReplicaSettings()
+    assert assemble.output_settings(given) == OutputSettings()
+    assert assemble.run_limits(given) == RunLimits()
+    assert LogLimits(bytes=given.log_bytes) == LogLimits()
+    alone = EngineConfig(model="m")
+    for name in ("device", "dtype", "kv_cache_dtype", "adapter", "max_batch", "max_queued", "step_tokens"):
+        assert getattr(given, name) == getattr(alone, name)
+    for name in ("kv_cache_bytes", "max_context", "cuda_graphs"):
+        assert getattr(given, name) == getattr(alone, name)
+    sharing = SharingLimits()
+    shared = (given.gateway_lease, given.run_time_limit, given.replay_seconds, given.log_bytes)
+    assert shared == (sharing.lease, sharing.run, sharing.replay, sharing.bytes)

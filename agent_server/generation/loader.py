@@ -49,7 +49,8 @@ SMALLEST_SLAB = 128
 DEFAULT_CONTEXT = 4096
 SMALL_PARAMETERS = 20_000_000
 """Below it, what a CPU spends its time on is calling operations, not computing them."""
-STEP_TOKENS = {"cpu": 512, "cuda": 4096}
+STEP_TOKENS, CUDA_STEP_TOKENS = 512, 4096
+"""Tokens of a step where the settings name none."""
 
 
 def load(config: EngineConfig, report: Report, compiler: MakeCompiler | None = None) -> tuple[Core, EngineInfo]:
@@ -219,11 +220,10 @@ def assemble(
     context = _context_length(text, config.max_context)
     vocabulary = TokenizerVocabulary(files.tokenizer)
     runner, note = _runner(config, model, context, device)
-    budget = config.step_tokens or STEP_TOKENS.get(device.type, 512)
     scheduler = Scheduler(
         runner.memory,
         max_running=config.max_batch,
-        step_tokens=min(budget, 512) if device.type == "cpu" else budget,
+        step_tokens=config.step_tokens or (CUDA_STEP_TOKENS if device.type == "cuda" else STEP_TOKENS),
         chunked=runner.chunked,
     )
     sampler = Sampler(config.max_batch, text.vocab_size, device)
@@ -255,6 +255,7 @@ def assemble(
             "kv_cache_dtype": config.kv_cache_dtype,
             "device": str(device),
             "kv_cache_tokens": runner.memory.longest if isinstance(runner, SeparateRunner) else runner.cache.tokens,
+            "step_tokens": scheduler.step_tokens,
             "batching": "packed" if not note else f"one by one: {note}",
             "flat": getattr(runner, "flat", None) is not None,
             "cuda_graphs": getattr(runner, "graphs", None) is not None,

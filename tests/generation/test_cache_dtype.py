@@ -95,3 +95,10 @@ def test_what_cannot_be_is_refused_in_a_sentence(tmp_path, options, message):
     folder = save(make_model("llama"), tmp_path)
     with pytest.raises(EngineError, match=message):
         load(EngineConfig(model=str(folder), **{"kv_cache_dtype": "bfloat16", **options}), lambda status: None)
+
+
+@pytest.mark.parametrize(("asked", "found"), [({}, 512), ({"step_tokens": 700}, 700), ({"step_tokens": 96}, 96)])
+def test_the_budget_of_a_step_is_the_one_that_was_set(tmp_path, asked, found):
+    folder = save(make_model("llama"), tmp_path)
+    _, info = load(EngineConfig(model=str(folder), threads=1, kv_cache_bytes=2**20, **asked), lambda status: None)
+    assert info.details["step_tokens"] == found

@@ -18,12 +18,12 @@ class ReplicaSettings(msgspec.Struct, frozen=True, kw_only=True):
     affinity: generations in flight that a wholly cached prompt is worth. prefixes: blocks remembered for that.
     """
 
-    in_flight: int = 256
+    in_flight: int = 1024
     queued: int = 1024
     wait: float = 10.0
     check: float = 1.0
-    idle: float = 60.0
-    first_token: float = 300.0
+    idle: float = 45.0
+    first_token: float = 450.0
     resume: bool = True
     attempts: int = 4
     failures: int = 3
