@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
+from events.formats.layout import call_closer, call_opener
 from events.formats.output_format import OutputFormat
 from events.template.environment import Message
 from events.template.writer import write
@@ -47,8 +48,8 @@ def written_stage(output_format: OutputFormat, text: str) -> Stage:
     header = output_format.message_start.strip()
     written = text[text.rfind(header) :] if header and header in text else text
     described = output_format.reasoning
-    if (tools := output_format.tools) and (opener := (tools.section_start or tools.call_start).strip()):
-        closer = (tools.section_end or tools.call_end).strip()
+    if (tools := output_format.tools) and (opener := call_opener(tools)):
+        closer = call_closer(tools)
         if written.rfind(opener) > written.rfind(closer or opener + "\0"):
             return (
                 "TOOL_CALL_STAGE"

@@ -24,7 +24,7 @@ from agent_server.prompting.prefill import written_stage
 from agent_server.prompting.rendering import Chat, Rendering
 from agent_server.prompting.thinking import switch_words, template_variables
 from events.formats import registry
-from events.formats.output_format import OutputFormat, markers
+from events.formats.output_format import OutputFormat, marker_ids, markers
 from events.options import GenerationOptions
 from events.template.analyser import TemplateAnalysis, analyse
 from events.template.declarations import explained, tool_declaration
@@ -242,7 +242,7 @@ class PromptBuilder:
         )
 
     def _marker_ids(self, output_format: OutputFormat) -> dict[str, int]:
-        return {mark: self._controls.ids[mark] for mark in markers(output_format) if mark in self._controls.ids}
+        return marker_ids(output_format, self._controls.ids)
 
     def _check_size(self, *data: Any) -> None:
         size = sum(len(text) for text in strings(data))

@@ -1,8 +1,13 @@
 """OutputFormat: how one model writes reasoning, content and tool calls, as plain data.
 
 One description with three readers: the streaming parser (`events.parsing`), the grammar builder (`events.grammar`)
-and the inspector. The template analyser derives it; `events.formats.registry` holds the ones that are chosen by name.
-Everything here is frozen and serialises with msgspec (`msgspec.json.encode(format)`).
+and the writer (`events.template.writer`), whose examples `agent-server inspect` shows. The template analyser derives
+it; `events.formats.registry` holds the ones that are chosen by name. Everything here is frozen and serialises with
+msgspec (`msgspec.json.encode(format)`).
+
+**Markers.** The type of a text field says whether it holds markers, and of which part of the output
+(`events.formats.fields`); `markers` and `marker_ids` collect them by it. The order in which the parts of a call are
+written is said once, in `events.formats.layout`.
 
 **Whitespace.** A marker is written exactly as the template writes it, with its line breaks: `"<tool_call>\\n"`. The
 grammar builder reproduces it; the parser looks for the marker without its outer whitespace and forgives whitespace
@@ -31,9 +36,19 @@ with one call being, by `tools.style`:
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Annotated, Literal
 
 import msgspec
+
+from events.formats.fields import Marker, Part, Words, texts
+
+ReasoningMarkers = Annotated[tuple[str, ...], Marker("reasoning")]
+ContentMarkers = Annotated[tuple[str, ...], Marker("content")]
+MessageMarkers = Annotated[tuple[str, ...], Marker("messages")]
+CallMarkers = Annotated[tuple[str, ...], Marker("calls")]
+CallMarker = Annotated[str, Marker("calls")]
+Word = Annotated[str, Words()]
 
 Initial = Literal["content", "reasoning", "undecided"]
 ArgumentStyle = Literal["json", "tagged", "python", "object", "nested"]
@@ -57,10 +72,10 @@ class Reasoning(Description, frozen=True, kw_only=True):
         closed (reasoning that the prompt opened always streams).
     """
 
-    start: tuple[str, ...] = ()
-    end: tuple[str, ...] = ()
+    start: ReasoningMarkers = ()
+    end: ReasoningMarkers = ()
     initial: Initial = "content"
-    ended_by: tuple[str, ...] = ()
+    ended_by: CallMarkers = ()
     after_call: Literal["content", "reasoning"] = "content"
     unclosed: Literal["reasoning", "content"] = "reasoning"
 
@@ -74,10 +89,10 @@ class Content(Description, frozen=True, kw_only=True):
     after_calls: whether text behind the first call is shown.
     """
 
-    start: tuple[str, ...] = ()
-    end: tuple[str, ...] = ()
+    start: ContentMarkers = ()
+    end: ContentMarkers = ()
     wrapped: Literal["always", "with_reasoning"] = "always"
-    prefix: str = ""
+    prefix: Word = ""
     after_calls: Literal["keep", "drop"] = "keep"
 
 
@@ -90,8 +105,8 @@ class CallId(Description, frozen=True, kw_only=True):
     """
 
     position: IdPosition = "none"
-    prefix: str = ""
-    suffix: str = ""
+    prefix: CallMarker = ""
+    suffix: CallMarker = ""
 
 
 class JsonKeys(Description, frozen=True, kw_only=True):
@@ -103,10 +118,10 @@ class JsonKeys(Description, frozen=True, kw_only=True):
     arguments_required: an object without arguments is no call (else its arguments are empty).
     """
 
-    name: str = "name"
-    arguments: str = "arguments"
-    id: str = ""
-    wrapper: str = ""
+    name: Word = "name"
+    arguments: Word = "arguments"
+    id: Word = ""
+    wrapper: Word = ""
     name_is_key: bool = False
     array: bool = False
     array_only: bool = False
@@ -128,19 +143,19 @@ class Arguments(Description, frozen=True, kw_only=True):
     """
 
     style: ArgumentStyle = "json"
-    start: str = ""
-    end: str = ""
-    name_prefix: str = ""
-    name_suffix: str = ""
-    type_prefix: str = ""
-    type_suffix: str = ""
-    value_prefix: str = ""
-    value_suffix: str = ""
-    separator: str = ""
-    quote: str = ""
+    start: CallMarker = ""
+    end: CallMarker = ""
+    name_prefix: CallMarker = ""
+    name_suffix: CallMarker = ""
+    type_prefix: CallMarker = ""
+    type_suffix: CallMarker = ""
+    value_prefix: CallMarker = ""
+    value_suffix: CallMarker = ""
+    separator: CallMarker = ""
+    quote: CallMarker = ""
     untyped: Literal["json", "string"] = "json"
-    item: str = "item"
-    element_prefix: str = ""
+    item: Word = "item"
+    element_prefix: CallMarker = ""
 
 
 class Tools(Description, frozen=True, kw_only=True):
@@ -164,13 +179,13 @@ class Tools(Description, frozen=True, kw_only=True):
     """
 
     style: Literal["json", "tag"] = "json"
-    section_start: str = ""
-    section_end: str = ""
-    call_start: str = ""
-    call_end: str = ""
-    call_separator: str = ""
-    name_prefix: str = ""
-    name_suffix: str = ""
+    section_start: CallMarker = ""
+    section_end: CallMarker = ""
+    call_start: CallMarker = ""
+    call_end: CallMarker = ""
+    call_separator: CallMarker = ""
+    name_prefix: CallMarker = ""
+    name_suffix: CallMarker = ""
     name_entities: bool = False
     repeats_section: bool = False
     id: CallId = CallId()
@@ -191,7 +206,7 @@ class Route(Description, frozen=True, kw_only=True):
         argument `text` of the function that the header names.
     """
 
-    header: str
+    header: Annotated[str, Marker("messages")]
     to: Literal["reasoning", "content", "call", "text", "drop"]
 
 
@@ -209,13 +224,13 @@ class Channels(Description, frozen=True, kw_only=True):
     markup: whether reasoning that is left in the content is shown with its markers.
     """
 
-    start: tuple[str, ...]
-    header_end: tuple[str, ...]
-    end: tuple[str, ...] = ()
+    start: MessageMarkers
+    header_end: MessageMarkers
+    end: MessageMarkers = ()
     routes: tuple[Route, ...] = ()
-    recipient: str = ""
+    recipient: Word = ""
     named: bool = False
-    namespace: str = ""
+    namespace: Word = ""
     start_ends_body: bool = True
     starts_in_header: bool = False
     markup: bool = True
@@ -235,31 +250,27 @@ class OutputFormat(Description, frozen=True, kw_only=True):
         separate and follow calls.
     """
 
-    name: str = "plain"
-    message_start: str = ""
+    name: Word = "plain"
+    message_start: Word = ""
     reasoning: Reasoning | None = None
     content: Content = Content()
     tools: Tools | None = None
     channels: Channels | None = None
-    drop: tuple[str, ...] = ()
-    address: tuple[str, str] | None = None
-    spellings: tuple[tuple[str, str], ...] = ()
-    reader: str = ""
+    drop: Annotated[tuple[str, ...], Marker("turn")] = ()
+    address: Annotated[tuple[str, str] | None, Marker("messages")] = None
+    spellings: Annotated[tuple[tuple[str, str], ...], Marker("calls")] = ()
+    reader: Word = ""
     boundaries: Literal["lenient", "strict"] = "lenient"
 
 
-def markers(output_format: OutputFormat) -> tuple[str, ...]:
-    """Every marker of a format without its outer whitespace, each once: what is looked up in a vocabulary."""
-    found: list[str] = list(output_format.drop)
-    if output_format.reasoning:
-        found += [*output_format.reasoning.start, *output_format.reasoning.end, *output_format.reasoning.ended_by]
-    found += [*output_format.content.start, *output_format.content.end]
-    if tools := output_format.tools:
-        found += [tools.section_start, tools.section_end, tools.call_start, tools.call_end]
-        found += [tools.name_prefix, tools.name_suffix, tools.id.prefix, tools.id.suffix]
-        a = tools.arguments
-        found += [a.start, a.end, a.name_prefix, a.name_suffix, a.type_prefix, a.value_prefix, a.value_suffix, a.quote]
-    if channels := output_format.channels:
-        found += [*channels.start, *channels.header_end, *channels.end]
-    found += [variant for variant, _ in output_format.spellings]
-    return tuple(dict.fromkeys(text.strip() for text in found if text.strip()))
+def markers(output_format: OutputFormat, *parts: Part) -> tuple[str, ...]:
+    """Every marker of a format (or of some parts of it) without its outer whitespace, each once."""
+    stripped = (text.strip() for text in texts(output_format, *parts))
+    return tuple(dict.fromkeys(text for text in stripped if text))
+
+
+def marker_ids(output_format: OutputFormat, control_tokens: Mapping[str, int]) -> dict[str, int]:
+    """The control tokens of a vocabulary that the markers consist of, and their ids. A marker may be a token
+    (`<tool_call>`), or hold one (`]<]minimax[>[` in `]<]minimax[>[<tool_call>`); a single character is no marker."""
+    written = "\0".join(markers(output_format))
+    return {token: number for token, number in control_tokens.items() if len(token) > 1 and token in written}

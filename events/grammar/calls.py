@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from events.formats import layout
 from events.formats.output_format import Tools
 from events.grammar.nodes import EMPTY, SPACE, Alphabet, Node, constant, either, pattern, sequence, spaced, star
 from events.grammar.values import Member, ValueWriter, quoted
@@ -33,25 +34,19 @@ class CallWriter:
     @property
     def trigger(self) -> str:
         """The first thing that a call's text holds for certain, as the parser looks for it; "" if there is none."""
-        tools = self.tools
-        before = tools.id.prefix if tools.id.position == "before_name" else ""
-        marks = (tools.section_start, tools.call_start, before, tools.name_prefix)
-        first = next((mark.strip() for mark in marks if mark.strip()), "")
+        first = layout.call_opener(self.tools)
         return first.removesuffix("[").strip() or first
 
     def section(self, functions: Sequence[Function], *, parallel: bool) -> Node:
         """One call, or with `parallel` one and more, with everything around them."""
-        tools = self.tools
+        around = layout.section(self.tools)
+        start, end = self._literal(around.start), self._literal(around.end)
         call = self.one_of(functions)
-        calls = sequence(call, star(sequence(self._separator(), call))) if parallel else call
-        start, end = tools.section_start, tools.section_end
-        if tools.style == "json" and tools.json.array:
-            start = start if start.rstrip().endswith("[") else start + "["
-            end = end if end.lstrip().startswith("]") else "]" + end
-        if tools.repeats_section:
-            one = sequence(self._literal(start), call, self._literal(end))
+        if around.repeats:
+            one = sequence(start, call, end)
             return sequence(one, star(one)) if parallel else one
-        return sequence(self._literal(start), calls, self._literal(end))
+        calls = sequence(call, star(sequence(self._literal(around.separator), call))) if parallel else call
+        return sequence(start, calls, end)
 
     def one_of(self, functions: Sequence[Function]) -> Node:
         """One call of any of the functions. What all of them share stands outside the choice."""
@@ -80,12 +75,11 @@ class CallWriter:
     def _literal(self, text: str) -> Node:
         return self.alphabet.literal(text) if text else EMPTY
 
-    def _separator(self) -> Node:
-        tools = self.tools
-        bare = not (tools.section_start or tools.call_start or tools.name_prefix)
-        if tools.style == "json" and tools.json.array:
-            return constant(tools.call_separator or ", ")
-        return self._literal(tools.call_separator or ("\n" if bare else ""))
+    def _filled(self, items: Sequence[layout.Item], fill: Mapping[str, Node]) -> Node:
+        """The items as nodes, each slot filled with the node of its name."""
+        return sequence(
+            *(self._literal(item.text) if isinstance(item, layout.Text) else fill[item.holds] for item in items)
+        )
 
     def _json_call(self, function: Function) -> Node:
         keys, name = self.tools.json, quoted(function.name)
@@ -105,47 +99,26 @@ class CallWriter:
         return sequence(head, pattern(ID_PATTERN), constant('"'))
 
     def _tag_call(self, function: Function) -> Node:
-        tools = self.tools
-        name = escape(function.name) if tools.name_entities else function.name
-        return sequence(
-            self._id("before_name"),
-            self._literal(tools.name_prefix),
-            constant(name),
-            self._id("between"),
-            self._suffix(tools.name_suffix),
-            self._literal(tools.arguments.start),
-            self.arguments(function),
-            self._literal(tools.arguments.end),
-            self._id("after_arguments"),
-        )
-
-    def _suffix(self, text: str) -> Node:
-        before, index, after = text.partition("{index}")
-        return sequence(self._literal(before), pattern(INDEX_PATTERN) if index else EMPTY, self._literal(after))
-
-    def _id(self, position: str) -> Node:
-        spec = self.tools.id
-        if spec.position != position:
-            return EMPTY
-        return sequence(self._literal(spec.prefix), pattern(ID_PATTERN), self._literal(spec.suffix))
+        name = escape(function.name) if self.tools.name_entities else function.name
+        fill = {
+            "name": constant(name),
+            "id": pattern(ID_PATTERN),
+            "index": pattern(INDEX_PATTERN),
+            "arguments": self.arguments(function),
+        }
+        return self._filled(layout.tag_call(self.tools), fill)
 
     def _tagged(self, member: Member, values: ValueWriter) -> Node:
         style = self.tools.arguments
-        head = sequence(self._literal(style.name_prefix), constant(member.name), self._literal(style.name_suffix))
-        if not style.type_prefix:
-            return sequence(head, self._literal(style.value_prefix), values.closed(member.schema, style.value_suffix))
-        text, other = values.typed(member.schema, style.value_suffix)
-        return sequence(
-            head, either(*(self._declared(kind, value) for kind, value in (("true", text), ("false", other)) if value))
-        )
-
-    def _declared(self, kind: str, value: Node) -> Node:
-        """A value behind its declared type: "true" for a string's text, "false" for JSON."""
-        style = self.tools.arguments
-        return sequence(
-            self._literal(style.type_prefix), constant(kind), self._literal(style.type_suffix),
-            self._literal(style.value_prefix), value,
-        )  # fmt: skip
+        head = self._filled(layout.argument_head(style), {"key": constant(member.name)})
+        *before, closes = layout.argument_value(style)  # what closes a value bounds its text, so both are one node
+        end = closes.text if isinstance(closes, layout.Text) else ""
+        if layout.Slot("type") not in before:
+            return sequence(head, self._filled(before, {"value": values.closed(member.schema, end)}))
+        text, other = values.typed(member.schema, end)
+        # the declared type is "true" in front of a string's text and "false" in front of JSON
+        kinds = [{"type": constant(kind), "value": node} for kind, node in (("true", text), ("false", other)) if node]
+        return sequence(head, either(*(self._filled(before, fill) for fill in kinds)))
 
 
 def arguments_schema(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from events.formats.output_format import OutputFormat
+from events.formats.fields import texts
+from events.formats.output_format import OutputFormat, markers
 from events.grammar.calls import CallWriter, Function
 from events.grammar.channels import channel_plan, supports
 from events.grammar.nodes import EMPTY, Alphabet, Node, constant, either, optional, pattern, sequence, split
@@ -189,25 +190,14 @@ def _automatic(
 
 
 def _excluded(output_format: OutputFormat, alphabet: Alphabet) -> set[int]:
-    """Tokens that free text must not hold: those of tool calls, and what ends a turn."""
-    tools = output_format.tools
-    assert tools is not None
-    a = tools.arguments
-    own = [tools.section_start, tools.section_end, tools.call_start, tools.call_end, tools.name_prefix]
-    own += [tools.name_suffix, tools.id.prefix, tools.id.suffix, a.start, a.end, a.name_prefix, a.name_suffix]
-    own += [a.type_prefix, a.value_prefix, a.value_suffix, *output_format.drop]
-    spelled = [variant for variant, _ in output_format.spellings]
-    return alphabet.tokens([*own, *spelled]) - alphabet.tokens(_text_markers(output_format))
-
-
-def _text_markers(output_format: OutputFormat) -> list[str]:
-    """Markers of content and reasoning, which may stand in free text."""
-    spec, content = output_format.reasoning, output_format.content
-    return [*content.start, *content.end, *((*spec.start, *spec.end) if spec else ())]
+    """Tokens that free text must not hold: those of tool calls, and what ends a turn. Markers of content and
+    reasoning may stand in it."""
+    own, allowed = texts(output_format, "calls", "turn"), texts(output_format, "content", "reasoning")
+    return alphabet.tokens(own) - alphabet.tokens(allowed)
 
 
 def _other_markers(output_format: OutputFormat, alphabet: Alphabet) -> list[Node]:
-    return [alphabet.literal(marker.strip()) for marker in _text_markers(output_format)]
+    return [alphabet.literal(marker) for marker in markers(output_format, "content", "reasoning")]
 
 
 def _behind(node: Node, head: Node) -> Node:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from events.formats import layout
 from events.formats.output_format import Arguments
 from events.grammar.lint import Finding
 from events.grammar.nodes import EMPTY, Alphabet, Node, constant, either, free, optional, pattern, repeated, sequence
@@ -242,8 +243,7 @@ class ValueWriter:
 
     def element(self, name: str, schema: Schema, depth: int = 0) -> Node:
         """`<name>VALUE</name>` of the "nested" style."""
-        prefix = self.style.element_prefix
-        opening, closing = f"{prefix}<{name}>", f"{prefix}</{name}>"
+        opening, closing = layout.element(self.style, name)
         kinds = self.kinds(schema)
         ends = self.alphabet.literal(closing)
         if depth < MAX_DEPTH and kinds == {"object"} and schema.get("properties"):

@@ -216,7 +216,8 @@ def _tagged_value(call: Call, kinds: frozenset[str], ends: tuple[str, ...], seen
         end, tail = "]]>" + end, ""
     inner = (end, calls.argument_name, *calls.ends)
     scanner = call.syntax.scanner(*inner, *(tail + each for each in inner))
-    following = call.syntax.scanner(calls.argument_name, *ends)
+    nexts = tuple(mark for mark in (calls.argument_name, a.separator.strip()) if mark)
+    following = call.syntax.scanner(*nexts, *ends)
     value = TypedValue(kinds)
     while True:
         stop, marker = scanner.find(source.text, source.position, source.final)
@@ -229,7 +230,7 @@ def _tagged_value(call: Call, kinds: frozenset[str], ends: tuple[str, ...], seen
             if found == calls.argument_name:
                 after = _opens_next(call, behind, seen)
             elif found == end:
-                after = _follows(source, following, calls.argument_name, behind)
+                after = _follows(source, following, nexts, behind)
             else:
                 after = _ends_output(call, behind)
             if after is False:
@@ -290,9 +291,9 @@ def _ends_output(call: Call, position: int) -> bool | None:
             return None if opened is True else bool(opened)
 
 
-def _follows(source: Source, following: Scanner, argument: str, position: int) -> bool | None:
-    """Whether what belongs to the call stands at `position`, or the end: the next argument behind any white space, an
-    end marker at once or on a new line. None: undecided."""
+def _follows(source: Source, following: Scanner, nexts: tuple[str, ...], position: int) -> bool | None:
+    """Whether what belongs to the call stands at `position`, or the end: what leads to the next argument (`nexts`)
+    behind any white space, an end marker at once or on a new line. None: undecided."""
     text, start = source.text, position
     while position < len(text) and text[position].isspace():
         position += 1
@@ -303,4 +304,4 @@ def _follows(source: Source, following: Scanner, argument: str, position: int) -
     found = following.match(text, position, source.final)
     if found is True:
         return None
-    return found == argument or (bool(found) and (position == start or "\n" in text[start:position]))
+    return found in nexts or (bool(found) and (position == start or "\n" in text[start:position]))

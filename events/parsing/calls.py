@@ -199,7 +199,7 @@ class CallReader:
             yield from self._id_behind_name(opener)
         elif marker != calls.name_end or marker == opener:
             source.position -= len(found)
-        if self.tools.arguments.style == "python" and marker != calls.name_end:
+        if self.tools.arguments.style == "python" and marker not in (calls.name_end, id_prefix):
             raise NoCall("a function without parentheses")
         return text
 
@@ -211,7 +211,8 @@ class CallReader:
         marker = self.syntax.canonical(found)
         if suffix and marker == suffix and marker != name_end:
             yield from source.space()
-            yield from self._match(name_end)
+            if name_end != opener:  # else it is the arguments' own bracket
+                yield from self._match(name_end)
         elif marker != name_end or marker == opener:
             source.position -= len(found)
 

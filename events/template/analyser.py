@@ -11,6 +11,7 @@ import functools
 import msgspec
 
 from events.formats import registry
+from events.formats.layout import call_opener
 from events.formats.output_format import Content, OutputFormat, Reasoning, Tools
 from events.template import probe as words
 from events.template.content import analyse_content
@@ -196,7 +197,7 @@ def _findings(
         lines.append(f"content is wrapped ({content.wrapped}) in {content.start[0]!r} and {(*content.end, '')[0]!r}")
     if tools.tools:
         reason = _REASONS[tools.mode] + (", spelled as Python dicts" if tools.python_dicts else "")
-        marker = (tools.tools.section_start or tools.tools.call_start or tools.tools.name_prefix).strip()
+        marker = call_opener(tools.tools)
         lines.append(f"tool calls ({tools.mode}) {f'behind {marker!r}' if marker else 'without a marker'}: {reason}")
     elif explained := explained_calls(probe):
         lines.append(f"tools are declared, but no call is rendered; JSON is read behind {explained.call_start!r}")

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any
 
 import msgspec
 
+from events.formats import layout
 from events.formats.output_format import Arguments, Channels, OutputFormat, Tools
 
 
@@ -53,20 +55,12 @@ def write_content(output_format: OutputFormat, text: str, after_reasoning: bool)
 
 def write_calls(tools: Tools, calls: Sequence[WrittenCall]) -> str:
     """All calls with what surrounds them."""
-    written = [_write_call(tools, call, index) for index, call in enumerate(calls)]
-    if tools.style == "json" and tools.json.array:
-        start = tools.section_start if tools.section_start.rstrip().endswith("[") else tools.section_start + "["
-        end = tools.section_end if tools.section_end.lstrip().startswith("]") else "]" + tools.section_end
-        return start + (tools.call_separator or ", ").join(written) + end
-    wrapped = [tools.call_start + text + tools.call_end for text in written]
-    if tools.repeats_section:
-        return tools.call_separator.join(tools.section_start + text + tools.section_end for text in wrapped)
-    separator = tools.call_separator or ("" if tools.section_start or tools.call_start or tools.name_prefix else "\n")
-    return tools.section_start + separator.join(wrapped) + tools.section_end
-
-
-def _write_call(tools: Tools, call: WrittenCall, index: int) -> str:
-    return _json_call(tools, call, index) if tools.style == "json" else _tag_call(tools, call, index)
+    around = layout.section(tools)
+    write_one = _json_call if tools.style == "json" else _tag_call
+    written = [tools.call_start + write_one(tools, call, index) + tools.call_end for index, call in enumerate(calls)]
+    if around.repeats:
+        return "".join(around.start + text + around.end for text in written)
+    return around.start + around.separator.join(written) + around.end
 
 
 def _json_call(tools: Tools, call: WrittenCall, index: int) -> str:
@@ -80,31 +74,34 @@ def _json_call(tools: Tools, call: WrittenCall, index: int) -> str:
 
 
 def _tag_call(tools: Tools, call: WrittenCall, index: int) -> str:
-    number = str(index)
-    identifier = tools.id.prefix + (call.id or number) + tools.id.suffix
-    before = identifier if tools.id.position == "before_name" else ""
-    between = identifier if tools.id.position == "between" else ""
-    behind = identifier if tools.id.position == "after_arguments" else ""
-    suffix = tools.name_suffix.replace("{index}", number)
-    written = write_arguments(tools.arguments, call.arguments)
-    return f"{before}{tools.name_prefix}{call.name}{between}{suffix}{written}{behind}"
+    fill = {
+        "name": escape(call.name) if tools.name_entities else call.name,
+        "id": call.id or str(index),
+        "index": str(index),
+        "arguments": _arguments(tools.arguments, call.arguments),
+    }
+    return _filled(layout.tag_call(tools), fill)
 
 
-def write_arguments(style: Arguments, arguments: Mapping[str, Any]) -> str:
-    """A call's arguments with the markers around all of them."""
+def _filled(items: Sequence[layout.Item], fill: Mapping[str, str]) -> str:
+    """The items as text, each slot filled with the text of its name."""
+    return "".join(item.text if isinstance(item, layout.Text) else fill[item.holds] for item in items)
+
+
+def _arguments(style: Arguments, arguments: Mapping[str, Any]) -> str:
+    """A call's arguments without the markers around all of them."""
     if style.style == "json":
-        return style.start + _json(arguments) + style.end
+        return _json(arguments)
     writers = {"tagged": _tagged, "python": _python, "object": _object, "nested": _nested}
     pieces = [writers[style.style](style, key, value) for key, value in arguments.items()]
     separator = style.separator or (", " if style.style in ("python", "object") else "")
-    return style.start + separator.join(pieces) + style.end
+    return separator.join(pieces)
 
 
 def _tagged(style: Arguments, key: str, value: Any) -> str:
-    declared = "true" if isinstance(value, str) else "false"
-    kind = style.type_prefix + declared + style.type_suffix if style.type_prefix else ""
     text = value if isinstance(value, str) else _json(value)
-    return f"{style.name_prefix}{key}{style.name_suffix}{kind}{style.value_prefix}{text}{style.value_suffix}"
+    fill = {"key": key, "type": "true" if isinstance(value, str) else "false", "value": text}
+    return _filled((*layout.argument_head(style), *layout.argument_value(style)), fill)
 
 
 def _python(style: Arguments, key: str, value: Any) -> str:
@@ -137,8 +134,8 @@ def _bare(style: Arguments, value: Any) -> str:
 
 
 def _nested(style: Arguments, key: str, value: Any) -> str:
-    inner = _nested_value(style, value)
-    return f"{style.element_prefix}<{key}>{inner}{style.element_prefix}</{key}>"
+    opening, closing = layout.element(style, key)
+    return opening + _nested_value(style, value) + closing
 
 
 def _nested_value(style: Arguments, value: Any) -> str:
