@@ -56,7 +56,7 @@ REASONING: dict[str, Reasoning] = {
     "minimax-m3": think(start="<mm:think>", end="</mm:think>"),
     "mistral": think(start="[THINK]", end="[/THINK]"),
     "muse": Reasoning(start=("to=self<|message|>",), end=("<|eom|>",)),
-    "ling3": Reasoning(end=("</think>",), ended_by=("<tool_call>",)),
+    "ling3": _TOOL_CALL,
     "nemotron_3": Reasoning(start=("<think>",), end=("</think>",), ended_by=("<tool_call>",), unclosed="content"),
     "plamo3": think(
         "<|plamo:begin_tool_requests:plamo|>", start="<|plamo:begin_think:plamo|>", end="<|plamo:end_think:plamo|>"

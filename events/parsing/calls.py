@@ -12,6 +12,7 @@ from html import unescape
 from events.parsing.arguments import read_arguments
 from events.parsing.call import NoCall
 from events.parsing.json_call import read_json_call
+from events.parsing.literals import escaped
 from events.parsing.open_call import CutOff, OpenCall
 from events.parsing.pieces import Piece
 from events.parsing.policy import Policy
@@ -68,6 +69,11 @@ class CallReader:
         self.call.unmarked = self._bare = self._array = self._further = False
         yield from self._guarded(header, self._message(name))
 
+    def read_text_message(self, name: str, header: str) -> Reading[None]:
+        """A call that is the body of a message: its one argument, `text`, is the body as it stands."""
+        self.call.unmarked = self._bare = self._array = self._further = False
+        yield from self._guarded(header, self._text_message(name))
+
     def _guarded(self, marker: str, reading: Reading[None]) -> Reading[bool]:
         """Read one call; whether it was one."""
         self.source.remember(marker)
@@ -96,6 +102,22 @@ class CallReader:
             yield from read_json_call(self.call)
         else:
             raise NoCall("no JSON object where a call should be")
+        yield from self._close()
+
+    def _text_message(self, name: str) -> Reading[None]:
+        if not name:
+            raise NoCall("a call without a name")
+        self.call.declare(name)
+        self.call.write('{"text": "')
+        source, ends = self.source, self._scanner(*self.calls.ends)
+        while True:
+            stop, marker = ends.find(source.text, source.position, source.final)
+            self.call.write(escaped(source.text[source.position : stop]))
+            source.position = stop
+            if marker is not None or source.final:
+                break
+            yield
+        self.call.write('"}')
         yield from self._close()
 
     def _call(self, action: str) -> Reading[None]:

@@ -8,8 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from events.formats.output_format import Channels
-from events.parsing.literals import quoted
-from events.parsing.pieces import ArgumentText, CallEnd, CallStart
 from events.parsing.scanner import Scanner
 from events.parsing.source import Reading
 
@@ -187,9 +185,7 @@ def _call_body(parser: Parser, channels: Channels, name: str, header: str) -> Re
 
 
 def _text_call(parser: Parser, channels: Channels, header: str) -> Reading[None]:
-    """A call whose one argument is the body's text."""
+    """A call whose one argument is the body's text. One whose header names no function is none."""
     parser.enter("content")
-    name = _bare_name(channels, header)
-    text, _ = yield from parser.source.until(parser.syntax.scanner(*channels.end), 1 << 62)
-    for piece in (CallStart(name, ""), ArgumentText(f'{{"text": {quoted(text)}}}'), CallEnd(True)):
-        parser.say(piece)
+    yield from parser.read_text_message(_bare_name(channels, header), header)
+    parser.release()

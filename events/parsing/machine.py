@@ -283,8 +283,16 @@ class Parser(Speech):
     def read_message(self, name: str, header: str) -> Reading[None]:
         """A call that is the body of a message with this header."""
         assert self.calls is not None
+        yield from self._read_body(self.calls.read_message(name, header))
+
+    def read_text_message(self, name: str, header: str) -> Reading[None]:
+        """A call whose one argument, `text`, is the body of a message with this header."""
+        assert self.calls is not None
+        yield from self._read_body(self.calls.read_text_message(name, header))
+
+    def _read_body(self, reading: Reading[None]) -> Reading[None]:
         self._after_call = self._after_section = self._withholds = True
-        yield from self.calls.read_message(name, header)
+        yield from reading
         self._withholds = False
 
     # What markers do.

@@ -234,7 +234,7 @@ CASES: dict[str, list[Case]] = {
     "dots": invoke_cases("<dots_function_call>", "</dots_function_call>"),
     "glm45": [*glm_cases(between="\n"), Case("More<tool_call>now\n</tool_call>", [("now", {})], reasoning="More", prefix="<think>")],
     "glm47": glm_cases(),
-    "ling3": glm_cases(between="\n"),
+    "ling3": [*glm_cases(between="\n"), Case("<think>Ebb.</think>Low.", content="Low.", reasoning="Ebb.")],
     "poolside_v1": glm_cases(between="\n"),
     "hy_v3": [Case(f"<tool_calls>{case.text}</tool_calls>", case.calls) for case in glm_cases(between="<tool_sep>")],
     "hy_v4": [Case('<tool_calls:opensource><tool_call:opensource>tide<arg_key:opensource>port</arg_key:opensource><arg_value:opensource>Brest</arg_value:opensource></tool_call:opensource></tool_calls:opensource>', [BREST]), *(Case(f"<tool_calls>\n{case.text}\n</tool_calls>", case.calls) for case in glm_cases(between="<tool_sep>"))],
@@ -341,6 +341,9 @@ CASES: dict[str, list[Case]] = {
         Case('<|message_model|><|content_thinking|>Hm.<|end_message|><|message_model|>tide<|content_invoke_tool_json|>{"name": "tide", "args": {"port": "Brest"}}<|end_message|>', [BREST], reasoning="Hm."),
         Case("<|content_text|>Hello there.<|end_message|>", content="Hello there."),
         Case("<|content_tool_error|>No such port.<|end_message|>", content="No such port."),
+        Case('search<|content_invoke_tool_text|>the "web"\n<|end_message|>', [("search", {"text": 'the "web"\n'})], tools=None),
+        # a call whose header names no function is none
+        Case("<|content_invoke_tool_text|>the web<|end_message|>", content="the web", tools=None),
     ],
     "nemotron_v2": [Case('Hm.</think><TOOLCALL>[{"name": "tide", "arguments": {"port": "Brest"}}, {"name": "now", "arguments": {}}]</TOOLCALL>', [BREST, ("now", {})], reasoning="Hm.", prefix="<think>")],
     "generic": [

@@ -1,7 +1,7 @@
 """The shared cases of other servers' formats, whole, by characters and cut at random.
 
-`MISSES` lists those that are read otherwise, each with the reason. A case that is in the list and passes fails the
-test too, so the list stays true.
+`MISSES` and `WRONG` list those that are read otherwise, each with the reason. A case that is in a list and passes fails
+the test too, so the lists stay true.
 """
 
 from __future__ import annotations
@@ -28,13 +28,18 @@ MISSES = {
     "sglang-glm45-tool-f9fbc301": "quotes are taken off a string that the schema declares to be a string",
     "sglang-glm47-tool-db3e36e8": "quotes are taken off a string that the schema declares to be a string",
     "sglang-harmony-reason-ad6fa84f": "a last <|end|> is shown as content",
-    "sglang-inkling-tool-91e25c7a": "a call with an empty name",
     "sglang-llama3_json-tool-3837d441": "a call nested in the broken arguments of another",
     "sglang-minimax_m3-reason-52c4cac0": "reasoning that is never closed becomes content: " + SENT,
     "sglang-minimax_m3-tool-beb42ff8": "a wrong closing tag undoes the call: " + SENT,
     "sglang-poolside_v1-tool-3d384c81": "a call without its end is dropped: " + SENT,
     "sglang-poolside_v1-tool-bb24ad5d": "a call cut off in an argument is dropped: " + SENT,
 }
+WRONG = {  # cases of one server that expect what no server should do
+    "sglang-inkling-tool-80392d1b": "a call without a name; here it is no call, and its text is shown",
+    "sglang-inkling-tool-91e25c7a": "a call with an empty name",
+    "vllm-ling3-reason-3d3dba1d": "its <think> stays in the content, though the model writes its reasoning there",
+}
+READ_OTHERWISE = {**MISSES, **WRONG}
 
 
 def reading(case: dict[str, Any], pieces: list[str]) -> Message:
@@ -65,7 +70,7 @@ def test_format_case(case: dict[str, Any]):
     whole = reading(case, [case["text"]])
     for pieces in splits(case["text"], 10):
         assert reading(case, pieces) == whole
-    if case["id"] in MISSES:
+    if case["id"] in READ_OTHERWISE:
         assert comparable(whole) != expected(case), "this one is read as expected now: take it off the list"
     else:
         assert comparable(whole) == expected(case)
@@ -73,6 +78,7 @@ def test_format_case(case: dict[str, Any]):
 
 @pytest.mark.skipif(not FORMAT_CASES, reason=MISSING)
 def test_few_of_the_remaining_cases_are_missed():
-    rest = [case["id"] for case in FORMAT_CASES if not must_pass(case)]
+    rest = [case["id"] for case in FORMAT_CASES if not must_pass(case) and case["id"] not in WRONG]
     assert sum(name in MISSES for name in rest) <= 0.05 * len(rest)
-    assert {case["id"] for case in FORMAT_CASES} >= set(MISSES)
+    assert {case["id"] for case in FORMAT_CASES} >= set(READ_OTHERWISE)
+    assert not [case["id"] for case in FORMAT_CASES if case["id"] in WRONG and must_pass(case)]
