@@ -11,7 +11,6 @@ from collections.abc import Mapping
 
 from events.formats.output_format import Arguments
 from events.parsing.call import NAME_LIMIT, Call, NoCall, argument_ends
-from events.parsing.elements import nested_arguments
 from events.parsing.json_text import JsonText
 from events.parsing.literals import quoted
 from events.parsing.scanner import Scanner, scanner_for
@@ -19,6 +18,7 @@ from events.parsing.schema import Schema, property_schema
 from events.parsing.source import Reading, Source
 from events.parsing.syntax import is_special
 from events.parsing.values import TypedValue, value_types
+from events.parsing.xml_arguments import nested_arguments
 
 _LOOK_AHEAD = 64
 _WRAPPERS = frozenset({"arguments", "parameters", "input", "args"})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from html import unescape
+from typing import Literal
 
 from events.parsing.arguments import read_arguments
 from events.parsing.call import NoCall
@@ -20,13 +21,14 @@ from events.parsing.scanner import Scanner
 from events.parsing.source import Reading, Source
 from events.parsing.syntax import Syntax, distinctive, is_tag, self_closing, substantial
 
+Opener = Literal["section", "call", "name", "bare"]
 _NAME_LIMIT = 256
 _MOST_NOISE = 64
 _NOT_IN_NAMES = frozenset("<>{}[]()\"'")
 
 
 class CallReader:
-    """Reads calls from `source` and hands pieces to `emit`. `shown(text)` gives text back as content."""
+    """Reads calls from `source` and hands pieces to `emit`. `show(text)` is given the text of what was no call."""
 
     def __init__(
         self,
@@ -34,26 +36,23 @@ class CallReader:
         syntax: Syntax,
         policy: Policy,
         emit: Callable[[Piece], None],
-        shown: Callable[[str], None],
+        show: Callable[[str], None],
     ) -> None:
         self.call = OpenCall(source, syntax, policy, emit)
         self.source = source
         self.syntax = syntax
         self.calls = self.call.calls
         self.tools = self.call.tools
-        self._shown = shown
+        self._show = self._shown = show
         self._bare = self._array = self._further = False  # further: not the first of its section
         self._without_arguments = False  # the tag of the current call closes itself
         self._gap = ""
 
-    @property
-    def count(self) -> int:
-        """Calls that were announced."""
-        return self.call.count
-
-    def read(self, action: str, marker: str) -> Reading[None]:
-        """The calls behind a marker that was just consumed (`action`: section, call, name), or that begin without one
-        (`bare`, where marker is ""). Returns behind the last call."""
+    def read(self, marker: str) -> Reading[None]:
+        """The calls behind a marker that was just consumed, or that begin here without one (""). Returns behind the
+        last call."""
+        action = self._opens(marker)
+        self._shown = self._show
         self.call.unmarked, self._bare = action in ("bare", "name"), action == "bare"
         self._array = self.calls.opens_array and action == "section" and marker.endswith("[")
         self._further = False
@@ -64,13 +63,24 @@ class CallReader:
                 return
             action, marker, self._further = "section", self._gap, True
 
-    def read_message(self, name: str, header: str) -> Reading[None]:
+    def _opens(self, marker: str) -> Opener:
+        """What a marker opens: a section of calls, a call, or the header with a call's name; "bare" for none."""
+        if not marker:
+            return "bare"
+        marker = self.syntax.canonical(marker)
+        if marker == self.calls.section_start:
+            return "section"
+        return "call" if marker == self.calls.call_start else "name"
+
+    def read_message(self, name: str, header: str, show: Callable[[str], None]) -> Reading[None]:
         """A call that is the body of a message: its arguments where the header has the name, else a JSON object."""
+        self._shown = show
         self.call.unmarked = self._bare = self._array = self._further = False
         yield from self._guarded(header, self._message(name))
 
-    def read_text_message(self, name: str, header: str) -> Reading[None]:
+    def read_text_message(self, name: str, header: str, show: Callable[[str], None]) -> Reading[None]:
         """A call that is the body of a message: its one argument, `text`, is the body as it stands."""
+        self._shown = show
         self.call.unmarked = self._bare = self._array = self._further = False
         yield from self._guarded(header, self._text_message(name))
 
@@ -120,7 +130,7 @@ class CallReader:
         self.call.write('"}')
         yield from self._close()
 
-    def _call(self, action: str) -> Reading[None]:
+    def _call(self, action: Opener) -> Reading[None]:
         """A call in a section; nothing where the section ends at once."""
         inside = action == "call"
         if action == "name":

@@ -5,14 +5,12 @@ See `events.formats.output_format.Channels`. A body is read like any other text,
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from events.formats.output_format import Channels
 from events.parsing.scanner import Scanner
 from events.parsing.source import Reading
-
-if TYPE_CHECKING:
-    from events.parsing.machine import Parser
+from events.parsing.text_reader import TextReader
 
 _HEADER_LIMIT = 256
 _NOBODY = frozenset({"assistant", "user", "all"})
@@ -26,76 +24,76 @@ class Destination(NamedTuple):
     name: str = ""
 
 
-def read_channels(parser: Parser) -> Reading[None]:
+def read_channels(reader: TextReader) -> Reading[None]:
     """Messages, and text outside of them, which is content."""
-    channels = parser.format.channels
+    channels = reader.format.channels
     assert channels is not None
-    outside = parser.syntax.scanner(*channels.start, *channels.header_end, *channels.end, *parser.format.drop)
+    outside = reader.syntax.scanner(*channels.start, *channels.header_end, *channels.end, *reader.format.drop)
     if channels.starts_in_header or channels.recipient:
-        yield from _first_header(parser, channels)
+        yield from _first_header(reader, channels)
     while True:
-        marker = yield from parser.text(outside)
+        marker = yield from reader.text(outside)
         if not marker:
             return
-        parser.mark("drop", marker)
+        reader.mark(marker)
         if marker in channels.start:
-            yield from _header(parser, channels, marker)
+            yield from _header(reader, channels, marker)
         elif marker in channels.header_end:
-            yield from _body(parser, channels, marker, marker)
-        yield from _stray_name(parser, channels)
+            yield from _body(reader, channels, marker, marker)
+        yield from _stray_name(reader, channels)
 
 
-def _stray_name(parser: Parser, channels: Channels) -> Reading[None]:
+def _stray_name(reader: TextReader, channels: Channels) -> Reading[None]:
     """A channel's name right in front of the next header, between two messages, is left out: no text, and no header."""
-    source = parser.source
+    source = reader.source
     names = tuple(route.header for route in channels.routes if route.header.isalpha())
-    name = (yield from source.match(parser.syntax.scanner(*names))) if names else ""
-    if name and not (yield from source.ahead(parser.syntax.scanner(*channels.start))):
+    name = (yield from source.match(reader.syntax.scanner(*names))) if names else ""
+    if name and not (yield from source.ahead(reader.syntax.scanner(*channels.start))):
         source.unread(name)
 
 
-def _first_header(parser: Parser, channels: Channels) -> Reading[None]:
+def _first_header(reader: TextReader, channels: Channels) -> Reading[None]:
     """The output may begin within a header that the prompt opened: with a recipient, or a word in front of a marker."""
-    source = parser.source
+    source = reader.source
     if channels.recipient:
         blank = yield from source.blank()
-        addressed = yield from source.ahead(parser.syntax.scanner(channels.recipient))
+        addressed = yield from source.ahead(reader.syntax.scanner(channels.recipient))
         source.unread(blank)
         if addressed:
-            yield from _header(parser, channels, "")
+            yield from _header(reader, channels, "")
         return
     text, marker = yield from source.until(
-        parser.syntax.scanner(*channels.header_end, *channels.start, *channels.end, *_BLANKS), _HEADER_LIMIT
+        reader.syntax.scanner(*channels.header_end, *channels.start, *channels.end, *_BLANKS), _HEADER_LIMIT
     )
     if marker in channels.header_end:
-        yield from _body(parser, channels, text + marker, marker)
+        yield from _body(reader, channels, text + marker, marker)
     else:
         source.unread(text + marker)
 
 
-def _header(parser: Parser, channels: Channels, start: str) -> Reading[None]:
+def _header(reader: TextReader, channels: Channels, start: str) -> Reading[None]:
     """The header behind `start`, and its message. What cannot be a header is text."""
-    source = parser.source
-    marks = parser.syntax.scanner(*channels.start, *channels.header_end, *channels.end)
+    source = reader.source
+    marks = reader.syntax.scanner(*channels.start, *channels.header_end, *channels.end)
     header, last = start, start
     while True:
         text, marker = yield from source.until(marks, _HEADER_LIMIT)
         header, last = header + text, last + text
         if marker in channels.header_end:
-            yield from _body(parser, channels, header + marker, (last if text else "") + marker)
+            yield from _body(reader, channels, header + marker, (last if text else "") + marker)
             return
         if marker in channels.end or (not marker and source.final):
             return
         if not marker:
-            parser.write(header)
+            reader.output.write(header)
             return
         header, last = header + marker, marker
 
 
-def _destination(parser: Parser, channels: Channels, header: str) -> Destination:
+def _destination(reader: TextReader, channels: Channels, header: str) -> Destination:
     """The function that the header names, else the route that stands last in it."""
     name = _recipient(channels, header)
-    declared = parser.policy.tools
+    declared = reader.policy.tools
     if name and name not in _NOBODY:
         short = name.removeprefix(channels.namespace) if channels.namespace else name
         if short != name or not channels.namespace or (declared and name in declared):
@@ -127,65 +125,63 @@ def _bare_name(channels: Channels, header: str) -> str:
     return header.strip()
 
 
-def _body(parser: Parser, channels: Channels, header: str, last: str) -> Reading[None]:
+def _body(reader: TextReader, channels: Channels, header: str, last: str) -> Reading[None]:
     """The body behind a header. `last`: the header from its last marker on, which is shown where the body is shown
     with its markup."""
-    to, name = _destination(parser, channels, header)
-    if to in ("call", "text") and parser.calls is None:
-        parser.enter("content")
-        parser.show(last if to == "call" else header)
-        end = yield from parser.text(parser.syntax.scanner(*channels.end))
-        parser.show(end)
+    to, name = _destination(reader, channels, header)
+    if to in ("call", "text") and reader.calls is None:
+        reader.output.enter("content")
+        reader.output.show(last if to == "call" else header)
+        end = yield from reader.text(reader.syntax.scanner(*channels.end))
+        reader.output.show(end)
         return
     if to == "text":
-        yield from _text_call(parser, channels, header)
+        yield from _text_call(reader, channels, header)
         return
     other_bodies = channels.header_end if len(channels.header_end) > 1 else ()
     ends = (*channels.end, *(channels.start if channels.start_ends_body else ()), *other_bodies)
     if to == "call":
-        yield from _call_body(parser, channels, name, header)
+        yield from _call_body(reader, channels, name, header)
         return
-    raw = to == "reasoning" and not parser.policy.extract_reasoning
-    parser.enter("reasoning" if to == "reasoning" and not raw else "content")
-    parser.mark("drop", header)
+    raw = to == "reasoning" and not reader.policy.extract_reasoning
+    reader.output.enter("reasoning" if to == "reasoning" and not raw else "content")
+    reader.mark(header)
     raw = raw and channels.markup
     if raw:
-        parser.show(last)
+        reader.output.show(last)
     elif to == "":
-        parser.write(header)
-    end = yield from _text(parser, parser.syntax.scanner(*ends, *parser.format.drop), shown=to != "drop")
+        reader.output.write(header)
+    end = yield from _text(reader, reader.syntax.scanner(*ends, *reader.format.drop), shown=to != "drop")
     if end in channels.start or end in other_bodies:
-        parser.source.position -= len(end)
+        reader.source.position -= len(end)
     elif raw:
-        parser.show(end)
-    parser.enter("content")
+        reader.output.show(end)
+    reader.output.enter("content")
 
 
-def _text(parser: Parser, ends: Scanner, shown: bool) -> Reading[str]:
+def _text(reader: TextReader, ends: Scanner, shown: bool) -> Reading[str]:
     if shown:
-        return (yield from parser.text(ends))
+        return (yield from reader.text(ends))
     while True:
-        _, marker = yield from parser.source.until(ends, _HEADER_LIMIT)
-        if marker or parser.source.final:
+        _, marker = yield from reader.source.until(ends, _HEADER_LIMIT)
+        if marker or reader.source.final:
             return marker
 
 
-def _call_body(parser: Parser, channels: Channels, name: str, header: str) -> Reading[None]:
+def _call_body(reader: TextReader, channels: Channels, name: str, header: str) -> Reading[None]:
     """A body that is a call. One that is none is shown, unless what it should have been follows in the same message."""
-    parser.enter("content")
-    assert parser.calls is not None
-    again = parser.syntax.scanner(*channels.header_end)
-    before = parser.calls.count
-    yield from parser.read_message(name, header)
-    while parser.withheld and (marker := (yield from parser.source.match(again))):
-        yield from parser.read_message("", marker)
-        if parser.calls.count > before:
-            parser.withheld.clear()
-    parser.release()
+    reader.output.enter("content")
+    again = reader.syntax.scanner(*channels.header_end)
+    before = reader.output.calls
+    no_call = yield from reader.read_message(name, header)
+    while no_call is not None and (marker := (yield from reader.source.match(again))):
+        more = yield from reader.read_message("", marker)
+        no_call = None if reader.output.calls > before else no_call + (more or "")
+    reader.output.show(no_call or "")
 
 
-def _text_call(parser: Parser, channels: Channels, header: str) -> Reading[None]:
+def _text_call(reader: TextReader, channels: Channels, header: str) -> Reading[None]:
     """A call whose one argument is the body's text. One whose header names no function is none."""
-    parser.enter("content")
-    yield from parser.read_text_message(_bare_name(channels, header), header)
-    parser.release()
+    reader.output.enter("content")
+    no_call = yield from reader.read_text_message(_bare_name(channels, header), header)
+    reader.output.show(no_call or "")

@@ -1,35 +1,34 @@
-"""The readers of whole outputs, by name: how a family that no description fits plugs into the machine.
+"""The readers of whole outputs, by name: how a family that no description fits plugs into the parser.
 
-A reader is a generator that is given the parser. It reads `parser.source` (suspending for more text, see
-`events.parsing.source`) and says what it read with the parser's own words:
+A reader is a generator that is given a `TextReader`. It reads `reader.source` (suspending for more text, see
+`events.parsing.source`) and says what it read with these words:
 
-    parser.text(scanner)           say text up to a marker, and return the marker ("" at the end)
-    parser.enter("reasoning")      what follows is reasoning (or "content")
-    parser.write(text)             say text of the current kind; white space around a change of kind is left out
-    parser.show(text)              say text as content exactly as it is
-    parser.read_message(name, "")  read the arguments of a call of `name`, or a call that is a JSON object
-    parser.say(piece)              say any piece
+    reader.text(scanner)                say text up to a marker, and return the marker ("" at the end)
+    reader.output.enter("reasoning")    what follows is reasoning (or "content")
+    reader.output.write(text)           say text of the current kind; white space around a change of kind is left out
+    reader.output.show(text)            say text as content exactly as it is
+    reader.read_message(name, "")       read the arguments of a call of `name`, or a call that is a JSON object; returns
+                                        the text of what was no call, to be shown; else None
+    reader.output.say(piece)            say any piece
 
-It returns at the end of the output. Whatever else it needs it reads from `parser.format` and `parser.policy`.
+It returns at the end of the output. Whatever else it needs it reads from `reader.format` and `reader.policy`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from events.formats.output_format import OutputFormat
 from events.parsing.channels import read_channels
 from events.parsing.source import Reading
+from events.parsing.text_reader import TextReader
 
-if TYPE_CHECKING:
-    from events.parsing.machine import Parser
+Reader = Callable[[TextReader], Reading[None]]
 
-Reader = Callable[["Parser"], Reading[None]]
-
-READERS: dict[str, Reader] = {"channels": read_channels}
+READERS: dict[str, Reader] = {"text": TextReader.read, "channels": read_channels}
 """A family's module adds its own: `READERS["name"] = read`, and its format says `reader="name"`."""
 
 
-def reader_for(name: str, routed: bool) -> Reader | None:
-    """The reader of a format, None for the machine's own. KeyError if the name is not known."""
-    return READERS[name or "channels"] if name or routed else None
+def reader_for(output_format: OutputFormat) -> Reader:
+    """The reader of a format. KeyError if the format names one that is not known."""
+    return READERS[output_format.reader or ("channels" if output_format.channels else "text")]

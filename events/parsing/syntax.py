@@ -6,11 +6,13 @@ Built once per format and shared by all requests (`syntax_of`).
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
 from events.formats.output_format import OutputFormat, Tools
 from events.parsing.fences import FENCE
+from events.parsing.modes import ACTIONS, MAY_BE_CUT, Action, Kind, Mode
 from events.parsing.scanner import Scanner, is_token, scanner_for
 
 _INDEX = re.compile(r"\{index\}")
@@ -117,22 +119,19 @@ def call_syntax(tools: Tools, messages: tuple[str, ...] = (), message_ends: tupl
 
 @dataclass(frozen=True)
 class Syntax:
-    """A format's markers by situation: `content` and `reasoning` map each marker to what it does there. `content_cut`
-    finds those that may be cut off at the end of content: not closers of what was never opened. `object_scanner` finds
-    them and the bracket that may open a call, `fenced_scanner` them and what closes a code fence, `addressed_scanner`
-    those that end content which is addressed to a reader, `header_scanner` the message's header and its last parts."""
+    """A format's markers in each mode of the reader.
+
+    actions: mode → marker → what it does there. scanners: what finds a mode's markers. content_markers: what finds
+    those of content without the bracket that may open a call. content_cut: what finds those that may be cut off at the
+    end of content. header_scanner: the message's header and its last parts. spellings: variant → marker.
+    """
 
     output_format: OutputFormat
     calls: CallSyntax | None
-    content: dict[str, str]
-    reasoning: dict[str, str]
-    content_scanner: Scanner
-    reasoning_scanner: Scanner
-    plain_scanner: Scanner
+    actions: dict[Mode, dict[str, Action]]
+    scanners: dict[Mode, Scanner]
+    content_markers: Scanner
     content_cut: Scanner
-    object_scanner: Scanner
-    fenced_scanner: Scanner
-    addressed_scanner: Scanner
     header_scanner: Scanner
     spellings: dict[str, str]
 
@@ -157,64 +156,79 @@ def spelled(markers: tuple[str, ...], spellings: tuple[tuple[str, str], ...]) ->
 
 
 @lru_cache(maxsize=1024)
-def syntax_of(output_format: OutputFormat, with_tools: bool, with_reasoning: bool, bare: bool) -> Syntax:
+def syntax_of(
+    output_format: OutputFormat, with_tools: bool, with_reasoning: bool, bare: bool, bare_calls: bool
+) -> Syntax:
     """`with_tools`, `with_reasoning`: whether the request has tools and wants reasoning taken out. `bare`: whether
-    calls without their opening marker are looked for."""
+    calls without their opening marker are looked for. `bare_calls`: also those that are nothing but JSON or Python."""
     channels = output_format.channels
     messages = (*channels.start, *channels.header_end) if channels else ()
     ends = channels.end if channels else ()
     calls = call_syntax(output_format.tools, messages, ends) if output_format.tools and with_tools else None
-    reasoning = output_format.reasoning if with_reasoning else None
     spellings = tuple((variant.strip(), canonical.strip()) for variant, canonical in output_format.spellings)
-    content: dict[str, str] = {}
-    inside: dict[str, str] = {}
-    if calls and bare and not with_reasoning and output_format.reasoning:
-        _add(content, "thought", output_format.reasoning.end)
-    if calls:
-        _add(content, "stray", (m for m in calls.ends if distinctive(m)))
-        if bare and distinctive(calls.name_prefix):
-            _add(content, "name", (calls.name_prefix,))
-        _add(content, "call", (calls.call_start,))
-        _add(content, "section", (calls.section_start,))
-    _add(content, "address", (output_format.address or ())[:1])
-    _add(content, "drop", (*output_format.content.start, *output_format.content.end, *output_format.drop))
-    _add(inside, "drop", (*output_format.content.end, *output_format.drop))
-    if reasoning:
-        _add(content, "unreason", reasoning.end)
-        _add(content, "reason", reasoning.start)
-        _add(inside, "reason", reasoning.start)
-        _add(inside, "interrupt", reasoning.ended_by)
-        _add(inside, "content", output_format.content.start)
-        _add(inside, "unreason", reasoning.end)
+    markers = {
+        **_call_markers(calls, bare, bare_calls),
+        **_text_markers(output_format, with_reasoning),
+        "kept reasoning end": _kept_reasoning_end(output_format, with_reasoning) if calls and bare else (),
+    }
+    actions = {mode: _actions(kinds, markers) for mode, kinds in ACTIONS.items()}
+    marked = [m.strip() for kind in ACTIONS["content"] if kind != "call bracket" for m in markers.get(kind, ())]
     return Syntax(
         output_format=output_format,
         calls=calls,
-        content=content,
-        reasoning=inside,
-        content_scanner=spelled(tuple(content), spellings),
-        reasoning_scanner=spelled(tuple(inside), spellings),
-        plain_scanner=spelled(tuple(m.strip() for m in output_format.drop), spellings),
-        content_cut=spelled(
-            tuple(m for m, action in content.items() if action not in ("stray", "unreason", "thought")), spellings
-        ),
-        object_scanner=spelled((*content, calls.embedded_opener if calls else ""), spellings),
-        fenced_scanner=spelled((*content, FENCE), spellings),
+        actions=actions,
+        scanners={mode: spelled(tuple(known), spellings) for mode, known in actions.items()},
+        content_markers=spelled(tuple(marked), spellings),
+        content_cut=spelled(tuple(m for m, action in actions["content"].items() if action in MAY_BE_CUT), spellings),
         header_scanner=spelled(tuple(_tails(output_format.message_start)), ()),
-        addressed_scanner=spelled(tuple(m.strip() for m in output_format.content.end), spellings),
         spellings=dict(spellings),
     )
+
+
+Markers = Mapping[Kind, Iterable[str]]
+
+
+def _call_markers(calls: CallSyntax | None, bare: bool, bare_calls: bool) -> Markers:
+    if calls is None:
+        return {}
+    return {
+        "section start": (calls.section_start,),
+        "call start": (calls.call_start,),
+        "name start": (calls.name_prefix,) if bare and distinctive(calls.name_prefix) else (),
+        "call end": [marker for marker in calls.ends if distinctive(marker)],
+        "call bracket": (calls.embedded_opener,) if bare_calls else (),
+    }
+
+
+def _text_markers(output_format: OutputFormat, with_reasoning: bool) -> Markers:
+    reasoning = output_format.reasoning if with_reasoning else None
+    return {
+        "reasoning start": reasoning.start if reasoning else (),
+        "reasoning end": reasoning.end if reasoning else (),
+        "call in reasoning": reasoning.ended_by if reasoning else (),
+        "content start": output_format.content.start,
+        "content end": output_format.content.end,
+        "turn end": output_format.drop,
+        "address": (output_format.address or ())[:1],
+        "fence": (FENCE,),
+    }
+
+
+def _kept_reasoning_end(output_format: OutputFormat, with_reasoning: bool) -> tuple[str, ...]:
+    return output_format.reasoning.end if output_format.reasoning and not with_reasoning else ()
+
+
+def _actions(kinds: Mapping[Kind, Action], markers: Markers) -> dict[str, Action]:
+    """Marker → action of one mode. Of a text that is a marker of several kinds the last kind counts."""
+    return {
+        marker.strip(): action for kind, action in kinds.items() for marker in markers.get(kind, ()) if marker.strip()
+    }
 
 
 def _tails(header: str) -> list[str]:
     """A message's header, and its parts from each marker on: what models write again where the prompt has it."""
     places = [at for at, c in enumerate(header) if is_token(c) or (c == "<" and header[at + 1 : at + 2] != "/")]
     return [tail for at in places if is_special(tail := header[at:].strip())]
-
-
-def _add(table: dict[str, str], action: str, markers: object) -> None:
-    for marker in markers:  # type: ignore[attr-defined]
-        if marker.strip():
-            table[marker.strip()] = action
 
 
 def self_closing(name_end: str) -> tuple[str, ...]:

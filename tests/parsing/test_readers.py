@@ -10,15 +10,16 @@ from events.parsing.policy import Policy
 from events.parsing.readers import READERS
 from events.parsing.scanner import Scanner
 from events.parsing.source import Reading
+from events.parsing.text_reader import TextReader
 from tests.formats.reading import read, splits
 
 TURNS = Scanner(("(thinks)", "(says)"))
 
 
-def read_stage_directions(parser: Parser) -> Reading[None]:
+def read_stage_directions(reader: TextReader) -> Reading[None]:
     """Thoughts and speech alternate behind stage directions, in any order."""
-    while marker := (yield from parser.text(TURNS)):
-        parser.enter("reasoning" if marker == "(thinks)" else "content")
+    while marker := (yield from reader.text(TURNS)):
+        reader.output.enter("reasoning" if marker == "(thinks)" else "content")
 
 
 def test_a_reader_plugs_into_the_machine(monkeypatch: pytest.MonkeyPatch):
@@ -32,4 +33,4 @@ def test_a_reader_plugs_into_the_machine(monkeypatch: pytest.MonkeyPatch):
 
 def test_an_unknown_reader_is_refused():
     with pytest.raises(KeyError):
-        Parser(OutputFormat(reader="nobody"), Policy())
+        Parser(OutputFormat(reader="unknown"), Policy())

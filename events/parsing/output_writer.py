@@ -1,0 +1,171 @@
+"""What the readers of an output say, as pieces: of which kind the text is, and the white space that is not yet said."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from events.parsing.pieces import CallEnd, ContentText, ParseWarning, Piece, ReasoningText
+from events.parsing.tokens import MarkerTokens
+
+TextKind = Literal["content", "reasoning", "undecided"]
+WrittenBy = Literal["prompt, silently", "prompt", "model"]
+
+
+class OutputWriter:
+    """Turns text and calls into pieces, in order; `take` hands them over.
+
+    kind: what text is at the moment; "undecided" text is held until `decide` says. written_by: whose text is being
+    read; what the prompt wrote is said only where a request wants that. at_start: whether a call without an opening
+    marker may begin here. behind_marker: whether a marker was read before, so that white space around a change of kind
+    belongs to the markup. answered: whether content has been said. last: the last character of reasoning. resumes: the
+    kind of text that goes on behind a call. calls: how many were said.
+    """
+
+    def __init__(self, tokens: MarkerTokens) -> None:
+        self.kind: TextKind = "content"
+        self.written_by: WrittenBy = "model"
+        self.resumes: TextKind = "content"
+        self.at_start = True
+        self.behind_marker = False
+        self.behind_call = False  # since the last text; white space behind a call is not part of an answer
+        self.answered = False
+        self.last = ""
+        self.calls = 0
+        self._decode = tokens.decode
+        self._drops_after_calls = tokens.format.content.after_calls == "drop"
+        self._pieces: list[Piece] = []
+        self._begun = False  # whether text of this kind was said since it began, more than white space
+        self._prompted = False  # whether the prompt opened the reasoning that is being read
+        self._blank: list[str] = []  # white space that is said once something of the same kind follows
+        self._content_blank: list[str] = []  # the same of content, while reasoning is read
+        self._undecided: list[str] = []
+        self._unsaid_opener = ""  # the prompt's opener of reasoning that stays in the content, until text follows it
+
+    def take(self) -> list[Piece]:
+        """The pieces since the last call."""
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+    def say(self, piece: Piece) -> None:
+        """Say a piece as it is; of the prompt's silent part only calls are said."""
+        if self.written_by == "prompt, silently" and isinstance(piece, ContentText | ReasoningText | ParseWarning):
+            return
+        self.calls += isinstance(piece, CallEnd)
+        self._pieces.append(self._decode(piece))
+
+    # Text.
+
+    def write(self, text: str) -> None:
+        """Text of the current kind. White space at its end waits for more of the kind, since it may turn out to stand
+        in front of a marker."""
+        if self.kind == "undecided":
+            self._undecided.append(text)
+            return
+        body = text.rstrip()
+        if not body:
+            if self._begun or not self.behind_marker:
+                self._blank.append(text)
+            return
+        size = len(body)
+        if not self._begun:
+            if self.behind_marker:
+                body = body.lstrip()
+            self._begun, self.at_start = True, False
+        if self._blank:
+            body = "".join(self._blank) + body
+        self._blank = [text[size:]] if size < len(text) else []
+        self._say_text(body)
+
+    def show(self, text: str) -> None:
+        """Text that was taken for something else, exactly as it was."""
+        if not text:
+            return
+        if self.resumes == "reasoning":
+            self.enter("reasoning")
+        self._begun, self.at_start = True, False
+        text = "".join(self._blank) + text
+        self._blank = []
+        self._say_text(text)
+
+    def _say_text(self, text: str) -> None:
+        self.behind_call = False
+        if self.kind == "reasoning":
+            self.last = text[-1]
+            self.say(ReasoningText(text))
+            return
+        self.answered = True
+        if not (self._drops_after_calls and self.calls):
+            self.say(ContentText(text))
+
+    def hold_blank(self, blank: str) -> None:
+        """White space in front of what may be a call of the content."""
+        self._content_blank.append(blank)
+
+    def drop_blank(self) -> None:
+        self._blank = []
+
+    # Changes of kind.
+
+    def enter(self, kind: TextKind) -> None:
+        """Go on with text of another kind. White space around the change belongs to neither."""
+        self.behind_marker = True
+        if self.kind == kind:
+            return
+        if self.kind == "content":
+            self._content_blank = self._blank
+        self._blank = self._content_blank if kind == "content" else []
+        self.kind = kind
+        self._begun = kind == "content" and self.answered
+        self.at_start = not self._begun
+        self._prompted = False
+
+    def decide(self, kind: TextKind) -> None:
+        """Say the undecided text as what it turned out to be."""
+        if self.kind == "undecided":
+            held, self._undecided = "".join(self._undecided), []
+            self.kind = kind
+            self.write(held)
+
+    @property
+    def may_reopen(self) -> bool:
+        """Whether an opener of reasoning may be left out here: nothing was said behind the first, which the model
+        wrote itself."""
+        return not (self._begun or self._prompted)
+
+    @property
+    def in_sentence(self) -> bool:
+        """Whether the text so far ends in a word and a space: what is written there is part of a sentence."""
+        blank = "".join(self._blank)
+        return self._begun and bool(blank) and not blank.strip(" ") and (self.last.isalnum() or self.last == ",")
+
+    # The prompt's part and the end.
+
+    def model_begins(self, belongs: bool, unsaid_opener: str) -> None:
+        """The prompt's part was read. What it said silently is forgotten; where it left off is kept. belongs: whether
+        the part was found that belongs to the message. unsaid_opener: said once the model's own text follows it."""
+        self._prompted = self.kind == "reasoning"
+        if self.written_by == "prompt, silently":
+            self._blank, self._content_blank = [], []
+            self.answered = False
+            self._begun = self._begun and belongs
+            self.at_start = not self._begun
+        self.written_by = "model"
+        self._unsaid_opener = unsaid_opener
+        if unsaid_opener:
+            self._blank = [unsaid_opener]
+
+    def forget_opener(self) -> None:
+        """A marker follows the prompt's opener of reasoning: if nothing was said behind it, it is not said either."""
+        if self._unsaid_opener and not self.answered:
+            self._blank = []
+        self._unsaid_opener = ""
+
+    def end(self) -> None:
+        """The end of the output: white space at the end of an answer is part of it."""
+        self.decide("content")
+        if self.kind == "reasoning":
+            if self._begun:
+                self.say(ParseWarning("reasoning", "the reasoning was not closed"))
+        elif self._begun and not self.behind_call and (blank := "".join(self._blank)):
+            self._say_text(blank)
+        self._blank = []
