@@ -17,17 +17,23 @@ NUMPY = {torch.int32: np.int32, torch.int64: np.int64, torch.float32: np.float32
 
 
 def choose_device(name: str) -> torch.device:
-    """The named device if it is there; "auto" takes CUDA before Apple's GPU before the CPU."""
+    """The named device if it is there, with its index; "auto" takes CUDA before Apple's GPU before the CPU."""
     if name == "auto":
         kind = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-        return torch.device(kind)
+        return indexed(torch.device(kind))
     try:
         device = torch.device(name)
     except RuntimeError:
         raise EngineError("unavailable", f"{name} is not a device; cpu, cuda, cuda:1 and mps are.") from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise EngineError("unavailable", f"There is no device {name} here; --device cpu always works.")
-    return device
+    return indexed(device)
+
+
+def indexed(device: torch.device) -> torch.device:
+    """The same device with its index, the first of its kind unless it has one: torch.cuda.set_device asks for an
+    index, and tensors carry one, so that a device without it equals none of theirs. The CPU has no index."""
+    return device if device.type == "cpu" or device.index is not None else torch.device(device.type, 0)
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
@@ -71,6 +77,24 @@ def send(values: list[int] | list[float] | list[list[int]], dtype: torch.dtype, 
     if device.type != "cuda":
         return torch.tensor(values, dtype=dtype, device=device)
     return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+
+
+class Arrival:
+    """Tensors on their way to the host, behind everything that was launched on the device so far."""
+
+    def __init__(self, *tensors: torch.Tensor) -> None:
+        self._tensors = [tensor.to("cpu", non_blocking=True) for tensor in tensors]
+        self._there: torch.cuda.Event | None = None
+        if any(tensor.is_cuda for tensor in tensors):
+            self._there = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._there.record()
+
+    def wait(self) -> list[Any]:
+        """The tensors' numbers, as (nested) lists. Waits for what was launched before them, not for what came later:
+        the one place where a step waits for the device."""
+        if self._there is not None:
+            self._there.synchronize()
+        return [tensor.tolist() for tensor in self._tensors]
 
 
 def free_bytes(device: torch.device) -> int:

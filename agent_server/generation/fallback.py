@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from agent_server.generation.device import send
 from agent_server.generation.scheduler import Plan
 from agent_server.generation.sequence import Sequence
 
@@ -69,8 +70,8 @@ class SeparateRunner:
     def run(self, plan: Plan, last: Tensor) -> tuple[list[Sequence], Tensor]:
         logits = [self._forward(sequence, last[sequence.row].view(1, 1)) for sequence in plan.decodes]
         for chunk in plan.chunks:
-            tokens = torch.tensor([chunk.sequence.tokens[chunk.start : chunk.start + chunk.length]])
-            logits.append(self._forward(chunk.sequence, tokens.to(self.device)))
+            tokens = chunk.sequence.tokens[chunk.start : chunk.start + chunk.length]
+            logits.append(self._forward(chunk.sequence, send([tokens], torch.int64, self.device)))
         return plan.sampled, torch.cat(logits)
 
     def _forward(self, sequence: Sequence, ids: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from agent_server.generation.sampler import Sampled
+from agent_server.generation.sampler import Landed, Sampled
 from agent_server.generation.scheduler import Plan
 from agent_server.generation.sequence import Sequence
 
@@ -31,12 +31,12 @@ class Flight:
         return logits
 
 
-def details_of(sampled: Sampled) -> Callable[[int, int | None], tuple[float | None, list[tuple[int, float]] | None]]:
+def details_of(landed: Landed) -> Callable[[int, int | None], tuple[float | None, list[tuple[int, float]] | None]]:
     """For a place in the batch and the number of alternatives wanted: the log probability and the alternatives."""
-    if sampled.logprobs is None:
+    if landed.logprobs is None:
         return lambda place, wanted: (None, None)
-    logprobs = sampled.logprobs.tolist()
-    ids, values = ([], []) if sampled.top is None else (sampled.top[0].tolist(), sampled.top[1].tolist())
+    logprobs = landed.logprobs
+    ids, values = ([], []) if landed.top is None else landed.top
 
     def of(place: int, wanted: int | None) -> tuple[float | None, list[tuple[int, float]] | None]:
         if wanted is None:

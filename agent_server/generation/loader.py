@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
-import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import GenerationConfig
 
 from agent_server.engine.detokenizer import TokenizerVocabulary
 from agent_server.engine.protocol import EngineError, EngineInfo, EngineStatus
@@ -24,9 +21,10 @@ from agent_server.generation.device import (
     choose_device,
     choose_dtype,
     free_bytes,
-    weight_bytes,
+    indexed,
 )
 from agent_server.generation.fallback import SeparateMemory, SeparateRunner
+from agent_server.generation.faults import first_line
 from agent_server.generation.flat import Forward, flatten
 from agent_server.generation.generation import HONOURED, Defaults, Limits
 from agent_server.generation.kv_cache import KVCache, LayerShape, bytes_per_token
@@ -37,10 +35,10 @@ from agent_server.generation.sampler import Sampler
 from agent_server.generation.scheduler import Scheduler
 from agent_server.generation.slabs import SlabMemory
 from agent_server.generation.step import Core
+from agent_server.generation.weights import Report, check_folder, check_memory, load_weights, read_configuration
 from agent_server.model_files import ModelFiles, load_model_files
 
 logger = logging.getLogger("agent_server.generation")
-Report = Callable[[EngineStatus], None]
 MakeCompiler = Callable[[ModelFiles, int], Compiler | None]
 PAGE_SIZE = 256
 """Tokens in a page on CUDA: what flash attention asks for."""
@@ -64,53 +62,25 @@ def load(config: EngineConfig, report: Report, compiler: MakeCompiler | None = N
         raise EngineError("out_of_memory", f"Too little memory to load {config.model}.") from None
     except ImportError as error:
         raise EngineError(
-            "unavailable", f"{config.model} needs a package that is not installed: {_first(error)}"
+            "unavailable", f"{config.model} needs a package that is not installed: {first_line(error)}"
         ) from error
     except Exception as error:
-        raise EngineError("unavailable", f"Cannot load {config.model}: {_first(error)}") from error
-
-
-def _first(error: BaseException) -> str:
-    """The first sentence of an error, without what follows it."""
-    lines = str(error).strip().splitlines()
-    return (lines[0] if lines else type(error).__name__)[:300]
+        raise EngineError("unavailable", f"Cannot load {config.model}: {first_line(error)}") from error
 
 
 def _load(config: EngineConfig, report: Report, compiler: Any) -> tuple[Core, EngineInfo]:
     report(EngineStatus(state="loading", progress=0.0, message="configuration"))
-    _check_folder(config.model)
-    settings = _configuration(config.model)
+    check_folder(config.model)
+    settings = read_configuration(config.model)
     device = choose_device(config.device)
     if device.type == "cuda":  # this thread's streams, events and graphs are then that device's
         torch.cuda.set_device(device)
     dtype = choose_dtype(config.dtype, device)
-    _check_memory(config.model, dtype, device)
-    model = _weights(config, settings, device, dtype, report)
+    check_memory(config.model, dtype, device)
+    model = load_weights(config, settings, device, dtype, report)
     config = msgspec.structs.replace(config, kv_cache_dtype=_cache_dtype(config, settings, model, device))
     report(EngineStatus(state="loading", progress=0.95, message="tokenizer"))
     return assemble(config, model, _files(config.model), device, compiler, report)
-
-
-def _check_folder(model: str) -> None:
-    path = Path(model).expanduser()
-    looks_like_path = model.startswith((".", "/", "~")) or os.sep in model.replace("/", "", 1)
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise EngineError("unavailable", f"{model} is a folder without a model: it has no config.json.")
-    elif path.is_file() or looks_like_path:
-        raise EngineError("unavailable", f"{model} is not a folder with a model.")
-
-
-def _configuration(model: str) -> Any:
-    try:
-        return AutoConfig.from_pretrained(model)
-    except (ValueError, KeyError) as error:
-        if "architecture" in str(error) or "model type" in str(error) or isinstance(error, KeyError):
-            message = f"{model} is of an architecture that transformers {transformers.__version__} does not know."
-            raise EngineError("unavailable", message) from error
-        raise
-    except OSError as error:
-        raise EngineError("unavailable", f"There is no model {model} here or on the hub: {_first(error)}") from error
 
 
 def _cache_dtype(config: EngineConfig, settings: Any, model: Any, device: torch.device) -> str:
@@ -119,88 +89,11 @@ def _cache_dtype(config: EngineConfig, settings: Any, model: Any, device: torch.
     return str(chosen).removeprefix("torch.")
 
 
-def _check_memory(model: str, dtype: torch.dtype, device: torch.device) -> None:
-    needed, free = weight_bytes(Path(model).expanduser(), dtype), free_bytes(device)
-    if needed and free and needed > free:
-        raise EngineError(
-            "out_of_memory",
-            f"{model} needs about {needed / 2**30:.1f} GiB for its weights alone; "
-            f"{free / 2**30:.1f} GiB are free on {device.type}.",
-        )
-
-
-def _weights(config: EngineConfig, settings: Any, device: torch.device, dtype: torch.dtype, report: Report) -> Any:
-    quantised = getattr(settings, "quantization_config", None) is not None
-    before = transformers.utils.logging.set_tqdm_hook(_progress_hook(report))
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            config.model,
-            dtype="auto" if quantised and config.dtype == "auto" else dtype,
-            **({"device_map": device} if quantised else {}),
-        )
-    finally:
-        transformers.utils.logging.set_tqdm_hook(before)
-    if config.adapter:
-        model = _adapted(model, config.adapter, quantised)
-    return (model if quantised else model.to(device)).eval().requires_grad_(False)
-
-
-def _adapted(model: Any, adapter: str, quantised: bool) -> Any:
-    try:
-        from peft import PeftModel
-    except ImportError:
-        message = "A LoRA adapter needs the package peft: pip install 'agent-server[lora]'."
-        raise EngineError("unavailable", message) from None
-    try:
-        adapted = PeftModel.from_pretrained(model, adapter)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise EngineError("unavailable", f"Cannot load the adapter {adapter}: {_first(error)}") from error
-    return adapted.get_base_model() if quantised else adapted.merge_and_unload()
-
-
-class _Progress:
-    """What transformers takes for a progress bar; tells the status how far the weights are."""
-
-    def __init__(self, items: Any, total: int | None, report: Report) -> None:
-        self._items = items
-        self._total = total or (len(items) if hasattr(items, "__len__") else 0)
-        self._report = report
-        self._done = 0
-
-    def __iter__(self) -> Any:
-        for item in self._items:
-            yield item
-            self.update()
-
-    def update(self, count: int = 1) -> None:
-        before, self._done = self._done, self._done + count
-        if self._total and self._done * 50 // self._total != before * 50 // self._total:
-            share = 0.05 + 0.85 * min(1.0, self._done / self._total)
-            self._report(EngineStatus(state="loading", progress=share, message="weights"))
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def __getattr__(self, _: str) -> Any:
-        return lambda *args, **kwargs: None
-
-
-def _progress_hook(report: Report) -> Any:
-    def hook(factory: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Progress:
-        items = args[0] if args else kwargs.get("iterable")
-        return _Progress(() if items is None else items, kwargs.get("total"), report)
-
-    return hook
-
-
 def _files(model: str) -> ModelFiles:
     try:
         return load_model_files(model)
     except FileNotFoundError as error:
-        raise EngineError("unavailable", f"{model} has no tokenizer that can be read: {_first(error)}") from error
+        raise EngineError("unavailable", f"{model} has no tokenizer that can be read: {first_line(error)}") from error
 
 
 # putting it together
@@ -215,6 +108,7 @@ def assemble(
     report: Report = lambda status: None,
 ) -> tuple[Core, EngineInfo]:
     """A core around a model that is loaded, on its device and in evaluation mode."""
+    device = indexed(device)
     text = model.config.get_text_config()
     _choose_threads(config, model, device)
     context = _context_length(text, config.max_context)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from agent_server.generation.attention import NAME, Call, attend, window_mask
+from agent_server.generation.faults import first_line
 from agent_server.generation.flat import Forward
 from agent_server.generation.kv_cache import KVCache, LayerShape
 from agent_server.generation.pages import PagedMemory
@@ -63,7 +64,7 @@ def fit(model: Any) -> list[LayerShape]:
     before = model.config._attn_implementation
     _check_configuration(model.config)
     prompts = _prompts(model)
-    expected = [model(input_ids=prompt[None], use_cache=False).logits[0, -1].float() for prompt in prompts]
+    expected = [model(input_ids=_ids(model, [prompt]), use_cache=False).logits[0, -1].float() for prompt in prompts]
     try:
         model.set_attn_implementation(NAME)
         layers = _record(model, prompts[0])
@@ -74,7 +75,8 @@ def fit(model: Any) -> list[LayerShape]:
         model.set_attn_implementation(before)
         if isinstance(error, Unfit):
             raise
-        raise Unfit(f"packed attention fails ({type(error).__name__})") from error
+        logger.debug("Packed attention fails.", exc_info=error)
+        raise Unfit(f"packed attention fails ({type(error).__name__}: {first_line(error)})") from error
     return layers
 
 
@@ -88,24 +90,27 @@ def _check_configuration(config: Any) -> None:
         raise Unfit("it has an encoder")
 
 
-def _prompts(model: Any) -> list[Tensor]:
+def _ids(model: Any, rows: list[list[int]]) -> Tensor:
+    return torch.tensor(rows, device=model.device)
+
+
+def _prompts(model: Any) -> list[list[int]]:
     """Long enough to look beyond a small window."""
     text = model.config.get_text_config()
     window = getattr(text, "sliding_window", None) or 0
     longer = min(window + 7, LONGEST) if window else 0
     count = text.vocab_size
     return [
-        torch.tensor([(7919 * (index + 3 * number) + 11) % count for index in range(max(length, longer + number))])
-        .to(model.device)
+        [(7919 * (index + 3 * number) + 11) % count for index in range(max(length, longer + number))]
         for number, length in enumerate(LENGTHS)
-    ]  # fmt: skip
+    ]
 
 
-def _record(model: Any, prompt: Tensor) -> list[LayerShape]:
+def _record(model: Any, prompt: list[int]) -> list[LayerShape]:
     recorder = _Recorder()
-    positions = torch.arange(len(prompt), device=prompt.device)[None]
-    mask = torch.zeros(1, 1, 1, 1, device=prompt.device)
-    model(input_ids=prompt[None], position_ids=positions, attention_mask=mask, use_cache=False, kv=recorder)
+    positions = torch.arange(len(prompt), device=model.device)[None]
+    mask = torch.zeros(1, 1, 1, 1, device=model.device)
+    model(input_ids=_ids(model, [prompt]), position_ids=positions, attention_mask=mask, use_cache=False, kv=recorder)
     text = model.config.get_text_config()
     if sorted(recorder.layers) != list(range(text.num_hidden_layers)):
         raise Unfit("not every layer attends through the attention interface")
@@ -127,21 +132,23 @@ def fit_flat(model: Any, layers: list[LayerShape], flat: Forward) -> bool:
             for want, have in zip(expected, found, strict=True):
                 _compare(want, have, model.dtype)
     except Exception as error:
-        logger.info("The recorded forward is not used: %s", (str(error).splitlines() or ["?"])[0])
+        logger.info("The recorded forward is not used: %s", first_line(error))
         return False
     return True
 
 
-def _packed(model: Any, layers: list[LayerShape], prompts: list[Tensor], flat: Forward | None = None) -> list[Tensor]:
+def _packed(
+    model: Any, layers: list[LayerShape], prompts: list[list[int]], flat: Forward | None = None
+) -> list[Tensor]:
     """The last logits of each prompt, computed in one batch: a part of each, then the rest, the last token as in
     decoding."""
     memory: SlabMemory | PagedMemory = SlabMemory(1024, 128) if model.device.type == "cpu" else PagedMemory(65, 16)
     cache = KVCache(layers, memory.longest + 16, model.dtype, model.device)
     runner = PackedRunner(model, memory, cache, model.device, flat=flat)
-    last = torch.stack([prompt[-1] for prompt in prompts])
+    last = torch.tensor([prompt[-1] for prompt in prompts], device=model.device)
     sequences = []
     for number, prompt in enumerate(prompts):
-        sequence = Sequence(number, prompt.tolist(), len(prompt), LONGEST * 2, row=number, state="running")
+        sequence = Sequence(number, prompt, len(prompt), LONGEST * 2, row=number, state="running")
         memory.admit(sequence, alone=False)
         sequences.append(sequence)
     for part in ((0, 4), (4, None)):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from agent_server.generation.device import send
+from agent_server.generation.device import Arrival, send
 from agent_server.generation.masks import Choices, Masks
 from agent_server.generation.noise import signed, uniform
 from agent_server.generation.penalties import Penalties
@@ -54,32 +54,40 @@ class Settings:
         return FILTERED if filtered else PLAIN
 
 
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """What a sampled step comes to on the host, in the order of its rows; `logprobs` and `top` where they were wanted:
+    log probabilities of the tokens, and the most likely ones' ids and log probabilities."""
+
+    tokens: list[int]
+    logprobs: list[float] | None = None
+    top: tuple[list[list[int]], list[list[float]]] | None = None
+
+
 @dataclass(slots=True)
 class Sampled:
     """Tokens `[rows]`; where logprobs were wanted, the log probabilities of the tokens, and the most likely ones as
-    ids and log probabilities `[rows, most]`, before penalties and filters."""
+    ids and log probabilities `[rows, most]`, before penalties and filters. `landed`: all of it on the host, once it was
+    waited for."""
 
     tokens: Tensor
     logprobs: Tensor | None = None
     top: tuple[Tensor, Tensor] | None = None
-    _arrived: torch.cuda.Event | None = None
+    landed: Landed = Landed([])
+    _arrival: Arrival | None = None
 
     def fetch(self) -> None:
         """Begin to bring everything to the host, behind what is queued on the device so far."""
-        if not self.tokens.is_cuda:
-            return
-        self.tokens = self.tokens.to("cpu", non_blocking=True)
-        if self.logprobs is not None:
-            self.logprobs = self.logprobs.to("cpu", non_blocking=True)
-        if self.top is not None:
-            self.top = (self.top[0].to("cpu", non_blocking=True), self.top[1].to("cpu", non_blocking=True))
-        self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._arrived.record()
+        parts = (self.tokens, self.logprobs, *(self.top or ()))
+        self._arrival = Arrival(*(part for part in parts if part is not None))
 
     def wait(self) -> None:
         """Until it is there; what was queued later is not waited for."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
+        if self._arrival is None:
+            return
+        tokens, *rest = self._arrival.wait()
+        logprobs = None if self.logprobs is None else rest.pop(0)
+        self.landed = Landed(tokens, logprobs, (rest[0], rest[1]) if self.top is not None else None)
 
 
 class Sampler:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from agent_server.engine.detokenizer import Vocabulary
 from agent_server.engine.protocol import Alternative, Token
-from agent_server.generation.device import send
+from agent_server.generation.device import Arrival, send
 
 BLOCK = 64
 """Places whose log softmax is in memory at one time."""
@@ -23,21 +23,31 @@ class PromptScores:
         self._most = most
         self._vocabulary = vocabulary
         self._found: list[tuple[float, list[tuple[int, float]]] | None] = [None] * len(prompt)
+        self._arriving: list[tuple[int, Arrival]] = []
 
     def take(self, start: int, logits: Tensor) -> None:
         """`logits` `[places, vocabulary]` of the prompt's tokens from `start` on: each scores the token after it. What
-        is computed a second time, after preemption, counts anew."""
+        is computed a second time, after preemption, counts anew. Waits for nothing: the numbers are looked at when all
+        of the prompt was computed."""
         for block in logits.split(BLOCK):  # type: ignore[no-untyped-call]
             following = list(self._prompt[start + 1 : start + 1 + len(block)])
             logprobs = block.log_softmax(-1)
-            own = logprobs.gather(1, send(following, torch.int64, logits.device)[:, None])[:, 0].tolist()
-            values, ids = (part.tolist() for part in logprobs.topk(self._most, -1))
-            for place, logprob in enumerate(own):
-                self._found[start + 1 + place] = logprob, list(zip(ids[place], values[place], strict=True))
+            own = logprobs.gather(1, send(following, torch.int64, logits.device)[:, None])[:, 0]
+            values, ids = logprobs.topk(self._most, -1)
+            self._arriving.append((start + 1, Arrival(own, ids, values)))
             start += len(block)
+
+    def _look(self) -> None:
+        """What has arrived, in the order in which it was computed."""
+        for start, arrival in self._arriving:
+            own, ids, values = arrival.wait()
+            for place, logprob in enumerate(own):
+                self._found[start + place] = logprob, list(zip(ids[place], values[place], strict=True))
+        self._arriving.clear()
 
     def tokens(self) -> tuple[Token | None, ...]:
         """The prompt's tokens with their own text; None for the first, which nothing predicts."""
+        self._look()
         decoder = self._vocabulary.detokenizer()
         texts = [decoder.push(token) for token in self._prompt]
         texts[-1] += decoder.flush()

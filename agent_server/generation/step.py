@@ -219,9 +219,9 @@ class Core:
         self.counters.iterations_total += 1
         now = self.clock()
         flight.sampled.wait()
-        details = details_of(flight.sampled)
-        tokens = flight.sampled.tokens.tolist()
-        for place, (sequence, token) in enumerate(zip(flight.sequences, tokens, strict=True)):
+        landed = flight.sampled.landed
+        details = details_of(landed)
+        for place, (sequence, token) in enumerate(zip(flight.sequences, landed.tokens, strict=True)):
             if sequence.state == "finished":
                 continue
             self.scheduler.settle(sequence, token)

@@ -19,7 +19,17 @@ class Driver:
     def __init__(self, model, *, compiler=None, **config):
         files = ModelFiles(tokenizer=make_tokenizer())
         settings = EngineConfig(**{"model": "tiny", "threads": 1, "flatten": False, **config})
-        self.core, self.info = assemble(settings, model, files, CPU, lambda files, size: compiler)
+        self._begin(*assemble(settings, model, files, CPU, lambda files, size: compiler))
+
+    @classmethod
+    def around(cls, core, info):
+        """A driver over a core that was loaded elsewhere."""
+        driver = cls.__new__(cls)
+        driver._begin(core, info)
+        return driver
+
+    def _begin(self, core, info):
+        self.core, self.info = core, info
         self.items = {}
         self.number = 0
 

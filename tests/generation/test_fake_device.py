@@ -1,0 +1,152 @@
+"""Everything between `serve` and the first token that needs no numbers, on fake tensors of a CUDA device: that tensors
+are where they belong, and that no step waits for the device but where its tokens are looked at.
+
+Not reached: the load-time check's comparison (it needs numbers), kernels, and graphs themselves.
+"""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+
+from agent_server.generation import device as devices
+from agent_server.generation import paged_batch, probe
+from agent_server.generation.config import EngineConfig
+from agent_server.generation.loader import load
+from agent_server.generation.messages import Failure
+from agent_server.generation.runner import PackedRunner
+from tests.generation.fake_device import DEVICE, HiddenWait, fake_cuda
+from tests.generation.harness import Driver
+from tests.generation.tiny_models import make_model, save
+
+FAMILIES = ("llama", "gemma2", "gpt-oss", "qwen3-moe")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Checkpoints of real numbers, made before anything is fake."""
+    kept = {family: tmp_path_factory.mktemp(family) for family in FAMILIES}
+    return {family: save(make_model(family).to(torch.bfloat16), folder) for family, folder in kept.items()}
+
+
+@pytest.fixture
+def serve(folders, monkeypatch):
+    """Loads a family as `serve` does and returns a driver over its core; steps are strict about waiting."""
+    monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # fake tensors are one thread's
+    monkeypatch.setattr(devices.Arrival, "wait", arrived)
+    monkeypatch.setattr(probe, "_compare", same_kind)
+    capture = PackedRunner.capture
+    monkeypatch.setattr(PackedRunner, "capture", lambda self, *given: capture(self, *given, how=replayed))
+    with fake_cuda(monkeypatch) as bridge:
+
+        def start(family="llama", kernel=False, **options):
+            monkeypatch.setattr(paged_batch, "kernel_fits", lambda *_: kernel)
+            settings = {"device": "auto", "max_batch": 8, "kv_cache_bytes": 2**20, **options}
+            config = EngineConfig(model=str(folders[family]), **settings)
+            core, info = load(config, lambda status: None, lambda files, size: None)
+            bridge.strict = True
+            return Driver.around(core, info)
+
+        yield start
+
+
+def arrived(arrival):
+    """Tokens as they would come: zeros, on the host."""
+    assert all(isinstance(t, FakeTensor) and t.device.type == "cpu" for t in arrival._tensors), "they are on the host"
+    with unset_fake_temporarily():
+        return [torch.zeros(tuple(tensor.shape), dtype=tensor.dtype).tolist() for tensor in arrival._tensors]
+
+
+def replayed(function):
+    """A graph: what is captured, and run again with every replay, strict about waiting as CUDA is."""
+    output = function()
+    return lambda: output.copy_(function(), non_blocking=True), output
+
+
+def same_kind(expected, found, dtype):
+    """What can be compared without numbers."""
+    assert expected.shape == found.shape and expected.device == found.device == DEVICE
+
+
+SAMPLINGS = {
+    "greedy": {},
+    "plain": {"temperature": 1.0},
+    "top_p": {"temperature": 0.8, "top_p": 0.9},
+    "top_k": {"temperature": 0.8, "top_k": 20, "top_p": 0.9},
+    "many": {"temperature": 0.8, "top_k": 200, "min_p": 0.1},
+    "typical": {"temperature": 0.8, "typical_p": 0.9},
+    "penalties": {"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.5},
+    "biased": {"logit_bias": {7: 2.0}, "min_tokens": 3, "logprobs": 2},
+}
+
+
+@pytest.mark.parametrize("name", ["auto", "cuda", "cuda:0"])
+def test_a_device_has_an_index_and_can_be_chosen(name, serve):
+    driver = serve(device=name)
+    assert driver.info.details["device"] == "cuda:0" and driver.info.details["batching"] == "packed"
+    assert {parameter.device for parameter in driver.core.runner.model.parameters()} == {DEVICE}
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_step_mixes_devices_or_waits(family, overlap, serve):
+    """Chunks of prompts beside decoding, every way of sampling in one batch, pausing, and prompts that share pages."""
+    driver = serve(family, overlap=overlap, step_tokens=24)
+    numbers = [driver.submit([5 + n] * (11 * n + 3), max_tokens=6, **s) for n, s in enumerate(SAMPLINGS.values())]
+    driver.step(3)
+    driver.pause(numbers[0])
+    driver.step(2)
+    driver.resume(numbers[0])
+    numbers.append(driver.submit([12] * 80, max_tokens=3))
+    driver.finish()
+    for number in numbers:
+        assert not isinstance(driver.end(number), Failure), driver.end(number)
+        assert driver.end(number).reason == "length"
+    driver.assert_clean()
+
+
+def test_decoding_by_graphs_mixes_nothing_and_waits_for_nothing(serve):
+    driver = serve(kernel=True, step_tokens=24)
+    assert driver.info.details["cuda_graphs"] is True
+    numbers = [driver.submit([5 + n] * (9 * n + 3), max_tokens=6, **s) for n, s in enumerate(SAMPLINGS.values())]
+    driver.finish()
+    assert [driver.end(number).reason for number in numbers] == ["length"] * len(numbers)
+
+
+def test_a_scored_prompt_does_not_wait_either(serve):
+    driver = serve(step_tokens=24)
+    number = driver.submit([5] * 70, max_tokens=2, prompt_logprobs=2)
+    driver.finish()
+    assert len(driver.end(number).prompt_logprobs) == 70
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda x: x.sum().item(),
+        lambda x: x.tolist(),
+        lambda x: bool((x > 0).all()),
+        lambda x: x[x > 0],
+        lambda x: x.cpu(),
+        lambda x: torch.tensor([1.0], device=x.device),
+        lambda x: torch.ones(3).to(x.device),
+        lambda x: torch.ones(3).to(x.device, non_blocking=True),
+        lambda x: x + torch.ones(3),
+        lambda x: x.index_select(0, torch.zeros(1, dtype=torch.int64)),
+    ],
+)
+def test_what_waits_or_mixes_devices_in_a_step_is_seen(wait, serve, monkeypatch):
+    """The check itself: one such line anywhere in a step ends the request."""
+    driver = serve()
+    run = driver.core.runner.run
+
+    def waiting(plan, last):
+        wait(torch.ones(3, device=DEVICE))
+        return run(plan, last)
+
+    monkeypatch.setattr(driver.core.runner, "run", waiting)
+    number = driver.submit([5, 6], max_tokens=2)
+    try:
+        driver.finish()
+    except HiddenWait:
+        return
+    assert isinstance(driver.end(number), Failure)
