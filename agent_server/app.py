@@ -11,15 +11,20 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.routing import Mount, Route, WebSocketRoute
+from starlette.types import Message, Receive, Scope, Send
 
 from adapters.errors import ErrorKind, RequestError
 from agent_server.auth import AuthMiddleware, Keys
+from agent_server.ids import new_id
 from agent_server.routes import all_routes
-from agent_server.routes.http import SEND, error_response, wire_of
+from agent_server.server import StartupError
 from agent_server.settings import Settings
+from agent_server.web.context import REQUEST_ID_HEADER, RequestContext, enter, given_request_id
+from agent_server.web.errors import error_response, refuse_websocket, route_path
+from agent_server.web.origins import BrowserGuard, BrowserPolicy, server_names
 
 if TYPE_CHECKING:
     from agent_server.agent import Agent
@@ -27,65 +32,112 @@ if TYPE_CHECKING:
     from agent_server.server import Server
 
 logger = logging.getLogger("agent_server")
-EXPOSED = ("X-Run-Id", "X-Thread-Id", "Retry-After")
+EXPOSED = ("X-Run-Id", "X-Thread-Id", "X-Request-Id", "Retry-After")
+CLIENT_GONE = 499
+SWITCHING, REFUSED = 101, 403
 
 
 def create_app(
     settings: Settings | None = None, *, agents: Sequence[Agent] = (), engine: Engine | None = None
-) -> Starlette:
-    """An application for those who embed the server: mount it, or run it with any ASGI server.
+) -> Application:
+    """An application for those who embed the server: run it with any ASGI server, or mount it in an application.
 
-    `agents` come on top of those that the settings name; `engine` replaces the one that they choose.
+    `agents` come on top of those that the settings name; `engine` replaces the one that they choose. Mounted, it starts
+    with its first request, since an application does not tell what is mounted in it when it starts and ends; enter
+    `running()` in the lifespan of the application around it to start earlier, and to let runs end.
     """
     from agent_server.assemble import build_server
 
     return build_app(build_server(settings or Settings(), agents=agents, engine=engine))
 
 
-def build_app(server: Server) -> Starlette:
-    @contextlib.asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        await server.start()
-        try:
-            yield
-        finally:
-            await server.close()
-
-    app = Application(
-        routes=all_routes(server),
-        middleware=middleware(server),
-        exception_handlers={HTTPException: refuse, RequestError: refuse_request, Exception: fail},
-        lifespan=lifespan,
-    )
-    app.state.server = server
-    return app
+def build_app(server: Server) -> Application:
+    return Application(server)
 
 
 class Application(Starlette):
-    """Starlette, with the server's own `send` kept for streams, as long as no layer was added that might want to see
-    what is in them."""
+    """Starlette around a Server: it gives every request its context, and starts the server where nobody else does."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, server: Server) -> None:
+        super().__init__(
+            routes=all_routes(server),
+            middleware=middleware(server),
+            exception_handlers={
+                HTTPException: refuse,
+                RequestError: refuse_request,
+                ClientDisconnect: leave,
+                Exception: fail,
+            },
+            lifespan=lambda _: self.running(),
+        )
+        self.state.server = server
+        self._server = server
         self._layers = list(self.user_middleware)
 
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """The server, from its start to its end, in which running runs get the drain time. Raises StartupError."""
+        await self._server.start()
+        try:
+            yield
+        finally:
+            await self._server.close()
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self.user_middleware == self._layers:
-            scope[SEND] = send
-        await super().__call__(scope, receive, send)
+        if scope["type"] not in ("http", "websocket"):
+            await super().__call__(scope, receive, send)
+            return
+        alone = self.user_middleware == self._layers
+        context = RequestContext(given_request_id(scope) or new_id("req"), direct_send=send if alone else None)
+        enter(scope, context)
+        scope.pop("route", None)  # of an application around this one; the router puts ours there
+        send = self._answering(scope, context, send)
+        try:
+            await self._server.start()
+        except StartupError as error:
+            await unavailable(scope, receive, send, error)
+            return
+        try:
+            await super().__call__(scope, receive, send)
+        except Exception as error:
+            if scope["type"] == "websocket":  # over HTTP `fail` has told it, and Starlette raises it once more
+                logger.error("unhandled error on the WebSocket %s", route_path(scope), exc_info=error)
+
+    def _answering(self, scope: Scope, context: RequestContext, send: Send) -> Send:
+        """`send`, with the request's id on every answer, and every answer counted."""
+
+        async def answer(message: Message) -> None:
+            if message["type"] in ("http.response.start", "websocket.accept"):
+                own = (REQUEST_ID_HEADER, context.request_id.encode())
+                message = {**message, "headers": [*message.get("headers", ()), own]}
+                self._count(scope, context, message.get("status", SWITCHING))
+            await send(message)
+
+        return answer
+
+    def _count(self, scope: Scope, context: RequestContext, status: int) -> None:
+        """By the route's own path: what a client wrote into a path is no label."""
+        route = scope.get("route")
+        name = route.path if isinstance(route, Route | WebSocketRoute | Mount) else "none"
+        if status == SWITCHING and context.refused:
+            status = REFUSED
+        self._server.telemetry.answered(name, status, context.refused)
 
 
 def middleware(server: Server) -> list[Middleware]:
-    """CORS outside authentication, so that a browser can read a 401."""
-    operators = Keys(key.get_secret_value() for key in server.settings.operator_keys)
-    origins = server.settings.cors_origins
-    chain = [Middleware(AuthMiddleware, keys=server.keys, origins=origins, operators=operators)]
-    if origins:
+    """CORS outside of the others, so that a browser can read a refusal."""
+    settings = server.settings
+    operators = Keys(key.get_secret_value() for key in settings.operator_keys)
+    chain = [
+        Middleware(BrowserGuard, policy=browser_policy(settings)),
+        Middleware(AuthMiddleware, keys=server.keys, operators=operators),
+    ]
+    if settings.cors_origins:
         chain.insert(
             0,
             Middleware(
                 CORSMiddleware,
-                allow_origins=list(origins),
+                allow_origins=list(settings.cors_origins),
                 allow_methods=["*"],
                 allow_headers=["*"],
                 expose_headers=list(EXPOSED),
@@ -95,20 +147,41 @@ def middleware(server: Server) -> list[Middleware]:
     return chain
 
 
+def browser_policy(settings: Settings) -> BrowserPolicy:
+    """With keys, every Host is served unless some are named: a page that took over a name has no key to send."""
+    if settings.api_keys and not settings.allowed_hosts:
+        return BrowserPolicy(origins=settings.cors_origins)
+    return BrowserPolicy({*settings.allowed_hosts, *server_names(settings.host)}, settings.cors_origins)
+
+
+async def unavailable(scope: Scope, receive: Receive, send: Send, error: StartupError) -> None:
+    """What is answered while the server cannot start; the next request tries again."""
+    logger.error("%s", error)
+    refused = RequestError("unavailable", str(error))
+    if scope["type"] == "http":
+        await error_response(scope, refused)(scope, receive, send)
+    else:
+        await refuse_websocket(scope, receive, send, refused)
+
+
 async def refuse(request: Request, error: Any) -> Response:
     """The router's own refusals (unknown path, wrong method) in the shape of the wire that was asked."""
     kind: ErrorKind = "method_not_allowed" if error.status_code == 405 else "not_found"
-    message = f"{request.method} {request.url.path[:200]} is not something this server answers."
-    return error_response(wire_of(request.url.path), RequestError(kind, message))
+    message = f"{request.method} {route_path(request.scope)[:200]} is not something this server answers."
+    return error_response(request.scope, RequestError(kind, message))
 
 
 async def refuse_request(request: Request, error: Any) -> Response:
-    return error_response(wire_of(request.url.path), error)
+    return error_response(request.scope, error)
+
+
+async def leave(request: Request, error: Exception) -> Response:
+    """The client left before its body had arrived: there is no one to answer."""
+    logger.debug("a client left in the middle of a body")
+    return Response(status_code=CLIENT_GONE)
 
 
 async def fail(request: Request, error: Exception) -> Response:
     """A fault of ours: the log has the trace, the client gets a sentence and nothing of the inside."""
-    logger.error("unhandled error on %s %s", request.method, request.url.path, exc_info=error)
-    return error_response(
-        wire_of(request.url.path), RequestError("internal", "The server made a mistake; it is logged.")
-    )
+    logger.error("unhandled error on %s %s", request.method, route_path(request.scope), exc_info=error)
+    return error_response(request.scope, RequestError("internal", "The server made a mistake; it is logged."))

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Iterable, Mapping
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from starlette.requests import HTTPConnection
-from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from adapters.errors import RequestError
-from agent_server.routes.http import error_response, wire_of
+from agent_server.web.errors import error_response, refuse_websocket, route_path
 
 PUBLIC_PATHS = frozenset({"/", "/health", "/ready", "/favicon.ico", "/favicon.svg"})
 PUBLIC_PREFIXES = ("/assets/",)
@@ -58,20 +57,13 @@ def is_public(path: str) -> bool:
     return path in PUBLIC_PATHS or path.startswith(PUBLIC_PREFIXES)
 
 
-def origin_allowed(headers: Mapping[str, str], allowed: tuple[str, ...]) -> bool:
-    """A WebSocket's Origin must be ours or allow-listed: browsers apply no CORS to WebSockets."""
-    origin = headers.get("origin")
-    return not origin or "*" in allowed or origin in allowed or urlsplit(origin).netloc == headers.get("host")
-
-
 class AuthMiddleware:
     """Puts `tenant` into the scope's state, or answers 401 in the shape of the wire that was asked."""
 
-    def __init__(self, app: ASGIApp, keys: Keys, origins: tuple[str, ...] = (), operators: Keys | None = None) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys, operators: Keys | None = None) -> None:
         self.app = app
         self.keys = keys
         self.operators = operators or Keys(())
-        self.origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -81,42 +73,30 @@ class AuthMiddleware:
         if refusal is None:
             await self.app(scope, receive, send)
         elif scope["type"] == "http":
-            await refusal(scope, receive, send)
+            await error_response(scope, refusal)(scope, receive, send)
         else:
-            await self._close(receive, send)
+            await refuse_websocket(scope, receive, send, refusal)
 
-    def _admit(self, scope: Scope) -> Response | None:
+    def _admit(self, scope: Scope) -> RequestError | None:
         connection = HTTPConnection(scope)
-        websocket = scope["type"] == "websocket"
-        if scope["path"].startswith(OPERATOR_PREFIX):
+        path = route_path(scope)
+        if path.startswith(OPERATOR_PREFIX):
             return self._admit_operator(scope, connection)
+        websocket = scope["type"] == "websocket"
         query = connection.url.query if websocket else ""
         tenant = self.keys.tenant(presented_key(connection.headers, query))
-        if tenant is None and not websocket and (is_public(scope["path"]) or scope["method"] == "OPTIONS"):
+        if tenant is None and not websocket and (is_public(path) or scope["method"] == "OPTIONS"):
             tenant = ""
-        if websocket and not origin_allowed(connection.headers, self.origins):
-            tenant = None
         if tenant is None:
-            error = RequestError("unauthorized", "This server asks for an API key: send Authorization: Bearer KEY.")
-            return error_response(wire_of(scope["path"]), error)
+            return RequestError("unauthorized", "This server asks for an API key: send Authorization: Bearer KEY.")
         scope.setdefault("state", {})["tenant"] = tenant
         return None
 
-    def _admit_operator(self, scope: Scope, connection: HTTPConnection) -> Response | None:
+    def _admit_operator(self, scope: Scope, connection: HTTPConnection) -> RequestError | None:
         if not self.operators:
-            message = "This server has no operator: set AGENT_SERVER_OPERATOR_KEYS."
-            return error_response(wire_of(scope["path"]), RequestError("forbidden", message))
+            return RequestError("forbidden", "This server has no operator: set AGENT_SERVER_OPERATOR_KEYS.")
         if self.operators.tenant(presented_key(connection.headers)) is None:
             message = "This path asks for an operator's key: send Authorization: Bearer KEY."
-            return error_response(wire_of(scope["path"]), RequestError("unauthorized", message))
+            return RequestError("unauthorized", message)
         scope.setdefault("state", {})["tenant"] = ""
         return None
-
-    @staticmethod
-    async def _close(receive: Receive, send: Send) -> None:
-        """The error message first, then close code 1008 (policy): a bare refusal tells a browser nothing."""
-        await receive()
-        await send({"type": "websocket.accept"})
-        text = '{"type":"error","error":"invalid_request","message":"unauthorized","recoverable":false}'
-        await send({"type": "websocket.send", "text": text})
-        await send({"type": "websocket.close", "code": 1008, "reason": "unauthorized"})

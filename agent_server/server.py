@@ -41,15 +41,22 @@ class Server:
     keys: Keys
     closing: bool = False
     on_stop: Callable[[], None] | None = None
-    _started: bool = False
+    _starting: asyncio.Task[None] | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def start(self) -> None:
-        """Open the store, then load the model in the background: the port answers with the progress meanwhile. Once;
-        whoever asks again is content. Raises StartupError."""
-        if self._started:
-            return
-        self._started = True
+        """Open the store, then load the model in the background: the port answers with the progress meanwhile. Once,
+        however often it is asked for; after a failure, asking again tries again. Raises StartupError."""
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start())
+        starting = self._starting
+        if not starting.done():
+            await asyncio.wait((starting,))
+        if starting.cancelled() or starting.exception() is not None:
+            self._starting = None
+        starting.result()
+
+    async def _start(self) -> None:
         try:
             await self.store.open()
         except Exception as error:

@@ -88,7 +88,10 @@ class Settings(BaseSettings):
     operator_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
     """Keys for the paths under /operator/; without any, nobody may use those."""
     cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
-    """Browsers on other origins that may ask; also the allow-list for WebSocket origins."""
+    """Origins whose pages may ask from a browser, over HTTP and WebSockets; pages elsewhere may not."""
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
+    """Names in the Host header that are served besides localhost, addresses and the machine's own name, such as the
+    public name of a reverse proxy; `*.example.com` and `*` are understood. With API keys and none named: all."""
     encryption_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
     """base64 of 32 bytes each; the first seals hidden reasoning, all of them open it (rotation)."""
 
@@ -181,7 +184,10 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Logs hold no bodies, headers or prompts at any level."""
 
-    @field_validator("engine", "agent", "api_keys", "operator_keys", "cors_origins", "encryption_keys", mode="before")
+    @field_validator(
+        "engine", "agent", "api_keys", "operator_keys", "cors_origins", "allowed_hosts", "encryption_keys",
+        mode="before",
+    )  # fmt: skip
     @classmethod
     def _listed(cls, value: Any) -> Any:
         """Lists come from the environment with commas between their items."""

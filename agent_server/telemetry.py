@@ -39,6 +39,10 @@ class Telemetry:
         self.requests = Counter(
             PREFIX + "http_requests", "Requests answered", ["route", "status"], registry=self.registry
         )
+        self.refused = Counter(
+            PREFIX + "requests_refused", "Requests that were refused, by the error's kind", ["reason"],
+            registry=self.registry,
+        )  # fmt: skip
         self.runs = Counter(PREFIX + "request_success", "Runs by how they ended", ["reason"], registry=self.registry)
         self.open_runs = Gauge(PREFIX + "runs_open", "Runs going on", registry=self.registry)
         self.prompt_tokens = Counter(PREFIX + "prompt_tokens", "Prompt tokens of finished runs", registry=self.registry)
@@ -54,6 +58,12 @@ class Telemetry:
         self.constrained = Counter(
             PREFIX + "constrained_requests", "Requests whose output a grammar bound", registry=self.registry
         )
+
+    def answered(self, route: str, status: int, refused: str = "") -> None:
+        """Count an answer by its route's path and its status; `refused`: the error's kind."""
+        self.requests.labels(route=route, status=str(status)).inc()
+        if refused:
+            self.refused.labels(reason=refused).inc()
 
     def watch_engine(self, read: Callable[[], Mapping[str, float]]) -> None:
         self.registry.register(EngineCollector(read))

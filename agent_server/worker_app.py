@@ -38,6 +38,7 @@ from agent_server.engines.worker.frames import (
 )
 from agent_server.routes.http import EventStream, Generated, read_body
 from agent_server.telemetry import Telemetry
+from agent_server.web.origins import BrowserGuard, BrowserPolicy
 
 logger = logging.getLogger("agent_server.worker")
 MAX_REQUEST = 64 * 2**20
@@ -193,7 +194,10 @@ def worker_app(worker: Worker, keys: Keys) -> Starlette:
 
     return Starlette(
         routes=[*_engine_routes(worker), *_operations(worker)],
-        middleware=[Middleware(AuthMiddleware, keys=keys)],
+        middleware=[
+            Middleware(BrowserGuard, policy=BrowserPolicy(pages=False)),
+            Middleware(AuthMiddleware, keys=keys),
+        ],
         lifespan=lifespan,
     )
 

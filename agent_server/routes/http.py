@@ -17,9 +17,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from adapters import errors
-from adapters.errors import RequestError, Wire
+from adapters.errors import RequestError
 from agent_server.engine.protocol import EngineError
+from agent_server.web.context import stream_send
+from agent_server.web.errors import error_response
 
 if TYPE_CHECKING:
     from agent_server.runs.sharing.protocol import AnyRun
@@ -28,20 +29,8 @@ if TYPE_CHECKING:
 RETRY_AFTER = 1.0
 STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 SEND_BYTES = 32 * 1024
-SEND = "agent_server.send"
-"""The scope's own `send` as the server gave it. The layers around a route look at how a response starts and hand on the
-rest, at a coroutine a layer for every frame; frames go past them."""
 PLAIN = "!#$&'()*+,/:;=?@[]~"
 """Characters besides letters, digits and `_.-` that an id keeps in a header."""
-WIRES: tuple[tuple[str, Wire], ...] = (
-    ("/v1/messages", "anthropic"),
-    ("/v1/generate", "generate"),
-    ("/v1/", "openai"),
-    ("/copilotkit", "copilotkit"),
-    ("/generate", "websocket"),
-    ("/tokenize", "openai"),
-    ("/detokenize", "openai"),
-)
 
 
 class Encoder(Protocol):
@@ -55,11 +44,6 @@ class Encoder(Protocol):
     def finish(self) -> bytes: ...
 
     def keep_alive(self) -> bytes: ...
-
-
-def wire_of(path: str) -> Wire:
-    """Whose error shape an answer on this path has."""
-    return next((wire for prefix, wire in WIRES if path.startswith(prefix)), "agui")
 
 
 async def read_body(request: Request, limit: int) -> bytes:
@@ -78,11 +62,6 @@ async def read_body(request: Request, limit: int) -> bytes:
     return b"".join(chunks)
 
 
-def error_response(wire: Wire, error: RequestError, request_id: str | None = None) -> Response:
-    answer = errors.response(wire, error, request_id=request_id)
-    return Response(answer.body, status_code=answer.status, headers=answer.headers, media_type="application/json")
-
-
 def guarded(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
     """A route whose RequestErrors and EngineErrors become answers in the shape of its wire."""
 
@@ -90,10 +69,10 @@ def guarded(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Req
         try:
             return await endpoint(request)
         except RequestError as error:
-            return error_response(wire_of(request.url.path), error)
+            return error_response(request.scope, error)
         except EngineError as error:
             refused = RequestError(error.kind, error.message, error.param, RETRY_AFTER if error.retryable else None)
-            return error_response(wire_of(request.url.path), refused)
+            return error_response(request.scope, refused)
 
     return handle
 
@@ -169,7 +148,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        send = scope.get(SEND, send)
+        send = stream_send(scope, send)
         self._last = asyncio.get_running_loop().time()
         sending = asyncio.create_task(self._send_all(send))
         warming = asyncio.create_task(self._keep_warm(send))

@@ -88,7 +88,7 @@ async def test_a_layer_that_somebody_puts_around_the_application_sees_what_is_st
         async with asyncio.timeout(30):
             while not app.state.server.model.ready:
                 await asyncio.sleep(0.01)
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
             body = {"messages": [{"role": "user", "content": "Hello"}], "stream": True}
             response = await client.post("/v1/chat/completions", json=body)
     assert (response.status_code, said(response.text)) == (200, TEXT)

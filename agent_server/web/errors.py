@@ -1,0 +1,59 @@
+"""Error answers in the shape of the wire that was asked, wherever the application is mounted."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from adapters import errors
+from adapters.errors import RequestError, Wire
+from agent_server.web.context import context_of
+
+WIRES: tuple[tuple[str, Wire], ...] = (
+    ("/v1/messages", "anthropic"),
+    ("/v1/generate", "generate"),
+    ("/v1/", "openai"),
+    ("/copilotkit", "copilotkit"),
+    ("/generate", "websocket"),
+    ("/tokenize", "openai"),
+    ("/detokenize", "openai"),
+)
+
+
+def route_path(scope: Scope) -> str:
+    """The path as the application's own routes name it: without the prefix that it is mounted under, or that a proxy's
+    `root_path` announces. The router's rule (Starlette's `get_route_path`), since what is guarded is what it finds."""
+    path: str = scope["path"]
+    prefix: str = scope.get("root_path", "")
+    if not prefix or not path.startswith(prefix):
+        return path
+    rest = path[len(prefix) :]
+    return rest or "/" if rest[:1] in ("", "/") else path
+
+
+def wire_of(scope: Scope) -> Wire:
+    """Whose error shape an answer to this request has."""
+    path = route_path(scope)
+    return next((wire for prefix, wire in WIRES if path.startswith(prefix)), "agui")
+
+
+def error_response(scope: Scope, error: RequestError) -> Response:
+    """The answer that says why a request was refused; noted in the request's context, which is what is counted."""
+    context = context_of(scope)
+    if context is not None:
+        context.refused = error.kind
+    request_id = None if context is None else context.request_id
+    answer = errors.response(wire_of(scope), error, request_id=request_id)
+    return Response(answer.body, status_code=answer.status, headers=answer.headers, media_type="application/json")
+
+
+async def refuse_websocket(scope: Scope, receive: Receive, send: Send, error: RequestError) -> None:
+    """The error first, then the close code: a handshake that is merely refused tells a browser nothing."""
+    if (context := context_of(scope)) is not None:
+        context.refused = error.kind
+    await receive()
+    await send({"type": "websocket.accept"})
+    body = errors.payload("websocket", error.kind, error.message)
+    await send({"type": "websocket.send", "text": msgspec.json.encode(body).decode()})
+    await send({"type": "websocket.close", "code": errors.row(error.kind).close, "reason": error.kind})
