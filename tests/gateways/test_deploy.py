@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 
 import pytest
@@ -25,9 +26,12 @@ def test_every_setting_that_is_given_exists(compose):
     assert len(names) > 5 and names <= set(Settings.model_fields)
 
 
-def test_the_gateways_differ_in_nothing_but_their_names(compose):
-    gateways = [service for name, service in compose["services"].items() if name.startswith("gateway")]
-    assert len(gateways) == 2 and gateways[0] == gateways[1]
+def test_the_gateways_differ_in_nothing_but_their_names_and_addresses(compose):
+    gateways = [dict(service) for name, service in compose["services"].items() if name.startswith("gateway")]
+    addresses = {gateway.pop("networks")["default"]["ipv4_address"] for gateway in gateways}
+    assert len(gateways) == len(addresses) == 2 and gateways[0] == gateways[1]
+    (network,) = compose["networks"]["default"]["ipam"]["config"]
+    assert all(ip_address(address) in ip_network(network["subnet"]) for address in addresses)
     settings = {
         name.removeprefix("AGENT_SERVER_").lower(): re.sub(r"\$\{[^}]*\}", "x", value)
         for name, value in gateways[0]["environment"].items()
@@ -78,3 +82,21 @@ def test_no_stream_is_buffered_or_cut_while_it_is_silent():
     (size,) = re.findall(r"client_max_body_size (\d+)m;", text)
     assert int(size) * 2**20 == Settings.model_fields["max_body"].default
     assert "sticky" not in text and "ip_hash" not in text
+
+
+def test_the_trial_without_a_gpu_changes_the_engine_alone(compose):
+    trial = yaml.safe_load((DEPLOY / "compose.cpu.yaml").read_text())["services"]
+    gateways = {name for name in compose["services"] if name.startswith("gateway")}
+    assert set(trial) == gateways | {"worker", "vllm"}
+    for name in gateways:
+        assert trial[name] == {"command": ["serve"], "environment": {"AGENT_SERVER_ENGINE": "worker+http://worker:8000"}}
+    named = {name.removeprefix("AGENT_SERVER_").lower() for name in trial["worker"]["environment"]}
+    assert named <= set(Settings.model_fields)
+
+
+def test_each_service_that_is_built_names_a_stage_of_the_dockerfile(compose):
+    trial = yaml.safe_load((DEPLOY / "compose.cpu.yaml").read_text())
+    stages = set(re.findall(r"^FROM \S+ AS (\S+)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE))
+    built = [each for file in (compose, trial) for each in file["services"].values() if "build" in each]
+    assert {each["build"]["target"] for each in built} == {"gateway", "server"} <= stages
+    assert {each["image"] for each in built} == {"agent-server-gateway", "agent-server"}
