@@ -89,7 +89,10 @@ def test_the_trial_without_a_gpu_changes_the_engine_alone(compose):
     gateways = {name for name in compose["services"] if name.startswith("gateway")}
     assert set(trial) == gateways | {"worker", "vllm"}
     for name in gateways:
-        assert trial[name] == {"command": ["serve"], "environment": {"AGENT_SERVER_ENGINE": "worker+http://worker:8000"}}
+        assert trial[name] == {
+            "command": ["serve"],
+            "environment": {"AGENT_SERVER_ENGINE": "worker+http://worker:8000"},
+        }
     named = {name.removeprefix("AGENT_SERVER_").lower() for name in trial["worker"]["environment"]}
     assert named <= set(Settings.model_fields)
 
