@@ -48,11 +48,12 @@ async def open_run(execution: Execution) -> Opening:
         if resume:
             raise RequestError("invalid_request", "Nothing was kept of this thread to be resumed.", "resume")
         return Opening(messages=execution.input.messages)
+    held = parsed(thread.messages) if thread.messages else execution.input.messages
     now = datetime.now(UTC)
     if interrupts.is_replay(resume, thread.interrupts):
-        return await _replay(execution, thread.interrupts)
+        return await _replay(execution, thread.interrupts, held)
     decisions = interrupts.decide(resume, thread.interrupts, now)
-    messages = await _messages(execution, [each.record for each in decisions])
+    messages = await _messages(execution, [each.record for each in decisions], held)
     if decisions:
         await _claim(execution, {each.record.id: interrupts.answer_of(each.entry) for each in decisions})
         return Opening(messages=messages, decisions=decisions)
@@ -71,12 +72,12 @@ async def _claim(execution: Execution, answers: dict[str, dict[str, Any]]) -> No
         raise RequestError("conflict", "Another run is answering these interrupts.", "resume")
 
 
-async def _replay(execution: Execution, records: Sequence[InterruptRecord]) -> Opening:
+async def _replay(execution: Execution, records: Sequence[InterruptRecord], held: Sequence[Message]) -> Opening:
     """Rule 5: the same answers again. Nothing is done twice; what is known of the first time is told again."""
     assert execution.store is not None
     given = {entry.interrupt_id for entry in execution.input.resume or ()}
     answered = [record for record in records if record.id in given]
-    messages = await _messages(execution, answered)
+    messages = await _messages(execution, answered, held)
     first = answered[0].resumed_by or ""
     run = await execution.store.run(execution.tenant, execution.run.thread_id, first)
     if run is not None and run.status in ("finished", "interrupted", "cancelled"):
@@ -92,13 +93,17 @@ def _known(record: InterruptRecord) -> Settled:
     return Settled(record=record, content=interrupts.UNKNOWN, message_id=None, failed=True, fresh=True)
 
 
-async def _messages(execution: Execution, records: Sequence[InterruptRecord]) -> Sequence[Message]:
-    """The client's messages; the thread's own if those do not hold the calls that are being answered."""
-    messages = execution.input.messages
-    if all(_made(messages, record) for record in records):
-        return messages
+async def _messages(
+    execution: Execution, records: Sequence[InterruptRecord], held: Sequence[Message]
+) -> Sequence[Message]:
+    """The conversation as the client holds it; with what the thread holds where the calls that are being answered are
+    missing from that."""
+    if all(_made(held, record) for record in records):
+        return held
     assert execution.store is not None
-    return parsed(await execution.store.messages(execution.tenant, execution.run.thread_id))
+    stored = parsed(await execution.store.messages(execution.tenant, execution.run.thread_id))
+    known = {message.id for message in stored}
+    return [*stored, *(message for message in held if message.id not in known)]
 
 
 def _made(messages: Sequence[Message], record: InterruptRecord) -> bool:

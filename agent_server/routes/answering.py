@@ -95,7 +95,9 @@ async def start_runs(
             for answer in range(inbound.options.n):
                 options = msgspec.structs.replace(_options(inbound.options, answer), raw_prompt=prompt)
                 input = _input(inbound, first=not runs)
-                runs.append(await server.runs.start(input, options, agent=agent, tenant=tenant, grace=grace))
+                runs.append(
+                    await server.runs.start(input, options, agent=agent, tenant=tenant, grace=grace, whole=True)
+                )
     except RequestError:
         for run in runs:
             await run.cancel()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -167,7 +167,7 @@ class Runtime:
         """The thread as it stands, then the run that is going on, if one is. Nothing for an unknown thread."""
         running = await self._server.runs.going_on(thread_id, tenant)
         if running and running[0].log.oldest <= 1:
-            async with contextlib.aclosing(self._join(running[0], encoder)) as frames:
+            async with contextlib.aclosing(self._join(running, encoder)) as frames:
                 async for frame in frames:
                     yield frame
             return
@@ -177,15 +177,31 @@ class Runtime:
         for event in [*copilotkit.replay_head(history), copilotkit.replay_end(history)]:
             yield encoder.encode(event)
 
-    async def _join(self, run: AnyRun, encoder: copilotkit.Encoder) -> AsyncGenerator[bytes, None]:
-        """The messages that the run began from, then everything that it has said and will say."""
-        before = [message.model_dump(mode="json", by_alias=True, exclude_none=True) for message in run.input.messages]
-        history = History(thread_id=run.thread_id, run_id=run.id, messages=before, state=run.input.state)
-        for event in copilotkit.replay_head(history):
-            yield encoder.encode(event)
-        async with contextlib.aclosing(each_of(RunFrames(run, _WithoutStart(encoder)))) as frames:
-            async for frame in frames:
-                yield frame
+    async def _join(self, runs: Sequence[AnyRun], encoder: copilotkit.Encoder) -> AsyncGenerator[bytes, None]:
+        """The thread that the first run began from, with what waits behind it; then everything that the runs have said
+        and will say, one after another. Those that wait count as read from the beginning: they would end else."""
+        first, *waiting = runs
+        read = [RunFrames(first, _WithoutStart(encoder)), *(RunFrames(run, encoder) for run in waiting)]
+        async with contextlib.AsyncExitStack() as stack:
+            frames = [await stack.enter_async_context(contextlib.aclosing(each_of(each))) for each in read]
+            history = History(
+                thread_id=first.thread_id, run_id=first.id, messages=await self._shown(runs), state=first.input.state
+            )
+            for event in copilotkit.replay_head(history):
+                yield encoder.encode(event)
+            for each in frames:
+                async for frame in each:
+                    yield frame
+
+    async def _shown(self, runs: Sequence[AnyRun]) -> list[dict[str, Any]]:
+        """The thread's messages, with those of runs that are not stored (yet)."""
+        found = await self._server.store.messages(runs[0].tenant, runs[0].thread_id)
+        known = {message["id"] for message in found}
+        for message in (message for run in runs for message in run.input.messages):
+            if message.id not in known:
+                known.add(message.id)
+                found.append(message.model_dump(mode="json", by_alias=True, exclude_none=True))
+        return found
 
     async def _history(self, thread_id: str, tenant: str) -> History:
         store = self._server.store

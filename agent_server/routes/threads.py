@@ -46,6 +46,9 @@ def routes(server: Server) -> list[BaseRoute]:
         Route(one, guarded(threads.change), methods=["PATCH"]),
         Route(one, guarded(threads.delete), methods=["DELETE"]),
         Route(one + "/messages", guarded(threads.messages)),
+        Route(one + "/messages/{message_id}", guarded(threads.delete_message), methods=["DELETE"]),
+        Route(one + "/removed", guarded(threads.removed)),
+        Route(one + "/removed/{removal_id}/restore", guarded(threads.restore), methods=["POST"]),
         Route(one + "/state", guarded(threads.state)),
         Route(one + "/runs", guarded(threads.runs)),
         Route(one + "/feedback", guarded(threads.feedback), methods=["GET"]),
@@ -82,13 +85,30 @@ class Threads:
                 "messages": await self._store.messages(tenant, thread_id),
                 "state": await self._store.state(tenant, thread_id),
                 "interrupts": asked,
-                "running": await self._live.ids_on_thread(thread_id, tenant),
+                "running": (running := await self._live.ids_on_thread(thread_id, tenant)),
+                "waiting": running[1:],
             }
         )
 
     async def messages(self, request: Request) -> Response:
         await self._store.thread(*_named(request))
         return json_response({"messages": await self._store.messages(*_named(request))})
+
+    async def removed(self, request: Request) -> Response:
+        """What edits of the history took away."""
+        await self._store.thread(*_named(request))
+        return json_response({"removed": await self._store.removals(*_named(request))})
+
+    async def restore(self, request: Request) -> Response:
+        """Bring back what an edit took away; the messages as they are then."""
+        tenant, thread_id = await self._idle(request)
+        await self._store.restore(tenant, thread_id, request.path_params["removal_id"])
+        return json_response({"messages": await self._store.messages(tenant, thread_id)})
+
+    async def delete_message(self, request: Request) -> Response:
+        tenant, thread_id = await self._idle(request)
+        await self._store.delete_message(tenant, thread_id, request.path_params["message_id"])
+        return Response(status_code=204)
 
     async def state(self, request: Request) -> Response:
         await self._store.thread(*_named(request))
@@ -109,11 +129,16 @@ class Threads:
         return json_response({"thread": record})
 
     async def delete(self, request: Request) -> Response:
+        tenant, thread_id = await self._idle(request)
+        await self._store.delete_thread(tenant, thread_id)
+        return Response(status_code=204)
+
+    async def _idle(self, request: Request) -> tuple[str, str]:
+        """The tenant and the thread; RequestError("conflict") while a run goes on in it."""
         tenant, thread_id = _named(request)
         if await self._live.ids_on_thread(thread_id, tenant):
             raise RequestError("conflict", "A run is going on in this thread; cancel it first.")
-        await self._store.delete_thread(tenant, thread_id)
-        return Response(status_code=204)
+        return tenant, thread_id
 
     async def feedback(self, request: Request) -> Response:
         await self._store.thread(*_named(request))

@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from adapters.errors import RequestError
 from agent_server.engine.protocol import EngineError
 from agent_server.runs.execution import Ending, Execution, Runnable
 from agent_server.runs.run import Run
-from events.vocabulary import PROTOCOL_VERSION, CancelledOutcome, Event, RunError, RunFinished, RunStarted
+from events.vocabulary import PROTOCOL_VERSION, CancelledOutcome, Custom, Event, RunError, RunFinished, RunStarted
 
 if TYPE_CHECKING:
     from agent_server.store import Store
 
 log = logging.getLogger("agent_server.runs")
+WAITING_EVENT = "agent_server.waiting"
+"""CUSTOM {"behind": [run ids]}: the run was accepted and begins when those on its thread have ended."""
 STOPPED_SECONDS = 1.0
 RECORD_SECONDS = 30.0  # how long the store may take to record an ending
+
+
+class Turn(Protocol):
+    """A run's turn on its thread."""
+
+    async def before(self) -> Sequence[str]:
+        """The ids of the runs that must end first, as far as is known."""
+
+    async def come(self) -> None:
+        """Wait for it."""
 
 
 class Driver:
@@ -31,9 +43,10 @@ class Driver:
         self.agent = agent
         self.execution = Execution(run, store, new_id)
         self._run_seconds = run_seconds
+        self._accepted = False
 
-    async def drive(self, turn: Callable[[], Awaitable[None]]) -> None:
-        """turn: waits until it is the run's turn on its thread."""
+    async def drive(self, turn: Turn) -> None:
+        """turn: the run's turn on its thread."""
         terminal = await self._attempt(turn)
         self.run.state = "ending"  # from here on nobody may cancel it: what happened is being written down
         try:
@@ -43,13 +56,15 @@ class Driver:
         finally:
             self.execution.conclude(terminal)
 
-    async def _attempt(self, turn: Callable[[], Awaitable[None]]) -> Event:
+    async def _attempt(self, turn: Turn) -> Event:
         # A run that was stopped before its first step waits a moment for its turn, so that what was said is kept.
         seconds = self._run_seconds if self.run.stopped_by is None else STOPPED_SECONDS
         self.run.state = "queued"
         try:
             async with asyncio.timeout(seconds) as deadline:
-                await turn()
+                if before := await turn.before():
+                    await self._wait_behind(before)
+                await turn.come()
                 self.run.state = "running"
                 await self._open()
                 if self.run.stopped_by is not None:
@@ -68,21 +83,40 @@ class Driver:
         except Exception:
             return self._crashed()
 
+    async def _wait_behind(self, before: Sequence[str]) -> None:
+        """Keep what the run was sent with, and say that it waits: its client may be gone before it begins."""
+        run, store = self.run, self.execution.store
+        if store is not None:
+            self._accepted = True  # also where this is cancelled: what the store was handed it writes
+            await store.accept_run(
+                run.tenant,
+                run.thread_id,
+                run.id,
+                agent=run.agent,
+                parent_run_id=run.input.parent_run_id,
+                messages=self._messages(),
+            )
+        self.execution.emit(self._started())
+        self.execution.emit(Custom(name=WAITING_EVENT, value={"behind": list(before)}))
+
     async def _open(self) -> None:
         run, execution = self.run, self.execution
         if execution.store is not None:
-            # A resume may be a repetition from a client whose history is older than the thread's.
-            given = [] if run.input.resume else run.input.messages
-            messages = [message.model_dump(mode="json", by_alias=True) for message in given]
             execution.thread = await execution.store.begin_run(
                 run.tenant,
                 run.thread_id,
                 run.id,
                 agent=run.agent,
                 parent_run_id=run.input.parent_run_id,
-                messages=messages,
+                messages=self._messages(),
+                edits=not self._accepted and not run.input.resume,
+                recall=not run.whole,
             )
-        execution.emit(self._started())
+        if not run.log.last:
+            execution.emit(self._started())
+
+    def _messages(self) -> list[dict[str, Any]]:
+        return [message.model_dump(mode="json", by_alias=True) for message in self.run.input.messages]
 
     def _started(self) -> Event:
         return RunStarted(
@@ -119,7 +153,7 @@ class Driver:
         while task is not None and task.cancelling():
             task.uncancel()
         if self.run.stopped_by in ("cancelled", "disconnected"):
-            if self.run.log.last == 0:
+            if not self.run.log.last:
                 self.execution.emit(self._started())
             return self._finished(Ending(outcome=CancelledOutcome(), reason="cancelled"))
         return self._failed("unavailable", "The server stopped before the run was complete.", retryable=True)
@@ -133,7 +167,7 @@ class Driver:
         """Close what is open and make the ending durable before anyone is told of it."""
         self.execution.close_open()
         store = self.execution.store
-        if store is None or self.execution.thread is None:
+        if store is None or (self.execution.thread is None and not self._accepted):
             return terminal
         try:
             async with asyncio.timeout(RECORD_SECONDS):

@@ -9,7 +9,6 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -50,6 +49,25 @@ class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
     replay_bytes: int = 64 * 2**20
     replay_runs: int = 4096
     log: LogLimits = LogLimits()
+
+
+class Turn:
+    """A run's turn on its thread: after the runs before it here, then after those of other gateways."""
+
+    def __init__(self, run: Run, earlier: Sequence[Run], sharing: Sharing | None) -> None:
+        self._run = run
+        self._earlier = earlier
+        self._sharing = sharing
+
+    async def before(self) -> list[str]:
+        here = [run.id for run in self._earlier if not run.finished]
+        return here if self._sharing is None else [*await self._sharing.before(self._run), *here]
+
+    async def come(self) -> None:
+        for run in self._earlier:
+            await run.done.wait()
+        if self._sharing is not None:
+            await self._sharing.turn(self._run)
 
 
 class RunManager:
@@ -108,12 +126,14 @@ class RunManager:
         agent: str = "default",
         tenant: str = "",
         grace: float | None = None,
+        whole: bool = False,
         warnings: Sequence[str] = (),
     ) -> Run:
         """Begin a run and return at once; what happens is in its events.
 
-        grace: seconds the run outlives its last reader; None is the server's. `float("inf")`: for ever. warnings: what
-        the wire noticed about the request, for RUN_FINISHED's metadata.
+        grace: seconds the run outlives its last reader; None is the server's. `float("inf")`: for ever. whole: on this
+        wire the messages are the whole conversation, whatever the thread holds. warnings: what the wire noticed about
+        the request, for RUN_FINISHED's metadata.
         Raises RequestError: "not_found" (no such agent), "invalid_request" (an id that no store, header or log could
         carry), "overloaded", "unavailable" (shutting down), "conflict" (the
         run id is in use, or its thread is busy and queueing is off or full).
@@ -128,6 +148,7 @@ class RunManager:
             tenant=tenant,
             grace=None if grace == float("inf") else grace,
             limits=self.limits.log,
+            whole=whole,
         )
         earlier = self._enter(run)
         driver = Driver(run, runnable, self.store if options.store else None, self.new_id, self.limits.run_seconds)
@@ -135,7 +156,7 @@ class RunManager:
             driver.execution.warn(warning)
         if self.sharing is not None:
             await self._share(self.sharing, run, driver, earlier)
-        run.task = asyncio.create_task(driver.drive(partial(self._turn, run, earlier)), name=f"run {run.id}")
+        run.task = asyncio.create_task(driver.drive(Turn(run, earlier, self.sharing)), name=f"run {run.id}")
         run.task.add_done_callback(lambda _: self._leave(run, driver))
         run.await_reader()
         if self._stopped_early.pop(run.key, 0.0) > time.monotonic():
@@ -267,13 +288,6 @@ class RunManager:
                 del self._runs[run.key]
             sharing.leave(run)
             raise
-
-    async def _turn(self, run: Run, earlier: Sequence[Run]) -> None:
-        """Wait for the thread: first for the runs before it here, then for those of other gateways."""
-        for other in earlier:
-            await other.done.wait()
-        if self.sharing is not None:
-            await self.sharing.turn(run)
 
     def _leave(self, run: Run, driver: Driver) -> None:
         driver.abandoned()

@@ -25,7 +25,8 @@ FIRST_READER_SECONDS = 30.0  # how long a run that nobody has begun to read yet 
 class Run:
     """A run: its log, its controls and who reads it. Made by RunManager.start alone.
 
-    `grace` is in seconds: how long the run lives on when its last reader is gone; None: for ever.
+    `grace` is in seconds: how long the run lives on when its last reader is gone; None: for ever. whole: its messages
+    are the whole conversation, so that nothing that its thread holds is missing from them.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Run:
         tenant: str,
         grace: float | None,
         limits: LogLimits,
+        whole: bool = False,
     ) -> None:
         self.id = input.run_id
         self.thread_id = input.thread_id
@@ -44,6 +46,7 @@ class Run:
         self.options = options
         self.agent = agent
         self.tenant = tenant
+        self.whole = whole
         self.state: State = "created"
         self.log = EventLog(limits)
         self.controls = Controls()

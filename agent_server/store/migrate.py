@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from agent_server.store.schema import metadata
 MIGRATIONS = Path(__file__).parent / "migrations"
 LOCK = 0x61675F6D6967  # one server migrates a shared PostgreSQL at a time
 TARGET = "head"
+Steps = Callable[[str, Any], Any]
 
 
 async def migrate(engine: AsyncEngine) -> None:
@@ -33,14 +35,23 @@ def load() -> ScriptDirectory:
     return scripts
 
 
-def upgrade(connection: Connection, scripts: ScriptDirectory) -> None:
+def upgrade(connection: Connection, scripts: ScriptDirectory, target: str = TARGET) -> None:
+    _run(connection, scripts, target, scripts._upgrade_revs)  # as alembic's own `upgrade` command does
+
+
+def downgrade(connection: Connection, scripts: ScriptDirectory, target: str) -> None:
+    """Bring a database back to an earlier schema ("base": to none)."""
+    _run(connection, scripts, target, scripts._downgrade_revs)
+
+
+def _run(connection: Connection, scripts: ScriptDirectory, target: str, steps: Steps) -> None:
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": LOCK})
 
-    def steps(revision: Any, _: Any) -> Any:
-        return scripts._upgrade_revs(TARGET, revision)  # as alembic's own `upgrade` command does
+    def chosen(revision: Any, _: Any) -> Any:
+        return steps(target, revision)
 
-    with EnvironmentContext(Config(), scripts, fn=steps, destination_rev=TARGET) as environment:
+    with EnvironmentContext(Config(), scripts, fn=chosen, destination_rev=target) as environment:
         environment.configure(connection=connection, target_metadata=metadata, render_as_batch=True)
         with environment.begin_transaction():
             environment.run_migrations()

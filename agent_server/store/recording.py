@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from sqlalchemy import and_, bindparam, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from agent_server.store import messages as kept
 from agent_server.store import rows, schema
 from agent_server.store.records import RunStatus, ThreadState
 from agent_server.store.rows import bound, decoded, encoded, now_ms, of, of_bound
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from agent_server.runs import Execution
 
 NAME_LENGTH = 80
+UNFINISHED = ("waiting", "running")
 _OTHER_OWNERS = (
     select(schema.runs.c.owner)
     .where(of_bound(schema.runs), schema.runs.c.status == "running", schema.runs.c.owner != bindparam("own"))
@@ -31,22 +34,32 @@ _CHANGE_THREAD = update(schema.threads).where(of_bound(schema.threads))
 _CHANGE_RUN = update(schema.runs).where(of_bound(schema.runs), schema.runs.c.id == bindparam("of_run"))
 
 
-async def begin(
-    connection: AsyncConnection, run: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]
-) -> ThreadState:
-    """Enter a run (a row of `runs`) and its thread; what the thread was before.
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """A run as it is entered. run: a row of `runs`. messages: the client's, in wire form. removal: the id of what an
+    edit that they make takes away. edits: they may make one. recall: the client may leave out what is stored."""
 
-    A thread that waits for an answer does not take the messages yet: the input may be refused.
-    """
-    tenant, thread_id = run["tenant"], run["thread_id"]
-    state = await _touch(connection, tenant, thread_id, run["agent"], name_from(messages))
-    interrupts = await rows.load_interrupts(connection, tenant, thread_id)
-    owners = await _other_owners(connection, tenant, thread_id, run["owner"])
-    changed = [name for name in run if name not in ("tenant", "thread_id", "id")]
-    await rows.upsert(connection, schema.runs, [run], changed)
-    if messages and not any(each.status == "open" for each in interrupts):
-        await rows.save_messages(connection, tenant, thread_id, messages)
-    return ThreadState(state=state, interrupts=interrupts, owners=owners)
+    run: dict[str, Any]
+    messages: Sequence[Mapping[str, Any]] = ()
+    removal: str = ""
+    edits: bool = False
+    recall: bool = False
+
+    async def write(self, connection: AsyncConnection) -> ThreadState:
+        """Enter the run and its thread; what the thread was before.
+
+        A thread that waits for an answer does not take the messages yet: the input may be refused.
+        """
+        run, thread = self.run, (self.run["tenant"], self.run["thread_id"])
+        state = await _touch(connection, *thread, run["agent"], name_from(self.messages))
+        interrupts = await rows.load_interrupts(connection, *thread)
+        owners = await _other_owners(connection, *thread, run["owner"])
+        changed = [name for name in run if name not in ("tenant", "thread_id", "id")]
+        await rows.upsert(connection, schema.runs, [run], changed)
+        messages = await kept.Thread.read(connection, *thread)
+        recalled = await kept.recall(messages, self.messages) if self.recall else ()
+        if self.messages and not any(each.status == "open" for each in interrupts):
+            await kept.take(messages, self.messages, self.removal, edits=self.edits)
+        return ThreadState(state=state, messages=recalled, interrupts=interrupts, owners=owners)
 
 
 async def _other_owners(connection: AsyncConnection, tenant: str, thread_id: str, owner: int) -> tuple[int, ...]:
@@ -104,7 +117,7 @@ class Conclusion:
         await connection.execute(_CHANGE_THREAD, bound(self.tenant, self.thread_id, **changes))
         await connection.execute(_CHANGE_RUN, bound(self.tenant, self.thread_id, of_run=self.run_id, **self.run))
         if self.messages:
-            await rows.save_messages(connection, self.tenant, self.thread_id, self.messages)
+            await kept.add(connection, self.tenant, self.thread_id, self.messages)
         if self.status == "interrupted":
             await rows.upsert(connection, schema.interrupts, self.interrupts, ["interrupt", "call", "status"])
 
@@ -144,7 +157,7 @@ async def refuse(connection: AsyncConnection, run: Mapping[str, Any]) -> None:
 async def mark_broken(connection: AsyncConnection, owners: Sequence[int]) -> None:
     """The runs of servers that died."""
     table = schema.runs
-    where = and_(table.c.status == "running", table.c.owner.in_(owners))
+    where = and_(table.c.status.in_(UNFINISHED), table.c.owner.in_(owners))
     await connection.execute(update(table).where(where).values(status="broken", ended_at=now_ms()))
 
 

@@ -6,8 +6,9 @@ from typing import Any, Literal
 
 import msgspec
 
-RunStatus = Literal["running", "finished", "interrupted", "cancelled", "failed", "broken"]
+RunStatus = Literal["waiting", "running", "finished", "interrupted", "cancelled", "failed", "broken"]
 InterruptStatus = Literal["open", "claimed", "answered"]
+RemovalKind = Literal["regenerated", "edited", "changed", "deleted"]
 
 
 class InterruptRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +32,8 @@ class InterruptRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One run. Times in integer milliseconds. `error`: the RUN_ERROR's code. "broken": the server died in mid-run."""
+    """One run. Times in integer milliseconds. `error`: the RUN_ERROR's code. "waiting": accepted, behind another run of
+    its thread. "broken": the server died in mid-run."""
 
     id: str
     thread_id: str
@@ -58,12 +60,29 @@ class ThreadRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class ThreadState(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run needs to know of its thread before it begins. `owners`: of the other servers that have a run going
-    on in it, as far as the records tell."""
+    """What a run needs to know of its thread before it begins. owners: of the other servers that have a run going
+    on in it, as far as the records tell. messages: the conversation, in wire form, where the client does not show it
+    itself; else ()."""
 
     state: Any = None
+    messages: tuple[dict[str, Any], ...] = ()
     owners: tuple[int, ...] = ()
     interrupts: tuple[InterruptRecord, ...] = ()
+
+
+class Removal(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What one edit of a thread's history took away, and can be had back.
+
+    kind: "regenerated": what followed a message that was asked again; "edited": the same for one that came with other
+    words, with its former words; "changed": the former words of messages whose answers stayed; "deleted". after_id:
+    the message that the first of them followed. messages: in wire form. Times in integer milliseconds.
+    """
+
+    id: str
+    kind: RemovalKind
+    after_id: str | None
+    removed_at: int
+    messages: list[dict[str, Any]]
 
 
 class FeedbackRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row, Table, and_, bindparam, delete, select
+from sqlalchemy import Row, Table, and_, bindparam, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import ColumnElement
@@ -75,68 +74,7 @@ async def upsert(
         await connection.execute(statement, [dict(row) for row in rows])
 
 
-def digest_of(body: str) -> str:
-    return hashlib.blake2b(body.encode(), digest_size=16).hexdigest()
-
-
-_DIGESTS = select(schema.messages.c.id, schema.messages.c.position, schema.messages.c.digest).where(
-    of_bound(schema.messages)
-)
-
-
-async def save_messages(
-    connection: AsyncConnection, tenant: str, thread_id: str, given: Sequence[Mapping[str, Any]]
-) -> None:
-    """Make the thread's messages those given, in their order, writing only what changed.
-
-    The client's history is the authority: what it leaves out was removed by its user. But a client that shows no
-    message the store knows did not have the history; then its messages come after it, unless it is the same history
-    under new ids.
-    """
-    table = schema.messages
-    found = await connection.execute(_DIGESTS, bound(tenant, thread_id))
-    stored = {row.id: (row.position, row.digest) for row in found}
-    ids = {str(message["id"]) for message in given}
-    first = 0
-    if stored and not ids & set(stored):
-        if await _is_retelling(connection, tenant, thread_id, given):
-            first = 0
-        else:
-            first = 1 + max(position for position, _ in stored.values())
-    if first == 0 and (gone := set(stored) - ids):
-        await connection.execute(delete(table).where(of(table, tenant, thread_id), table.c.id.in_(sorted(gone))))
-    bodies = {str(message["id"]): encoded(message) or "" for message in given}
-    rows = [
-        {"tenant": tenant, "thread_id": thread_id, "id": id, "position": place, "digest": digest_of(body), "body": body}
-        for place, (id, body) in enumerate(bodies.items(), first)
-    ]
-    changed = [row for row in rows if stored.get(str(row["id"])) != (row["position"], row["digest"])]
-    await upsert(connection, table, changed, ["position", "digest", "body"])
-
-
-async def _is_retelling(
-    connection: AsyncConnection, tenant: str, thread_id: str, given: Sequence[Mapping[str, Any]]
-) -> bool:
-    """Whether the messages begin with what the thread's own say, role by role."""
-    stored = [_said(each) for each in await load_messages(connection, tenant, thread_id)]
-    return [_said(each) for each in given][: len(stored)] == stored
-
-
-def _said(message: Mapping[str, Any]) -> tuple[Any, Any]:
-    return message.get("role"), message.get("content")
-
-
-_BODIES = (
-    select(schema.messages.c.body)
-    .where(of_bound(schema.messages))
-    .order_by(schema.messages.c.position, schema.messages.c.id)
-)
 _INTERRUPTS = select(schema.interrupts).where(of_bound(schema.interrupts)).order_by(schema.interrupts.c.id)
-
-
-async def load_messages(connection: AsyncConnection, tenant: str, thread_id: str) -> list[dict[str, Any]]:
-    found = await connection.execute(_BODIES, bound(tenant, thread_id))
-    return [decoded(row.body) for row in found]
 
 
 async def load_interrupts(connection: AsyncConnection, tenant: str, thread_id: str) -> tuple[InterruptRecord, ...]:

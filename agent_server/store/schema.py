@@ -36,6 +36,20 @@ messages = Table(
     Column("body", Text, nullable=False),
 )
 
+removed_messages = Table(
+    "removed_messages",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("thread_id", Text, primary_key=True),
+    Column("removal", Text, primary_key=True),
+    Column("id", Text, primary_key=True),
+    Column("kind", Text, nullable=False),
+    Column("place", Integer, nullable=False),
+    Column("after_id", Text),
+    Column("body", Text, nullable=False),
+    Column("removed_at", BigInteger, nullable=False),
+)
+
 runs = Table(
     "runs",
     metadata,
@@ -94,4 +108,4 @@ responses = Table(
 WHOLE_MESSAGE = -1
 """A feedback's `position` where it is on no place in particular."""
 
-OF_A_THREAD = (messages, runs, interrupts, feedback)
+OF_A_THREAD = (messages, removed_messages, runs, interrupts, feedback)

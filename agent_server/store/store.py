@@ -11,11 +11,21 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from adapters.errors import RequestError
+from agent_server.ids import new_id
+from agent_server.store import messages as kept
 from agent_server.store import recording, rows, schema
 from agent_server.store.database import is_memory, make_engine, make_folder, make_owners, with_driver
 from agent_server.store.migrate import migrate
 from agent_server.store.owners import new_owner
-from agent_server.store.records import FeedbackRecord, InterruptRecord, RunRecord, ThreadRecord, ThreadState
+from agent_server.store.records import (
+    FeedbackRecord,
+    InterruptRecord,
+    Removal,
+    RunRecord,
+    RunStatus,
+    ThreadRecord,
+    ThreadState,
+)
 from agent_server.store.rows import checked_id, decoded, encoded, now_ms, of
 from agent_server.store.thread import LoopThread
 from agent_server.store.writer import Writer
@@ -85,21 +95,47 @@ class Store:
         agent: str = "default",
         parent_run_id: str | None = None,
         messages: Sequence[Mapping[str, Any]] = (),
+        edits: bool = True,
+        recall: bool = False,
     ) -> ThreadState:
         """Record that a run begins, with the messages it begins from; what the thread was before.
 
-        RequestError("conflict") while another server on this database has a run going on in the thread.
+        edits: a message that is shown last may be asked again, in the place of what followed it. recall: say what the
+        thread holds where the messages do not show it. RequestError("conflict") while another server on this database
+        has a run going on in the thread.
         """
-        run = {
-            "tenant": tenant, "thread_id": checked_id(thread_id, "threadId"), "id": checked_id(run_id, "runId"),
-            "agent": agent, "parent_run_id": parent_run_id, "status": "running", "owner": self.owner, "error": None,
-            "outcome": None, "usage": None, "created_at": now_ms(), "ended_at": None,
-        }  # fmt: skip
-        state = await self._write(lambda connection: recording.begin(connection, run, messages))
+        entry = recording.Entry(
+            run=self._row(tenant, thread_id, run_id, agent, parent_run_id, "running"),
+            messages=messages, removal=new_id("removal"), edits=edits, recall=recall,
+        )  # fmt: skip
+        state = await self._write(entry.write)
         if not await self._bury(state.owners):
-            await self._write(lambda connection: recording.refuse(connection, run))
+            await self._write(lambda connection: recording.refuse(connection, entry.run))
             raise RequestError("conflict", "This thread has a run going on at another server.", retry_after=1.0)
         return state
+
+    async def accept_run(
+        self,
+        tenant: str,
+        thread_id: str,
+        run_id: str,
+        *,
+        agent: str = "default",
+        parent_run_id: str | None = None,
+        messages: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        """Keep what a run was sent with while it waits for its thread. Nothing that is stored is edited by it."""
+        run = self._row(tenant, thread_id, run_id, agent, parent_run_id, "waiting")
+        await self._write(recording.Entry(run=run, messages=messages).write)
+
+    def _row(
+        self, tenant: str, thread_id: str, run_id: str, agent: str, parent_run_id: str | None, status: RunStatus
+    ) -> dict[str, Any]:
+        return {
+            "tenant": tenant, "thread_id": checked_id(thread_id, "threadId"), "id": checked_id(run_id, "runId"),
+            "agent": agent, "parent_run_id": parent_run_id, "status": status, "owner": self.owner, "error": None,
+            "outcome": None, "usage": None, "created_at": now_ms(), "ended_at": None,
+        }  # fmt: skip
 
     async def end_run(self, execution: Execution, terminal: Event) -> None:
         """Record how a run ended: its messages, the state, what it asks, all at once."""
@@ -123,7 +159,22 @@ class Store:
 
     async def messages(self, tenant: str, thread_id: str) -> list[dict[str, Any]]:
         """The thread's messages in order, in wire form; [] for a thread that does not exist."""
-        return await self._read(lambda connection: rows.load_messages(connection, tenant, thread_id))
+        return await self._read(lambda connection: kept.load(connection, tenant, thread_id))
+
+    async def removals(self, tenant: str, thread_id: str) -> list[Removal]:
+        """What edits of the thread's history took away, latest first."""
+        return await self._read(lambda connection: kept.removals(connection, tenant, thread_id))
+
+    async def restore(self, tenant: str, thread_id: str, removal: str) -> None:
+        """Bring back what an edit took away; what stands in its place since is removed in its turn.
+        RequestError("not_found")."""
+        swapped = new_id("removal")
+        await self._write(lambda connection: kept.restore(connection, tenant, thread_id, removal, swapped))
+
+    async def delete_message(self, tenant: str, thread_id: str, message_id: str) -> None:
+        """Take a message out of its thread, with the results of its calls. RequestError("not_found")."""
+        removal = new_id("removal")
+        await self._write(lambda connection: kept.remove(connection, tenant, thread_id, message_id, removal))
 
     async def state(self, tenant: str, thread_id: str) -> Any:
         query = select(schema.threads.c.state).where(of(schema.threads, tenant, thread_id))
@@ -284,7 +335,7 @@ class Store:
 
     async def find_broken(self) -> None:
         """Record the runs of servers that died as broken."""
-        running = select(schema.runs.c.owner).where(schema.runs.c.status == "running").distinct()
+        running = select(schema.runs.c.owner).where(schema.runs.c.status.in_(recording.UNFINISHED)).distinct()
         await self._bury([row.owner for row in await self._rows(running) if row.owner != self.owner])
 
     async def _lives(self, owner: int) -> bool:

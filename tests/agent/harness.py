@@ -38,6 +38,10 @@ class House:
         self.state: Any = None
         self.runs = itertools.count(1)
 
+    @property
+    def options(self) -> GenerationOptions:
+        return GenerationOptions(store=self.store is not None)
+
     def new_id(self, prefix: str) -> str:
         return f"{prefix}_{next(self._count)}"
 
@@ -68,7 +72,7 @@ class House:
     async def start(
         self, text: str | None = None, *, options: GenerationOptions | None = None, agent: str = "default", **more: Any
     ) -> Run:
-        chosen = options or GenerationOptions(store=self.store is not None)
+        chosen = options or self.options
         return await self.manager.start(self.input(text, **more), chosen, agent=agent)
 
     async def ask(self, text: str | None = None, **more: Any) -> list[Event]:

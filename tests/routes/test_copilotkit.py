@@ -117,6 +117,37 @@ async def test_connect_joins_a_run_that_is_going_on():
     assert joined[2:] == original[1:]
 
 
+async def test_a_reload_shows_a_message_that_waits_and_stays_for_its_answer():
+    """The network was cut: the page's run goes on alone, and what was typed next waits behind it when it is loaded
+    anew."""
+    script = [Script(text="One. " * 30, delay=0.02), Script(text="Two.")]
+    second = [body()["messages"][0], {"id": "u2", "role": "user", "content": "And?"}]
+    async with serving(scripted(script), grace=0.3) as running, httpx.AsyncClient(base_url=running.url) as client:
+        cut = asyncio.create_task(client.post("/copilotkit/agent/default/run", json=body()))
+        while len(running.engine.running) == 0:
+            await asyncio.sleep(0.01)
+        waits = asyncio.create_task(
+            client.post("/copilotkit/agent/default/run", json=body(runId="r2", messages=second))
+        )
+        while len(await running.server.store.messages("", "t1")) < 2:
+            await asyncio.sleep(0.01)
+        for left in (cut, waits):
+            left.cancel()
+        thread = (await client.get("/agui/threads/t1")).json()
+        assert (thread["running"], thread["waiting"]) == (["r1", "r2"], ["r2"])
+        joined = events_of(await client.post("/copilotkit/agent/default/connect", json=body(messages=[])))
+        kept = (await client.get("/copilotkit/threads/t1/messages")).json()["messages"]
+    assert [message["content"] for message in joined[1]["messages"]] == ["Hi", "And?"]
+    assert [(each["type"], each["runId"]) for each in joined if each["type"].startswith("RUN_")] == [
+        ("RUN_STARTED", "r1"),
+        ("RUN_FINISHED", "r1"),
+        ("RUN_STARTED", "r2"),
+        ("RUN_FINISHED", "r2"),
+    ]
+    assert {"type": "CUSTOM", "name": "agent_server.waiting", "value": {"behind": ["r1"]}} in joined
+    assert [message["content"].strip() for message in kept] == ["Hi", "One. " * 29 + "One.", "And?", "Two."]
+
+
 async def test_stop_ends_the_run_by_thread_or_by_run_and_frees_the_slot():
     slow = scripted([Script(text="word " * 1000, delay=0.01)])
     async with serving(slow) as running, httpx.AsyncClient(base_url=running.url) as client:

@@ -147,3 +147,38 @@ async def test_a_thread_with_a_run_going_on_is_not_deleted():
         await client.post("/agui/runs/r1/cancel")
         await reading
         assert (await client.delete("/agui/threads/t1")).status_code == 204
+
+
+async def test_the_history_keeps_what_a_client_leaves_out_and_gives_back_what_an_edit_took():
+    async with serving(scripted("Hello.")) as running, httpx.AsyncClient(base_url=running.url) as client:
+
+        async def told(*messages: tuple[str, str]) -> list[str]:
+            sent = [{"id": id, "role": "user", "content": text} for id, text in messages]
+            assert (await client.post("/agui", json=body(messages=sent))).status_code == 200
+            return await stored()
+
+        async def stored() -> list[str]:
+            return [each["content"] for each in (await client.get("/agui/threads/t1/messages")).json()["messages"]]
+
+        await told(("u1", "one"))
+        assert await told(("u2", "two")) == ["one", "Hello.", "two", "Hello."]
+        assert await told(("u1", "one")) == ["one", "Hello."]
+        (removal,) = (await client.get("/agui/threads/t1/removed")).json()["removed"]
+        assert removal["kind"] == "regenerated"
+        assert [each["content"] for each in removal["messages"]] == ["Hello.", "two", "Hello."]
+        restored = await client.post(f"/agui/threads/t1/removed/{removal['id']}/restore")
+        assert restored.status_code == 200 and len(restored.json()["messages"]) == 4
+        assert (await client.delete("/agui/threads/t1/messages/u2")).status_code == 204
+        assert await stored() == ["one", "Hello.", "Hello."]
+        for method, path in (("DELETE", "messages/u2"), ("POST", "removed/x/restore")):
+            assert (await client.request(method, f"/agui/threads/t1/{path}")).status_code == 404
+
+
+async def test_the_history_is_not_edited_under_a_run_that_is_going_on():
+    slow = scripted([Script(text="word " * 1000, delay=0.01)])
+    async with serving(slow) as running, httpx.AsyncClient(base_url=running.url) as client:
+        reading = await begun(client)
+        for method, path in (("DELETE", "messages/u1"), ("POST", "removed/x/restore")):
+            assert (await client.request(method, f"/agui/threads/t1/{path}")).status_code == 409
+        await client.post("/agui/runs/r1/cancel")
+        await reading

@@ -15,6 +15,7 @@ from agent_server.store.records import ThreadState
 from events.options import GenerationOptions
 from events.vocabulary import (
     CancelledOutcome,
+    Custom,
     Event,
     ReasoningMessageStart,
     ReasoningStart,
@@ -224,8 +225,9 @@ async def test_runs_on_one_thread_are_never_interleaved():
     order: list[str] = []
 
     async def watch(run) -> None:
-        async for _ in run.events():
-            order.append(run.id)  # noqa: PERF401 (the order in which events come is what is looked at)
+        async for _, event in run.events():
+            if not isinstance(event, RunStarted | Custom):  # those that wait say so at once
+                order.append(run.id)
 
     await asyncio.gather(*map(watch, runs))
     assert [name for name, _ in itertools.groupby(order)] == ["r0", "r1", "r2", "r3"]
@@ -239,11 +241,24 @@ async def test_a_waiting_run_that_is_cancelled_does_not_let_the_next_one_pass():
     assert isinstance((await second.wait()).outcome, CancelledOutcome)
     await asyncio.sleep(0.01)
     assert third.state == "queued"
-    assert [type(event).__name__ for event in second.log.snapshot()] == ["RunStarted", "RunFinished"]
+    assert [type(event).__name__ for event in second.log.snapshot()] == ["RunStarted", "Custom", "RunFinished"]
     await first.cancel()
     await asyncio.sleep(0.01)
     assert third.state == "running"
     await third.cancel()
+
+
+async def test_a_run_that_waits_for_its_thread_says_so_at_once_and_behind_which():
+    manager = manager_of(forever)
+    runs = [await manager.start(ask(f"r{index}"), OPTIONS) for index in range(3)]
+    readers = [run.events() for run in runs]
+    for reader, run, behind in zip(readers[1:], runs[1:], (["r0"], ["r0", "r1"]), strict=True):
+        assert isinstance((await anext(reader))[1], RunStarted)
+        assert (await anext(reader))[1] == Custom(name="agent_server.waiting", value={"behind": behind})
+        assert run.state == "queued"
+    await runs[0].cancel()
+    assert isinstance((await anext(readers[1]))[1], TextMessageStart)
+    await manager.close(0)
 
 
 async def test_queueing_can_be_off():

@@ -14,7 +14,8 @@ from sqlalchemy import create_engine
 
 from adapters.errors import RequestError
 from agent_server.runs import Execution, LogLimits, Run
-from agent_server.store import Store, owners
+from agent_server.store import Store, migrate, owners
+from agent_server.store.database import make_engine, with_driver
 from agent_server.store.schema import metadata
 from events.options import GenerationOptions
 from events.vocabulary import (
@@ -85,26 +86,6 @@ async def test_a_run_s_status_is_its_terminal_event(store: Store, terminal, stat
     await store.end_run(execution(), terminal)
     (run,) = await store.runs("", "t")
     assert (run.status, run.error) == (status, error)
-
-
-async def test_the_client_s_history_is_the_authority(store: Store):
-    await store.begin_run("", "t", "r", messages=[user("u1", "a"), assistant("a1", "b"), user("u2", "c")])
-    edited = [user("u1", "a"), user("u3", "something else")]
-    await store.begin_run("", "t", "r2", messages=edited)
-    assert await store.messages("", "t") == edited
-    swapped = [user("u3", "something else"), user("u1", "now edited")]
-    await store.begin_run("", "t", "r3", messages=swapped)
-    assert await store.messages("", "t") == swapped
-
-
-async def test_a_client_without_the_history_adds_to_it_and_a_retelling_replaces_it(store: Store):
-    first = [user("u1", "a"), assistant("a1", "b")]
-    await store.begin_run("", "t", "r", messages=first)
-    await store.begin_run("", "t", "r2", messages=[user("u2", "c")])
-    assert await store.messages("", "t") == [*first, user("u2", "c")]
-    retold = [user("x1", "a"), assistant("x2", "b"), user("x3", "c"), user("x4", "d")]
-    await store.begin_run("", "t", "r3", messages=retold)
-    assert await store.messages("", "t") == retold
 
 
 async def test_tenants_do_not_see_each_other(store: Store):
@@ -278,6 +259,39 @@ async def test_the_migrations_make_the_schema(tmp_path):
         differences = compare_metadata(MigrationContext.configure(connection), metadata)
     engine.dispose()
     assert [each for each in differences if "alembic_version" not in str(each)] == []
+
+
+async def test_the_migrations_go_up_and_down_over_what_is_stored(url: str):
+    async def migrated(step, target: str) -> None:
+        engine = make_engine(with_driver(url), False)
+        async with engine.begin() as connection:
+            await connection.run_sync(step, await asyncio.to_thread(migrate.load), target)
+        await engine.dispose()
+
+    async def reopened(check) -> None:
+        store = Store(url)
+        await store.open()
+        await check(store)
+        await store.close()
+
+    async def talk(store: Store) -> None:
+        await store.begin_run("", "t", "r", messages=[user("u1", "a"), assistant("a1", "b")])
+        await store.begin_run("", "t", "r", messages=[user("u1", "a")])
+        await store.end_run(execution(messages=[user("u1", "a"), assistant("a2", "c")]), finished())
+        await store.accept_run("", "t", "r2")
+
+    async def kept(store: Store) -> None:
+        assert await store.messages("", "t") == [user("u1", "a"), assistant("a2", "c")]
+        assert [(run.id, run.status) for run in await store.runs("", "t")] == [("r", "finished"), ("r2", "broken")]
+        assert await store.removals("", "t") == []
+
+    await reopened(talk)
+    await migrated(migrate.downgrade, "0001")
+    await migrated(migrate.upgrade, "head")
+    await reopened(kept)
+    await migrated(migrate.downgrade, "base")
+    await migrated(migrate.upgrade, "0001")
+    await migrated(migrate.upgrade, "head")
 
 
 async def test_a_server_whose_line_to_the_database_was_cut_is_not_taken_for_dead(postgres_server, monkeypatch):

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from adapters.errors import RequestError
@@ -150,6 +151,14 @@ class Gateway:
                 raise RequestError("conflict", "A run with this id is going on.", "runId")
             case _:
                 raise RequestError("conflict", "This thread has a run going on.", "threadId", retry_after=1.0)
+
+    async def before(self, run: Run) -> list[str]:
+        shared = self._runs.get(run.key)
+        if shared is None or shared.may_begin.is_set():
+            return []
+        queue = await self.elsewhere(run.thread_id, run.tenant)
+        earlier = takewhile(lambda each: each[0] != run.id, queue)
+        return [run_id for run_id, elsewhere in earlier if elsewhere]
 
     async def turn(self, run: Run) -> None:
         shared = self._runs.get(run.key)

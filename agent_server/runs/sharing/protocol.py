@@ -84,6 +84,9 @@ class Sharing(Protocol):
 
         RequestError("conflict") if its id is in use elsewhere, or more than `queued` runs wait on its thread."""
 
+    async def before(self, run: Run) -> list[str]:
+        """The ids of other gateways' runs that are before it on its thread."""
+
     async def turn(self, run: Run) -> None:
         """Wait until no run of another gateway is before it on its thread."""
 
