@@ -226,7 +226,9 @@ class GenerateConnection(Connection):
             elif status.state in ("failed", "stopped"):
                 raise RequestError("unavailable", status.message or "The model could not be loaded.")
         self._message_id = None
-        return await self.server.runs.start(inbound.input, inbound.options, agent=agent, tenant=self.tenant, grace=0.0)
+        return await self.server.runs.start(
+            inbound.input, inbound.options, agent=agent, tenant=self.tenant, grace=0.0, whole=True
+        )
 
     async def _stop(self) -> None:
         if self.run is not None:
@@ -293,7 +295,12 @@ class AguiConnection(Connection):
     async def _run(self, inbound: Inbound, agent: str) -> None:
         try:
             self.run = await self.server.runs.start(
-                inbound.input, inbound.options, agent=agent, tenant=self.tenant, grace=self.server.settings.grace
+                inbound.input,
+                inbound.options,
+                agent=agent,
+                tenant=self.tenant,
+                grace=self.server.settings.grace,
+                warnings=inbound.extra.warnings,
             )
         except RequestError as error:
             await self.perform(self._session.not_started(error))
