@@ -5,7 +5,7 @@ Whatever is unclear is a denial or a RUN_ERROR, never a call that nobody agreed 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -21,18 +21,30 @@ from events.vocabulary import Interrupt
 
 DENIED = "The user did not approve this call; it was not made."
 EXPIRED = "No answer came in time; the call was not made."
+FAULT_LENGTH = 300
 UNKNOWN = "The call was begun, but the server stopped before its outcome was known. It was not repeated."
+
+
+class WrongAnswer(Exception):
+    """An answer to a tool's question that does not fit it. The question stays open; `faults`: what is wrong, by the
+    interrupts' ids."""
+
+    def __init__(self, faults: Mapping[str, str]) -> None:
+        super().__init__("; ".join(faults.values()))
+        self.faults = faults
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """What an answer means for the call it was asked about. `arguments` replace the model's; `refusal` is told to the
-    model instead of a result. `answers` are what the tool's `ask` returns, in order."""
+    model instead of a result. `answers` are what the tool's `ask` returns, in order. `fault`: why the last of them
+    does not fit what was asked."""
 
     record: InterruptRecord
     entry: ResumeEntry
     arguments: dict[str, Any]
     answers: tuple[Any, ...] = ()
     refusal: str | None = None
+    fault: str | None = None
 
 
 def approval(tool: Tool, arguments: dict[str, Any], call_id: str, interrupt_id: str, now: datetime) -> Interrupt:
@@ -94,8 +106,14 @@ def answer_of(entry: ResumeEntry) -> dict[str, Any]:
     return {"status": entry.status, "payload": entry.payload}
 
 
-def decide(resume: Sequence[ResumeEntry], records: Sequence[InterruptRecord], now: datetime) -> list[Decision]:
-    """Check a resume against the thread's interrupts, rules 2 to 4 and 6 to 8. RequestError is the RUN_ERROR."""
+def decide(
+    resume: Sequence[ResumeEntry], records: Sequence[InterruptRecord], now: datetime, agent: str
+) -> list[Decision]:
+    """Check a resume against the thread's interrupts, rules 2 to 4 and 6 to 8. RequestError is the RUN_ERROR.
+
+    agent: the name of the one that is asked to go on; an interrupt is for its own agent to follow. WrongAnswer: what
+    a tool asked got an answer that does not fit; all that is open is to be asked again.
+    """
     waiting = {record.id: record for record in records if record.status == "open"}
     if not resume:
         live = [record for record in waiting.values() if not expired(record, now)]
@@ -111,7 +129,13 @@ def decide(resume: Sequence[ResumeEntry], records: Sequence[InterruptRecord], no
         raise _refused("The resume answers an interrupt that was answered otherwise before.")
     if set(waiting) - set(given):
         raise _refused("The resume must answer every open interrupt of the thread; partial resumes are not possible.")
-    return [_decision(waiting[entry.interrupt_id], entry, now) for entry in resume]
+    for record in waiting.values():
+        if (own := record.call.get("agent", agent)) != agent:
+            raise _refused(f"The interrupt is one of the agent {own}; the resume must go to it.")
+    decisions = [_decision(waiting[entry.interrupt_id], entry, now) for entry in resume]
+    if faults := {each.record.id: each.fault for each in decisions if each.fault is not None}:
+        raise WrongAnswer(faults)
+    return decisions
 
 
 def _decision(record: InterruptRecord, entry: ResumeEntry, now: datetime) -> Decision:
@@ -120,25 +144,47 @@ def _decision(record: InterruptRecord, entry: ResumeEntry, now: datetime) -> Dec
     arguments, answers = dict(record.call["arguments"]), tuple(record.call.get("answers", ()))
     if entry.status == "cancelled":
         return Decision(record=record, entry=entry, arguments=arguments, refusal=DENIED)
-    _check_payload(entry.payload, record.interrupt.get("responseSchema"))
+    fault = _fault(entry.payload, record.interrupt.get("responseSchema"))
     if record.interrupt.get("reason") != "tool_call":
-        return Decision(record=record, entry=entry, arguments=arguments, answers=(*answers, entry.payload))
+        given = (*answers, entry.payload)
+        return Decision(record=record, entry=entry, arguments=arguments, answers=given, fault=fault)
+    if fault is not None:
+        raise _refused(fault)
     approved, edited = approval_of(entry.payload)
     if not approved:
         return Decision(record=record, entry=entry, arguments=arguments, refusal=_reasoned_denial(entry.payload))
-    return Decision(record=record, entry=entry, arguments=edited or arguments, answers=answers)
+    if edited is not None and not _offers_edits(record):
+        raise _refused("The arguments of this call may not be edited: approve it as it is, or deny it.")
+    chosen = arguments if edited is None else edited
+    return Decision(record=record, entry=entry, arguments=chosen, answers=answers)
 
 
-def _check_payload(payload: Any, schema: Any) -> None:
+def _offers_edits(record: InterruptRecord) -> bool:
+    schema = record.interrupt.get("responseSchema") or {}
+    return "editedArgs" in schema.get("properties", {})
+
+
+def _fault(payload: Any, schema: Any) -> str | None:
+    """What is wrong with an answer, in a sentence; None if nothing is."""
     if payload is None:
-        raise _refused("The resume says resolved but carries no payload.")
+        return "The resume says resolved but carries no payload."
     if schema is None:
-        return
-    try:
-        jsonschema.Draft202012Validator(schema).validate(payload)
-    except jsonschema.ValidationError as error:
-        where = ".".join(str(each) for each in error.absolute_path) or "payload"
-        raise _refused(f"The resume's payload does not fit the interrupt's responseSchema at {where}.") from None
+        return None
+    error = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema).iter_errors(payload))
+    if error is None:
+        return None
+    where = ".".join(str(each) for each in error.absolute_path) or "payload"
+    said = error.message if len(error.message) <= FAULT_LENGTH else error.message[:FAULT_LENGTH] + "..."
+    return f"The resume's payload does not fit the interrupt's responseSchema at {where}: {said}."
+
+
+def asked_again(record: InterruptRecord, faults: Mapping[str, str]) -> dict[str, Any]:
+    """An open interrupt as it is asked once more, under its id: with what was wrong before its question, where the
+    last answer to it was."""
+    fault, question = faults.get(record.id), record.call.get("question", record.interrupt.get("message"))
+    message = question if fault is None else f"{fault}\n{question or ''}".rstrip()
+    interrupt = msgspec.convert({**record.interrupt, "message": message}, Interrupt)
+    return {"interrupt": interrupt, "call": {**record.call, "question": question}}
 
 
 def approval_of(payload: Any) -> tuple[bool, dict[str, Any] | None]:

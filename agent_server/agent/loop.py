@@ -272,11 +272,17 @@ class Loop:
 
     def _ask_approval(self, tool: Tool, arguments: dict[str, Any], call_id: str) -> dict[str, Any]:
         asked = interrupts.approval(tool, arguments, call_id, self._execution.new_id("int"), datetime.now(UTC))
-        return {"interrupt": asked, "call": {"id": call_id, "name": tool.name, "arguments": arguments, "answers": []}}
+        return self._asked(asked, call_id, tool.name, arguments, [])
 
     def _ask_person(self, each: Pending, question: InputRequired) -> dict[str, Any]:
         asked = interrupts.question(question, each.call_id, self._execution.new_id("int"), datetime.now(UTC))
-        call = {"id": each.call_id, "name": each.name, "arguments": each.arguments, "answers": each.context.answers}
+        return self._asked(asked, each.call_id, each.name, each.arguments, each.context.answers)
+
+    def _asked(
+        self, asked: Interrupt, call_id: str, name: str, arguments: dict[str, Any], answers: Sequence[Any]
+    ) -> dict[str, Any]:
+        """An interrupt with what the store keeps beside it: the call that it stops, and whose it is."""
+        call = {"id": call_id, "name": name, "arguments": arguments, "answers": answers, "agent": self._agent.name}
         return {"interrupt": asked, "call": call}
 
     async def _follow(self, decisions: Sequence[interrupts.Decision]) -> list[dict[str, Any]]:

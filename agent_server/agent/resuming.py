@@ -29,20 +29,22 @@ class Settled(msgspec.Struct, frozen=True, kw_only=True):
 
 class Opening(msgspec.Struct, frozen=True, kw_only=True):
     """What a run begins with. repeated: the run that already followed this very resume to its end; nothing but what
-    it left is told again."""
+    it left is told again. waiting: questions that are asked again, since an answer to one of them does not fit."""
 
     messages: Sequence[Message]
     decisions: Sequence[Decision] = ()
     settled: Sequence[Settled] = ()
     repeated: RunRecord | None = None
+    waiting: Sequence[dict[str, Any]] = ()
 
     @property
     def resumes(self) -> bool:
         return bool(self.decisions or self.settled)
 
 
-async def open_run(execution: Execution) -> Opening:
-    """Apply the interrupt rules to the run's input. Raises RequestError, which the client gets as RUN_ERROR."""
+async def open_run(execution: Execution, agent: str) -> Opening:
+    """Apply the interrupt rules to the run's input. agent: the own name of the one that is run. Raises RequestError,
+    which the client gets as RUN_ERROR."""
     thread, resume = execution.thread, execution.input.resume or []
     if thread is None or execution.store is None:
         if resume:
@@ -52,7 +54,12 @@ async def open_run(execution: Execution) -> Opening:
     now = datetime.now(UTC)
     if interrupts.is_replay(resume, thread.interrupts):
         return await _replay(execution, thread.interrupts, held)
-    decisions = interrupts.decide(resume, thread.interrupts, now)
+    try:
+        decisions = interrupts.decide(resume, thread.interrupts, now, agent)
+    except interrupts.WrongAnswer as wrong:
+        waiting = [record for record in thread.interrupts if record.status == "open"]
+        asked = [interrupts.asked_again(record, wrong.faults) for record in waiting]
+        return Opening(messages=await _messages(execution, waiting, held), waiting=asked)
     messages = await _messages(execution, [each.record for each in decisions], held)
     if decisions:
         await _claim(execution, {each.record.id: interrupts.answer_of(each.entry) for each in decisions})

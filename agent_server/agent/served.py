@@ -51,7 +51,7 @@ class ServedAgent:
 
     async def run(self, execution: Execution) -> Ending:
         """One run: apply what it resumes, then let the loop work. See `resuming` and `loop`."""
-        opening = await open_run(execution)
+        opening = await open_run(execution, self.name)
         conversation = self._conversation(execution, opening)
         execution.messages = conversation.wire
         state = SharedState(self._state_to_begin_with(execution), execution.emit, _schema(self.agent))
@@ -59,12 +59,15 @@ class ServedAgent:
             state.snapshot()
         if opening.repeated is not None:
             return self._told_again(execution, conversation, state, opening.repeated)
-        try:
-            loop = await self._loop(self.agent, execution, conversation, state, execution.emit)
-            outcome = await (loop.resume(opening) if opening.resumes else loop.run())
-        finally:
-            if self.agent.shares_state or state.changed:
-                execution.state = state.value
+        if opening.waiting:
+            outcome = Outcome(reason="tool_calls", waiting=tuple(opening.waiting))
+        else:
+            try:
+                loop = await self._loop(self.agent, execution, conversation, state, execution.emit)
+                outcome = await (loop.resume(opening) if opening.resumes else loop.run())
+            finally:
+                if self.agent.shares_state or state.changed:
+                    execution.state = state.value
         if outcome.waiting:
             execution.interrupts = list(outcome.waiting)
         if outcome.waiting or (self.agent.shares_state and state.changed):

@@ -304,7 +304,12 @@ async def test_a_tool_may_ask_for_input_more_than_once():
         (first,) = (await interrupted(it)).outcome.interrupts
         assert (first.reason, first.message) == ("input_required", "Which day?")
         bad = await it.resume({"interruptId": first.id, "status": "resolved", "payload": {"day": "Sun"}})
-        assert isinstance(bad[-1], RunError)
+        (again,) = bad[-1].outcome.interrupts
+        assert again.id == first.id and again.response_schema == first.response_schema
+        assert again.message == (
+            "The resume's payload does not fit the interrupt's responseSchema at day: 'Sun' is not one of "
+            "['Mon', 'Tue'].\nWhich day?"
+        )
         answer = {"interruptId": first.id, "status": "resolved", "payload": {"day": "Tue"}}
         (second,) = (await it.resume(answer))[-1].outcome.interrupts
         assert second.message == "Which hour?" and second.id != first.id
@@ -313,6 +318,74 @@ async def test_a_tool_may_ask_for_input_more_than_once():
         events = await it.resume({"interruptId": second.id, "status": "resolved", "payload": 9})
         assert of(events, ToolCallResult)[0].content == "AG-UI on Tue at 9"
     assert len(calls) == 3
+
+
+@pytest.mark.parametrize("wrong", [{"payload": "soon"}, {"payload": None}, {}])
+async def test_a_wrong_answer_to_a_question_leaves_all_that_is_open_to_be_answered(wrong):
+    @tool
+    def plan(topic: str, context: ToolContext) -> str:
+        """Plan."""
+        return f"{topic} at {context.ask('Which hour?', {'type': 'integer'})}"
+
+    agent = Agent(name="default", tools=[plan, send_email], state={"drafts": 1})
+    async with house(call("plan", topic="AG-UI") + PROPOSED, "See you.", agent=agent) as it:
+        asked = {each.reason: each for each in (await interrupted(it)).outcome.interrupts}
+        question, mail = asked["input_required"], asked["tool_call"]
+        for _ in range(2):
+            bad = await it.resume({"interruptId": question.id, "status": "resolved", **wrong}, yes(mail))
+            open_ones = {each.id: each for each in bad[-1].outcome.interrupts}
+            assert set(open_ones) == {question.id, mail.id} and open_ones[mail.id] == mail
+            assert open_ones[question.id].message.count("Which hour?") == 1
+            assert open_ones[question.id].message.startswith("The resume")
+            assert names(bad)[-3:] == ["StateSnapshot", "MessagesSnapshot", "RunFinished"] and sent == []
+            assert [each.status for each in await it.store.interrupts("", "t")] == ["open", "open"]
+        events = await it.resume({"interruptId": question.id, "status": "resolved", "payload": 9}, yes(mail))
+        assert {each.content for each in of(events, ToolCallResult)} == {"AG-UI at 9", "sent to ann@example.org"}
+        assert isinstance(events[-1].outcome, SuccessOutcome)
+    assert len(sent) == 1
+
+
+async def test_arguments_that_a_person_emptied_are_empty():
+    wiped = []
+
+    @tool(requires_approval=True)
+    def wipe(target: str = "nothing") -> str:
+        """Wipe."""
+        wiped.append(target)
+        return target
+
+    agent = Agent(name="default", tools=[wipe])
+    async with house(call("wipe", target="db"), "Done.", agent=agent) as it:
+        (asked,) = (await interrupted(it)).outcome.interrupts
+        await it.resume(yes(asked, editedArgs={}))
+        assert it.model.told[1]["messages"][1]["toolCalls"][0]["function"]["arguments"] == "{}"
+    assert wiped == ["nothing"]
+
+
+async def test_arguments_that_may_not_be_edited_are_not():
+    @tool(requires_approval=True, approval_edits=False)
+    def wipe(target: str) -> str:
+        """Wipe."""
+        sent.append({"target": target})
+        return target
+
+    async with house(call("wipe", target="db"), "Done.", agent=Agent(name="default", tools=[wipe])) as it:
+        (asked,) = (await interrupted(it)).outcome.interrupts
+        refused(await it.resume(yes(asked, editedArgs={"target": "all"})), "may not be edited")
+        await it.resume(yes(asked))
+    assert sent == [{"target": "db"}]
+
+
+async def test_an_interrupt_is_for_its_own_agent_and_another_one_does_not_use_it_up():
+    agents = [Agent(name="mail", tools=[send_email]), Agent(name="other", tools=[look_up])]
+    async with House(agents, Model([PROPOSED, "Done."]), Store("sqlite://")) as it:
+        (asked,) = (await interrupted(it)).outcome.interrupts
+        elsewhere = await it.start(agent="other", resume=[yes(asked)])
+        refused(await it.follow(elsewhere), "agent mail")
+        assert [each.status for each in await it.store.interrupts("", "t")] == ["open"]
+        events = await it.follow(await it.start(agent="mail", resume=[yes(asked)]))
+        assert isinstance(events[-1].outcome, SuccessOutcome)
+    assert len(sent) == 1
 
 
 async def test_a_call_that_was_begun_when_the_server_died_is_not_made_again(tmp_path):
