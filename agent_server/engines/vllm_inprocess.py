@@ -111,7 +111,7 @@ class VLLMEngine:
                 await self._llm.abort(request.request_id)
             del self._running[request.request_id]
             self._prompted += len(request.prompt_token_ids)
-            self._generated += output.count
+            self._generated += output.count - len(request.generated)
 
     async def _items(self, stream: Any, output: Output) -> AsyncGenerator[EngineItem, None]:
         async for found in stream:

@@ -154,7 +154,7 @@ class UpstreamEngine:
             self._streams.discard(request.request_id)
             self._started.discard(request.request_id)
             self._counters["prompt_tokens_total"] += len(request.prompt_token_ids)
-            self._counters["generation_tokens_total"] += output.count
+            self._counters["generation_tokens_total"] += output.count - len(request.generated)
 
     async def _judge(self, request: GenerationRequest) -> ConstraintVerifier | None:
         """Only llguidance reads a grammar as it was meant here; what another library makes of it is checked."""

@@ -6,6 +6,7 @@ import asyncio
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from agent_server.engine.protocol import Delta, EngineError, Finished
@@ -112,6 +113,15 @@ async def test_a_reason_is_success_whatever_breaks_behind_it():
             server.plays["/v1/completions"] = play
             text, end = await whole(engine)
             assert (text, end.reason, end.usage.completion_tokens) == ("hi", "stop", 3)
+
+
+async def test_tokens_that_another_replica_made_are_counted_there():
+    async with serving() as server, connected(server) as engine:
+        server.plays["/v1/completions"] = says(SOME, LAST, DONE)
+        request = msgspec.structs.replace(asked(), generated=(104, 105, 104))
+        items = [item async for item in engine.generate(request)]
+        assert items[-1].usage.completion_tokens == 6
+        assert engine.metrics()["generation_tokens_total"] == 3
 
 
 async def test_an_error_frame_behind_a_reason_is_an_error():
