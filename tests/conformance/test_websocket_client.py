@@ -221,6 +221,16 @@ async def test_agui_events_one_object_a_message() -> None:
     assert text == "It is sunny in Oslo."
 
 
+async def test_agui_says_what_was_left_out_of_the_input() -> None:
+    message = run_message()
+    content = [{"type": "text", "text": "Look."}, {"type": "hologram", "source": {"type": "data", "value": "x"}}]
+    message["input"]["messages"] = [{"id": "u1", "role": "user", "content": content}]
+    async with serving(scripted([ANSWER])) as running, open_socket(running, "/agui/ws") as socket:
+        await say(socket, message)
+        (warning,) = (await until(socket, "RUN_FINISHED"))[-1]["metadata"]["warnings"]
+    assert warning == "messages.0: 1 content part(s) of an unknown kind left out."
+
+
 async def test_agui_resumes_after_a_sequence_number() -> None:
     async with serving(scripted([ANSWER])) as running:
         async with open_socket(running, "/agui/ws") as socket:
