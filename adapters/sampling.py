@@ -130,7 +130,7 @@ def read_options(
     if not 1 <= fields.get("n", 1) <= MAX_ANSWERS:
         raise wrong(f"{prefix}n", f"must be from 1 to {MAX_ANSWERS}")
     rest = {key: value for key, value in source.items() if key not in KNOWN[wire]}
-    return GenerationOptions(sampling=params, **fields), rest
+    return GenerationOptions(sampling=params, stated=frozenset(sampling), **fields), rest
 
 
 def _read(table: Mapping[str, tuple[str, Reader]], given: dict[str, object], prefix: str) -> dict[str, Any]:

@@ -40,6 +40,7 @@ class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True):
     template_kwargs: allow-listed extra variables for the chat template (never the template itself).
     raw_prompt: text or token ids that go to the engine as they are, with no chat template and no parsing (text
     completion wires). strict_tools: names of tools whose schema must be enforced or refused.
+    stated: names of the sampling parameters that the request states, also where they say the neutral value.
     token_details: attach token ids, texts and logprobs to the events' metadata (`tokens`).
     continue_final_message: the last assistant message is a prefill to be continued: its text, or its reasoning where
         it has no text yet; "content" closes the reasoning of a message without text.
@@ -47,6 +48,7 @@ class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str | None = None
     sampling: SamplingParams = SamplingParams()
+    stated: frozenset[str] = frozenset()
     n: int = 1
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True

@@ -233,19 +233,27 @@ def effective_options(agent: Agent, options: GenerationOptions) -> GenerationOpt
     """The request's options, completed with the agent's own settings."""
     changes: dict[str, Any] = {}
     if agent.sampling is not None:
-        neutral = SamplingParams()
-        given = options.sampling
-        changes["sampling"] = msgspec.structs.replace(
-            given,
-            **{
-                name: getattr(agent.sampling, name)
-                for name in SamplingParams.__struct_fields__
-                if getattr(given, name) == getattr(neutral, name)
-            },
-        )
+        changes["sampling"] = _completed(options.sampling, options.stated, agent.sampling)
     if options.thinking is None and agent.thinking is not None:
         changes["thinking"] = agent.thinking
     return msgspec.structs.replace(options, **changes) if changes else options
+
+
+def _completed(given: SamplingParams, stated: frozenset[str], own: SamplingParams) -> SamplingParams:
+    """The request's parameters, with the agent's where it states none. Where their lengths contradict each other, the
+    agent's gives way."""
+    neutral = SamplingParams()
+    open_ones = {
+        name
+        for name in SamplingParams.__struct_fields__
+        if name not in stated and getattr(given, name) == getattr(neutral, name)
+    }
+    made = msgspec.structs.replace(given, **{name: getattr(own, name) for name in open_ones})
+    if made.max_tokens is None or made.min_tokens <= made.max_tokens:
+        return made
+    if "min_tokens" in open_ones:
+        return msgspec.structs.replace(made, min_tokens=made.max_tokens)
+    return msgspec.structs.replace(made, max_tokens=made.min_tokens)
 
 
 def serve_agents(

@@ -41,13 +41,14 @@ class SharedState:
         self._emit(StateSnapshot(snapshot=self._sent))
 
     def push(self) -> None:
-        """Send the difference to what was sent last, as RFC 6902 operations; nothing if there is none.
+        """Send the difference to what was sent last, as RFC 6902 operations; nothing if there is none, whatever the
+        client's own state looks like.
 
         Raises ToolFault and takes the change back if it is not JSON or does not fit the schema.
         """
         try:
             now = copied(self.value)
-            if self._schema is not None:
+            if self._schema is not None and now != self._sent:
                 self._schema.model_validate(now)
         except (TypeError, ValueError, ValidationError) as error:
             self._restore()

@@ -131,3 +131,18 @@ def test_what_json_cannot_hold_is_refused():
     with pytest.raises(ToolFault):
         state.push()
     assert state.value == {"a": 1}
+
+
+async def test_a_client_s_state_outside_the_schema_spoils_no_result_of_a_tool_that_leaves_it_alone():
+    @tool
+    def look() -> str:
+        """Look."""
+        return "seen"
+
+    agent = Agent(name="default", tools=[look, add_step], state=Recipe)
+    async with House(agent, Model([call("look"), "ok", call("add_step", step="boil"), "ok"])) as house:
+        events = await house.ask("go", state={"title": 3, "steps": []})
+        (result,) = of(events, ToolCallResult)
+        assert (result.content, result.metadata) == ("seen", None)
+        (refused,) = of(await house.ask("go on", state={"title": 3, "steps": []}), ToolCallResult)
+        assert refused.metadata == {"isError": True} and "title" in refused.content
