@@ -13,6 +13,7 @@ from transformers import GenerationConfig
 
 from agent_server.engine.detokenizer import TokenizerVocabulary
 from agent_server.engine.protocol import EngineError, EngineInfo, EngineStatus
+from agent_server.generation import attention_kernels
 from agent_server.generation.config import EngineConfig
 from agent_server.generation.constraint import Compiler, ConstraintError
 from agent_server.generation.device import (
@@ -40,8 +41,6 @@ from agent_server.model_files import ModelFiles, load_model_files
 
 logger = logging.getLogger("agent_server.generation")
 MakeCompiler = Callable[[ModelFiles, int], Compiler | None]
-PAGE_SIZE = 256
-"""Tokens in a page on CUDA: what flash attention asks for."""
 GATHERED_PAGE_SIZE = 16
 SMALLEST_SLAB = 128
 DEFAULT_CONTEXT = 4096
@@ -151,6 +150,7 @@ def assemble(
             "kv_cache_tokens": runner.memory.longest if isinstance(runner, SeparateRunner) else runner.cache.tokens,
             "step_tokens": scheduler.step_tokens,
             "batching": "packed" if not note else f"one by one: {note}",
+            "attention": kernel.name if (kernel := getattr(runner, "kernel", None)) is not None else "torch",
             "flat": getattr(runner, "flat", None) is not None,
             "cuda_graphs": getattr(runner, "graphs", None) is not None,
         },
@@ -197,10 +197,8 @@ def _runner(config: EngineConfig, model: Any, context: int, device: torch.device
     if config.memory == "paged" or device.type != "cpu":
         if dtype != model.dtype:
             raise EngineError("unavailable", "Keys and values have another dtype than the model on the CPU alone.")
-        from agent_server.generation.paged_batch import kernel_fits
-
-        kernel = kernel_fits(device, model.dtype, layers, PAGE_SIZE)
-        size = PAGE_SIZE if kernel else GATHERED_PAGE_SIZE
+        kernel = attention_kernels.choose(device, model.dtype, layers)
+        size = kernel.page_size if kernel is not None else GATHERED_PAGE_SIZE
         pages = PagedMemory(max(2, tokens // size), size)
         cache = KVCache(layers, (pages.total + 1) * size, model.dtype, device)
         return PackedRunner(model, pages, cache, device, kernel=kernel), ""

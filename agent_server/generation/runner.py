@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from agent_server.generation.attention_kernels import Kernel
 from agent_server.generation.device import send
 from agent_server.generation.flat import Forward
 from agent_server.generation.graphs import Capture, DecodeGraphs, cuda_capture
@@ -45,7 +46,7 @@ class PackedRunner:
         cache: KVCache,
         device: torch.device,
         *,
-        kernel: bool = False,
+        kernel: Kernel | None = None,
         flat: Forward | None = None,
     ) -> None:
         self.model = model
@@ -76,8 +77,8 @@ class PackedRunner:
 
     @property
     def capturable(self) -> bool:
-        """Whether every layer attends by the kernel, which asks the host for nothing."""
-        return self.kernel and all(layer.softcap is None and not layer.sinks for layer in self.cache.layers)
+        """Whether layers attend by a kernel, which asks the host for nothing."""
+        return self.kernel is not None
 
     def capture(self, last: Tensor, context: int, report: Callable[[float], None], how: Capture | None = None) -> None:
         """Decode by graphs from here on, if they can be captured. `last` as for `run`, one place for each row;

@@ -4,11 +4,12 @@ function, run again on its static tensors. What is left is the bookkeeping, whic
 import copy
 import logging
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
-from agent_server.generation import graphs, loader, paged_batch, runner
+from agent_server.generation import attention_kernels, graphs, runner
 from tests.generation.harness import Driver, expected, prompts
 from tests.generation.tiny_models import make_model
 
@@ -17,13 +18,27 @@ PAGE = 8
 
 
 def reference_kernel(
-    query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size, enable_gqa, seqused_k, block_table
+    query,
+    key,
+    value,
+    cu_seq_q,
+    cu_seq_k,
+    max_q,
+    max_k,
+    *,
+    scale,
+    window_size,
+    enable_gqa,
+    seqused_k,
+    block_table,
+    num_splits=None,
 ):
     """`varlen_attn` with a block table, sequence by sequence, from the tensors alone."""
     out = torch.empty_like(query)
     groups = query.shape[1] // key.shape[2]
     assert enable_gqa == (groups > 1) and block_table.dtype == seqused_k.dtype == cu_seq_q.dtype == torch.int32
     assert int(seqused_k.max()) <= max_k and int(cu_seq_q.diff().max()) <= max_q
+    assert num_splits == 1 or (max_q == 1 and window_size == (-1, -1)), "what else it does is wrong"
     for index, used in enumerate(seqused_k.tolist()):
         first, last = cu_seq_q[index : index + 2].tolist()
         keys, values = (
@@ -35,6 +50,15 @@ def reference_kernel(
         weights = scores.masked_fill(~seen, -math.inf).softmax(-1)
         out[first:last] = torch.einsum("hqk,khd->qhd", weights, values)
     return out
+
+
+class Reference(attention_kernels.VarlenKernel):
+    """torch's kernel, but for numbers and head sizes that a CPU's tests use."""
+
+    page_size = PAGE
+
+    def refuses(self, layer, dtype):
+        return super().refuses(replace(layer, key_dim=8, value_dim=8), torch.bfloat16)
 
 
 class Replays:
@@ -58,9 +82,12 @@ class Replays:
 def replays(monkeypatch):
     """The way of CUDA on a CPU: pages of a kernel, and graphs."""
     made = Replays()
-    monkeypatch.setattr(paged_batch, "varlen_attn", reference_kernel)
-    monkeypatch.setattr(paged_batch, "kernel_fits", lambda *_: True)
-    monkeypatch.setattr(loader, "PAGE_SIZE", PAGE)
+    kernel = Reference(reference_kernel)
+    monkeypatch.setattr(
+        attention_kernels,
+        "choose",
+        lambda device, dtype, layers: kernel if not any(kernel.refuses(layer, dtype) for layer in layers) else None,
+    )
     capture = runner.PackedRunner.capture
     monkeypatch.setattr(runner.PackedRunner, "capture", lambda self, *given: capture(self, *given, how=made))
     return made

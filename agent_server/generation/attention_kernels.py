@@ -1,0 +1,257 @@
+"""Which kernel attends over pages: chosen when a model is loaded, by trying.
+
+A kernel is taken if it serves every layer of the model and gives on this device what gathered pages give: for several
+sequences that decode together, short and long ones, and for chunks. Of several the fastest at decoding is taken. Where
+there is none, pages are gathered, one sequence after the other, and one line of the log says why.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from inspect import signature
+from itertools import accumulate
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from agent_server.generation.attention import Call
+from agent_server.generation.device import send
+from agent_server.generation.kv_cache import LayerShape
+from agent_server.generation.paged_batch import Paging, attend_gathered
+
+logger = logging.getLogger("agent_server.generation")
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.02}
+OLDEST_CAPABILITY = (8, 0)
+MEASURED_SEQUENCES, MEASURED_KEYS = 32, 1024
+REPEATS = 20
+FAULTS = (RuntimeError, TypeError, ValueError, NotImplementedError, ImportError, OSError, AssertionError)
+"""What torch, Triton, its compiler and a missing C compiler raise."""
+
+
+class Kernel(Protocol):
+    """Attention over pages `[pages, page_size, kv_heads, dim]`."""
+
+    name: str
+    page_size: int
+
+    def refuses(self, layer: LayerShape, dtype: torch.dtype) -> str | None:
+        """Why it does not serve such a layer, as half a sentence; None where it does."""
+
+    def write(self, call: Call, places: Tensor, keys: Tensor, values: Tensor) -> None:
+        """The call's keys and values to these places `[tokens]` of the arenas `[places, kv_heads, dim]`."""
+
+    def attend(self, paging: Paging, keys: Tensor, values: Tensor, call: Call) -> Tensor:
+        """`[tokens, heads, value_dim]`; for sequences of one query each nothing is asked of the device."""
+
+
+class TritonKernel:
+    """The project's own (`kernels/`): any head size, soft caps, sinks, windows, pages of 16 tokens or more."""
+
+    name = "triton"
+    page_size = 32
+
+    def __init__(self, processors: int) -> None:
+        from agent_server.generation.kernels import paged
+
+        self._paged = paged
+        self._processors = processors
+
+    def refuses(self, layer: LayerShape, dtype: torch.dtype) -> str | None:
+        return None if dtype in TOLERANCE else f"it does not compute in {dtype}"
+
+    def write(self, call: Call, places: Tensor, keys: Tensor, values: Tensor) -> None:
+        self._paged.store(call.keys, call.values, places, keys, values)
+
+    def attend(self, paging: Paging, keys: Tensor, values: Tensor, call: Call) -> Tensor:
+        ranges = self._paged.Ranges(
+            paging.tables, paging.lengths, paging.starts, paging.single, paging.most_queries, paging.most_keys
+        )
+        how = self._paged.How(call.scale, call.window, call.softcap, call.sinks)
+        page_size = keys.shape[1]
+        return self._paged.attend(
+            call.queries, keys.flatten(0, 1), values.flatten(0, 1), page_size, ranges, how, processors=self._processors
+        )
+
+
+class VarlenKernel:
+    """torch's `varlen_attn` with a block table, from torch 2.13 on: flash attention, which wants pages of 256."""
+
+    name = "varlen_attn"
+    page_size = 256
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        missing = {"block_table", "num_splits", "enable_gqa"} - set(signature(function).parameters)
+        if missing:
+            raise NotImplementedError(f"varlen_attn of torch {torch.__version__} has no {min(missing)}")
+        self._function = function
+
+    def refuses(self, layer: LayerShape, dtype: torch.dtype) -> str | None:
+        if dtype not in (torch.float16, torch.bfloat16):
+            return f"it does not compute in {dtype}"
+        if layer.softcap is not None or layer.sinks:
+            return "it has neither soft caps nor sinks"
+        fits = layer.key_dim == layer.value_dim <= 256 and layer.key_dim % 8 == 0
+        return None if fits else f"it does not take heads of {layer.key_dim} and {layer.value_dim}"
+
+    def write(self, call: Call, places: Tensor, keys: Tensor, values: Tensor) -> None:
+        keys.index_copy_(0, places, call.keys)
+        values.index_copy_(0, places, call.values)
+
+    def attend(self, paging: Paging, keys: Tensor, values: Tensor, call: Call) -> Tensor:
+        """A window of w tokens is w - 1 to the left. With a causal window and splits of its own choice it gives wrong
+        results for several sequences (pytorch issue 194167); so there is one split, except where every sequence has
+        one query and sees everything: the window may then be open, with which splits are right."""
+        open_window = paging.most_queries == 1 and call.window is None
+        causal = (-1 if call.window is None else call.window - 1, 0)
+        return self._function(
+            call.queries.contiguous(),
+            keys,
+            values,
+            paging.starts,
+            paging.key_starts,
+            paging.most_queries,
+            paging.most_keys,
+            scale=call.scale,
+            window_size=(-1, -1) if open_window else causal,
+            enable_gqa=call.queries.shape[1] != keys.shape[2],
+            seqused_k=paging.lengths,
+            block_table=paging.tables,
+            **({} if open_window else {"num_splits": 1}),
+        )
+
+
+def candidates(device: torch.device) -> Iterable[Callable[[], Kernel]]:
+    """What makes each kernel that there may be for a device, or raises and says why there is none."""
+
+    def triton() -> Kernel:
+        return TritonKernel(torch.cuda.get_device_properties(device).multi_processor_count)
+
+    def varlen() -> Kernel:
+        from torch.nn.attention.varlen import varlen_attn
+
+        return VarlenKernel(varlen_attn)
+
+    return (triton, varlen)
+
+
+@torch.inference_mode()
+def choose(device: torch.device, dtype: torch.dtype, layers: list[LayerShape]) -> Kernel | None:
+    """The fastest kernel that is right for these layers on this device."""
+    if device.type != "cuda":
+        return None
+    if torch.version.hip is None and torch.cuda.get_device_capability(device) < OLDEST_CAPABILITY:
+        return _none("the GPU is older than compute capability 8.0")
+    right, reasons = [], []
+    for make in candidates(device):
+        try:
+            kernel = make()
+            reason = _fault(kernel, device, dtype, layers)
+        except FAULTS as error:
+            reason = _first_line(error)
+        if reason is None:
+            right.append(kernel)
+        else:
+            reasons.append(f"{make.__name__}: {reason}")
+    if not right:
+        return _none("; ".join(reasons))
+    chosen = right[0] if len(right) == 1 else _fastest(right, device, dtype, layers[0])
+    logger.info("Attention over pages of %d tokens by %s.", chosen.page_size, chosen.name)
+    return chosen
+
+
+def _none(reason: str) -> None:
+    logger.warning("Attention gathers pages, one sequence after the other, and decoding is slow: %s.", reason)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _fault(kernel: Kernel, device: torch.device, dtype: torch.dtype, layers: list[LayerShape]) -> str | None:
+    """Why it cannot be used; None where it is right."""
+    for layer in sorted(set(layers), key=repr):
+        if (reason := kernel.refuses(layer, dtype)) is not None:
+            return reason
+        for lengths, chunk in (((1, 70, 300, 5), 0), ((40, 9), 33)):
+            worst = difference(kernel, device, dtype, layer, lengths, chunk)
+            if not worst < TOLERANCE[dtype]:
+                return f"it gives other results than gathered pages (by {worst:.2g})"
+    return None
+
+
+def difference(
+    kernel: Kernel, device: torch.device, dtype: torch.dtype, layer: LayerShape, lengths: tuple[int, ...], chunk: int
+) -> float:
+    """By how much it is apart from gathered pages, for sequences of these lengths that decode and, if it is not 0, a
+    chunk that goes on from the middle, over scattered pages."""
+    spans = [(length - 1, length) for length in lengths] + ([(7, 7 + chunk)] if chunk else [])
+    paging, keys, values, call = example(kernel.page_size, device, dtype, layer, spans)
+    kernel.write(call, paging.places, keys.flatten(0, 1), values.flatten(0, 1))
+    found, wanted = kernel.attend(paging, keys, values, call), attend_gathered(paging, keys, values, call)
+    worst = (found.float() - wanted.float()).abs().max()
+    return float(worst)
+
+
+def example(
+    page_size: int, device: torch.device, dtype: torch.dtype, layer: LayerShape, spans: list[tuple[int, int]]
+) -> tuple[Paging, Tensor, Tensor, Call]:
+    """A batch of sequences whose queries are at these spans, those that decode first, with keys and values in scattered
+    pages, and a call of two query heads for each KV head."""
+    generator = torch.Generator(device).manual_seed(1)
+    counts = [end for _, end in spans]
+    width = -(-max(counts) // page_size)
+    order = torch.randperm(len(spans) * width, generator=torch.Generator().manual_seed(1)).tolist()
+    tables = [order[index * width : (index + 1) * width] for index in range(len(spans))]
+    places = [
+        table[at // page_size] * page_size + at % page_size
+        for table, (start, end) in zip(tables, spans, strict=True)
+        for at in range(start, end)
+    ]
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device, dtype=dtype)
+
+    tokens, heads = len(places), 2 * layer.kv_heads
+    keys = random(len(order), page_size, layer.kv_heads, layer.key_dim)
+    values = random(len(order), page_size, layer.kv_heads, layer.value_dim)
+    options = {
+        "sliding_window": layer.window,
+        "softcap": layer.softcap,
+        "s_aux": random(heads) if layer.sinks else None,
+    }
+    new = random(tokens, layer.kv_heads, layer.key_dim), random(tokens, layer.kv_heads, layer.value_dim)
+    call = Call(random(tokens, heads, layer.key_dim), *new, None, options)
+    paging = Paging(
+        tables=send(tables, torch.int32, device),
+        lengths=send(counts, torch.int32, device),
+        starts=send([0, *accumulate(end - start for start, end in spans)], torch.int32, device),
+        key_starts=send([0, *accumulate(counts)], torch.int32, device),
+        places=send(places, torch.int64, device),
+        spans=spans,
+        counts=counts,
+        single=sum(end - start == 1 for start, end in spans),
+        most_queries=max(end - start for start, end in spans),
+        most_keys=max(counts),
+    )
+    return paging, keys, values, call
+
+
+def _fastest(kernels: list[Kernel], device: torch.device, dtype: torch.dtype, layer: LayerShape) -> Kernel:
+    """By the time of a decoding batch."""
+    spans = [(MEASURED_KEYS - 1, MEASURED_KEYS)] * MEASURED_SEQUENCES
+    seconds = {}
+    for kernel in kernels:
+        paging, keys, values, call = example(kernel.page_size, device, dtype, layer, spans)
+        kernel.attend(paging, keys, values, call)
+        torch.cuda.synchronize(device)
+        begun = time.perf_counter()
+        for _ in range(REPEATS):
+            kernel.attend(paging, keys, values, call)
+        torch.cuda.synchronize(device)
+        seconds[kernel] = (time.perf_counter() - begun) / REPEATS
+        logger.info("Attention of a decoding batch by %s: %.0f us.", kernel.name, seconds[kernel] * 1e6)
+    return min(kernels, key=lambda kernel: seconds[kernel])
