@@ -1,0 +1,60 @@
+"""Every kernel compiles for GPUs that are not here: what the interpreter lets pass, the compilers do not."""
+
+import pytest
+from triton import compile
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from agent_server.generation.kernels import paged_kernels
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+SHARED_MEMORY = 64 * 1024
+"""Bytes that a program may have on AMD's chips, which have the least."""
+
+ATTEND = {
+    "out": "*bf16", "weighed": "*fp32", "shares": "*fp32", "queries": "*bf16", "key_cache": "*bf16",
+    "value_cache": "*bf16", "tables": "*i32", "lengths": "*i32", "starts": "*i32", "sinks": "*bf16",
+    "key_scales": "*fp32", "value_scales": "*fp32", "first": "i32", "scale": "fp32", "softcap": "fp32",
+    "window": "i32", "group": "i32", "splits": "i32", "query_token": "i32", "query_head": "i32", "table_row": "i32",
+    "DK": 128, "DV": 128, "DK_MAIN": 128, "DK_REST": 0, "DV_BLOCK": 128, "HEADS": 4, "QUERIES": 16, "KEYS": 64,
+    "PAGE": 32, "WINDOW": True, "SOFTCAP": True, "SINKS": True, "SPLIT": False, "FP8": False,
+}  # fmt: skip
+STORE = {
+    "keys": "*bf16", "values": "*bf16", "places": "*i64", "key_cache": "*u8", "value_cache": "*u8",
+    "key_scales": "*fp32", "value_scales": "*fp32", "kv_heads": "i32", "key_token": "i32", "key_head": "i32",
+    "value_token": "i32", "value_head": "i32", "DK": 96, "DV": 128, "WIDTH": 128, "FP8": True,
+}  # fmt: skip
+COMBINE = {
+    "out": "*bf16", "weighed": "*fp32", "shares": "*fp32", "starts": "*i32", "first": "i32", "splits": "i32",
+    "DV": 96, "DV_BLOCK": 128, "SPLITS": 32,
+}  # fmt: skip
+LATENT = {"DK": 576, "DK_MAIN": 512, "DK_REST": 64, "DV": 512, "DV_BLOCK": 512, "HEADS": 16, "QUERIES": 1, "KEYS": 16}
+KERNELS = {
+    "attend": (paged_kernels.attend_kernel, ATTEND),
+    "attend, FP8 and splits": (
+        paged_kernels.attend_kernel,
+        {**ATTEND, "key_cache": "*u8", "value_cache": "*u8", "FP8": True, "SPLIT": True, "QUERIES": 4},
+    ),
+    "attend, latent": (paged_kernels.attend_kernel, {**ATTEND, **LATENT, "SPLIT": True}),
+    "store": (paged_kernels.store_kernel, STORE),
+    "combine": (paged_kernels.combine_kernel, COMBINE),
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_it_compiles(kernel, target):
+    function, given = KERNELS[kernel]
+    names = [parameter.name for parameter in function.params]
+    assert set(names) == set(given)
+    signature = {name: given[name] if isinstance(given[name], str) else "constexpr" for name in names}
+    constants = {(names.index(name),): value for name, value in given.items() if not isinstance(value, str)}
+    made = compile(
+        ASTSource(function, signature, constants), target=TARGETS[target], options={"num_warps": 4, "num_stages": 2}
+    )
+    assert made.asm["hsaco" if target == "gfx942" else "cubin"]
+    assert made.metadata.shared <= SHARED_MEMORY
