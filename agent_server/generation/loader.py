@@ -27,12 +27,12 @@ from agent_server.generation.device import (
 from agent_server.generation.fallback import SeparateMemory, SeparateRunner
 from agent_server.generation.faults import first_line
 from agent_server.generation.flat import Forward, flatten
+from agent_server.generation.fused_sampler import make_sampler
 from agent_server.generation.generation import HONOURED, Defaults, Limits
 from agent_server.generation.kv_cache import KVCache, LayerShape, bytes_per_token
 from agent_server.generation.pages import PagedMemory
 from agent_server.generation.probe import Unfit, fit, fit_flat
 from agent_server.generation.runner import PackedRunner
-from agent_server.generation.sampler import Sampler
 from agent_server.generation.scheduler import Scheduler
 from agent_server.generation.slabs import SlabMemory
 from agent_server.generation.step import Core
@@ -119,7 +119,7 @@ def assemble(
         step_tokens=config.step_tokens or (CUDA_STEP_TOKENS if device.type == "cuda" else STEP_TOKENS),
         chunked=runner.chunked,
     )
-    sampler = Sampler(config.max_batch, text.vocab_size, device)
+    sampler = make_sampler(config.max_batch, text.vocab_size, device)
     if config.cuda_graphs and isinstance(runner, PackedRunner) and runner.capturable:
         runner.capture(sampler.last, context, partial(_report_graphs, report))
     compiler = (make_compiler or _compiler)(files, text.vocab_size)

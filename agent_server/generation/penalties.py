@@ -8,6 +8,7 @@ only rows that have a penalty keep theirs up to date.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,6 +17,17 @@ from agent_server.generation.device import send
 from events.options import SamplingParams
 
 _REPETITION, _PRESENCE, _FREQUENCY = range(3)
+NEUTRAL = [1.0, 0.0, 0.0]
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Of every row, `[rows, vocabulary]`: how often each token was generated, int32, and whether it is in the prompt,
+    bool; and the factors `[rows, 3]` float32 of repetition, presence and frequency."""
+
+    generated: Tensor
+    prompts: Tensor
+    factors: Tensor
 
 
 class Penalties:
@@ -25,7 +37,7 @@ class Penalties:
         self._shape = (rows, vocab_size)
         self._device = device
         self._active: set[int] = set()
-        self._factors = torch.tensor([[1.0, 0.0, 0.0]], device=device).repeat(rows, 1)
+        self._factors = torch.tensor([NEUTRAL], device=device).repeat(rows, 1)
         self._counts: Tensor | None = None
         self._prompts: Tensor | None = None
 
@@ -47,7 +59,15 @@ class Penalties:
         self._counts[row].zero_().index_add_(0, generated, one)  # a bincount would ask the device for its largest id
 
     def clear(self, row: int) -> None:
-        self._active.discard(row)
+        if row in self._active:
+            self._active.discard(row)
+            self._factors[row] = send(NEUTRAL, torch.float32, self._device)
+
+    def counts(self, rows: list[int]) -> Counts | None:
+        """What counts for these rows; None where none of them has a penalty. Rows without one have neutral factors."""
+        if self._counts is None or self._prompts is None or not self._active.intersection(rows):
+            return None
+        return Counts(self._counts, self._prompts, self._factors)
 
     def _members(self, rows: list[int]) -> list[int]:
         """Places in the batch of the rows with a penalty."""

@@ -279,6 +279,14 @@ def _pick_sorted(
     weights: Tensor, ids: Tensor, top_k: Tensor, vocab_size: int, numbers: Tensor, draws: Tensor, kind: int
 ) -> Tensor:
     """`weights`: probabilities, the largest first, with their ids; the rest of a row may be missing."""
+    weights = filtered(weights, top_k, vocab_size, numbers)
+    if kind == TYPICAL:
+        weights = _keep_typical(weights, numbers[:, _TYPICAL, None])
+    return ids.gather(1, inverse(weights, draws)[:, None])[:, 0]
+
+
+def filtered(weights: Tensor, top_k: Tensor, vocab_size: int, numbers: Tensor) -> Tensor:
+    """Weights, the largest first, with 0 for what top_k, top_p and min_p leave out; they may be changed in place."""
     ranks = torch.arange(weights.shape[-1], device=weights.device)[None]
     weights = weights.masked_fill_(ranks >= top_k[:, None], 0.0)
     cumulated = weights.cumsum(-1)
@@ -286,10 +294,7 @@ def _pick_sorted(
     outside = cumulated - weights >= (numbers[:, _TOP_P] * kept)[:, None]
     outside |= weights < numbers[:, _MIN_P, None] * weights[:, :1]
     outside[:, 0] = False
-    weights = weights.masked_fill_(outside, 0.0)
-    if kind == TYPICAL:
-        weights = _keep_typical(weights, numbers[:, _TYPICAL, None])
-    return ids.gather(1, inverse(weights, draws)[:, None])[:, 0]
+    return weights.masked_fill_(outside, 0.0)
 
 
 def _keep_typical(weights: Tensor, mass: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from agent_server.generation.kernels import paged_kernels
+from agent_server.generation.kernels import paged_kernels, sample_kernels
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -32,6 +32,16 @@ COMBINE = {
     "out": "*bf16", "weighed": "*fp32", "shares": "*fp32", "starts": "*i32", "first": "i32", "splits": "i32",
     "DV": 96, "DV_BLOCK": 128, "SPLITS": 32,
 }  # fmt: skip
+PICK = {
+    "tokens": "*i64", "logprobs": "*fp32", "totals": "*fp32", "last": "*i64", "logits": "*fp32", "raw": "*fp32",
+    "rows": "*i64", "positions": "*i64", "numbers": "*fp32", "top_ks": "*i64", "seeds": "*i64", "counts": "*i32",
+    "vocab_size": "i32", "LOGPROBS": True, "COUNTS": True, "BLOCK": 4096,
+}  # fmt: skip
+ADJUST = {
+    "out": "*fp32", "logits": "*fp32", "rows": "*i64", "factors": "*fp32", "counts": "*i32", "prompts": "*i8",
+    "masks": "*i32", "bits": "*i32", "vocab_size": "i32", "words": "i32", "PENALTIES": True, "MASKS": True,
+    "BLOCK": 2048,
+}  # fmt: skip
 LATENT = {"DK": 576, "DK_MAIN": 512, "DK_REST": 64, "DV": 512, "DV_BLOCK": 512, "HEADS": 16, "QUERIES": 1, "KEYS": 16}
 KERNELS = {
     "attend": (paged_kernels.attend_kernel, ATTEND),
@@ -42,6 +52,8 @@ KERNELS = {
     "attend, latent": (paged_kernels.attend_kernel, {**ATTEND, **LATENT, "SPLIT": True}),
     "store": (paged_kernels.store_kernel, STORE),
     "combine": (paged_kernels.combine_kernel, COMBINE),
+    "pick": (sample_kernels.pick_kernel, PICK),
+    "adjust": (sample_kernels.adjust_kernel, ADJUST),
 }
 
 
@@ -53,8 +65,7 @@ def test_it_compiles(kernel, target):
     assert set(names) == set(given)
     signature = {name: given[name] if isinstance(given[name], str) else "constexpr" for name in names}
     constants = {(names.index(name),): value for name, value in given.items() if not isinstance(value, str)}
-    made = compile(
-        ASTSource(function, signature, constants), target=TARGETS[target], options={"num_warps": 4, "num_stages": 2}
-    )
+    options = {"num_warps": 16 if kernel == "pick" else 4, "num_stages": 2}
+    made = compile(ASTSource(function, signature, constants), target=TARGETS[target], options=options)
     assert made.asm["hsaco" if target == "gfx942" else "cubin"]
     assert made.metadata.shared <= SHARED_MEMORY

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from agent_server.generation.kernels.sample_kernels import adjust_kernel, pick_kernel
+from agent_server.generation.penalties import Counts
 
 BLOCK = 4096
 """Logits of a row that are looked at together."""
@@ -24,16 +25,6 @@ class Parameters:
     top_k: Tensor
     seeds: Tensor
     last: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """Of every row, `[rows, vocabulary]`: how often each token was generated, int32, and whether it is in the prompt,
-    bool; and the factors `[rows, 3]` float32 of repetition, presence and frequency."""
-
-    generated: Tensor
-    prompts: Tensor
-    factors: Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,6 +147,39 @@ def above(
 
 
 @triton.jit
+def limits(
+    at: tl.tensor,
+    vocab_size: tl.tensor,
+    temperature: tl.tensor,
+    top: tl.tensor,
+    low: tl.tensor,
+    top_k: tl.tensor,
+    top_p: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """The boundary of top_k and of top_p, whose share is one of what top_k keeps, and how many of those that equal it
+    are kept. `low` and `top` are the smallest logit that is not forbidden and the largest."""
+    value = low
+    limit = vocab_size
+    _, mass, equal = above(at, vocab_size, temperature, top, value, BLOCK)
+    mass += equal.to(tl.float32) * tl.exp2((value - top) * LOG2E)
+    if top_k < vocab_size:
+        value = boundary(at, vocab_size, temperature, top, low, top_k.to(tl.float32), True, BLOCK)
+        number, over, equal = above(at, vocab_size, temperature, top, value, BLOCK)
+        limit = tl.minimum(top_k - number, equal).to(tl.int32)
+        mass = over + limit.to(tl.float32) * tl.exp2((value - top) * LOG2E)
+    if top_p < 1.0:
+        share = top_p * mass
+        cut = boundary(at, vocab_size, temperature, top, value, share, False, BLOCK)
+        number, over, equal = above(at, vocab_size, temperature, top, cut, BLOCK)
+        one = tl.exp2((cut - top) * LOG2E)
+        wanted = tl.ceil((share - over) / tl.maximum(one, 1e-38)).to(tl.int32)
+        limit = tl.minimum(tl.maximum(wanted, 1), tl.where(cut > value, equal, limit))
+        value = cut
+    return value, limit
+
+
+@triton.jit
 def kept_weights(
     x: tl.tensor,
     top: tl.tensor,
@@ -209,24 +242,7 @@ def pick_kernel(
         top_k = tl.load(top_ks + row)
         top_p = tl.load(numbers + row * NUMBERS + TOP_P)
         least = tl.load(numbers + row * NUMBERS + MIN_P)
-        value = low
-        limit = vocab_size
-        _, mass, equal = above(at, vocab_size, temperature, top, value, BLOCK)
-        mass += equal.to(tl.float32) * tl.exp2((value - top) * LOG2E)
-        if top_k < vocab_size:
-            value = boundary(at, vocab_size, temperature, top, low, top_k.to(tl.float32), True, BLOCK)
-            number, over, equal = above(at, vocab_size, temperature, top, value, BLOCK)
-            limit = tl.minimum(top_k - number, equal).to(tl.int32)
-            mass = over + limit.to(tl.float32) * tl.exp2((value - top) * LOG2E)
-        if top_p < 1.0:
-            share = top_p * mass
-            cut = boundary(at, vocab_size, temperature, top, value, share, False, BLOCK)
-            number, over, equal = above(at, vocab_size, temperature, top, cut, BLOCK)
-            one = tl.exp2((cut - top) * LOG2E)
-            wanted = tl.ceil((share - over) / tl.maximum(one, 1e-38)).to(tl.int32)
-            limit = tl.minimum(tl.maximum(wanted, 1), tl.where(cut > value, equal, limit))
-            value = cut
-
+        value, limit = limits(at, vocab_size, temperature, top, low, top_k, top_p, BLOCK)
         kept = 0.0
         met = 0
         for block in range(0, vocab_size, BLOCK):
