@@ -41,10 +41,14 @@ endif
 serve: setup demo ## serve the bundled model and the page at http://localhost:8000 (PORT=, HOST=, MODEL= to change)
 	$(BIN)/agent-server serve $(MODEL) --host $(HOST) --port $(PORT)
 
+docs: setup ## the documentation as a site in site/ that needs no network
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
 check: setup ## format, lint, types, declared dependencies, and the lock against the package index
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/deptry .
 	$(BIN)/deptry $(TOOLS) --exclude 'node_modules' --ignore DEP002,DEP004
 	$(PY) scripts/lock.py check
@@ -127,4 +131,4 @@ lock: ## resolve what pyproject.toml declares, for all platforms, into constrain
 clean: ## remove what the other targets made
 	rm -rf .venv dist build agent_server/static/demo node_modules */node_modules tests/*/node_modules
 
-.PHONY: help setup demo serve check hooks system test test-python test-long vllm-env test-vllm test-vllm-inprocess llamacpp-env test-llamacpp test-peers bench wheel release screenshot lock clean
+.PHONY: help setup docs demo serve check hooks system test test-python test-long vllm-env test-vllm test-vllm-inprocess llamacpp-env test-llamacpp test-peers bench wheel release screenshot lock clean

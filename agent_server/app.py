@@ -7,7 +7,8 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from starlette.applications import Starlette
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -19,9 +20,11 @@ from starlette.types import Message, Receive, Scope, Send
 from adapters.errors import ErrorKind, RequestError
 from agent_server.auth import AuthMiddleware, Keys
 from agent_server.ids import new_id
+from agent_server.openapi import document
 from agent_server.routes import all_routes
 from agent_server.server import StartupError
 from agent_server.settings import Settings
+from agent_server.version import version
 from agent_server.web.context import REQUEST_ID_HEADER, RequestContext, enter, given_request_id
 from agent_server.web.errors import error_response, refuse_websocket, route_path
 from agent_server.web.origins import BrowserGuard, BrowserPolicy, server_names
@@ -55,8 +58,11 @@ def build_app(server: Server) -> Application:
     return Application(server)
 
 
-class Application(Starlette):
-    """Starlette around a Server: it gives every request its context, and starts the server where nobody else does."""
+class Application(FastAPI):
+    """FastAPI around a Server: it gives every request its context, and starts the server where nothing else does.
+
+    The server's own routes read raw bytes and are Starlette's; routes that are added to it are FastAPI's.
+    """
 
     def __init__(self, server: Server) -> None:
         super().__init__(
@@ -69,10 +75,26 @@ class Application(Starlette):
                 Exception: fail,
             },
             lifespan=lambda _: self.running(),
+            title="agent-server",
+            version=version(),
+            openapi_url=None,
+            docs_url=None,
+            redoc_url=None,
         )
         self.state.server = server
         self._server = server
         self._layers = list(self.user_middleware)
+
+    def openapi(self) -> dict[str, Any]:
+        """The OpenAPI description of the server's routes and of those that were added; made once."""
+        if self.openapi_schema is None:
+            added = get_openapi(title=self.title, version=self.version, routes=self.routes)
+            own = document(self.routes, version=self.version)
+            schemas = added.get("components", {}).get("schemas", {})
+            own["paths"] |= added["paths"]
+            own["components"]["schemas"] |= schemas
+            self.openapi_schema = own
+        return self.openapi_schema
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

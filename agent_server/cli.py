@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from typing import Annotated
 
 import typer
@@ -13,6 +12,7 @@ from agent_server.commands.parse import parse
 from agent_server.commands.replicas import replicas
 from agent_server.commands.serve import serve
 from agent_server.commands.worker import worker
+from agent_server.version import version
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 for command in (serve, worker, replicas, chat, inspect, parse):
@@ -21,7 +21,7 @@ for command in (serve, worker, replicas, chat, inspect, parse):
 
 def _version(value: bool) -> None:
     if value:
-        typer.echo(importlib.metadata.version("agent-server"))
+        typer.echo(version())
         raise typer.Exit
 
 

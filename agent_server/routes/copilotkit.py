@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 from collections.abc import AsyncGenerator, Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ from agent_server.engine.protocol import EngineError
 from agent_server.routes.http import EventStream, Generated, RunFrames, each_of, guarded, read_body, stream_run
 from agent_server.routes.operations import json_response
 from agent_server.store.records import ThreadRecord
+from agent_server.version import version
 
 if TYPE_CHECKING:
     from agent_server.runs.sharing.protocol import AnyRun
@@ -299,7 +299,7 @@ def loaded(server: Server) -> dict[str, Any]:
         "bundled": not server.settings.model,
         "state": status.state,
         "message": status.message,
-        "version": _version(),
+        "version": version(),
         "details": {},
     }
     if status.progress is not None:
@@ -308,13 +308,6 @@ def loaded(server: Server) -> dict[str, Any]:
         info = server.model.engine.info
         answer |= {"contextLength": info.context_length, "vocabSize": info.vocab_size, "details": info.details}
     return answer
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("agent-server")
-    except importlib.metadata.PackageNotFoundError:  # run from a checkout that is not installed
-        return "development"
 
 
 def _entry(record: ThreadRecord) -> Entry:

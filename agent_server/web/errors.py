@@ -34,7 +34,11 @@ def route_path(scope: Scope) -> str:
 
 def wire_of(scope: Scope) -> Wire:
     """Whose error shape an answer to this request has."""
-    path = route_path(scope)
+    return wire_at(route_path(scope))
+
+
+def wire_at(path: str) -> Wire:
+    """Whose error shape answers on this path of ours have."""
     return next((wire for prefix, wire in WIRES if path.startswith(prefix)), "agui")
 
 

@@ -1,0 +1,326 @@
+"""One row for each route: what it is for, what it takes and what it answers.
+
+A route without a row, or a row without a route, fails tests/routes/test_openapi.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from ag_ui.core import AgentCapabilities, Event, RunAgentInput
+
+from adapters import anthropic_messages, openai_chat, openai_completions, openai_responses
+from adapters import tokenize as tokenizing
+from adapters.request_fields import Field
+from agent_server.openapi import answers
+from agent_server.routes.replicas import Wish
+from agent_server.routes.threads import Change, Feedback
+from agent_server.store.records import FeedbackRecord, RunRecord, ThreadRecord
+
+Tag = Literal[
+    "AG-UI", "Runs", "Threads", "CopilotKit", "OpenAI", "Anthropic", "Generate", "Tokens", "Operation", "Page"
+]
+
+
+class Fields(NamedTuple):
+    """A request body by its table of fields. name: of the schema. required: names of fields."""
+
+    name: str
+    table: Mapping[str, Field]
+    required: tuple[str, ...]
+
+
+class Free(NamedTuple):
+    """A JSON object described in words, with the properties that are known of it."""
+
+    description: str = ""
+    properties: Mapping[str, Any] = {}
+    required: tuple[str, ...] = ()
+
+
+class Envelope(NamedTuple):
+    """An object that holds one thing, or a list of such things, under one name."""
+
+    name: str
+    of: type
+    many: bool = False
+    beside: Mapping[str, Any] = {}
+
+
+Body = type | Fields | Free | Envelope
+
+
+class Operation(NamedTuple):
+    """body: of the request. answer: of `status`; None has no body. stream: what the data of each server-sent event
+    is, where the route can stream. end_mark: the text that the last one has instead. accepts: other media types of the
+    stream. query: name → (schema, description). answers_also: further statuses with the same body; 204 has none."""
+
+    tag: Tag
+    summary: str
+    description: str = ""
+    body: Body | None = None
+    answer: Body | str | None = None
+    status: int = 200
+    stream: Any = None
+    end_mark: str = ""
+    accepts: tuple[str, ...] = ()
+    query: Mapping[str, tuple[Mapping[str, Any], str]] = {}
+    example: Mapping[str, Any] | None = None
+    answers_also: tuple[int, ...] = ()
+
+
+DONE = "[DONE]"
+HELLO = [{"role": "user", "content": "What can you do?"}]
+TEXT: Mapping[str, Any] = {"type": "string"}
+LIST: Mapping[str, Any] = {"type": "array"}
+FLAG: Mapping[str, Any] = {"type": "string", "enum": ["true", "false"]}
+NUMBER: Mapping[str, Any] = {"type": "integer", "minimum": 0}
+AFTER = {"after": (NUMBER, "The number of the last event that the client has; `Last-Event-ID` says the same.")}
+RUN_INPUT_EXAMPLE = {
+    "threadId": "thread-1",
+    "runId": "run-1",
+    "messages": [{"id": "m1", "role": "user", "content": "What can you do?"}],
+    "tools": [],
+    "context": [],
+    "state": {},
+    "forwardedProps": {},
+}
+RUN = Operation(
+    "AG-UI",
+    "Run an agent and stream its events",
+    "Takes a RunAgentInput; `forwardedProps` may hold sampling parameters. The stream is server-sent events, or "
+    "AG-UI's protobuf where `Accept` asks for it.",
+    body=RunAgentInput,
+    stream=Event,
+    accepts=("application/vnd.ag-ui.event+proto",),
+    example=RUN_INPUT_EXAMPLE,
+)
+CAPABILITIES = Operation("AG-UI", "What an agent and its model can do", answer=AgentCapabilities)
+CALL = Free("One call of CopilotKit's single endpoint.", {"method": TEXT, "params": {}, "body": {}}, ("method",))
+THREAD_PAGE = Envelope("threads", ThreadRecord, many=True, beside={"nextCursor": {"type": ["string", "null"]}})
+COPILOT_THREAD = Free("A thread as CopilotKit lists it.")
+RUN_BODY = Free("A RunAgentInput in CopilotKit's spelling, with `messages`.", {"messages": {"type": "array"}})
+
+
+def _control(summary: str) -> Operation:
+    return Operation("Runs", summary, answer=answers.RunStatus, status=202)
+
+
+AGUI: Mapping[tuple[str, str], Operation] = {
+    ("POST", "/agui"): RUN,
+    ("POST", "/agui/{agent}"): RUN,
+    ("GET", "/agui/capabilities"): CAPABILITIES,
+    ("GET", "/agui/{agent}/capabilities"): CAPABILITIES,
+    ("GET", "/agui/runs/{run_id}"): Operation("Runs", "A run's state", answer=answers.RunStatus),
+    ("GET", "/agui/runs/{run_id}/events"): Operation(
+        "Runs",
+        "Read a run again, and on while it lasts",
+        stream=Event,
+        accepts=("application/vnd.ag-ui.event+proto",),
+        query={**AFTER, "protocolVersion": (TEXT, "The client's version of AG-UI; the run's own if absent.")},
+    ),
+    ("POST", "/agui/runs/{run_id}/cancel"): _control("End a run; what it said is kept"),
+    ("POST", "/agui/runs/{run_id}/pause"): _control("Let a run's generation wait"),
+    ("POST", "/agui/runs/{run_id}/resume"): _control("Let a paused run go on"),
+    ("POST", "/agui/runs/{run_id}/modify"): Operation(
+        "Runs",
+        "Change sampling parameters from the next token on",
+        body=Free("Sampling parameters by their names."),
+        answer=answers.RunStatus,
+        status=202,
+        example={"temperature": 0.2},
+    ),
+    ("GET", "/agui/threads"): Operation(
+        "Threads",
+        "Threads, the newest first",
+        answer=THREAD_PAGE,
+        query={
+            "agentId": (TEXT, "Of this agent alone."),
+            "archived": (FLAG, "Those that are archived."),
+            "limit": ({"type": "integer", "minimum": 1, "maximum": 100}, "50 if absent."),
+            "cursor": (TEXT, "`nextCursor` of the page before."),
+        },
+    ),
+    ("GET", "/agui/threads/{thread_id}"): Operation(
+        "Threads",
+        "A thread with its messages, state and open interrupts",
+        answer=Envelope(
+            "thread",
+            ThreadRecord,
+            beside={"messages": LIST, "state": {}, "interrupts": LIST, "running": LIST},
+        ),
+    ),
+    ("PATCH", "/agui/threads/{thread_id}"): Operation(
+        "Threads", "Rename, archive or annotate a thread", body=Change, answer=Envelope("thread", ThreadRecord),
+        example={"name": "Weather in Oslo"},
+    ),
+    ("DELETE", "/agui/threads/{thread_id}"): Operation("Threads", "Delete a thread", status=204),
+    ("GET", "/agui/threads/{thread_id}/messages"): Operation(
+        "Threads", "Its messages", answer=Free("", {"messages": {"type": "array"}}, ("messages",))
+    ),
+    ("GET", "/agui/threads/{thread_id}/state"): Operation(
+        "Threads", "Its shared state", answer=Free("", {"state": {}}, ("state",))
+    ),
+    ("GET", "/agui/threads/{thread_id}/runs"): Operation(
+        "Threads", "Its runs", answer=Envelope("runs", RunRecord, many=True)
+    ),
+    ("GET", "/agui/threads/{thread_id}/feedback"): Operation(
+        "Threads", "What people said of its messages", answer=Envelope("feedback", FeedbackRecord, many=True)
+    ),
+    ("POST", "/agui/threads/{thread_id}/feedback"): Operation(
+        "Threads", "Judge a message", body=Feedback, answer=Envelope("feedback", FeedbackRecord), status=201,
+        example={"messageId": "m1", "score": 1},
+    ),
+}  # fmt: skip
+
+COPILOTKIT: Mapping[tuple[str, str], Operation] = {
+    ("POST", "/copilotkit"): Operation("CopilotKit", "The single endpoint", body=CALL, answer=Free(), stream=Event,
+                                       example={"method": "info"}),
+    ("POST", "/copilotkit/"): Operation("CopilotKit", "The single endpoint", body=CALL, answer=Free(), stream=Event,
+                                        example={"method": "info"}),
+    ("GET", "/copilotkit/info"): Operation("CopilotKit", "Agents, versions and what is switched on", answer=Free()),
+    ("POST", "/copilotkit/agent/{agent}/run"): Operation(
+        "CopilotKit", "Run an agent", body=RUN_BODY, stream=Event, example=RUN_INPUT_EXAMPLE
+    ),
+    ("POST", "/copilotkit/agent/{agent}/connect"): Operation(
+        "CopilotKit", "Replay a thread and follow what runs on it", body=RUN_BODY, stream=Event,
+        example=RUN_INPUT_EXAMPLE,
+    ),
+    ("POST", "/copilotkit/agent/{agent}/stop/{thread_id}"): Operation(
+        "CopilotKit", "Stop what runs on a thread", body=Free("Nothing, or the run to stop."), answer=Free()
+    ),
+    ("GET", "/copilotkit/threads"): Operation(
+        "CopilotKit", "Threads", answer=Free("A page of threads."),
+        query={"agentId": (TEXT, ""), "includeArchived": (FLAG, ""), "limit": (NUMBER, ""), "cursor": (TEXT, "")},
+    ),
+    ("GET", "/copilotkit/threads/{thread_id}/messages"): Operation("CopilotKit", "Messages", answer=Free()),
+    ("GET", "/copilotkit/threads/{thread_id}/events"): Operation("CopilotKit", "What a connect replays", answer=Free()),
+    ("GET", "/copilotkit/threads/{thread_id}/state"): Operation("CopilotKit", "Shared state", answer=Free()),
+    ("POST", "/copilotkit/threads/{thread_id}/archive"): Operation("CopilotKit", "Archive", answer=COPILOT_THREAD),
+    ("PATCH", "/copilotkit/threads/{thread_id}"): Operation(
+        "CopilotKit", "Rename or archive", body=Free("", {"name": TEXT, "archived": {"type": "boolean"}}),
+        answer=COPILOT_THREAD,
+    ),
+    ("DELETE", "/copilotkit/threads/{thread_id}"): Operation("CopilotKit", "Delete", answer=Free()),
+}  # fmt: skip
+
+OPENAI: Mapping[tuple[str, str], Operation] = {
+    ("POST", "/v1/chat/completions"): Operation(
+        "OpenAI",
+        "Chat Completions",
+        "With `stream: true` server-sent chunks, and `[DONE]`.",
+        body=Fields("ChatCompletionRequest", openai_chat.FIELDS, ("messages",)),
+        answer=answers.ChatCompletion,
+        stream=answers.ChatChunk,
+        end_mark=DONE,
+        example={"model": "default", "messages": HELLO, "max_tokens": 64},
+    ),
+    ("POST", "/v1/completions"): Operation(
+        "OpenAI",
+        "Completions: the prompt goes to the model as it is",
+        body=Fields("CompletionRequest", openai_completions.FIELDS, ("prompt",)),
+        answer=answers.TextCompletion,
+        stream=answers.TextCompletion,
+        end_mark=DONE,
+        example={"model": "default", "prompt": "Once upon a time", "max_tokens": 16},
+    ),
+    ("POST", "/v1/responses"): Operation(
+        "OpenAI",
+        "Responses",
+        "With `stream: true` typed, numbered events.",
+        body=Fields("ResponsesRequest", openai_responses.FIELDS, ("input",)),
+        answer=answers.Response,
+        stream=answers.ResponseEvent,
+        example={"model": "default", "input": "What can you do?", "max_output_tokens": 64},
+    ),
+    ("GET", "/v1/responses/{id}"): Operation(
+        "OpenAI",
+        "A stored response",
+        answer=answers.Response,
+        stream=answers.ResponseEvent,
+        query={
+            "stream": (FLAG, "true reads its events again."),
+            "starting_after": (NUMBER, "With `stream`: the number of the last event that the client has."),
+        },
+    ),
+    ("DELETE", "/v1/responses/{id}"): Operation("OpenAI", "Delete a stored response", answer=answers.Deleted),
+    ("POST", "/v1/responses/{id}/cancel"): Operation(
+        "OpenAI", "End a response in the background", answer=answers.Response
+    ),
+    ("GET", "/v1/responses/{id}/input_items"): Operation(
+        "OpenAI",
+        "The items that a response was asked with",
+        answer=answers.ItemPage,
+        query={
+            "limit": ({"type": "integer", "minimum": 1, "maximum": 100}, "20 if absent."),
+            "order": ({"type": "string", "enum": ["asc", "desc"]}, "desc if absent."),
+            "after": (TEXT, "The id of the last item that the client has."),
+        },
+    ),
+    ("GET", "/v1/models"): Operation("OpenAI", "The model, and each agent under its name", answer=answers.ModelList),
+    ("GET", "/v1/models/{name}"): Operation("OpenAI", "One of them", answer=answers.Model),
+}
+
+OTHERS: Mapping[tuple[str, str], Operation] = {
+    ("POST", "/v1/messages"): Operation(
+        "Anthropic",
+        "Messages",
+        "With `stream: true` the named events of a message.",
+        body=Fields("MessagesRequest", anthropic_messages.FIELDS, ("messages", "max_tokens")),
+        answer=answers.Message,
+        stream=answers.MessageEvent,
+        example={"model": "default", "max_tokens": 64, "messages": HELLO},
+    ),
+    ("POST", "/v1/messages/count_tokens"): Operation(
+        "Anthropic",
+        "The number of a prompt's tokens",
+        body=Fields("CountTokensRequest", anthropic_messages.FIELDS, ("messages",)),
+        answer=answers.InputTokens,
+        example={"model": "default", "messages": HELLO},
+    ),
+    ("POST", "/v1/generate"): Operation(
+        "Generate",
+        "The generation protocol's messages over HTTP",
+        body=Free(
+            "`prompt` or `messages`, and sampling parameters beside it.",
+            {"prompt": TEXT, "messages": LIST, "options": {"type": "object"}, "stream": {"type": "boolean"}},
+        ),
+        answer=Free("The completion message."),
+        stream=dict,
+        example={"prompt": "Once upon a time", "max_tokens": 16},
+    ),
+    ("POST", "/tokenize"): Operation(
+        "Tokens", "Text or a conversation to token ids", body=Fields("TokenizeRequest", tokenizing.FIELDS, ()),
+        answer=answers.Tokens, example={"prompt": "Hello"},
+    ),
+    ("POST", "/detokenize"): Operation(
+        "Tokens", "Token ids to text", answer=answers.Text, example={"tokens": [1, 2, 3]},
+        body=Free("", {"tokens": {"type": "array", "items": NUMBER}, "model": TEXT}, ("tokens",)),
+    ),
+    ("GET", "/health"): Operation("Operation", "The process answers", answer=Free("", {"status": TEXT}, ("status",))),
+    ("GET", "/ready"): Operation(
+        "Operation", "Whether runs can start", answer=answers.Readiness, answers_also=(503,)
+    ),
+    ("GET", "/openapi.json"): Operation("Operation", "This description", answer=Free()),
+    ("GET", "/docs"): Operation("Page", "The page that shows this description", answer="text/html"),
+    ("GET", "/metrics"): Operation("Operation", "Prometheus' text format", answer="text/plain"),
+    ("GET", "/operator/replicas"): Operation("Operation", "The replicas", answer=answers.Replicas),
+    ("POST", "/operator/replicas"): Operation(
+        "Operation", "Drain a replica, or take it back", body=Wish, answer=answers.Replicas,
+        example={"name": "gpu1", "draining": True},
+    ),
+    ("GET", "/"): Operation("Page", "The demo page", answer="text/html"),
+    ("GET", "/favicon.svg"): Operation("Page", "Its icon", answer="image/svg+xml"),
+    ("GET", "/demo/runs/{run_id}/wires"): Operation(
+        "Page", "A run on several wires at once", stream=dict, end_mark=DONE, answers_also=(204,),
+        query={"wire": ({"type": "array", "items": {"enum": ["agui", "openai"]}}, ""), "unknown": (TEXT, "")},
+    ),
+    ("POST", "/demo/wires"): Operation(
+        "Page", "A recorded event log on several wires", body=Free("One AG-UI event a line."),
+        stream=dict, end_mark=DONE,
+        query={"wire": ({"type": "array", "items": {"enum": ["agui", "openai"]}}, "")},
+    ),
+}  # fmt: skip
+
+OPERATIONS: Mapping[tuple[str, str], Operation] = {**AGUI, **COPILOTKIT, **OPENAI, **OTHERS}
