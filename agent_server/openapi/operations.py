@@ -16,7 +16,7 @@ from adapters.request_fields import Field
 from agent_server.openapi import answers
 from agent_server.routes.replicas import Wish
 from agent_server.routes.threads import Change, Feedback
-from agent_server.store.records import FeedbackRecord, RunRecord, ThreadRecord
+from agent_server.store.records import FeedbackRecord, Removal, RunRecord, ThreadRecord
 
 Tag = Literal[
     "AG-UI", "Runs", "Threads", "CopilotKit", "OpenAI", "Anthropic", "Generate", "Tokens", "Operation", "Page"
@@ -158,6 +158,15 @@ AGUI: Mapping[tuple[str, str], Operation] = {
     ("DELETE", "/agui/threads/{thread_id}"): Operation("Threads", "Delete a thread", status=204),
     ("GET", "/agui/threads/{thread_id}/messages"): Operation(
         "Threads", "Its messages", answer=Free("", {"messages": {"type": "array"}}, ("messages",))
+    ),
+    ("DELETE", "/agui/threads/{thread_id}/messages/{message_id}"): Operation(
+        "Threads", "Delete a message; what was removed can be had back", status=204
+    ),
+    ("GET", "/agui/threads/{thread_id}/removed"): Operation(
+        "Threads", "What edits of the history removed", answer=Envelope("removed", Removal, many=True)
+    ),
+    ("POST", "/agui/threads/{thread_id}/removed/{removal_id}/restore"): Operation(
+        "Threads", "Have back what an edit removed", answer=Free("", {"messages": LIST}, ("messages",))
     ),
     ("GET", "/agui/threads/{thread_id}/state"): Operation(
         "Threads", "Its shared state", answer=Free("", {"state": {}}, ("state",))

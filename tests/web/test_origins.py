@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -51,14 +52,11 @@ def walk(app: Application) -> Iterator[tuple[str, str]]:
         elif isinstance(route, WebSocketRoute):
             yield "WEBSOCKET", concrete(route.path)
         else:
-            assert isinstance(route, Mount) and route.path == "/assets"
+            assert isinstance(route, Mount) and route.path in ("/assets", "/docs")
 
 
 def concrete(path: str) -> str:
-    for name in ("agent", "run_id", "thread_id", "id", "name:path"):
-        path = path.replace("{" + name + "}", "x")
-    assert "{" not in path
-    return path
+    return re.sub(r"{\w+(:\w+)?}", "x", path)
 
 
 def routes_of_every_setting() -> list[tuple[str, str]]:
