@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 from types import ModuleType
 
 OURS = "agent-server"
@@ -30,6 +29,8 @@ def _imported(name: str) -> ModuleType | None:
 
 
 def _installers(package: str) -> str:
+    import importlib.metadata  # slow to import, and seldom needed
+
     names = importlib.metadata.packages_distributions().get(package, [])
     others = sorted({name for name in names if name.lower() != OURS})
     return " and ".join(others) if others else "another distribution"

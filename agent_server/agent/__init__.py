@@ -3,7 +3,7 @@
 from agent_server.agent.agent import Agent
 from agent_server.agent.context import InputRequired, ToolContext
 from agent_server.agent.loading import LoadError, load_agents
-from agent_server.agent.mcp import McpServer
+from agent_server.agent.mcp_server import McpServer
 from agent_server.agent.running import Limits
 from agent_server.agent.sealing import Sealer
 from agent_server.agent.served import ServedAgent, serve_agents

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from agent_server.agent.mcp import McpServer
+from agent_server.agent.mcp_server import McpServer
 from agent_server.agent.reasoning import ReasoningMode
 from agent_server.agent.state import PredictState
 from agent_server.agent.tools import Tool, tool

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import httpx2
-import msgspec
 from ag_ui.core import Tool as ToolDeclaration
 from mcp import Client, MCPError, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
@@ -22,6 +21,7 @@ from mcp_types import AudioContent, CallToolResult, ContentBlock, EmbeddedResour
 from mcp_types import Tool as McpTool
 
 from agent_server.agent.context import ToolContext
+from agent_server.agent.mcp_server import McpServer
 from agent_server.agent.running import Answer, Limits, failure
 from agent_server.agent.tools import Tool, capped, result_content
 from agent_server.prompting.schemas import problems_of
@@ -30,30 +30,6 @@ logger = logging.getLogger("agent_server.mcp")
 Offered = tuple[ToolDeclaration, "McpCallee", Tool | None]
 CONNECT_SECONDS = 20.0
 TOOL_PAGES = 100
-
-
-class McpServer(msgspec.Struct, frozen=True, kw_only=True):
-    """One MCP server: `command` for stdio (the program and its arguments) or `url` for streamable HTTP.
-
-    env: added to the little that the program inherits anyway; headers: sent with every request. only: names of the
-    tools to offer; none means all. prefix: put before the tools' names. requires_approval: a person is asked before
-    any call (True) or before calls of these tools.
-    """
-
-    name: str
-    command: tuple[str, ...] = ()
-    url: str = ""
-    env: dict[str, str] = {}
-    cwd: str | None = None
-    headers: dict[str, str] = {}
-    only: frozenset[str] = frozenset()
-    prefix: str = ""
-    requires_approval: bool | frozenset[str] = False
-    time_limit: float | None = None
-
-    def __post_init__(self) -> None:
-        if bool(self.command) == bool(self.url):
-            raise ValueError(f"MCP server {self.name}: give either a command or a url")
 
 
 class McpConnection:

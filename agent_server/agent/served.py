@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from ag_ui.core import Message, RunAgentInput, SystemMessage, ToolMessage, UserMessage
@@ -14,7 +14,7 @@ from agent_server.agent import interrupts, subagents
 from agent_server.agent.agent import Agent
 from agent_server.agent.conversation import Conversation, wire
 from agent_server.agent.loop import Loop, Outcome, Toolset, ending_of
-from agent_server.agent.mcp import McpTools
+from agent_server.agent.mcp_server import McpServer
 from agent_server.agent.reasoning import ReasoningPolicy, unsealed
 from agent_server.agent.resuming import Opening, open_run
 from agent_server.agent.running import Callee, FunctionCallee, Limits
@@ -26,6 +26,9 @@ from agent_server.runs import Ending, Execution
 from agent_server.store.records import RunRecord
 from events.options import GenerationOptions, SamplingParams
 from events.vocabulary import Event, MessagesSnapshot, RunOutcome, SuccessOutcome, ToolCallResult
+
+if TYPE_CHECKING:
+    from agent_server.agent.mcp import McpTools
 
 Emit = Callable[[Event], None]
 SUMMARY_INSTRUCTIONS = "Summarise the following thoughts in one or two short sentences, in their language."
@@ -43,7 +46,7 @@ class ServedAgent:
         self._model = model
         self._sealer = sealer or Sealer()
         self._limits = limits or Limits()
-        self._mcp = {each.name: McpTools(tuple(each.mcp_servers)) for each in family(agent) if each.mcp_servers}
+        self._mcp = {each.name: mcp_tools(each.mcp_servers) for each in family(agent) if each.mcp_servers}
 
     async def close(self) -> None:
         """Let go of the MCP servers. Safe to call twice."""
@@ -223,6 +226,13 @@ class ServedAgent:
 def family(agent: Agent) -> list[Agent]:
     """The agent and every agent it may call, directly or not."""
     return [agent, *(each for child in agent.subagents for each in family(child))]
+
+
+def mcp_tools(servers: Sequence[McpServer]) -> McpTools:
+    """Their tools; the client is imported here, because most servers have no such tools."""
+    from agent_server.agent.mcp import McpTools
+
+    return McpTools(tuple(servers))
 
 
 def _schema(agent: Agent) -> type[BaseModel] | None:

@@ -39,6 +39,11 @@ def test_no_import_but_the_cores_brings_torch():
     assert int(count) > 150, "the rooms were walked"
 
 
+def test_a_server_without_mcp_servers_does_not_load_the_client_for_them():
+    program = "import sys, agent_server.assemble, agent_server.app; print('mcp' in sys.modules)"
+    assert release.run(sys.executable, "-P", "-c", program) == "False\n"
+
+
 @pytest.fixture(scope="module")
 def base(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Python of an environment that holds the wheel and what it needs, and nothing else."""
