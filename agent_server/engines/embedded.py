@@ -229,7 +229,7 @@ class EmbeddedEngine:
         """It could not load, or it ended by a fault: a process is about to be lost, a thread is gone."""
         first = self._info is None
         self._failure = failure.error()
-        self._status = EngineStatus(state="failed", message=failure.message)
+        self._status = EngineStatus(state="failed" if first else "starting", message=failure.message)
         self._settled.set()
         if not first and not self._process:
             self._lost_worker(failure.message)

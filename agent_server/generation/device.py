@@ -97,6 +97,12 @@ class Arrival:
         return [tensor.tolist() for tensor in self._tensors]
 
 
+def release_unused(device: torch.device) -> None:
+    """Give back what torch's allocator keeps for later, so that it can be had in other pieces."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def free_bytes(device: torch.device) -> int:
     """Memory that can still be had; 0 where that is unknown."""
     if device.type == "cuda":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -22,6 +23,7 @@ import msgspec
 
 from agent_server.generation.messages import Command, Report, Stop
 
+logger = logging.getLogger("agent_server.generation")
 LENGTH_BYTES = 4
 MAX_MESSAGE = 256 * 2**20
 STOP_SECONDS = 5.0
@@ -69,12 +71,24 @@ class ProcessLink:
             self._child.kill()
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+        """Report what comes until the child is gone; a child that cannot be understood is ended. Whatever happens here,
+        `lost` is called, or those who wait for its answers would wait for ever."""
+        try:
             while True:
-                length = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "little")
-                self._report(self._decoder.decode(await reader.readexactly(length)))
+                self._report(self._decoder.decode(await self._receive(reader)))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        except Exception as error:
+            logger.exception("A message of the engine's process cannot be used.")
+            self.kill(f"The engine's process sent a message that cannot be used ({type(error).__name__}: {error}).")
         if not self._closing:
             self._lost(await self._reap())
+
+    async def _receive(self, reader: asyncio.StreamReader) -> bytes:
+        length = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "little")
+        if length > MAX_MESSAGE:
+            raise ValueError(f"{length} bytes in one message, at most {MAX_MESSAGE} are allowed")
+        return await reader.readexactly(length)
 
     async def _reap(self) -> str:
         """Why the child is gone."""

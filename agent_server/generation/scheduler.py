@@ -6,6 +6,7 @@ Rules:
   that was admitted first, so that a long one does not wait for ever.
 - Of those waiting, the highest priority goes first, then the tenant with the fewest running sequences, then the one
   that was served longest ago, then the order of arrival. Who has waited for `patience` steps goes before everybody.
+- A step that ran out of the device's memory is tried again with half as much, until it is a single short chunk.
 - Without room for the next token, the youngest sequence of the lowest priority goes back to the queue and is
   computed again later. The oldest is never sent back for a younger one, so that somebody always gets on.
 """
@@ -22,6 +23,10 @@ SCORED_TOKENS = 256
 """Tokens of prompts to be scored in a step: each of them has logits over the whole vocabulary."""
 AGING_STEPS = 64
 """How often the queue is searched for sequences that have waited too long."""
+LEAST_CHUNK = 16
+"""Tokens of a prompt's chunk below which it is not cut further for want of memory."""
+RELIEF_STEPS = 256
+"""Steps that must go well, after one that ran out of memory, before more is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +113,9 @@ class Scheduler:
         self._rows = list(range(max_running - 1, -1, -1))
         self._steps = 0
         self._arrivals = 0
+        self._rows_allowed = max_running
+        self._budget = self.step_tokens
+        self._calm = 0
 
     @property
     def waiting(self) -> int:
@@ -187,7 +195,7 @@ class Scheduler:
             self._age()
         self._admit()
         decodes = [sequence for sequence in self.running[:] if self._decodes(sequence)]
-        chunks = self._chunks(self.step_tokens - len(decodes))
+        chunks = self._chunks(max(0, self._budget - len(decodes)))
         plan = Plan(
             [sequence for sequence in decodes if sequence.state == "running"],
             [chunk for chunk in chunks if chunk.sequence.state == "running"],
@@ -227,7 +235,41 @@ class Scheduler:
             if chunk.samples:
                 sequence.prefilling = False
                 _promise(sequence)
-                self.memory.publish(sequence)
+
+    def commit(self, plan: Plan) -> None:
+        """The plan is on its way through the device: whatever is launched later may read what it computes, and others
+        may share the prompts that it completes. A plan that fails is undone instead, and nothing of it can be found."""
+        for chunk in plan.chunks:
+            if chunk.samples:
+                self.memory.publish(chunk.sequence)
+        self._relieve()
+
+    # too little memory
+
+    def strain(self, plan: Plan) -> bool:
+        """The plan ran out of memory and was undone: its sequences go back to the queue, half as many may run from here
+        on, and chunks are half as long. False if it was the least that a step can be, and nothing will help it."""
+        rows = len(plan.decodes) + len(plan.chunks)
+        tokens = max((chunk.length for chunk in plan.chunks), default=0) if self.chunked else 0
+        for sequence in [*plan.decodes, *(chunk.sequence for chunk in plan.chunks)]:
+            if sequence.state == "running":
+                self.preempt(sequence)
+        self._calm = 0
+        if rows <= 1 and tokens <= 1 + LEAST_CHUNK:
+            return False
+        self._rows_allowed = max(1, rows // 2)
+        if tokens:
+            self._budget = max(self._rows_allowed + LEAST_CHUNK, min(self._budget, tokens) // 2)
+        return True
+
+    def _relieve(self) -> None:
+        """After many steps that went well, twice as much again."""
+        if self._rows_allowed == self.max_running and self._budget == self.step_tokens:
+            return
+        self._calm += 1
+        if self._calm % RELIEF_STEPS == 0:
+            self._rows_allowed = min(self.max_running, self._rows_allowed * 2)
+            self._budget = min(self.step_tokens, self._budget * 2)
 
     def _decodes(self, sequence: Sequence) -> bool:
         """Whether the sequence needs one more token computed and has the room; it may send others back for it."""
@@ -276,7 +318,7 @@ class Scheduler:
         self._enqueue(sequence)
 
     def _admit(self) -> None:
-        while self._rows:
+        while self._rows and len(self.running) < self._rows_allowed:
             sequence = self._next()
             if sequence is None:
                 return

@@ -240,6 +240,7 @@ class SlabMemory:
         return slab
 
     def _index(self, slab: Slab) -> None:
+        self._unindex(slab, 0)  # it may hold less than when it was published before: a step of it failed
         slab.keys = list(block_keys(slab.tenant, slab.tokens, slab.computed))
         for key in slab.keys:
             self._found[key] = slab

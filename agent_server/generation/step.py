@@ -27,6 +27,8 @@ from agent_server.engine.detokenizer import Vocabulary
 from agent_server.engine.protocol import Delta, EngineError, FinishReason
 from agent_server.generation.commands import carry_out
 from agent_server.generation.constraint import Compiler, lost
+from agent_server.generation.device import release_unused
+from agent_server.generation.faults import first_line, out_of_memory, raise_if_lost
 from agent_server.generation.flight import Flight, details_of
 from agent_server.generation.generation import Defaults, Generation, Limits
 from agent_server.generation.masking import Masking
@@ -38,8 +40,6 @@ from agent_server.generation.scheduler import Plan, Scheduler
 from agent_server.generation.sequence import Sequence
 
 logger = logging.getLogger("agent_server.generation")
-FAULTS = (RuntimeError, ValueError, IndexError, MemoryError, NotImplementedError)
-"""What torch raises when a step does not work."""
 HELD_SECONDS = 0.01
 """How long a step without work waits for a grammar that is being compiled."""
 
@@ -150,9 +150,10 @@ class Core:
             if len(logits) > len(sequences):
                 self._score(plan, logits[len(sequences) :])
                 logits = logits[: len(sequences)]
-        except FAULTS as error:
+        except Exception as error:  # the model's code is anybody's: what it raises is the step's error, not the core's
             self._blame(plan, error)
             return None
+        self.scheduler.commit(plan)
         if not sequences:
             return None
         positions = [len(sequence.tokens) - sequence.prompt_length - 1 for sequence in sequences]
@@ -182,7 +183,7 @@ class Core:
             if self._masking is not None:
                 masks = self._masking.finish([self.generations.get(sequence.number) for sequence in flight.sequences])
             flight.sampled = self.sampler.sample(flight.take(), flight.rows, flight.positions, masks)
-        except FAULTS as error:
+        except Exception as error:
             self._blame(flight.plan, error)
             return None
         return flight
@@ -291,22 +292,32 @@ class Core:
         self.scheduler.finish(generation.sequence)
 
     def _blame(self, plan: Plan, error: Exception) -> None:
-        """End the generations that a failed step has to answer for."""
-        logger.exception("A step failed.")
+        """What follows from a step that failed: another process where the device is gone, a smaller step where memory
+        was too little, else the end of the generations that have to answer for it."""
+        short = out_of_memory(error)
+        logger.error("A step failed: %s", first_line(error), exc_info=None if short else error)
         if self._masking is not None:
             self._masking.abandon()
+        raise_if_lost(error, self.sampler.device)
+        self.scheduler.undo(plan)  # before tokens land: a sequence that ends then has only what was computed
         self._land_first()
-        self.scheduler.undo(plan)
-        exhausted = isinstance(error, (torch.OutOfMemoryError, MemoryError))
-        kind, reason = ("out_of_memory", "too little memory") if exhausted else ("internal", "a fault")
-        guilty = [chunk.sequence for chunk in plan.chunks] or plan.decodes
-        for sequence in guilty:
+        if not short:
+            guilty = [chunk.sequence for chunk in plan.chunks] or plan.decodes
+            self._end(guilty, EngineError("internal", "The generation ended because of a fault in the engine."))
+            for sequence in plan.decodes:
+                if sequence.state == "running":  # what a broken step left in its memory is not to be trusted
+                    self.scheduler.preempt(sequence)
+            return
+        release_unused(self.sampler.device)
+        sequences = plan.decodes + [chunk.sequence for chunk in plan.chunks]
+        if not self.scheduler.strain(plan):
+            message = "The generation ended because of too little memory in the engine, even alone and in small pieces."
+            self._end(sequences, EngineError("out_of_memory", message))
+
+    def _end(self, sequences: list[Sequence], error: EngineError) -> None:
+        for sequence in sequences:
             if sequence.state != "finished":
-                failure = EngineError(kind, f"The generation ended because of {reason} in the engine.")  # type: ignore[arg-type]
-                self.fail(self.generations[sequence.number], failure)
-        for sequence in plan.decodes:
-            if sequence.state == "running":  # what a broken step left in its memory is not to be trusted
-                self.scheduler.preempt(sequence)
+                self.fail(self.generations[sequence.number], error)
 
     def end_all(self, error: EngineError) -> list[tuple[int, Reply]]:
         """Every generation fails; for a core that goes away."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from agent_server.engine.protocol import EngineError
 from agent_server.generation.config import EngineConfig
+from agent_server.generation.faults import DeviceLost
 from agent_server.generation.loader import MakeCompiler, load
 from agent_server.generation.messages import Broken, Failure, Loading, Measured, Ready, Replies, Report
 from agent_server.generation.step import Core
@@ -33,11 +34,18 @@ def work(config: EngineConfig, inbox: SimpleQueue[Any], send: Send, compiler: Ma
     send(Ready(info))
     try:
         run(core, send)
+    except DeviceLost as error:
+        _give_up(core, send, f"{error} The engine starts again.")
     except Exception:
         logger.exception("The engine stops because of a fault of its own.")
-        fault = EngineError("internal", "The engine stopped because of a fault of its own.", retryable=True)
-        send(Replies(core.end_all(fault)))
-        send(Broken(Failure.of(fault)))
+        _give_up(core, send, "The engine stopped because of a fault of its own.")
+
+
+def _give_up(core: Core, send: Send, message: str) -> None:
+    """End what runs with an error that says why, and tell the server that this worker is of no more use."""
+    fault = EngineError("internal", message, retryable=True)
+    send(Replies(core.end_all(fault)))
+    send(Broken(Failure.of(fault)))
 
 
 def run(core: Core, send: Send) -> None:

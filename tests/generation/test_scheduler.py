@@ -61,6 +61,7 @@ class Machine:
         for chunk in plan.chunks:
             assert PENDING not in chunk.sequence.tokens[: chunk.start + chunk.length]
             self.compute(chunk.sequence, chunk.start, chunk.start + chunk.length)
+        self.scheduler.commit(plan)
         self.flights.append([(sequence, len(sequence.tokens) - 1) for sequence in plan.sampled])
         while len(self.flights) > self.in_flight:
             self.land(self.flights.pop(0))

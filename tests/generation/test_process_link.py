@@ -1,0 +1,53 @@
+"""The server's end of the engine's process: whatever the child says, somebody learns that it is gone."""
+
+import asyncio
+import subprocess
+import sys
+
+import pytest
+
+from agent_server.generation import process
+from agent_server.generation.config import EngineConfig
+from agent_server.generation.process import ProcessLink
+
+CHILD = """
+import socket, sys, time
+connection = socket.socket(fileno=int(sys.argv[1]))
+connection.sendall(bytes.fromhex(sys.argv[2]))
+time.sleep(60)
+"""
+MESSAGES = {
+    "no message": (5).to_bytes(4, "little") + b"hello",
+    "a message of no kind": (2).to_bytes(4, "little") + b"\x81\xa0",
+    "a length without end": b"\xff\xff\xff\xff" + b"x" * 9,
+}
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+async def test_a_child_that_cannot_be_understood_is_ended_and_lost(name, monkeypatch):
+    def spawn(descriptor):
+        command = [sys.executable, "-c", CHILD, str(descriptor), MESSAGES[name].hex()]
+        return subprocess.Popen(command, pass_fds=[descriptor])
+
+    monkeypatch.setattr(process, "_spawn", spawn)
+    reasons = asyncio.Queue()
+    link = ProcessLink(lambda report: None, reasons.put_nowait)
+    await link.open(EngineConfig(model="tiny"))
+    reason = await asyncio.wait_for(reasons.get(), 30)
+    assert reason.startswith("The engine's process sent a message that cannot be used")
+    await link.close()
+
+
+async def test_a_server_that_fails_at_a_message_does_not_leave_its_streams_waiting(monkeypatch):
+    def spawn(descriptor):
+        frame = (7).to_bytes(4, "little") + b"\x81\xa4type\xc0"
+        command = [sys.executable, "-c", CHILD, str(descriptor), frame.hex()]
+        return subprocess.Popen(command, pass_fds=[descriptor])
+
+    monkeypatch.setattr(process, "_spawn", spawn)
+    reasons = asyncio.Queue()
+    link = ProcessLink(lambda report: None, reasons.put_nowait)
+    link._decoder = type("Decoder", (), {"decode": staticmethod(lambda message: 1 / 0)})
+    await link.open(EngineConfig(model="tiny"))
+    assert "ZeroDivisionError" in await asyncio.wait_for(reasons.get(), 30)
+    await link.close()
