@@ -58,6 +58,11 @@ def _holds_text(hint: object) -> bool:
     return hint is str or any(_holds_text(part) for part in get_args(hint) if not isinstance(part, Marker | Words))
 
 
+def marker_fields(description: type[msgspec.Struct]) -> tuple[str, ...]:
+    """The names of the fields of a class that hold markers."""
+    return tuple(field.name for field in text_fields(description) if isinstance(field.declared, Marker))
+
+
 def texts(description: msgspec.Struct, *parts: Part) -> Iterator[str]:
     """The markers of these parts (of all parts where none is named), as they are written, in the order of the fields.
     Nested descriptions are searched too."""

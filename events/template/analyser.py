@@ -10,15 +10,15 @@ import functools
 
 import msgspec
 
-from events.formats import registry
+from events.formats.family import Sign
 from events.formats.layout import call_opener
 from events.formats.output_format import Content, OutputFormat, Reasoning, Tools
 from events.template import probe as words
 from events.template.content import analyse_content
 from events.template.environment import ChatTemplate, TemplateError
-from events.template.families import Family, explained_calls, recognise
 from events.template.probe import Capabilities, Probe, capabilities
 from events.template.reasoning import ReasoningAnalysis, Switch, analyse_reasoning, find_switches, prompts_of, settings
+from events.template.recognition import explained_calls, recognise
 from events.template.tools import ToolAnalysis, analyse_tools
 from events.template.turn import END_OF_SEQUENCE, Turn, find_turn, markers_of
 
@@ -36,7 +36,7 @@ _REASONS = {
 class TemplateAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     """What was read from one chat template.
 
-    family: the registry's name for a family that was recognised by a sign instead of derived by comparison.
+    family: the registry's name for the format whose sign was seen; `findings` say what was taken from it.
     reasoning_mode, tool_mode: the specification's names for what was found. prompts: what the generation prompt adds,
     from the assistant's header on, by "default", "on" and "off" (thinking). turn_end: what follows the assistant's
     words; stops: the markers by which a turn is seen to end; ends_with_eos: whether the end-of-sequence token does.
@@ -89,10 +89,11 @@ def _analyse_probe(probe: Probe) -> TemplateAnalysis:
     reasoning = analyse_reasoning(probe, turn, switches)
     content = analyse_content(probe, turn, reasoning, on)
     tools = analyse_tools(probe, turn, reasoning)
-    family = recognise(probe, reasoning.mode != "none")
+    derived = _derived(probe, turn, reasoning, content, tools)
+    sign = recognise(probe, derived)
     return TemplateAnalysis(
-        output_format=_output_format(probe, turn, reasoning, content, tools, family),
-        family=family.name if family else None,
+        output_format=sign.apply(derived) if sign else derived,
+        family=sign.name if sign else None,
         capabilities=probe.capabilities,
         switches=switches,
         reasoning_mode=reasoning.mode,
@@ -103,24 +104,20 @@ def _analyse_probe(probe: Probe) -> TemplateAnalysis:
         stops=tuple(mark for mark in turn.stops if mark != END_OF_SEQUENCE),
         ends_with_eos=END_OF_SEQUENCE in turn.end,
         prompts={key: turn.message_start + text for key, text in prompts_of(probe, turn, switches).items()},
-        findings=_findings(probe, turn, reasoning, content, tools, switches, family),
+        findings=_findings(probe, turn, reasoning, content, tools, switches, sign),
         renderings=probe.renderings,
     )
 
 
-def _output_format(
-    probe: Probe,
-    turn: Turn,
-    reasoning: ReasoningAnalysis,
-    content: Content,
-    tools: ToolAnalysis,
-    family: Family | None,
+def _derived(
+    probe: Probe, turn: Turn, reasoning: ReasoningAnalysis, content: Content, tools: ToolAnalysis
 ) -> OutputFormat:
+    """What the comparisons of renderings say together."""
     thought = reasoning.description()
     calls = tools.tools or explained_calls(probe)
     if thought and calls:
         thought = msgspec.structs.replace(thought, ended_by=_ended_by(thought, calls))
-    derived = OutputFormat(
+    return OutputFormat(
         name="template",
         message_start=turn.message_start,
         reasoning=thought,
@@ -128,7 +125,6 @@ def _output_format(
         tools=calls,
         drop=_never_shown(turn, reasoning, content, tools),
     )
-    return _named(family, derived) if family else derived
 
 
 def _never_shown(turn: Turn, reasoning: ReasoningAnalysis, content: Content, tools: ToolAnalysis) -> tuple[str, ...]:
@@ -137,30 +133,6 @@ def _never_shown(turn: Turn, reasoning: ReasoningAnalysis, content: Content, too
     if reasoning.repeats_header and turn.message_start.strip():
         marks.append(turn.message_start.strip())
     return tuple(dict.fromkeys(mark for mark in marks if mark != END_OF_SEQUENCE))
-
-
-def _named(family: Family, derived: OutputFormat) -> OutputFormat:
-    """The registry's description of a family, in the frame of this template; the derived one if there is none."""
-    try:
-        named = registry.named(family.name)
-    except KeyError:
-        return derived
-    if family.parts == "reasoning":
-        return msgspec.structs.replace(derived, reasoning=named.reasoning)
-    if family.parts == "tools":
-        thought = derived.reasoning
-        if thought and named.reasoning:  # which of the calls' markers end it is known of the family
-            thought = msgspec.structs.replace(thought, ended_by=named.reasoning.ended_by)
-        return msgspec.structs.replace(derived, reasoning=thought, tools=named.tools)
-    if named.tools and named.tools.arguments.quote:  # strings have quotes of their own, so what has none is none
-        arguments = msgspec.structs.replace(named.tools.arguments, untyped="json")
-        named = msgspec.structs.replace(named, tools=msgspec.structs.replace(named.tools, arguments=arguments))
-    heads = named.channels.start if named.channels else ()
-    drop = tuple(dict.fromkeys((*named.drop, *(mark for mark in derived.drop if not mark.startswith(heads)))))
-    start = derived.message_start
-    for mark in heads:
-        start = start.removesuffix(mark)  # `>>>` begins a message's header, the role's header comes before it
-    return msgspec.structs.replace(named, message_start=start, drop=drop)
 
 
 def _ended_by(reasoning: Reasoning, tools: Tools) -> tuple[str, ...]:
@@ -180,11 +152,11 @@ def _findings(
     content: Content,
     tools: ToolAnalysis,
     switches: tuple[Switch, ...],
-    family: Family | None,
+    sign: Sign | None,
 ) -> tuple[str, ...]:
     lines = [f"an assistant message begins with {turn.message_start!r} and ends with {turn.end!r}"]
-    if family:
-        lines.append(f"the format {family.name!r} is used for {family.parts}: {family.sign}")
+    if sign:
+        lines.append(f"the format {sign.name!r} is used for {sign.used_for}: {sign.what}")
     if reasoning.mode == "none":
         lines.append("no reasoning: no message key, generation prompt or text of the template shows any")
     else:

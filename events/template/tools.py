@@ -78,7 +78,7 @@ def _json_native(renderer: CallRenderer, text: str, objects: list[JsonSpan]) -> 
         keys = msgspec.structs.replace(keys, array=True)
     frame, leftover = _without_leftover(frame, renderer.turn)
     if not (frame.section_start + frame.opening).strip():
-        frame = _bare(frame, renderer.probe)
+        frame = msgspec.structs.replace(frame, separator=frame.separator or "; ")
     tools = Tools(
         style="json",
         section_start=frame.section_start,
@@ -90,13 +90,6 @@ def _json_native(renderer: CallRenderer, text: str, objects: list[JsonSpan]) -> 
         json=keys,
     )
     return ToolAnalysis(tools=tools, mode="json_native", python_dicts=span.python, leftover=leftover)
-
-
-def _bare(frame: Frame, probe: Probe) -> Frame:
-    """Calls that nothing announces: several are parted by semicolons, and models may put the tag in front of them that
-    the template has for calls of its built-in tools (Llama 3: `<|python_tag|>`)."""
-    tag = next((part for part in segments(probe.template.source) if is_marker(part) and "python_tag" in part), "")
-    return msgspec.structs.replace(frame, section_start=tag, separator=frame.separator or "; ")
 
 
 def _call_object(objects: list[JsonSpan]) -> tuple[JsonSpan, JsonKeys]:

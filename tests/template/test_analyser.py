@@ -8,10 +8,13 @@ import msgspec
 import pytest
 
 from events.formats import registry
-from events.formats.output_format import Tools
+from events.formats.family import same_markers
+from events.formats.output_format import Tools, markers
+from events.parsing.policy import Policy
 from events.template import analyser
 from events.template.analyser import TemplateAnalysis, analyse
 from events.template.environment import ChatTemplate
+from tests.formats.reading import read
 from tests.template.folder import own, own_names
 
 THINK = ("<think>", "</think>")
@@ -94,6 +97,7 @@ TOOLS: dict[str, tuple[str, dict[str, Any]]] = {
             "arguments.name_prefix": "<parameter=",
             "arguments.name_suffix": ">",
             "arguments.value_suffix": "</parameter>",
+            "arguments.untyped": "string",
         },
     ),
     "command_action": (
@@ -118,6 +122,7 @@ TOOLS: dict[str, tuple[str, dict[str, Any]]] = {
             "name_prefix": "function<｜tool▁sep｜>",
             "name_suffix": "```json",
             "arguments.end": "```",
+            "failed": "drop",
         },
     ),
     "deepseek_switch": (
@@ -128,6 +133,7 @@ TOOLS: dict[str, tuple[str, dict[str, Any]]] = {
             "call_start": "<｜tool▁call▁begin｜>",
             "call_end": "<｜tool▁call▁end｜>",
             "name_suffix": "<｜tool▁sep｜>",
+            "failed": "drop",
         },
     ),
     "delimiter": (
@@ -148,6 +154,7 @@ TOOLS: dict[str, tuple[str, dict[str, Any]]] = {
             "arguments.type_suffix": '"',
             "arguments.value_prefix": ">",
             "arguments.value_suffix": "</｜DSML｜parameter>",
+            "bare": "always",
         },
     ),
     "ernie_response": ("json_native", {"call_start": "<tool_call>", "call_end": "</tool_call>"}),
@@ -324,6 +331,13 @@ TOOLS: dict[str, tuple[str, dict[str, Any]]] = {
 
 FAMILIES = {
     "announced_tags": "minimax_m3",
+    "coder_tags": "qwen3_coder",
+    "deepseek_fenced": "deepseek_v3",
+    "deepseek_switch": "deepseek_v31",
+    "dsml": "deepseek_v4",
+    "ernie_response": "hermes",
+    "exaone_bars": "hermes",
+    "hermes_think": "hermes",
     "dsml_blob": "deepseek_v4",
     "harmony": "openai",
     "lfm_listed": "lfm2",
@@ -398,6 +412,32 @@ def test_families_are_recognised_by_their_signs(name: str) -> None:
     found = analyse(own(name))
     assert found.family == FAMILIES[name]
     assert any(FAMILIES[name] in line for line in found.findings)
+
+
+@pytest.mark.parametrize(
+    ("template", "name"), [("coder_tags", "qwen3_coder"), ("hermes_think", "hermes"), ("dsml", "deepseek_v4")]
+)
+def test_a_served_model_is_read_as_its_family(template: str, name: str) -> None:
+    """So a mend in the family's module reaches the models that are served with their own template. The markers stay the
+    template's, which may have other line breaks."""
+    served, own_format = analyse(own(template)).output_format, registry.named(name)
+    assert served.tools is not None and own_format.tools is not None
+    assert same_markers(served.tools, own_format.tools)
+    assert set(markers(served, "calls")) == set(markers(own_format, "calls"))
+    for sample in registry.SAMPLES[name]:
+        if "<think>" not in sample.text and "</think>" not in sample.text:
+            policy = Policy(tools=sample.tools, extract_reasoning=False)
+            assert read(served, [sample.text], policy).calls == read(own_format, [sample.text], policy).calls
+    for setting in ("bare", "commit", "undeclared", "failed", "truncated"):
+        assert getattr(served.tools, setting) == getattr(own_format.tools, setting)
+    assert served.tools.arguments.untyped == own_format.tools.arguments.untyped
+
+
+def test_no_two_families_claim_the_same_markers() -> None:
+    claims = [sign.name for sign in registry.SIGNS if sign.used_for == "what a template does not show of its calls"]
+    for name in claims:
+        tools = registry.named(name).tools
+        assert [other for other in claims if same_markers(tools, registry.named(other).tools)] == [name]
 
 
 def test_no_other_template_is_taken_for_a_family() -> None:

@@ -3,26 +3,80 @@ thoughts. A bare value without a schema is a string."""
 
 from __future__ import annotations
 
-from events.formats.output_format import Arguments, Content, OutputFormat, Tools
-from events.formats.reasoning import REASONING
+import msgspec
 
+from events.formats.family import Family, Seen, Sign, whole
+from events.formats.output_format import Content, OutputFormat, Reasoning
+from events.formats.samples import BREST, Sample
+from events.formats.shapes import bare_key_objects
 
-def object_calls(start: str, end: str, quote: str) -> Tools:
-    """Calls whose arguments are an object with bare keys."""
-    return Tools(
-        style="tag",
-        call_start=start,
-        call_end=end,
-        name_prefix="call:",
-        name_suffix="{",
-        arguments=Arguments(style="object", end="}", quote=quote, separator=",", untyped="string"),
-    )
-
-
-FORMAT = OutputFormat(
+REASONING = Reasoning(
+    start=("<|channel>thought\n", "<|channel>thought", "<|channel>"),
+    end=("<channel|>",),
+    ended_by=("<|tool_call>",),
+)
+_TOOLS = bare_key_objects("<|tool_call>", "<tool_call|>", '<|"|>')
+GEMMA = OutputFormat(
     name="gemma4",
-    reasoning=REASONING["gemma4"],
+    reasoning=REASONING,
     content=Content(after_calls="drop"),
-    tools=object_calls("<|tool_call>", "<tool_call|>", '<|"|>'),
+    tools=_TOOLS,
     drop=("<turn|>",),
+)
+# A template that is at hand quotes every string, so what has no quotes is none.
+_QUOTING = msgspec.structs.replace(
+    GEMMA,
+    tools=msgspec.structs.replace(_TOOLS, arguments=msgspec.structs.replace(_TOOLS.arguments, untyped="json")),
+)
+
+
+def _quotes_strings(seen: Seen) -> bool:
+    return '<|"|>' in seen.call and "<|tool_call>call:" in seen.call
+
+
+SAMPLES = {
+    "gemma4": [
+        Sample(
+            '<|channel>thought\nHm.<channel|>Ok. <|tool_call>call:tide{port:<|"|>Brest, "F"'
+            '<|"|>,hours:6,tags:[<|"|>x<|"|>],extra:{depth:2.5}}<tool_call|>',
+            [("tide", {"port": 'Brest, "F"', "hours": 6, "tags": ["x"], "extra": {"depth": 2.5}})],
+            content="Ok.",
+            reasoning="Hm.",
+        ),
+        Sample("<|tool_call>call:now{}<tool_call|><|tool_call>call:tide{port:Brest}<tool_call|>", [("now", {}), BREST]),
+        Sample(
+            '<|tool_call>call:tide{port:<|"|>Brest}<tool_call|><|tool_call>call:tide{port:<|"|>Nantes<|"|>}'
+            "<tool_call|>",
+            [("tide", {"port": "Brest"}), ("tide", {"port": "Nantes"})],
+        ),
+        Sample('<|tool_call>call:tide{port:{of:[<|"|>f(x)}]}}<tool_call|>', [("tide", {"port": {"of": ["f(x)"]}})]),
+        Sample('<|tool_call>call:tide{port:<|"|>Brest )', [("tide", {"port": "Brest "})]),
+        Sample('<|tool_call>call:tide{port:<|"|>f(x)', [("tide", {"port": "f(x)"})]),
+        Sample('<|tool_call>call:tide{port:<|"|>Brest  ', [("tide", {"port": "Brest"})]),
+        Sample('<|tool_call>call:tide{port:<|"|>Brest  <|"|>}<tool_call|>', [("tide", {"port": "Brest  "})]),
+        Sample('<|tool_call>:tide(port:<|"|>Brest<|"|>)<tool_call|>', [("tide", {"port": "Brest"})]),
+        Sample(
+            '<|tool_call>call:tide{port:Brest, harbour 5<|"|>,hours:6,tags:[<|"|>x<|"|>,y<|"|>]}<tool_call|>',
+            [("tide", {"port": "Brest, harbour 5", "hours": 6, "tags": ["x", "y"]})],
+        ),
+        Sample(
+            '<|tool_call>call:tide{extra:{of:the, sea<|"|>},hours:6}<tool_call|>',
+            [("tide", {"extra": {"of": "the, sea"}, "hours": 6})],
+        ),
+    ],
+}
+
+FAMILY = Family(
+    formats=(GEMMA,),
+    reasoning={"gemma4": REASONING},
+    signs=(
+        Sign(
+            name="gemma4",
+            what='strings of a call stand between <|"|>, reasoning is a channel of its own',
+            test=_quotes_strings,
+            apply=whole(_QUOTING),
+            used_for="the whole output",
+        ),
+    ),
+    samples=SAMPLES,
 )

@@ -3,8 +3,11 @@ body is. A call that is none is shown without its markers, unless the call it sh
 
 from __future__ import annotations
 
-from events.formats.output_format import Channels, JsonKeys, OutputFormat, Route, Tools
+from events.formats.family import Family, Sign, whole
+from events.formats.output_format import Channels, JsonKeys, OutputFormat, Reasoning, Route, Tools
+from events.formats.samples import BREST, Sample
 
+REASONING = Reasoning(start=("<|content_thinking|>",), end=("<|end_message|>",))
 ROUTES = (
     Route(header="<|content_text|>", to="content"),
     Route(header="<|content_thinking|>", to="reasoning"),
@@ -12,7 +15,7 @@ ROUTES = (
     Route(header="<|content_invoke_tool_text|>", to="text"),
     Route(header="<|content_tool_error|>", to="content"),
 )
-FORMAT = OutputFormat(
+INKLING = OutputFormat(
     name="inkling",
     channels=Channels(
         start=("<|message_model|>",),
@@ -25,4 +28,38 @@ FORMAT = OutputFormat(
     ),
     tools=Tools(call_end="<|end_message|>", json=JsonKeys(arguments="args"), bare="never", failed="text"),
     drop=("<|message_user|>", "<|content_audio_input|>", "<|audio_end|>"),
+)
+
+SAMPLES = {
+    "inkling": [
+        Sample(
+            "<|message_model|><|content_thinking|>Hm.<|end_message|><|message_model|>tide"
+            '<|content_invoke_tool_json|>{"name": "tide", "args": {"port": "Brest"}}<|end_message|>',
+            [BREST],
+            reasoning="Hm.",
+        ),
+        Sample("<|content_text|>Hello there.<|end_message|>", content="Hello there."),
+        Sample("<|content_tool_error|>No such port.<|end_message|>", content="No such port."),
+        Sample(
+            'search<|content_invoke_tool_text|>the "web"\n<|end_message|>',
+            [("search", {"text": 'the "web"\n'})],
+            tools=None,
+        ),
+        Sample("<|content_invoke_tool_text|>the web<|end_message|>", content="the web", tools=None),
+    ],
+}
+
+FAMILY = Family(
+    formats=(INKLING,),
+    reasoning={"inkling": REASONING},
+    signs=(
+        Sign(
+            name="inkling",
+            what="messages begin with <|content_...|>",
+            test=lambda seen: seen.everywhere("<|content_", "<|end_message|>"),
+            apply=whole(INKLING),
+            used_for="the whole output",
+        ),
+    ),
+    samples=SAMPLES,
 )

@@ -1,0 +1,45 @@
+"""Liquid LFM2: a list of Python calls between special tokens. Its templates declare tools and render no call."""
+
+from __future__ import annotations
+
+from events.formats.family import Family, Sign, calls
+from events.formats.output_format import Content, OutputFormat, Tools
+from events.formats.samples import BREST, Sample, python_samples
+from events.formats.shapes import PYTHON_ARGUMENTS, THINK
+
+LFM2 = OutputFormat(
+    name="lfm2",
+    reasoning=THINK,
+    content=Content(after_calls="drop"),
+    tools=Tools(
+        style="tag",
+        section_start="<|tool_call_start|>[",
+        section_end="]<|tool_call_end|>",
+        call_separator=", ",
+        name_suffix="(",
+        arguments=PYTHON_ARGUMENTS,
+        undeclared="drop",
+        failed="drop",
+    ),
+)
+
+SAMPLES = {
+    "lfm2": [
+        *python_samples("<|tool_call_start|>", "<|tool_call_end|>"),
+        Sample('<|tool_call_start|>[{"name": "tide", "arguments": {"port": "Brest"}}]<|tool_call_end|>', [BREST]),
+    ],
+}
+
+FAMILY = Family(
+    formats=(LFM2,),
+    signs=(
+        Sign(
+            name="lfm2",
+            what="a list of tools is declared, no call is ever rendered",
+            test=lambda seen: not seen.calls_rendered and "List of tools: " in seen.system,
+            apply=calls(LFM2),
+            used_for="its calls",
+        ),
+    ),
+    samples=SAMPLES,
+)
