@@ -22,7 +22,7 @@ from agent_server.runs import LogLimits, Run, RunLimits, RunManager
 from agent_server.server import BUNDLED, BUNDLED_NAME, Server, StartupError
 from agent_server.settings import Settings
 from agent_server.store import Store
-from agent_server.telemetry import Telemetry
+from agent_server.telemetry import ServerTelemetry
 from events.vocabulary import RunFinished
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ LOCAL = ("torch", "transformers", "numpy")
 
 def build_server(settings: Settings, *, agents: Sequence[Agent] = (), engine: Engine | None = None) -> Server:
     """Put the parts together; nothing heavy is loaded yet. Raises StartupError with one sentence."""
-    telemetry = Telemetry()
+    telemetry = ServerTelemetry()
     model = chat_model(settings, engine)
     try:
         named = [*agents, *load_agents(settings.agent)] or default_agents(settings)
@@ -57,6 +57,7 @@ def build_server(settings: Settings, *, agents: Sequence[Agent] = (), engine: En
         sharing=(gateway := sharing(settings)),
     )
     telemetry.watch_engine(model.engine.metrics)
+    telemetry.watch_runs(lambda: runs.active)
     watch_replicas(telemetry, model.engine)
     if gateway is not None:
         telemetry.watch_sharing(gateway.metrics)
@@ -72,7 +73,7 @@ def make_store(settings: Settings) -> Store:
         raise StartupError(f"This is not the URL of a database for threads ({error}); {known}.") from error
 
 
-def watch_replicas(telemetry: Telemetry, engine: Engine) -> None:
+def watch_replicas(telemetry: ServerTelemetry, engine: Engine) -> None:
     from agent_server.engines.replicas import ReplicaCollector, ReplicaSet
 
     if isinstance(engine, ReplicaSet):
@@ -297,7 +298,7 @@ def run_limits(settings: Settings) -> RunLimits:
     )
 
 
-def count(telemetry: Telemetry, run: Run) -> None:
+def count(telemetry: ServerTelemetry, run: Run) -> None:
     """Add a run that ended to the counters."""
     terminal = run.terminal
     metadata = (terminal.metadata if terminal is not None else None) or {}

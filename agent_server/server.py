@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from agent_server.auth import Keys
 from agent_server.chat_model import ChatModel
 from agent_server.settings import Settings
-from agent_server.telemetry import Telemetry
+from agent_server.telemetry import ServerTelemetry
 
 if TYPE_CHECKING:
     from agent_server.agent import ServedAgent
@@ -37,7 +37,7 @@ class Server:
     agents: Mapping[str, ServedAgent]
     runs: RunManager
     store: Store
-    telemetry: Telemetry
+    telemetry: ServerTelemetry
     keys: Keys
     closing: bool = False
     on_stop: Callable[[], None] | None = None

@@ -98,6 +98,14 @@ class Settings(BaseSettings):
     # limits
     max_body: int = Field(4 * 2**20, gt=0)
     """Bytes; a longer body is refused while it is being read."""
+    max_connections: int = Field(8192, gt=0)
+    """At once; beyond it addresses with more than an equal share get no other one."""
+    max_header_bytes: int = Field(32 * 2**10, ge=1024)
+    """Of a request's URL and headers together; more is refused with 431 while they are being read."""
+    header_timeout: float = Field(10, gt=0)
+    """Seconds from a connection to the end of its first request's headers, and from the first byte of a later one."""
+    body_timeout: float = Field(60, gt=0)
+    """Seconds from the end of the headers to the end of the body."""
     max_runs: int = Field(256, gt=0)
     """At once; beyond it a run is refused with 503 and `Retry-After`."""
     max_runs_per_tenant: int = Field(256, gt=0)

@@ -14,6 +14,7 @@ import uvicorn
 from agent_server.agent import Agent
 from agent_server.app import build_app
 from agent_server.assemble import build_server
+from agent_server.commands.serve import web_config
 from agent_server.engine.detokenizer import TokenizerVocabulary
 from agent_server.engines.scripted import ScriptedEngine
 from agent_server.engines.scripts import Script, Scripts
@@ -68,7 +69,7 @@ async def serving(
     listener.bind(("127.0.0.1", 0))
     listener.listen(2048)
     listener.setblocking(False)
-    config = uvicorn.Config(build_app(server), log_config=None, lifespan="on", timeout_graceful_shutdown=3)
+    config = web_config(build_app(server), server.settings, server.telemetry)
     web = _Quiet(config)
     task = asyncio.create_task(web.serve(sockets=[listener]))
     try:

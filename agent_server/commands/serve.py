@@ -23,11 +23,15 @@ except ImportError:  # Windows has none
     uvloop = None
 
 from agent_server.settings import Settings
+from agent_server.web.connections import ConnectionLimits, Connections
 
 if TYPE_CHECKING:
     from agent_server.server import Server
+    from agent_server.telemetry import Telemetry
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
+SPARE = 256
+"""Open files besides connections: the model's, the store's, the engines'."""
 GC_THRESHOLDS = (20_000, 10, 20)
 """Young objects before the cycle collector looks at them (Python's own: 700), and collections before it looks at
 older ones."""
@@ -148,7 +152,7 @@ async def serve_web(server: Server, listener: socket.socket) -> int:
     """Serve on a bound socket until told to stop; the exit status."""
     from agent_server.app import build_app
 
-    web = GracefulServer(web_config(build_app(server), server.settings), server.begin_shutdown)
+    web = GracefulServer(web_config(build_app(server), server.settings, server.telemetry), server.begin_shutdown)
     server.on_stop = partial(setattr, web, "should_exit", True)
     watcher = asyncio.create_task(announce(server, listener.getsockname()[1]))
     for number in STOPS:  # uvicorn raises the signal that stopped it once more: it must find somebody who is content
@@ -169,9 +173,34 @@ def settle_heap() -> None:
     gc.set_threshold(*GC_THRESHOLDS)
 
 
-def web_config(app: Any, settings: Settings) -> uvicorn.Config:
+def connection_limits(settings: Settings) -> ConnectionLimits:
+    """As the settings say, but no more connections than the system gives descriptors for."""
+    return ConnectionLimits(
+        connections=min(settings.max_connections, descriptors(settings.max_connections + SPARE) - SPARE),
+        head_bytes=settings.max_header_bytes,
+        head_seconds=settings.header_timeout,
+        body_seconds=settings.body_timeout,
+    )
+
+
+def descriptors(wanted: int) -> int:
+    """How many files this process may open: `wanted` where the system allows as many, after asking for them."""
+    if sys.platform == "win32":
+        return wanted
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return wanted if soft == resource.RLIM_INFINITY else max(soft, 2 * SPARE)
+
+
+def web_config(app: Any, settings: Settings, telemetry: Telemetry) -> uvicorn.Config:
+    connections = Connections(connection_limits(settings), telemetry.connection_refused)
     return uvicorn.Config(
         app,
+        http=connections.protocol(),
         log_config=None,
         access_log=False,
         server_header=False,

@@ -63,7 +63,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
         print(f"agent-server: {error}", file=sys.stderr)
         return 2
     keys = Keys(key.get_secret_value() for key in settings.api_keys)
-    web = GracefulServer(web_config(worker_app(served, keys), settings), served.begin_shutdown)
+    web = GracefulServer(web_config(worker_app(served, keys), settings, served.telemetry), served.begin_shutdown)
     watcher = asyncio.create_task(_announce(served, web, name, listener.getsockname()))
     for number in STOPS:  # uvicorn raises the signal that stopped it once more, when all is done
         signal.signal(number, lambda *_: None)
