@@ -14,7 +14,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Mount, Route, WebSocketRoute
+from starlette.routing import Route, WebSocketRoute
 from starlette.types import Message, Receive, Scope, Send
 
 from adapters.errors import ErrorKind, RequestError
@@ -84,6 +84,8 @@ class Application(FastAPI):
         self.state.server = server
         self._server = server
         self._layers = list(self.user_middleware)
+        routes = [route for route in self.routes if isinstance(route, Route | WebSocketRoute)]
+        self._paths = {route.endpoint: route.path for route in routes}
 
     def openapi(self) -> dict[str, Any]:
         """The OpenAPI description of the server's routes and of those that were added; made once."""
@@ -139,8 +141,8 @@ class Application(FastAPI):
 
     def _count(self, scope: Scope, context: RequestContext, status: int) -> None:
         """By the route's own path: what a client wrote into a path is no label."""
-        route = scope.get("route")
-        name = route.path if isinstance(route, Route | WebSocketRoute | Mount) else "none"
+        route = scope.get("route")  # FastAPI's router puts its own there; the server's are known by their endpoints
+        name = route.path if isinstance(route, Route) else self._paths.get(scope.get("endpoint"), "none")
         if status == SWITCHING and context.refused:
             status = REFUSED
         self._server.telemetry.answered(name, status, context.refused)

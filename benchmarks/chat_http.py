@@ -163,7 +163,7 @@ async def get_ready(target: Target, pid: int, port: int) -> None:
                 raise RuntimeError(f"{target.name} ended before it was ready")
             with contextlib.suppress(OSError):
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
-                writer.write(b"GET %b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % target.ready.encode())
+                writer.write(b"GET %b HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n" % target.ready.encode())
                 status = await reader.readline()
                 writer.close()
                 if b" 200 " in status:
@@ -177,7 +177,7 @@ async def one_stream(target: Target, port: int, tokens: int) -> tuple[int, int]:
     asked = {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": tokens, **target.extra}
     data = json.dumps({"model": target.model, "messages": content, **asked}).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
     writer.write(head + b"Content-Length: %d\r\n\r\n" % len(data) + data)
     frames, end = 0, b""
     while answer := await reader.read(1 << 16):

@@ -25,7 +25,7 @@ from pathlib import Path
 BUNDLED = Path(__file__).parents[1] / "agent_server" / "models" / "demo"
 START_SECONDS = 180
 HEAD = (
-    b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
     b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 )
 USAGE = re.compile(rb'"completion_tokens": ?(\d+)')

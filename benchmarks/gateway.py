@@ -126,7 +126,7 @@ class Client:
             self._writer.close()
             await self._connect()
         body = json.dumps(wire.body(tokens)).encode()
-        head = f"POST {wire.path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        head = f"POST {wire.path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
         began = time.perf_counter()
         self._writer.write(head.encode() + b"\r\n\r\n" + body)
         first, found, count, rest = 0.0, False, 0, b""

@@ -1,10 +1,11 @@
 """Whether a stream notices that bodies meant to stall the server are being refused beside it.
 
-    python benchmarks/refusals.py [--seconds 5]
+    python benchmarks/refusals.py [--seconds 5] [--spaces 3900000]
 
 A client reads a stream with a token every 10 ms, first alone, then while another posts bodies of 600 KB with 200,000
-empty messages, one after the other. Printed: how late tokens came at the median, at the 99th percentile and at most,
-and how long a refusal took. The server is a process of its own; so is the client that posts.
+empty messages, one after the other; with --spaces, one user's message of so many spaces instead, which a tokenizer
+takes for one piece. Printed: how late tokens came at the median, at the 99th percentile and at most, and how long a
+refusal took. The server is a process of its own; so is the client that posts.
 """
 
 from __future__ import annotations
@@ -29,17 +30,23 @@ PATHS = ("/agui", "/v1/chat/completions", "/v1/messages", "/v1/responses")
 HELLO = b'{"model":"default","messages":[{"role":"user","content":"Hello"}],"stream":true}'
 
 
-def post(port: int, seconds: float, times: Any) -> None:
+def spaces(count: int) -> bytes:
+    """A request whose prompt is not refused by the number of its messages."""
+    message = b'{"id":"m","role":"user","content":"' + b" " * count + b'"}'
+    return b'{"threadId":"t","runId":"r","model":"default","max_tokens":1,"messages":[' + message + b"]}"
+
+
+def post(port: int, seconds: float, times: Any, bomb: bytes, statuses: tuple[int, ...]) -> None:
     """Post the body to each path in turn for so long; how long each answer took."""
     ends = time.perf_counter() + seconds
     number = 0
     while time.perf_counter() < ends:
         begun = time.perf_counter()
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-        connection.request("POST", PATHS[number % len(PATHS)], BOMB, {"Content-Type": "application/json"})
+        connection.request("POST", PATHS[number % len(PATHS)], bomb, {"Content-Type": "application/json"})
         answer = connection.getresponse()
         body = answer.read()
-        if answer.status not in (400, 413) or len(body) > 16 * 1024:
+        if answer.status not in statuses or len(body) > 16 * 1024:
             raise RuntimeError(f"{PATHS[number % len(PATHS)]} answered {answer.status} with {len(body)} bytes")
         connection.close()
         times.append(time.perf_counter() - begun)
@@ -49,7 +56,7 @@ def post(port: int, seconds: float, times: Any) -> None:
 async def gaps(port: int, seconds: float, path: str = PATHS[1], body: bytes = HELLO) -> list[float]:
     """Seconds between the tokens of one stream, read for so long."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    head = b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     writer.write(head % (path.encode(), len(body)) + body)
     await reader.readuntil(b"data: {")
     found: list[float] = []
@@ -71,7 +78,11 @@ def told(name: str, found: list[float]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=5.0)
-    seconds = parser.parse_args().seconds
+    parser.add_argument("--spaces", type=int, default=0)
+    given = parser.parse_args()
+    seconds = given.seconds
+    bomb = spaces(given.spaces) if given.spaces else BOMB
+    statuses = (200, 400, 503, 504, 529) if given.spaces else (400, 413)
     command = [sys.executable, str(Path(__file__).parent / "_scripted_server.py"), "{descriptor}", "20000", str(STEP)]
     target = Target("this server", command, "default", "/ready", 20000)
     times = multiprocessing.Manager().list()
@@ -79,7 +90,7 @@ def main() -> None:
         asyncio.run(get_ready(target, pid, port))
         asyncio.run(gaps(port, 1.0))
         alone = asyncio.run(gaps(port, seconds))
-        poster = multiprocessing.get_context("fork").Process(target=post, args=(port, seconds + 1, times))
+        poster = multiprocessing.get_context("fork").Process(target=post, args=(port, seconds + 1, times, bomb, statuses))
         poster.start()
         beside = asyncio.run(gaps(port, seconds))
         poster.join()

@@ -38,7 +38,7 @@ async def opened(running: Running, words: int, number: int) -> asyncio.StreamWri
     port = int(running.url.rpartition(":")[2])
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     data = body(words, number)
-    writer.write(b"POST /agui HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+    writer.write(b"POST /agui HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
     return writer
 
 

@@ -20,6 +20,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from agent_server.prompting.encoding import encoded
+
 _STAND_IN_DIGITS = 7
 _SCHEMA_WORDS = frozenset(
     {"type", "properties", "description", "items", "required", "enum", "title", "default", "format", "anyOf", "oneOf"}
@@ -54,7 +56,7 @@ class ControlTokens:
         found = self._spelled(text)
         if not self._ask_tokenizer or not text:
             return found
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        encoding = encoded(self._tokenizer, text)
         pairs = zip(encoding.ids, encoding.offsets, strict=True)
         seen = [span for number, span in pairs if number in self._numbers and span[1] > span[0]]
         return _apart(sorted({*found, *seen}))
@@ -74,7 +76,7 @@ class ControlTokens:
 
     def encode(self, text: str, stand_ins: Mapping[str, str] | None = None, pattern: str = "") -> list[int]:
         """Token ids of a rendered text whose stand-ins (matched by `pattern`) mean text that is not to be control."""
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        encoding = encoded(self._tokenizer, text)
         if not stand_ins:
             return list(encoding.ids)
         ids: list[int] = []
@@ -102,11 +104,11 @@ class ControlTokens:
         tokenizer = self._plain_tokenizer()
         if not first and self._adds_prefix():
             anchor = tokenizer.encode("\n", add_special_tokens=False).ids
-            joined = tokenizer.encode("\n" + text, add_special_tokens=False)
+            joined = encoded(tokenizer, "\n" + text)
             if joined.ids[: len(anchor)] == anchor:
                 shifted = [(start - 1, end - 1) for start, end in joined.offsets[len(anchor) :]]
                 return self._checked(text, list(joined.ids[len(anchor) :]), shifted)
-        encoding = tokenizer.encode(text, add_special_tokens=False)
+        encoding = encoded(tokenizer, text)
         return self._checked(text, list(encoding.ids), encoding.offsets)
 
     def _checked(self, text: str, ids: list[int], offsets: Sequence[tuple[int, int]]) -> list[int]:

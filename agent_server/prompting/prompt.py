@@ -20,6 +20,7 @@ from ag_ui.core import RunAgentInput, Tool
 from agent_server.engine.protocol import EngineError
 from agent_server.model_files import ModelFiles, load_model_files
 from agent_server.prompting.control_tokens import ControlTokens, strings
+from agent_server.prompting.encoding import characters_per_token, encoded
 from agent_server.prompting.prefill import written_stage
 from agent_server.prompting.rendering import Chat, Rendering
 from agent_server.prompting.thinking import switch_words, template_variables
@@ -107,6 +108,7 @@ class PromptBuilder:
         self.tokenizer = files.tokenizer
         self._now = now
         self._controls = ControlTokens(files.tokenizer)
+        self._characters_per_token = characters_per_token(files.tokenizer)
         templates = {"default": settings.chat_template} if settings.chat_template else dict(files.templates)
         self._chats = {name: self._chat(source) for name, source in templates.items()}
         self._threads = ThreadPoolExecutor(RENDER_THREADS, thread_name_prefix="render")
@@ -180,7 +182,11 @@ class PromptBuilder:
     def build(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None) -> Prompt:
         """The prompt for one turn. Raises EngineError: "invalid_request" where the template refuses or is missing,
         "context_length_exceeded" where the prompt, or it and max_tokens, do not fit."""
-        prompt = self._raw(options) if options.raw_prompt is not None else self._rendered(input, options, instructions)
+        limit = self.context_length
+        if options.raw_prompt is not None:
+            prompt = self._raw(options, limit)
+        else:
+            prompt = self._rendered(input, options, instructions, limit)
         self._check_length(len(prompt.token_ids), options.sampling.max_tokens)
         return prompt
 
@@ -189,12 +195,13 @@ class PromptBuilder:
         made = self._raw(options) if options.raw_prompt is not None else self._rendered(input, options, instructions)
         return len(made.token_ids)
 
-    def _raw(self, options: GenerationOptions) -> Prompt:
-        """Text or ids that go to the model as they are."""
+    def _raw(self, options: GenerationOptions, limit: int | None = None) -> Prompt:
+        """Text or ids that go to the model as they are. limit: tokens; text that has more is not even encoded."""
         raw = options.raw_prompt
         stops = self.files.stop_token_ids
         if isinstance(raw, str):
             self._check_size(raw)
+            self._check_characters(raw, limit)
             return Prompt(token_ids=tuple(self.tokenize(raw)), text=raw, stop_token_ids=stops)
         ids = tuple(raw or ())
         size = self.tokenizer.get_vocab_size(with_added_tokens=True)
@@ -202,7 +209,9 @@ class PromptBuilder:
             raise EngineError("invalid_request", f"a token id is outside of the vocabulary of {size}", param="prompt")
         return Prompt(token_ids=ids, text=self.detokenize(ids), stop_token_ids=stops)
 
-    def _rendered(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None) -> Prompt:
+    def _rendered(
+        self, input: RunAgentInput, options: GenerationOptions, instructions: str | None, limit: int | None = None
+    ) -> Prompt:
         tools = chosen_tools(input.tools or (), options)
         chat = self._chosen(bool(tools))
         if chat is None:
@@ -231,9 +240,11 @@ class PromptBuilder:
             spare_tools=input.tools or (),
         )
         text, opened, disguise = rendering.run()
+        restored = disguise.restore(text)
+        self._check_characters(restored, limit)
         return Prompt(
             token_ids=tuple(self._controls.encode(text, disguise.stand_ins, disguise.pattern)),
-            text=disguise.restore(text),
+            text=restored,
             opened=disguise.restore(opened),
             output_format=shown.output_format,
             marker_ids=self._marker_ids(shown.output_format) if shown.words else chat.marker_ids,
@@ -250,6 +261,13 @@ class PromptBuilder:
             limit = self.settings.max_characters
             raise EngineError("context_length_exceeded", f"the request holds {size} characters; at most {limit} fit")
 
+    def _check_characters(self, text: str, limit: int | None) -> None:
+        """Refuse what cannot fit whatever it says, before it is encoded."""
+        if limit is None or self._characters_per_token is None or len(text) <= limit * self._characters_per_token:
+            return
+        message = f"the prompt has {len(text)} characters, which are more than the {limit} tokens of the context"
+        raise EngineError("context_length_exceeded", message, param="messages")
+
     def _check_length(self, prompt: int, max_tokens: int | None) -> None:
         limit = self.context_length
         if limit is None or prompt + max(max_tokens or 1, 1) <= limit:
@@ -264,7 +282,7 @@ class PromptBuilder:
         """Ids of a text as the tokenizer's own defaults have it; without `parse_control_tokens` as text alone."""
         if not parse_control_tokens:
             return self._controls.plain(text, first=True)
-        return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        return list(encoded(self.tokenizer, text, add_special_tokens=add_special_tokens).ids)
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))

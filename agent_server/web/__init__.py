@@ -1,1 +1,1 @@
-"""What stands between a connection and the routes: limits on connections, who may ask, ids of requests, error answers."""
+"""Between a connection and the routes: limits on connections, who may ask, ids of requests, error answers."""

@@ -28,7 +28,7 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 PROBES = frozenset({"/health", "/ready"})
 """Asked by load balancers under whatever name they have; they tell nothing about anybody."""
 SIMPLE_TYPES = frozenset({"text/plain", "application/x-www-form-urlencoded", "multipart/form-data"})
-"""What a page may send without a preflight (Fetch, "CORS-safelisted request-header"). No route here reads any of them."""
+"""What a page may send without a preflight (Fetch, "CORS-safelisted request-header"). No route here reads any."""
 OURS = frozenset({"same-origin", "none"})
 """`Sec-Fetch-Site` of our own page, and of what a person typed into the address bar (Fetch Metadata, section 2.4)."""
 
@@ -89,7 +89,7 @@ class BrowserPolicy:
 
 
 def server_names(host: str) -> set[str]:
-    """The names that a server bound to `host` is known by: that one, and the machine's own where others can reach it."""
+    """The names that a server bound to `host` is known by: that one, and the machine's own where others reach it."""
     if host in ("127.0.0.1", "::1", "localhost"):
         return {"localhost"}
     machine = socket.gethostname().lower()

@@ -170,9 +170,7 @@ def attend_kernel(
         page = tl.load(tables + sequence.to(tl.int64) * table_row + key // PAGE, mask=inside, other=0)
         place = (page.to(tl.int64) * PAGE + key % PAGE) * kv_heads  # beyond int32 in a large cache
 
-        k = tl.load(
-            keys + place[None, :] * DK + main[:, None], mask=inside[None, :] & (main < DK)[:, None], other=0
-        )
+        k = tl.load(keys + place[None, :] * DK + main[:, None], mask=inside[None, :] & (main < DK)[:, None], other=0)
         if FP8:
             k = unpack_fp8(k, q.dtype)
         scores = tl.dot(q, k, input_precision="ieee")
