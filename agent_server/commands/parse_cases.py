@@ -94,7 +94,7 @@ def translator_for(case: Case, directory: Path) -> Translator:
 
 
 def policy_of(case: Case) -> Policy:
-    tools = declared_tools(case.get("tools"))
+    tools = declared_tools(tools_of(case))
     schema = case.get("json_schema")
     return Policy(
         tools={} if case.get("tool_choice") == "none" else tools,
@@ -104,6 +104,16 @@ def policy_of(case: Case) -> Policy:
         bare="never" if schema else None,
         boundaries=case.get("boundaries"),
     )
+
+
+def tools_of(case: Case) -> list[dict[str, Any]] | None:
+    """The declared tools; CaseError where they are no list of objects."""
+    tools = case.get("tools")
+    if tools is None:
+        return None
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise CaseError("`tools` must be a list of objects, each a tool in OpenAI's form")
+    return tools
 
 
 def source_of(case: Case, directory: Path) -> tuple[OutputFormat, str | None, bool]:

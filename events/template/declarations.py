@@ -57,7 +57,9 @@ def _simple_schema(schema: Any, depth: int) -> Message:
     properties = schema.get("properties")
     if isinstance(properties, Mapping):
         simple["properties"] = {str(key): _simple_schema(value, depth + 1) for key, value in properties.items()}
-        simple["required"] = [str(key) for key in schema.get("required", ()) if key in properties]
+        required = schema.get("required")
+        names = required if isinstance(required, (list, tuple)) else ()
+        simple["required"] = [name for name in names if isinstance(name, str) and name in properties]
     if "items" in schema:
         simple["items"] = _simple_schema(schema["items"], depth + 1)
     if isinstance(schema.get("enum"), (list, tuple)):

@@ -163,3 +163,9 @@ def test_the_command_reads_lines_and_writes_lines():
     }
     assert second["error"].startswith("no JSON")
     assert third["error"] == "no JSON object"
+
+
+@pytest.mark.parametrize("tools", ["tide", ["tide"], {"name": "tide"}, 3, [None]], ids=str)
+def test_tools_that_are_none_are_told_in_the_cases_own_words(tools: Any):
+    error = run_case({"format": "hermes", "text": "x", "tools": tools})["error"]
+    assert error == "CaseError: `tools` must be a list of objects, each a tool in OpenAI's form"

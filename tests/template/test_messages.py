@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from ag_ui.core import Context, Message, RunAgentInput, Tool
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
@@ -363,3 +363,22 @@ def test_text_beside_a_thought_and_a_call_joins_the_thought_where_the_template_r
     joined = build(*history, can=can(reasoning_field="reasoning_content", thought_beside_text=False)).messages[1]
     assert joined["reasoning_content"] == "hm\nlet me see"
     assert joined.get("content") != "let me see"
+
+
+SCHEMA_WORDS = ("type", "properties", "required", "items", "enum", "anyOf", "oneOf", "allOf", "description")
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.floats(allow_nan=False) | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", *SCHEMA_WORDS]), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@given(schema=st.dictionaries(st.sampled_from(SCHEMA_WORDS), JSON_VALUES))
+@example({"properties": {}, "required": 0.5})
+@example({"properties": {"a": {}}, "required": [["a"], {}, "a"]})
+def test_any_schema_is_simplified(schema: dict[str, Any]):
+    declared = {"type": "function", "function": {"name": "f", "description": "", "parameters": schema}}
+    parameters = simplified([declared])[0]["function"]["parameters"]
+    assert isinstance(parameters["type"], str) and isinstance(parameters.get("required", []), list)

@@ -131,15 +131,13 @@ class UpstreamEngine:
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineItem, None]:
         upstream = self._admit(request)
-        grammar = await translate(request.constraint, upstream.served.grammar, upstream.model.controls)
-        asked = upstream.asked(request, bounded(request, upstream), grammar)
-        upstream.dialect.check(asked)
-        judge = await self._judge(request)
-        if request.request_id in self._streams:
-            raise EngineError("invalid_request", f"A generation {request.request_id} is already running.")
-        self._streams.add(request.request_id)
-        output = Output(upstream, asked, judge)
+        self._streams.add(request.request_id)  # before anything is awaited: the next one is admitted by their number
+        output: Output | None = None
         try:
+            grammar = await translate(request.constraint, upstream.served.grammar, upstream.model.controls)
+            asked = upstream.asked(request, bounded(request, upstream), grammar)
+            upstream.dialect.check(asked)
+            output = Output(upstream, asked, await self._judge(request))
             if output.ended:
                 yield output.finished()
                 return
@@ -149,12 +147,13 @@ class UpstreamEngine:
                 async for item in items:
                     yield item
         except EngineError as error:
-            raise self._failure(error, request.request_id) from error
+            raise (error if output is None else self._failure(error, request.request_id)) from error
         finally:
             self._streams.discard(request.request_id)
             self._started.discard(request.request_id)
-            self._counters["prompt_tokens_total"] += len(request.prompt_token_ids)
-            self._counters["generation_tokens_total"] += output.count - len(request.generated)
+            if output is not None:
+                self._counters["prompt_tokens_total"] += len(request.prompt_token_ids)
+                self._counters["generation_tokens_total"] += output.count - len(request.generated)
 
     async def _judge(self, request: GenerationRequest) -> ConstraintVerifier | None:
         """Only llguidance reads a grammar as it was meant here; what another library makes of it is checked."""

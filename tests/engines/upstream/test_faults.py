@@ -256,6 +256,23 @@ async def test_more_than_may_be_in_flight_is_refused():
         await stream.aclose()
 
 
+async def test_no_more_are_in_flight_while_their_grammars_are_looked_at(monkeypatch: pytest.MonkeyPatch):
+    async with serving() as server, connected(server, in_flight=2) as engine:
+        server.plays["/v1/completions"] = says(SOME, LAST, DONE)
+        most = 0
+
+        async def slowly(request: Any) -> None:
+            nonlocal most
+            most = max(most, len(engine._streams))
+            await asyncio.sleep(0.01)
+
+        monkeypatch.setattr(engine, "_judge", slowly)
+        ends = await asyncio.gather(*(whole(engine, name=str(n)) for n in range(6)), return_exceptions=True)
+        refused = [end.kind for end in ends if isinstance(end, EngineError)]
+        assert (most, refused) == (2, ["overloaded"] * 4)
+        assert not engine._streams and await whole(engine)
+
+
 async def test_a_generation_may_not_take_for_ever():
     async def slow(writer: Writer, body: Any) -> None:
         writer.write(HEAD)

@@ -26,9 +26,7 @@ def small_blocks(monkeypatch):
 
 
 @triton.jit
-def show_kernel(
-    out, logits, numbers, top_ks, low, vocab_size, BLOCK: tl.constexpr
-):
+def show_kernel(out, logits, numbers, top_ks, low, vocab_size, BLOCK: tl.constexpr):
     """What `pick_kernel` keeps, by its own parts."""
     place = tl.program_id(0)
     at = logits + place * vocab_size
@@ -195,7 +193,11 @@ def test_what_changes_logits_is_the_cpus(masked):
 
 def test_a_row_does_not_depend_on_its_company_nor_on_who_was_there_before():
     torch.manual_seed(4)
-    params = [SamplingParams(temperature=1.0, top_p=0.8), SamplingParams(temperature=1.0, frequency_penalty=1.0), TRIED[2]]
+    params = [
+        SamplingParams(temperature=1.0, top_p=0.8),
+        SamplingParams(temperature=1.0, frequency_penalty=1.0),
+        TRIED[2],
+    ]
     logits = torch.randn(3, 50)
     together = sampler_of(params, 50)
     together.set(0, 9, Settings(SamplingParams(temperature=1.0, presence_penalty=9.0), 1), list(range(50)), [1])
