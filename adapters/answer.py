@@ -8,7 +8,7 @@ collected here.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -17,6 +17,7 @@ from adapters.errors import KINDS, ErrorKind, RequestError
 from adapters.openai_tokens import TokenDetail, tokens_of
 from events.answer import Call
 from events.message import fold as fold_messages
+from events.sampling import PARAMETERS, Wire, names_on
 from events.vocabulary import (
     CancelledOutcome,
     Event,
@@ -33,6 +34,29 @@ from events.vocabulary import (
     ToolCallEnd,
     ToolCallStart,
 )
+
+
+class PromptNote(msgspec.Struct, frozen=True, kw_only=True):
+    """A run's first prompt, known before its first token. ids: where the request asks for them."""
+
+    tokens: int
+    ids: tuple[int, ...] | None = None
+
+
+FIELDS: Mapping[Wire, Mapping[str, str]] = {
+    "chat": {"prompt": "messages"},
+    "completions": {"messages": "prompt"},
+    "responses": {"messages": "input", "prompt": "input", "response_format": "text.format"},
+    "messages": {"prompt": "messages", "response_format": "output_config.format"},
+}
+"""What a run calls a thing → the wire's field for it, where they differ; sampling parameters are in their own table."""
+PromptOf = Callable[[], PromptNote | None]
+"""Asks a run for its prompt; None until it was made."""
+
+
+def unknown_prompt() -> None:
+    """For a run of which nothing but its events is known."""
+    return None
 
 
 class Pieces(msgspec.Struct):
@@ -115,12 +139,12 @@ def fold(events: Iterable[Event], *, hidden_tools: Container[str] = ()) -> Answe
         usage=(end.usage if end else None) or (),
         interrupts=outcome.interrupts if isinstance(outcome, InterruptOutcome) else (),
         encrypted_reasoning=sealed[-1] if sealed else None,
-        pieces=_pieces(shown),
+        pieces=_pieces(shown, end),
         metadata=(end.metadata if end else None) or {},
     )
 
 
-def _pieces(events: Iterable[Event]) -> Pieces:
+def _pieces(events: Iterable[Event], end: RunFinished | RunError | None) -> Pieces:
     pieces = Pieces()
     for event in events:
         match event:
@@ -142,13 +166,24 @@ def _pieces(events: Iterable[Event]) -> Pieces:
             case _:
                 continue
         pieces.tokens.extend(tokens_of(event.metadata))
+    if end is not None:
+        pieces.tokens.extend(tokens_of(end.metadata))
     return pieces
 
 
-def raise_failure(answer: Answer, answered: Collection[str] = ()) -> None:
+def field_on(wire: Wire, param: str | None) -> str | None:
+    """The field of a wire's request that gave what a run calls `param`."""
+    if param is None:
+        return None
+    if param in PARAMETERS:
+        return next(iter(names_on(wire, param)), param)
+    return FIELDS.get(wire, {}).get(param, param)
+
+
+def raise_failure(answer: Answer, wire: Wire, answered: Collection[str] = ()) -> None:
     """RequestError for an answer that broke, with the run's kind; failures in `answered` are answers themselves."""
     error = answer.error
     if error is None or error.code in answered:
         return
     kind = error.code if error.code in KINDS else "internal"
-    raise RequestError(cast(ErrorKind, kind), error.message, param=(error.metadata or {}).get("param"))
+    raise RequestError(cast(ErrorKind, kind), error.message, param=field_on(wire, (error.metadata or {}).get("param")))

@@ -39,17 +39,24 @@ MAX_PARAM = 200
 class RequestError(Exception):
     """A request that cannot be served as it is.
 
-    param: the field to change, in the request's own spelling ("messages.0.role"). retry_after: seconds.
+    param: the field to change, in the request's own spelling ("messages.0.role"). retry_after: seconds. code: the
+    wire's own word for just this error, where its clients act on it.
     """
 
     def __init__(
-        self, kind: ErrorKind, message: str, param: str | None = None, retry_after: float | None = None
+        self,
+        kind: ErrorKind,
+        message: str,
+        param: str | None = None,
+        retry_after: float | None = None,
+        code: str | None = None,
     ) -> None:
         super().__init__(message)
         self.kind: ErrorKind = kind
         self.message = message
         self.param = param
         self.retry_after = retry_after
+        self.code = code
 
 
 class Row(NamedTuple):
@@ -150,7 +157,7 @@ def response(wire: Wire, error: RequestError, *, request_id: str | None = None) 
     """The whole HTTP answer for `error` on `wire`."""
     entry = row(error.kind)
     status = _ANTHROPIC_OVERLOADED if wire == "anthropic" and error.kind == "overloaded" else entry.status
-    body = payload(wire, error.kind, error.message, param=error.param, request_id=request_id)
+    body = payload(wire, error.kind, error.message, param=error.param, request_id=request_id, code=error.code)
     return ErrorResponse(status, _headers(error, entry), msgspec.json.encode(body))
 
 
@@ -162,17 +169,23 @@ def payload(
     param: str | None = None,
     request_id: str | None = None,
     retryable: bool | None = None,
+    code: str | None = None,
 ) -> dict[str, Any]:
-    """The JSON object that says `kind` on `wire`: an HTTP body, an SSE frame's data or a WebSocket message."""
+    """The JSON object that says `kind` on `wire`: an HTTP body, an SSE frame's data or a WebSocket message.
+
+    code: OpenAI's `code`, and Anthropic's `details.error_code`, in place of the kind's own.
+    """
     entry = row(kind)
     text = _clip(message, MAX_MESSAGE)
     where = _clip(param, MAX_PARAM) if param is not None else None
     retry = entry.retryable if retryable is None else retryable
     match wire:
         case "openai":
-            return {"error": {"message": text, "type": entry.openai, "param": where, "code": entry.code}}
+            return {"error": {"message": text, "type": entry.openai, "param": where, "code": code or entry.code}}
         case "anthropic":
-            inner = {"type": entry.anthropic, "message": text}
+            inner: dict[str, object] = {"type": entry.anthropic, "message": text}
+            if code is not None:
+                inner["details"] = {"error_code": code}
             return {"type": "error", "error": inner, "request_id": request_id}
         case "websocket":
             return _websocket(entry, text, retry, request_id)

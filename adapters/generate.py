@@ -344,7 +344,7 @@ class GenerateStream:
 def generate_body(events: Sequence[Event], identity: Identity, flags: GenerateFlags) -> bytes:
     """A finished run as one object. Raises RequestError for a run that broke."""
     answer = fold(events, hidden_tools=identity.hidden_tools)
-    raise_failure(answer)
+    raise_failure(answer, "generate")
     messages = Messages(identity, _silent(flags), lambda: 0.0)
     messages.init()
     last = b"{}"

@@ -187,7 +187,7 @@ class CompletionStream:
             case RunFinished():
                 return self._opening(choice) + self._finished(event, state)
             case RunError():
-                return self._broken(error_object(event), state)
+                return self._broken(error_object(event, "completions"), state)
         return b""
 
     def finish(self) -> bytes:
@@ -284,7 +284,7 @@ def completion_body(runs: Sequence[Sequence[Event]], identity: CompletionIdentit
     """The finished runs of all choices as one `text_completion`. Raises RequestError for a run that broke."""
     answers = [fold(events) for events in runs]
     for answer in answers:
-        raise_failure(answer, ANSWERED)
+        raise_failure(answer, "completions", ANSWERED)
     body: dict[str, Any] = {
         "id": identity.id,
         "object": "text_completion",
@@ -295,7 +295,7 @@ def completion_body(runs: Sequence[Sequence[Event]], identity: CompletionIdentit
     }
     broken = next((answer for answer in answers if answer.finish in ("error", "cancelled")), None)
     if broken is not None:
-        body["error"] = error_object(broken.error)
+        body["error"] = error_object(broken.error, "completions")
     return json_bytes(body)
 
 

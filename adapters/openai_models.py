@@ -52,9 +52,14 @@ def model_list(cards: Iterable[ModelCard]) -> bytes:
     return json_bytes({"object": "list", "data": [model_object(card) for card in cards]})
 
 
+def no_such_model() -> RequestError:
+    message = "There is no such model here; GET /v1/models lists those there are."
+    return RequestError("not_found", message, param="model", code="model_not_found")
+
+
 def one_model(cards: Iterable[ModelCard], name: str) -> bytes:
     """Raises RequestError("not_found")."""
     card = next((card for card in cards if card.id == name), None)
     if card is None:
-        raise RequestError("not_found", "There is no such model here; GET /v1/models lists those there are.", "model")
+        raise no_such_model()
     return json_bytes(model_object(card))

@@ -21,12 +21,14 @@ STRINGS: Schema = {"type": "array", "items": STRING}
 
 class Field(NamedTuple):
     """`neutral` are values of a refused field that ask for nothing and therefore pass; None always does. `schema` is
-    the value's form in JSON Schema, for descriptions of the API; the parsers check by themselves."""
+    the value's form in JSON Schema, for descriptions of the API; the parsers check by themselves. `code` is the wire's
+    own word for the refusal, where its clients act on it."""
 
     status: Literal["honoured", "accepted", "refused"]
     note: str = ""
     neutral: tuple[object, ...] = ()
     schema: Schema = ANY
+    code: str | None = None
 
 
 def honoured(note: str = "", schema: Schema = ANY) -> Field:
@@ -37,8 +39,8 @@ def accepted(note: str, schema: Schema = ANY) -> Field:
     return Field("accepted", note, schema=schema)
 
 
-def refused(note: str, *, neutral: tuple[object, ...] = (), schema: Schema = ANY) -> Field:
-    return Field("refused", note, neutral, schema)
+def refused(note: str, *, neutral: tuple[object, ...] = (), schema: Schema = ANY, code: str | None = None) -> Field:
+    return Field("refused", note, neutral, schema, code)
 
 
 def one_of(*values: str) -> Schema:
@@ -70,4 +72,5 @@ def check_values(values: Mapping[str, object], fields: Mapping[str, Field]) -> N
     for name, value in values.items():
         field = fields[name]
         if field.status == "refused" and value is not None and value not in field.neutral:
-            raise RequestError("invalid_request", f"{name} is not supported: {field.note}.", param=name)
+            message = f"{name} is not supported: {field.note}."
+            raise RequestError("invalid_request", message, param=name, code=field.code)

@@ -91,6 +91,7 @@ OPTIONS: Mapping[str, tuple[str, Reader]] = {
     "enable_thinking": ("thinking", boolean),
     "chat_template_kwargs": ("template_kwargs", template_kwargs),
     "continue_final_message": ("continue_final_message", boolean),
+    "add_generation_prompt": ("generation_prompt", boolean),
     "delivery": ("delivery", one_of("immediate", "adaptive")),
     "boundaries": ("boundaries", one_of("lenient", "strict")),
     "token_details": ("token_details", boolean),
@@ -129,6 +130,8 @@ def read_options(
     _check(params, wire, given, prefix)
     if not 1 <= fields.get("n", 1) <= MAX_ANSWERS:
         raise wrong(f"{prefix}n", f"must be from 1 to {MAX_ANSWERS}")
+    if fields.get("continue_final_message") and fields.get("generation_prompt"):
+        raise wrong(f"{prefix}add_generation_prompt", "must be false where continue_final_message is true")
     rest = {key: value for key, value in source.items() if key not in KNOWN[wire]}
     return GenerationOptions(sampling=params, stated=frozenset(sampling), **fields), rest
 

@@ -13,7 +13,7 @@ from adapters.history import NewId
 from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
 from adapters.json_text import json_bytes
 from adapters.openai_chat.inbound import read_conversation
-from adapters.request_fields import Field, check_names, check_values, honoured, refused
+from adapters.request_fields import BOOLEAN, Field, check_names, check_values, honoured
 from adapters.sampling import read_options
 
 FIELDS: dict[str, Field] = {
@@ -26,7 +26,7 @@ FIELDS: dict[str, Field] = {
     "chat_template_kwargs": honoured("with `messages`"),
     "enable_thinking": honoured("with `messages`"),
     "continue_final_message": honoured("with `messages`"),
-    "add_generation_prompt": refused("it follows from `continue_final_message`", neutral=(True,)),
+    "add_generation_prompt": honoured("with `messages`; false ends the prompt with the last message", BOOLEAN),
 }
 
 
@@ -51,7 +51,7 @@ def parse_tokenize(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMIT
     special = flag(values, "add_special_tokens", True)
     flags = TokenizeFlags(prompt=prompt, add_special_tokens=special, strings=flag(values, "return_token_strs"))
     messages, tools = ([], []) if prompt is not None else read_conversation(values, new_id=new_id, limits=limits)
-    names = ("model", "chat_template_kwargs", "enable_thinking", "continue_final_message")
+    names = ("model", "chat_template_kwargs", "enable_thinking", "continue_final_message", "add_generation_prompt")
     options, _ = read_options({name: values[name] for name in names if name in values}, wire="chat")
     run = RunAgentInput(
         thread_id=new_id("thread"),

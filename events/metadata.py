@@ -23,7 +23,7 @@ class DeltaMetadata(msgspec.Struct, frozen=True):
 
 
 class FinishedMetadata(msgspec.Struct, frozen=True, rename="camel"):
-    """timings: in seconds. stop: the string or token id that ended the run."""
+    """timings: in seconds. stop: the string or token id that ended the run. tokens: those that no delta carried."""
 
     finish_reason: str | None = None
     timings: dict[str, float | None] | None = None
@@ -31,6 +31,7 @@ class FinishedMetadata(msgspec.Struct, frozen=True, rename="camel"):
     stop: str | int | None = None
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: list[Scored | None] | None = None
+    tokens: list[Scored] | None = None
 
 
 class ErrorMetadata(msgspec.Struct, frozen=True):

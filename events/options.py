@@ -44,6 +44,7 @@ class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True):
     token_details: attach token ids, texts and logprobs to the events' metadata (`tokens`).
     continue_final_message: the last assistant message is a prefill to be continued: its text, or its reasoning where
         it has no text yet; "content" closes the reasoning of a message without text.
+    generation_prompt: False renders the prompt without the beginning of an answer.
     """
 
     model: str | None = None
@@ -59,6 +60,7 @@ class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True):
     template_kwargs: dict[str, Any] = {}
     raw_prompt: str | tuple[int, ...] | None = None
     continue_final_message: bool | Literal["content"] = False
+    generation_prompt: bool = True
     delivery: Literal["immediate", "adaptive"] | None = None
     boundaries: Literal["lenient", "strict"] | None = None
     token_details: bool = False

@@ -21,6 +21,7 @@ class PlainTranslator:
         self.calls = 0
         self.failed = False
         self.reasoning = False
+        self.unsent: list[Any] = []
 
     def feed(
         self, text: str, token_id: int | None = None, detail: Any = None, is_reasoning: bool | None = None

@@ -91,6 +91,11 @@ class Translator:
         return self._message_id
 
     @property
+    def unsent(self) -> list[Any]:
+        """After `finish`: rows of tokens that no delta carried, as those that end an answer or close a call."""
+        return self._rows
+
+    @property
     def reasoning(self) -> bool:
         """Whether what comes next is read as reasoning, as far as is known."""
         return self._parser.mode == "reasoning"

@@ -36,6 +36,7 @@ FIELDS: dict[str, Field] = {
     "diagnostics": refused("nothing is compared with earlier requests"),
     "inference_geo": refused("there is one place"),
     "mcp_servers": refused("the server's operator connects MCP servers, not the request"),
+    "thread": refused("conversations are sent whole", code="thread_unsupported_request"),
     "user_profile_id": refused("there are no profiles"),
     "workspace_id": refused("the key says who asks"),
 }

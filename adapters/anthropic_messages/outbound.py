@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from adapters.answer import Answer, fold, raise_failure
+from adapters import sse
+from adapters.answer import Answer, PromptOf, fold, raise_failure, unknown_prompt
 from adapters.anthropic_messages.blocks import Blocks, Closed, Filled, Opened, Step
 from adapters.anthropic_messages.inbound import MessageFlags
 from adapters.errors import payload
@@ -87,7 +88,12 @@ class MessageStream:
 
     content_type = "text/event-stream"
 
-    def __init__(self, identity: MessageIdentity, flags: MessageFlags = NO_FLAGS) -> None:
+    def __init__(
+        self, identity: MessageIdentity, flags: MessageFlags = NO_FLAGS, *, prompt: PromptOf = unknown_prompt
+    ) -> None:
+        """prompt: of the run, whose length the first frame tells; that frame waits until it is known."""
+        self._prompt = prompt
+        self._started = False
         self._identity = identity
         self._flags = flags
         self._blocks = _blocks(identity, flags)
@@ -97,12 +103,21 @@ class MessageStream:
     def encode(self, event: Event, *, sequence: int | None = None, choice: int = 0) -> bytes:
         if type(event) is TextMessageContent and event.message_id == self._writing:
             return self._text_head + json_string(event.delta) + b"}}\n\n" if event.delta else b""
-        if choice or getattr(event, "subagent_run_id", None) is not None:
+        if choice or isinstance(event, RunStarted) or getattr(event, "subagent_run_id", None) is not None:
             return b""
+        return self._start() + self._encode(event)
+
+    def _start(self) -> bytes:
+        """`message_start`, in front of whatever comes first."""
+        if self._started:
+            return b""
+        self._started = True
+        note = self._prompt()
+        usage = usage_object([TokenUsage(input_tokens=note.tokens)] if note is not None else ())
+        return _frame("message_start", {"message": _message(self._identity, [], usage)}) + PING
+
+    def _encode(self, event: Event) -> bytes:
         match event:
-            case RunStarted():
-                message = _message(self._identity, [], usage_object(()))
-                return _frame("message_start", {"message": message}) + PING
             case RunFinished():
                 return self._steps(self._blocks.close()) + self._end(fold([event]))
             case RunError():
@@ -115,7 +130,10 @@ class MessageStream:
         return b""
 
     def keep_alive(self) -> bytes:
-        return PING
+        """A long prompt that is being read is told of as soon as its length is known."""
+        if not self._started and self._prompt() is None:
+            return sse.KEEP_ALIVE
+        return self._start() or PING
 
     def _note_open_text(self) -> None:
         """While a text block is being written, its deltas need no bookkeeping."""
@@ -161,7 +179,7 @@ def _step(step: Step) -> bytes:
 def message_body(events: Sequence[Event], identity: MessageIdentity, flags: MessageFlags = NO_FLAGS) -> bytes:
     """A finished run as one message. Raises RequestError for a run that broke."""
     answer = fold(events, hidden_tools=identity.hidden_tools)
-    raise_failure(answer)
+    raise_failure(answer, "messages")
     message = _message(identity, _content(events, identity, flags), usage_object(answer.usage))
     message["stop_reason"], message["stop_sequence"] = stop_reason(answer, flags)
     return json_bytes(message)

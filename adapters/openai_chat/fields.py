@@ -58,7 +58,7 @@ FIELDS: dict[str, Field] = {
     "structured_outputs": honoured("json, json_object, regex, choice, grammar, structural_tag", OBJECT),
     "chat_template_kwargs": honoured("variables for the chat template; never the template itself", OBJECT),
     "continue_final_message": honoured("the last assistant message is a prefill", BOOLEAN),
-    "add_generation_prompt": refused("it follows from `continue_final_message`", neutral=(True,)),
+    "add_generation_prompt": honoured("false ends the prompt with the last message", BOOLEAN),
     "return_token_ids": honoured("`token_ids` on each choice, `prompt_token_ids` where known", BOOLEAN),
     "enable_thinking": honoured("", BOOLEAN),
     "thinking": honoured('true or false, or an object whose `type` is "enabled" or "disabled"'),

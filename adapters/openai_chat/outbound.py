@@ -10,11 +10,12 @@ from typing import Any
 
 import msgspec
 
-from adapters.answer import Answer, finish_reason, fold, raise_failure
+from adapters.answer import Answer, PromptOf, field_on, finish_reason, fold, raise_failure, unknown_prompt
 from adapters.errors import payload
 from adapters.json_text import json_bytes, json_string
 from adapters.openai_chat.inbound import ChatFlags
 from adapters.openai_tokens import TokenDetail, chat_logprobs, combined_usage, tokens_of
+from events.sampling import Wire
 from events.vocabulary import (
     Event,
     ReasoningMessageContent,
@@ -49,11 +50,11 @@ def wire_finish(finish: str, named_tool: bool) -> str:
     return finish if finish in ("stop", "length", "error", "content_filter") else "error"
 
 
-def error_object(error: RunError | None) -> dict[str, Any]:
+def error_object(error: RunError | None, wire: Wire = "chat") -> dict[str, Any]:
     """The `error` of a chunk or body; None is a run that somebody cancelled."""
     if error is None:
         return {"message": "The run was cancelled.", "type": "server_error", "param": None, "code": "cancelled"}
-    param = (error.metadata or {}).get("param")
+    param = field_on(wire, (error.metadata or {}).get("param"))
     said: dict[str, Any] = payload("openai", error.code or "internal", error.message, param=param)["error"]
     if error.code in ANSWERED:
         said["type"] = said["code"] = error.code
@@ -63,9 +64,10 @@ def error_object(error: RunError | None) -> dict[str, Any]:
 class _Choice:
     """The state of one of `n` answers, with its frames' constant beginnings."""
 
-    __slots__ = ("calls", "content_head", "ended", "first", "head", "reasoning_head", "usage")
+    __slots__ = ("calls", "content_head", "ended", "first", "head", "index", "reasoning_head", "usage")
 
     def __init__(self, head: bytes, index: int) -> None:
+        self.index = index
         self.head = head + b'"choices":[{"index":%d,"delta":{' % index
         self.content_head = self.head + b'"content":'
         self.reasoning_head = self.head + b'"reasoning":'
@@ -80,8 +82,12 @@ class ChatStream:
 
     content_type = "text/event-stream"
 
-    def __init__(self, identity: ChatIdentity, flags: ChatFlags = NO_FLAGS, *, n: int = 1) -> None:
+    def __init__(
+        self, identity: ChatIdentity, flags: ChatFlags = NO_FLAGS, *, n: int = 1, prompts: Sequence[PromptOf] = ()
+    ) -> None:
+        """prompts: one for each of the `n` runs, or none."""
         self._flags = flags
+        self._prompts = prompts or [unknown_prompt] * n
         self._hidden = identity.hidden_tools
         self._both_names = identity.reasoning_content
         self._details = flags.logprobs is not None or flags.token_ids
@@ -93,6 +99,7 @@ class ChatStream:
         self._close = b',"usage":null}\n\n' if flags.include_usage else b"}\n\n"
         self._tail = b'},"logprobs":null,"finish_reason":null}]' + self._close
         self._choices = [_Choice(self._head, index) for index in range(n)]
+        self._skip = len(self._head)
 
     def encode(self, event: Event, *, sequence: int | None = None, choice: int = 0) -> bytes:
         handler = _HANDLERS.get(type(event))
@@ -162,10 +169,16 @@ class ChatStream:
         return head + text + b"}}]" + self._tail if event.delta else b""
 
     def _delta(self, delta: bytes, choice: _Choice, tail: bytes | None = None) -> bytes:
-        """A frame with `delta`, and with the role if it is the choice's first."""
-        role = b'"role":"assistant",' if choice.first else b""
+        """A frame with `delta`; the choice's first has the role, and the prompt's ids where they are asked for."""
+        end = self._tail if tail is None else tail
+        if not choice.first:
+            return choice.head + delta + end
         choice.first = False
-        return choice.head + role + delta + (self._tail if tail is None else tail)
+        return self._head + self._prompt_ids(choice) + choice.head[self._skip :] + b'"role":"assistant",' + delta + end
+
+    def _prompt_ids(self, choice: _Choice) -> bytes:
+        note = self._prompts[choice.index]() if self._flags.token_ids else None
+        return b'"prompt_token_ids":%b,' % json_bytes(note.ids) if note is not None and note.ids is not None else b""
 
     def _detailed(self, delta: bytes, metadata: dict[str, Any], choice: _Choice, kind: str) -> bytes:
         tokens = tokens_of(metadata)
@@ -186,8 +199,8 @@ class ChatStream:
         last: dict[str, Any] = {"finish_reason": reason}
         if (stop := metadata.get("stop")) is not None:
             last["stop_reason"] = stop
-        if self._flags.token_ids and (prompt := metadata.get("promptTokenIds")) is not None:
-            last["prompt_token_ids"] = prompt
+        if self._flags.token_ids:
+            last["token_ids"] = [token[0] for token in tokens_of(metadata)]
         extensions = extensions_of(metadata.get("warnings"), ())
         extra = b',"extensions":' + json_bytes(extensions) if extensions else b""
         close = b"}]" + extra + self._close
@@ -233,7 +246,7 @@ def chat_body(runs: Sequence[Sequence[Event]], identity: ChatIdentity, flags: Ch
     """
     answers = [fold(events, hidden_tools=identity.hidden_tools) for events in runs]
     for answer in answers:
-        raise_failure(answer, ANSWERED)
+        raise_failure(answer, "chat", ANSWERED)
     broken = next((answer for answer in answers if answer.finish in ("error", "cancelled")), None)
     body: dict[str, Any] = {
         "id": identity.id,

@@ -2,6 +2,7 @@
 
 from adapters.openai_responses.fields import FIELDS
 from adapters.openai_responses.inbound import Continuation, ResponseFlags, parse, with_history
+from adapters.openai_responses.items import referenced, response_of
 from adapters.openai_responses.outbound import ResponseIdentity, ResponseStream, response_object
 from adapters.openai_responses.stored import ResponseRecord, deleted_body, item_list, read_query
 
@@ -16,6 +17,8 @@ __all__ = [
     "item_list",
     "parse",
     "read_query",
+    "referenced",
     "response_object",
+    "response_of",
     "with_history",
 ]

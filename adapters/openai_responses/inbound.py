@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
@@ -12,7 +13,7 @@ from adapters.body import convert, flag, read_object, wrong
 from adapters.history import NewId, Placed, put_in_order
 from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
 from adapters.openai_responses.fields import FIELDS
-from adapters.openai_responses.items import read_input, sealed_thread
+from adapters.openai_responses.items import Items, read_input, sealed_thread
 from adapters.request_fields import check_names, check_values
 from adapters.response_shape import response_format
 from adapters.sampling import read_options
@@ -48,8 +49,16 @@ class _Head(msgspec.Struct):
     input: str | list[Any]
 
 
-def parse(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS, media: Collection[str] = ()) -> Inbound:
-    """The input's own messages; `with_history` puts a previous response's before them. Raises RequestError."""
+def parse(
+    body: bytes,
+    *,
+    new_id: NewId,
+    limits: Limits = DEFAULT_LIMITS,
+    media: Collection[str] = (),
+    items: Items = MappingProxyType({}),
+) -> Inbound:
+    """The input's own messages; `with_history` puts a previous response's before them. `items`: those that the input
+    refers to, see `referenced`. Raises RequestError."""
     values = read_object(body, limits, shape=_Head)
     check_names(values, FIELDS)
     check_values(values, FIELDS)
@@ -57,7 +66,7 @@ def parse(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS, media:
     options, flags = _options(values, tools)
     if flags.background and not flags.store:
         raise wrong("background", "needs store: the answer could not be fetched")
-    placed = read_input(values["input"], new_id=new_id, limits=limits, media=media)
+    placed = read_input(values["input"], new_id=new_id, limits=limits, media=media, items=items)
     instructions = values.get("instructions")
     if instructions is not None and not isinstance(instructions, str):
         raise wrong("instructions", "must be a string")

@@ -6,9 +6,12 @@ its reasoning before it, as the model wrote it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
+import msgspec
 from ag_ui.core import (
     AssistantMessage,
     ContentPart,
@@ -29,16 +32,59 @@ from adapters.inbound import Limits
 from adapters.openai_chat.messages import read_part
 from adapters.sealed import unwrap
 
+Items = Mapping[str, Mapping[str, Any]]
+"""Items of stored responses by their ids."""
+MAX_REFERENCES = 256
 
-def read_input(value: Any, *, new_id: NewId, limits: Limits, media: Collection[str] = ()) -> list[Placed]:
-    """`input` as messages with their places. Raises RequestError("invalid_request") naming the item."""
+
+class _Reference(msgspec.Struct):
+    type: Any = None
+    id: Any = None
+
+
+class _References(msgspec.Struct):
+    input: list[_Reference]
+
+
+def referenced(body: bytes) -> list[str]:
+    """The ids of items that a request only refers to, without reading the rest of it. Raises RequestError for more
+    than MAX_REFERENCES; a body that is no request of this wire has none, and is refused when it is read."""
+    if b"item_reference" not in body:
+        return []
+    try:
+        items = msgspec.json.decode(body, type=_References).input
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return []
+    ids = [item.id for item in items if item.type == "item_reference" and isinstance(item.id, str)]
+    if len(ids) > MAX_REFERENCES:
+        raise wrong("input", f"must refer to at most {MAX_REFERENCES} items")
+    return ids
+
+
+def response_of(item_id: str) -> str | None:
+    """The id of the response that an output item (`rs_..._0`) or an input item (`..._in_0`) is stored with."""
+    if match := _OUTPUT_ITEM.fullmatch(item_id):
+        return f"resp_{match[1]}"
+    match = _INPUT_ITEM.fullmatch(item_id)
+    return match[1] if match else None
+
+
+_OUTPUT_ITEM = re.compile(r"(?:msg|rs|fc)_(\w{1,80})_\d{1,6}")
+_INPUT_ITEM = re.compile(r"(resp_\w{1,80})_in_\d{1,6}")
+
+
+def read_input(
+    value: Any, *, new_id: NewId, limits: Limits, media: Collection[str] = (), items: Items = MappingProxyType({})
+) -> list[Placed]:
+    """`input` as messages with their places; `items` are those that it may refer to. Raises
+    RequestError("invalid_request") naming the item."""
     if isinstance(value, str):
         return [Placed(UserMessage(id=new_id("msg"), content=value), "input")]
     if not isinstance(value, list) or not value:
         raise wrong("input", "must be text or an array of items")
     if len(value) > limits.messages:
         raise wrong("input", f"must have at most {limits.messages} items")
-    reader = _Reader(new_id, limits, media)
+    reader = _Reader(new_id, limits, media, items)
     for index, item in enumerate(value):
         reader.read(item, f"input.{index}")
     return reader.messages
@@ -47,7 +93,8 @@ def read_input(value: Any, *, new_id: NewId, limits: Limits, media: Collection[s
 class _Reader:
     """`messages` grows; `_turn` is the assistant message that calls may still join."""
 
-    def __init__(self, new_id: NewId, limits: Limits, media: Collection[str]) -> None:
+    def __init__(self, new_id: NewId, limits: Limits, media: Collection[str], items: Items) -> None:
+        self._items = items
         self.messages: list[Placed] = []
         self._new_id = new_id
         self._limits = limits
@@ -68,9 +115,15 @@ class _Reader:
             case "reasoning":
                 self._add(self._reasoning(item, at), at)
             case "item_reference":
-                raise wrong(at, "refers to an item: send it whole, or continue with previous_response_id")
+                self._referred(item, at)
             case _:
                 raise wrong(f"{at}.type", "is not a kind of item that this server reads")
+
+    def _referred(self, reference: dict[str, Any], at: str) -> None:
+        found = self._items.get(str(reference.get("id")))
+        if found is None or found.get("type") == "item_reference":
+            raise wrong(at, "refers to no item of a stored response; send the item whole")
+        self.read(dict(found), at)
 
     def _add(self, message: Message, at: str) -> None:
         self.messages.append(Placed(message, at))

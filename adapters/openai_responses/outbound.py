@@ -55,6 +55,14 @@ class ResponseIdentity(msgspec.Struct, frozen=True, kw_only=True):
     hidden_tools: Container[str] = ()
 
 
+ITEM_PREFIX: dict[Kind, str] = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+
+
+def item_id(response_id: str, kind: Kind, index: int) -> str:
+    """An output item's id: OpenAI's prefix for its kind, then what finds it again, the response and its place in it."""
+    return f"{ITEM_PREFIX[kind]}_{response_id.removeprefix('resp_')}_{index}"
+
+
 class _Item:
     """One output item while it is written. `index` is its place in the output."""
 
@@ -108,7 +116,6 @@ class ResponseStream:
         self._number = -1
         self._open: dict[tuple[Kind, str], _Item] = {}
         self._ended: list[_Item] = []
-        self._ids: set[str] = set()
         self._output: list[dict[str, Any]] = []
         self._state: dict[str, Any] = {"status": "queued" if flags.background else "in_progress"}
 
@@ -196,21 +203,11 @@ class ResponseStream:
         return frames + self._frame("response.in_progress", response=self.response)
 
     def _begin(self, kind: Kind, source: str, name: str = "") -> bytes:
-        item = _Item(kind, source, self._item_id(kind, source), len(self._output), name)
+        item = _Item(kind, source, item_id(self._identity.id, kind, len(self._output)), len(self._output), name)
         self._open[kind, source] = item
         self._output.append(self._item(item, "in_progress"))
         frames = self._frame("response.output_item.added", output_index=item.index, item=self._output[item.index])
         return frames + self._part_added(item)
-
-    def _item_id(self, kind: Kind, source: str) -> str:
-        """The event's own id, with a number where a message is opened again behind a call."""
-        wanted = f"fc_{source}" if kind == "function_call" else source
-        number = 1
-        while wanted in self._ids:
-            number += 1
-            wanted = f"{source}_{number}"
-        self._ids.add(wanted)
-        return wanted
 
     def _part_added(self, item: _Item) -> bytes:
         if item.kind == "message":

@@ -31,6 +31,10 @@ class ResponseRecord(msgspec.Struct, frozen=True, kw_only=True):
     def going_on(self) -> bool:
         return self.response.get("status") in ("queued", "in_progress")
 
+    def item(self, item_id: str) -> dict[str, Any] | None:
+        """An item of the answer or of the request, None if there is none with this id."""
+        return next((each for each in (*self.response["output"], *self.items) if each.get("id") == item_id), None)
+
     @property
     def items(self) -> list[dict[str, Any]]:
         """The request's input items, each with a type and an id."""

@@ -111,6 +111,7 @@ class TurnTaker:
         settings = self._model.output
         await refuse_early(input, options, settings)
         prompt = await self._model.prompts.build_async(input, options, instructions)
+        execution.prompted(prompt.token_ids)
         for warning in prompt.warnings:
             execution.warn(warning)
         controls = self._model.prompts.control_ids
@@ -133,6 +134,7 @@ class TurnTaker:
         execution.count(self._model.name, finished, self._reasoning_tokens)
         if options.token_details:
             execution.describe_prompt(prompt.token_ids, finished)
+            execution.unsent = translator.unsent
         said = self.said()
         return Turn(said=said, finished=finished, invalid=await self._validate(said, input))
 

@@ -235,6 +235,7 @@ class PromptBuilder:
             conversation,
             variables,
             continued=options.continue_final_message,
+            generation_prompt=options.generation_prompt,
             max_characters=self.settings.max_characters,
             now=self._now,
             spare_tools=input.tools or (),
@@ -259,7 +260,8 @@ class PromptBuilder:
         size = sum(len(text) for text in strings(data))
         if size > self.settings.max_characters:
             limit = self.settings.max_characters
-            raise EngineError("context_length_exceeded", f"the request holds {size} characters; at most {limit} fit")
+            message = f"the request holds {size} characters; at most {limit} fit"
+            raise EngineError("context_length_exceeded", message, param="messages")
 
     def _check_characters(self, text: str, limit: int | None) -> None:
         """Refuse what cannot fit whatever it says, before it is encoded."""

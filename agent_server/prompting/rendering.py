@@ -40,6 +40,7 @@ class Rendering:
         variables: Mapping[str, Any],
         *,
         continued: bool | Literal["content"],
+        generation_prompt: bool = True,
         max_characters: int,
         now: Clock,
         spare_tools: Sequence[Tool] = (),
@@ -49,6 +50,7 @@ class Rendering:
         self.variables = dict(variables)
         last = conversation.messages[-1]["role"] if conversation.messages else ""
         self.continued = bool(continued) and last == "assistant"
+        self._begins_answer = generation_prompt
         self._closes = continued == "content" and not conversation.final_text
         self.warnings: list[str] = []
         self.controls = controls
@@ -119,6 +121,8 @@ class Rendering:
         if self.continued:
             return self._prefill(messages, tools, variables)
         without = self.without_prompt(messages, tools, variables)
+        if not self._begins_answer:
+            return text if without is None else without, ""
         if without is not None:
             size = common_size(without, text)
             if size < len(text):

@@ -16,11 +16,14 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
+from adapters.answer import PromptOf, field_on
 from adapters.errors import KINDS, ErrorKind, RequestError
 from adapters.inbound import Inbound
+from adapters.openai_models import no_such_model
 from agent_server.ids import new_id
 from agent_server.routes.http import SEND_BYTES, Encoder, EventStream, id_headers, left, read_body
 from events.options import GenerationOptions
+from events.sampling import Wire
 from events.vocabulary import Event, RunError, RunFinished, RunStarted
 
 if TYPE_CHECKING:
@@ -39,8 +42,11 @@ ENDS = (RunFinished, RunError)
 
 
 async def read_request(request: Request, limit: int, parse: Callable[[bytes], Inbound]) -> Inbound:
-    """Read and parse; large bodies are parsed in a thread, so that no other request waits for them."""
-    body = await read_body(request, limit)
+    """Read and parse; large bodies in a thread, so that no other request waits for them."""
+    return await parse_body(await read_body(request, limit), parse)
+
+
+async def parse_body(body: bytes, parse: Callable[[bytes], Inbound]) -> Inbound:
     return parse(body) if len(body) <= LARGE else await run_in_threadpool(parse, body)
 
 
@@ -50,7 +56,7 @@ def agent_for(server: Server, model: str | None) -> str:
         return "default"
     if model in server.agents:
         return str(model)
-    raise RequestError("not_found", "There is no such model here; GET /v1/models lists those there are.", param="model")
+    raise no_such_model()
 
 
 class ServersOwn(Container[str]):
@@ -103,6 +109,11 @@ async def start_runs(
             await run.cancel()
         raise
     return runs
+
+
+def prompt_of(run: Run) -> PromptOf:
+    """For encoders that tell of the prompt before the answer begins."""
+    return lambda: run.prompt
 
 
 def _input(inbound: Inbound, *, first: bool) -> Any:
@@ -243,12 +254,14 @@ async def stream_answer(
     runs: Sequence[AnyRun],
     encoder: Encoder,
     *,
+    wire: Wire = "agui",
     hold: bool = True,
     before_end: BeforeEnd = None,
 ) -> Response:
     """The runs as one stream of frames. Raises RequestError for a run that failed before it said anything.
 
-    hold: wait for the first sign of life with the status line. before_end: done before the last event is told.
+    wire: whose words a refusal has. hold: wait for the first sign of life with the status line. before_end: done
+    before the last event is told.
     """
     frames = AnswerFrames(runs, encoder, before_end)
     leaving = asyncio.create_task(left(request.receive))
@@ -262,7 +275,7 @@ async def stream_answer(
         leaving.cancel()
         await frames.aclose()
         if frames.failure is not None:
-            raise failed(frames.failure)
+            raise failed(frames.failure, wire)
         return Response(status_code=CLIENT_GONE)
     return EventStream(
         frames,
@@ -284,7 +297,7 @@ async def _hold(frames: AnswerFrames, leaving: asyncio.Task[None]) -> bool:
     return frames.failure is None
 
 
-def failed(error: RunError) -> RequestError:
-    """The HTTP error that says what ended a run."""
+def failed(error: RunError, wire: Wire) -> RequestError:
+    """The HTTP error that says what ended a run, in the words of the wire that asked for it."""
     kind: ErrorKind = error.code if error.code in KINDS else "internal"  # type: ignore[assignment]
-    return RequestError(kind, error.message, param=(error.metadata or {}).get("param"))
+    return RequestError(kind, error.message, param=field_on(wire, (error.metadata or {}).get("param")))

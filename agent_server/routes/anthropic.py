@@ -16,6 +16,7 @@ from agent_server.routes.answering import (
     answer_json,
     context_length,
     model_name,
+    prompt_of,
     read_request,
     servers_own,
     start_runs,
@@ -40,7 +41,8 @@ def routes(server: Server) -> list[BaseRoute]:
         )
         runs = await start_runs(server, request, inbound)
         if inbound.stream:
-            return await stream_answer(server, request, runs, MessageStream(identity, inbound.extra))
+            encoder = MessageStream(identity, inbound.extra, prompt=prompt_of(runs[0]))
+            return await stream_answer(server, request, runs, encoder, wire="messages")
         return await answer_json(request, runs, lambda answers: message_body(answers[0], identity, inbound.extra))
 
     return [Route("/v1/messages", guarded(messages), methods=["POST"])]

@@ -20,6 +20,7 @@ from agent_server.routes.answering import (
     answer_json,
     context_length,
     model_name,
+    prompt_of,
     read_request,
     servers_own,
     start_runs,
@@ -40,7 +41,9 @@ def routes(server: Server) -> list[BaseRoute]:
         identity = chat_identity(server, inbound)
         runs = await start_runs(server, request, inbound)
         if inbound.stream:
-            return await stream_answer(server, request, runs, ChatStream(identity, inbound.extra, n=len(runs)))
+            prompts = [prompt_of(run) for run in runs]
+            encoder = ChatStream(identity, inbound.extra, n=len(runs), prompts=prompts)
+            return await stream_answer(server, request, runs, encoder, wire="chat")
         return await answer_json(request, runs, lambda answers: chat_body(answers, identity, inbound.extra))
 
     async def completions(request: Request) -> Response:
@@ -48,7 +51,8 @@ def routes(server: Server) -> list[BaseRoute]:
         identity = completion_identity(server, inbound)
         runs = await start_runs(server, request, inbound, prompts=inbound.extra.prompts)
         if inbound.stream:
-            return await stream_answer(server, request, runs, CompletionStream(identity, inbound.extra))
+            encoder = CompletionStream(identity, inbound.extra)
+            return await stream_answer(server, request, runs, encoder, wire="completions")
         return await answer_json(request, runs, lambda answers: completion_body(answers, identity, inbound.extra))
 
     async def models(request: Request) -> Response:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -27,7 +28,9 @@ from adapters.openai_responses import (
     deleted_body,
     item_list,
     read_query,
+    referenced,
     response_object,
+    response_of,
     with_history,
 )
 from agent_server.ids import new_id
@@ -38,12 +41,13 @@ from agent_server.routes.answering import (
     collect,
     failed,
     model_name,
-    read_request,
+    parse_body,
     servers_own,
     start_runs,
     stream_answer,
 )
-from agent_server.routes.http import guarded
+from agent_server.routes.http import guarded, read_body
+from agent_server.routes.tokenize import prompt_tokens
 from events.message import fold, to_dicts, to_models
 from events.vocabulary import Event, RunError
 
@@ -65,9 +69,7 @@ class Responses:
         self._keeping: set[asyncio.Task[None]] = set()
 
     async def create(self, request: Request) -> Response:
-        parse = partial(openai_responses.parse, new_id=new_id)
-        inbound = await read_request(request, self.server.settings.max_body, parse)
-        inbound = await self._continued(inbound, request.state.tenant)
+        inbound = await self._read(request)
         flags: ResponseFlags = inbound.extra
         identity = self._identity(inbound)
         (run,) = await start_runs(self.server, request, inbound, grace=FOR_EVER if flags.background else 0.0)
@@ -75,10 +77,35 @@ class Responses:
         if inbound.stream:
             encoder = ResponseStream(identity, flags)
             hold = not flags.background
-            return await stream_answer(self.server, request, [run], encoder, hold=hold, before_end=kept)
+            return await stream_answer(
+                self.server, request, [run], encoder, wire="responses", hold=hold, before_end=kept
+            )
         if flags.background:
             return answer(response_object((), identity, flags))
         return await self._whole(request, run, identity, flags, kept)
+
+    async def _read(self, request: Request) -> Inbound:
+        """The request with what it refers to: items of stored responses, and the conversation that it continues."""
+        body, tenant = await read_body(request, self.server.settings.max_body), request.state.tenant
+        items = await self._items(tenant, referenced(body))
+        inbound = await parse_body(body, partial(openai_responses.parse, new_id=new_id, items=items))
+        return await self._continued(inbound, tenant)
+
+    async def _items(self, tenant: str, ids: list[str]) -> dict[str, dict[str, Any]]:
+        """Those of these items that are stored."""
+        found: dict[str, dict[str, Any]] = {}
+        records: dict[str, ResponseRecord | None] = {}
+        for item_id in ids:
+            response_id = response_of(item_id)
+            if response_id is None:
+                continue
+            if response_id not in records:
+                records[response_id] = await self._stored(tenant, response_id)
+            record = records[response_id]
+            item = record.item(item_id) if record is not None else None
+            if item is not None:
+                found[item_id] = item
+        return found
 
     async def _continued(self, inbound: Inbound, tenant: str) -> Inbound:
         if not isinstance(inbound.extra, Continuation):
@@ -108,7 +135,7 @@ class Responses:
         found = response_object(answers[0], identity, flags)
         end = answers[0][-1]
         if isinstance(end, RunError) and not found["output"]:
-            raise failed(end)
+            raise failed(end, "responses")
         return answer(found)
 
     # ---- keeping ----------------------------------------------------------------------------------------------------
@@ -152,10 +179,26 @@ class Responses:
         await self.server.store.save_response(tenant, record.id, msgspec.to_builtins(record))
 
     async def _record(self, tenant: str, response_id: str, param: str = "response_id") -> ResponseRecord:
-        found = await self.server.store.response(tenant, response_id)
+        found = await self._stored(tenant, response_id)
         if found is None:
-            raise RequestError("not_found", "There is no such response; it was not stored, or it was deleted.", param)
-        return msgspec.convert(found, ResponseRecord)
+            message = "There is no such response; it was not stored, or it was deleted."
+            code = "previous_response_not_found" if param == "previous_response_id" else None
+            raise RequestError("not_found", message, param, code=code)
+        return found
+
+    async def _stored(self, tenant: str, response_id: str) -> ResponseRecord | None:
+        found = await self.server.store.response(tenant, response_id)
+        return None if found is None else msgspec.convert(found, ResponseRecord)
+
+    async def count(self, request: Request) -> Response:
+        inbound = await self._read(request)
+        agent_for(self.server, inbound.options.model)
+        tokens = await run_in_threadpool(prompt_tokens, self.server, inbound, "responses")
+        return answer({"object": "response.input_tokens", "input_tokens": tokens})
+
+    async def compact(self, request: Request) -> Response:
+        message = "Conversations are not compacted here; send the items that are to be kept."
+        raise RequestError("invalid_request", message)
 
     # ---- stored responses -------------------------------------------------------------------------------------------
 
@@ -169,7 +212,7 @@ class Responses:
             message = "The events of this response are not kept any more; fetch it without stream."
             raise RequestError("invalid_request", message, "stream")
         encoder = ResponseStream(self._identity_of(record), record.flags, after=query.after)
-        return await stream_answer(self.server, request, [run], encoder, hold=False)
+        return await stream_answer(self.server, request, [run], encoder, wire="responses", hold=False)
 
     async def cancel(self, request: Request) -> Response:
         record = await self._record(request.state.tenant, request.path_params["id"])
@@ -265,5 +308,7 @@ def routes(server: Server) -> list[BaseRoute]:
     ]
     return [
         Route("/v1/responses", guarded(wire.create), methods=["POST"]),
+        Route("/v1/responses/input_tokens", guarded(wire.count), methods=["POST"]),
+        Route("/v1/responses/compact", guarded(wire.compact), methods=["POST"]),
         *(Route(path, guarded(endpoint), methods=[method]) for path, method, endpoint in stored),
     ]

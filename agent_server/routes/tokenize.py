@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from adapters import anthropic_messages
+from adapters.answer import field_on
 from adapters.errors import RequestError
 from adapters.inbound import Inbound
 from adapters.tokenize import detokenize_body, parse_detokenize, parse_tokenize, tokenize_body
@@ -18,6 +19,7 @@ from agent_server.engine.protocol import EngineError
 from agent_server.ids import new_id
 from agent_server.routes.answering import agent_for, context_length, read_request
 from agent_server.routes.http import guarded, read_body
+from events.sampling import Wire
 
 if TYPE_CHECKING:
     from agent_server.prompting.prompt import PromptBuilder
@@ -42,12 +44,13 @@ def token_ids(server: Server, inbound: Inbound) -> list[int]:
         raise RequestError(error.kind, error.message, error.param) from None
 
 
-def prompt_tokens(server: Server, inbound: Inbound) -> int:
+def prompt_tokens(server: Server, inbound: Inbound, wire: Wire) -> int:
+    """How long the prompt of a request would be. Raises RequestError."""
     prompts = loaded(server)
     try:
         return prompts.count_tokens(inbound.input, inbound.options)
     except EngineError as error:
-        raise RequestError(error.kind, error.message, error.param) from None
+        raise RequestError(error.kind, error.message, field_on(wire, error.param)) from None
 
 
 def routes(server: Server) -> list[BaseRoute]:
@@ -76,7 +79,7 @@ def routes(server: Server) -> list[BaseRoute]:
     async def count(request: Request) -> Response:
         inbound = await read_request(request, limit, partial(anthropic_messages.parse_count, new_id=new_id))
         agent_for(server, inbound.options.model)
-        tokens = await run_in_threadpool(prompt_tokens, server, inbound)
+        tokens = await run_in_threadpool(prompt_tokens, server, inbound, "messages")
         return Response(anthropic_messages.count_body(tokens), media_type="application/json")
 
     return [

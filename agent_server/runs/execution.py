@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 from ag_ui.core import RunAgentInput
 
+from adapters.answer import PromptNote
 from agent_server.engine.protocol import Finished, Token
 from agent_server.runs.controls import Controls
 from agent_server.runs.run import Run
@@ -51,6 +52,7 @@ class Execution:
         self.resumed = 0
         self.constrained = False
         self.prompt_details: dict[str, Any] = {}
+        self.unsent: Sequence[Any] = ()
         self._verifier = Verifier(strict=True)
 
     @property
@@ -103,6 +105,12 @@ class Execution:
         self.stop = finished.stop
         self.resumed += finished.resumed
 
+    def prompted(self, token_ids: Sequence[int]) -> None:
+        """Note the run's first prompt for wires that tell of it before the answer begins."""
+        if self.run.prompt is None:
+            ids = tuple(token_ids) if self.options.token_details else None
+            self.run.prompt = PromptNote(tokens=len(token_ids), ids=ids)
+
     def describe_prompt(self, token_ids: Sequence[int], finished: Finished) -> None:
         """Keep the first prompt's ids, and its log probabilities where the engine gave any, for who asked for them."""
         if self.prompt_details:
@@ -127,6 +135,8 @@ class Execution:
             found["stop"] = self.stop
         if self.constrained:
             found["constrained"] = True
+        if self.unsent:
+            found["tokens"] = list(self.unsent)
         if self.resumed:
             found["resumed"] = self.resumed
         return found

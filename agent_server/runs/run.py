@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from ag_ui.core import Message, RunAgentInput
 
+from adapters.answer import PromptNote
 from adapters.errors import RequestError
 from agent_server.runs.controls import Controls
 from agent_server.runs.log import EventLog, FellBehind, LogLimits, Reader
@@ -50,6 +51,7 @@ class Run:
         self.state: State = "created"
         self.log = EventLog(limits)
         self.controls = Controls()
+        self.prompt: PromptNote | None = None
         self.terminal: Event | None = None
         self.stopped_by: StopReason | None = None
         self._insist_at = 0.0

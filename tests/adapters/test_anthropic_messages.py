@@ -11,9 +11,10 @@ from anthropic.types import Message, RawMessageStreamEvent
 from inline_snapshot import snapshot
 from pydantic import TypeAdapter
 
+from adapters.answer import PromptNote
 from adapters.anthropic_messages import MessageFlags, MessageIdentity, MessageStream, message_body, parse, parse_count
 from adapters.anthropic_messages.signature import digest
-from adapters.errors import RequestError
+from adapters.errors import RequestError, response
 from adapters.inbound import Inbound
 from adapters.sealed import Seal, unwrap
 from events.vocabulary import (
@@ -60,16 +61,42 @@ def body(events: list[Event], flags: MessageFlags = NO_FLAGS) -> dict[str, Any]:
     return made
 
 
-def test_message_start_comes_at_once() -> None:
-    first = MessageStream(IDENTITY).encode(recorded.STARTED).decode()
-    assert first == snapshot("""\
+def test_message_start_tells_the_prompts_length_in_front_of_the_answer() -> None:
+    stream = MessageStream(IDENTITY, prompt=lambda: PromptNote(tokens=20))
+    assert stream.encode(recorded.STARTED) == b""
+    first = stream.encode(recorded.PLAIN[1]).decode()
+    assert first.startswith("""\
 event: message_start
-data: {"type":"message_start","message":{"id":"msg_1","type":"message","role":"assistant","model":"m","content":[],"stop_reason":null,"stop_sequence":null,"usage":{"input_tokens":0,"cache_creation_input_tokens":0,"cache_read_input_tokens":0,"output_tokens":0}}}
+data: {"type":"message_start","message":{"id":"msg_1","type":"message","role":"assistant","model":"m","content":[],"stop_reason":null,"stop_sequence":null,"usage":{"input_tokens":20,"cache_creation_input_tokens":0,"cache_read_input_tokens":0,"output_tokens":0}}}
 
 event: ping
 data: {"type":"ping"}
 
 """)
+    assert b"message_start" not in b"".join(stream.encode(event) for event in recorded.PLAIN[2:])
+
+
+def test_a_line_is_kept_open_with_what_may_come_first() -> None:
+    notes: list[PromptNote] = []
+    stream = MessageStream(IDENTITY, prompt=lambda: notes[0] if notes else None)
+    assert stream.keep_alive() == b": keep-alive\n\n"
+    notes.append(PromptNote(tokens=7))
+    assert b'"input_tokens":7' in stream.keep_alive()
+    assert stream.keep_alive() == b'event: ping\ndata: {"type":"ping"}\n\n'
+
+
+def test_a_thread_is_refused_with_the_word_by_which_its_client_falls_back() -> None:
+    body = {
+        "model": "m",
+        "max_tokens": 9,
+        "messages": [{"role": "user", "content": "Hi"}],
+        "thread": {"type": "create"},
+    }
+    with pytest.raises(RequestError) as caught:
+        parse(json.dumps(body).encode(), new_id=lambda prefix: prefix)
+    told = json.loads(response("anthropic", caught.value).body)["error"]
+    assert told["type"] == "invalid_request_error"
+    assert told["details"] == {"error_code": "thread_unsupported_request"}
 
 
 def test_plain_text() -> None:

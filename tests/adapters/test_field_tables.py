@@ -71,6 +71,7 @@ ANTHROPIC = COMMON | {
     "cache_control": ({"type": "ephemeral"}, {}), "context_management": ({"edits": []}, {}), "speed": ("fast", {}),
     "service_tier": ("batch", {}), "container": ({"id": "c"}, {}), "diagnostics": ({"a": 1}, {}),
     "inference_geo": ("eu", {}), "mcp_servers": ([{"a": 1}], {}), "user_profile_id": ("u", {}), "workspace_id": ("w", {}),
+    "thread": ({"type": "create"}, {}),
 }  # fmt: skip
 
 WIRES: dict[str, tuple[Parse, dict[str, Any], dict[str, tuple[Any, dict[str, Any]]]]] = {

@@ -77,25 +77,31 @@ def test_reasoning_text_and_calls() -> None:
                 "output_item.added",
                 {
                     "output_index": 0,
-                    "item": {"id": "rs1", "type": "reasoning", "status": "in_progress", "summary": [], "content": []},
+                    "item": {
+                        "id": "rs_1_0",
+                        "type": "reasoning",
+                        "status": "in_progress",
+                        "summary": [],
+                        "content": [],
+                    },
                 },
             ),
             (
                 "content_part.added",
                 {
-                    "item_id": "rs1",
+                    "item_id": "rs_1_0",
                     "output_index": 0,
                     "content_index": 0,
                     "part": {"type": "reasoning_text", "text": ""},
                 },
             ),
-            ("reasoning_text.delta", {"item_id": "rs1", "output_index": 0, "content_index": 0, "delta": "I "}),
-            ("reasoning_text.delta", {"item_id": "rs1", "output_index": 0, "content_index": 0, "delta": "think"}),
-            ("reasoning_text.done", {"item_id": "rs1", "output_index": 0, "content_index": 0, "text": "I think"}),
+            ("reasoning_text.delta", {"item_id": "rs_1_0", "output_index": 0, "content_index": 0, "delta": "I "}),
+            ("reasoning_text.delta", {"item_id": "rs_1_0", "output_index": 0, "content_index": 0, "delta": "think"}),
+            ("reasoning_text.done", {"item_id": "rs_1_0", "output_index": 0, "content_index": 0, "text": "I think"}),
             (
                 "content_part.done",
                 {
-                    "item_id": "rs1",
+                    "item_id": "rs_1_0",
                     "output_index": 0,
                     "content_index": 0,
                     "part": {"type": "reasoning_text", "text": "I think"},
@@ -106,7 +112,7 @@ def test_reasoning_text_and_calls() -> None:
                 {
                     "output_index": 0,
                     "item": {
-                        "id": "rs1",
+                        "id": "rs_1_0",
                         "type": "reasoning",
                         "status": "completed",
                         "summary": [],
@@ -119,7 +125,7 @@ def test_reasoning_text_and_calls() -> None:
                 {
                     "output_index": 1,
                     "item": {
-                        "id": "m1",
+                        "id": "msg_1_1",
                         "type": "message",
                         "role": "assistant",
                         "status": "in_progress",
@@ -130,7 +136,7 @@ def test_reasoning_text_and_calls() -> None:
             (
                 "content_part.added",
                 {
-                    "item_id": "m1",
+                    "item_id": "msg_1_1",
                     "output_index": 1,
                     "content_index": 0,
                     "part": {"type": "output_text", "text": "", "annotations": [], "logprobs": []},
@@ -138,20 +144,20 @@ def test_reasoning_text_and_calls() -> None:
             ),
             (
                 "output_text.delta",
-                {"item_id": "m1", "output_index": 1, "content_index": 0, "delta": "Let me ", "logprobs": []},
+                {"item_id": "msg_1_1", "output_index": 1, "content_index": 0, "delta": "Let me ", "logprobs": []},
             ),
             (
                 "output_text.delta",
-                {"item_id": "m1", "output_index": 1, "content_index": 0, "delta": "look.", "logprobs": []},
+                {"item_id": "msg_1_1", "output_index": 1, "content_index": 0, "delta": "look.", "logprobs": []},
             ),
             (
                 "output_text.done",
-                {"item_id": "m1", "output_index": 1, "content_index": 0, "text": "Let me look.", "logprobs": []},
+                {"item_id": "msg_1_1", "output_index": 1, "content_index": 0, "text": "Let me look.", "logprobs": []},
             ),
             (
                 "content_part.done",
                 {
-                    "item_id": "m1",
+                    "item_id": "msg_1_1",
                     "output_index": 1,
                     "content_index": 0,
                     "part": {"type": "output_text", "text": "Let me look.", "annotations": [], "logprobs": []},
@@ -162,7 +168,7 @@ def test_reasoning_text_and_calls() -> None:
                 {
                     "output_index": 1,
                     "item": {
-                        "id": "m1",
+                        "id": "msg_1_1",
                         "type": "message",
                         "role": "assistant",
                         "status": "completed",
@@ -175,7 +181,7 @@ def test_reasoning_text_and_calls() -> None:
                 {
                     "output_index": 2,
                     "item": {
-                        "id": "fc_call_1",
+                        "id": "fc_1_2",
                         "type": "function_call",
                         "call_id": "call_1",
                         "name": "get_weather",
@@ -184,18 +190,18 @@ def test_reasoning_text_and_calls() -> None:
                     },
                 },
             ),
-            ("function_call_arguments.delta", {"item_id": "fc_call_1", "output_index": 2, "delta": '{"city":'}),
-            ("function_call_arguments.delta", {"item_id": "fc_call_1", "output_index": 2, "delta": ' "Oslo"}'}),
+            ("function_call_arguments.delta", {"item_id": "fc_1_2", "output_index": 2, "delta": '{"city":'}),
+            ("function_call_arguments.delta", {"item_id": "fc_1_2", "output_index": 2, "delta": ' "Oslo"}'}),
             (
                 "function_call_arguments.done",
-                {"item_id": "fc_call_1", "output_index": 2, "arguments": '{"city": "Oslo"}', "name": "get_weather"},
+                {"item_id": "fc_1_2", "output_index": 2, "arguments": '{"city": "Oslo"}', "name": "get_weather"},
             ),
             (
                 "output_item.done",
                 {
                     "output_index": 2,
                     "item": {
-                        "id": "fc_call_1",
+                        "id": "fc_1_2",
                         "type": "function_call",
                         "call_id": "call_1",
                         "name": "get_weather",
@@ -209,7 +215,7 @@ def test_reasoning_text_and_calls() -> None:
                 {
                     "output_index": 3,
                     "item": {
-                        "id": "fc_call_2",
+                        "id": "fc_1_3",
                         "type": "function_call",
                         "call_id": "call_2",
                         "name": "now",
@@ -218,17 +224,17 @@ def test_reasoning_text_and_calls() -> None:
                     },
                 },
             ),
-            ("function_call_arguments.delta", {"item_id": "fc_call_2", "output_index": 3, "delta": "{}"}),
+            ("function_call_arguments.delta", {"item_id": "fc_1_3", "output_index": 3, "delta": "{}"}),
             (
                 "function_call_arguments.done",
-                {"item_id": "fc_call_2", "output_index": 3, "arguments": "{}", "name": "now"},
+                {"item_id": "fc_1_3", "output_index": 3, "arguments": "{}", "name": "now"},
             ),
             (
                 "output_item.done",
                 {
                     "output_index": 3,
                     "item": {
-                        "id": "fc_call_2",
+                        "id": "fc_1_3",
                         "type": "function_call",
                         "call_id": "call_2",
                         "name": "now",
@@ -248,21 +254,29 @@ def test_reasoning_as_a_summary() -> None:
         [
             (
                 "reasoning_summary_part.added",
-                {"item_id": "rs1", "output_index": 0, "summary_index": 0, "part": {"type": "summary_text", "text": ""}},
+                {
+                    "item_id": "rs_1_0",
+                    "output_index": 0,
+                    "summary_index": 0,
+                    "part": {"type": "summary_text", "text": ""},
+                },
             ),
-            ("reasoning_summary_text.delta", {"item_id": "rs1", "output_index": 0, "summary_index": 0, "delta": "I "}),
             (
                 "reasoning_summary_text.delta",
-                {"item_id": "rs1", "output_index": 0, "summary_index": 0, "delta": "think"},
+                {"item_id": "rs_1_0", "output_index": 0, "summary_index": 0, "delta": "I "},
+            ),
+            (
+                "reasoning_summary_text.delta",
+                {"item_id": "rs_1_0", "output_index": 0, "summary_index": 0, "delta": "think"},
             ),
             (
                 "reasoning_summary_text.done",
-                {"item_id": "rs1", "output_index": 0, "summary_index": 0, "text": "I think"},
+                {"item_id": "rs_1_0", "output_index": 0, "summary_index": 0, "text": "I think"},
             ),
             (
                 "reasoning_summary_part.done",
                 {
-                    "item_id": "rs1",
+                    "item_id": "rs_1_0",
                     "output_index": 0,
                     "summary_index": 0,
                     "part": {"type": "summary_text", "text": "I think"},
@@ -273,7 +287,7 @@ def test_reasoning_as_a_summary() -> None:
                 {
                     "output_index": 0,
                     "item": {
-                        "id": "rs1",
+                        "id": "rs_1_0",
                         "type": "reasoning",
                         "status": "completed",
                         "summary": [{"type": "summary_text", "text": "I think"}],
@@ -309,21 +323,21 @@ def test_the_object() -> None:
             "status": "completed",
             "output": [
                 {
-                    "id": "rs1",
+                    "id": "rs_1_0",
                     "type": "reasoning",
                     "status": "completed",
                     "summary": [],
                     "content": [{"type": "reasoning_text", "text": "I think"}],
                 },
                 {
-                    "id": "m1",
+                    "id": "msg_1_1",
                     "type": "message",
                     "role": "assistant",
                     "status": "completed",
                     "content": [{"type": "output_text", "text": "Let me look.", "annotations": [], "logprobs": []}],
                 },
                 {
-                    "id": "fc_call_1",
+                    "id": "fc_1_2",
                     "type": "function_call",
                     "call_id": "call_1",
                     "name": "get_weather",
@@ -331,7 +345,7 @@ def test_the_object() -> None:
                     "status": "completed",
                 },
                 {
-                    "id": "fc_call_2",
+                    "id": "fc_1_3",
                     "type": "function_call",
                     "call_id": "call_2",
                     "name": "now",

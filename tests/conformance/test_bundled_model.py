@@ -110,3 +110,23 @@ async def test_a_prompt_is_scored_as_the_model_would_have_written_it():
     count = len(written.logprobs.tokens)
     assert scored.logprobs.tokens[-count:] == written.logprobs.tokens
     assert scored.logprobs.token_logprobs[-count:] == pytest.approx(written.logprobs.token_logprobs, abs=1e-3)
+
+
+@pytest.mark.parametrize("tools", [None, [FUNCTION]], ids=["text", "call"])
+async def test_every_token_that_was_generated_has_its_id(tools: Any):
+    messages: list[Any] = [{"role": "user", "content": QUESTION}]
+    extra = {"return_token_ids": True}
+    request: dict[str, Any] = {"model": "default", "messages": messages, "extra_body": extra, "seed": 1}
+    request |= {"tools": tools} if tools else {"max_tokens": 60}
+    async with serving() as running, openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key="-") as client:
+        whole = (await client.chat.completions.create(**request)).model_dump()
+        stream = await client.chat.completions.create(**request, stream=True)
+        chunks = [chunk.model_dump() async for chunk in stream]
+        async with httpx.AsyncClient(base_url=running.url) as http:
+            ids = whole["choices"][0]["token_ids"]
+            text = (await http.post("/detokenize", json={"tokens": ids})).json()["prompt"]
+    assert len(ids) == whole["usage"]["completion_tokens"]
+    assert text.endswith("</tool_call><|im_end|>" if tools else "<|im_end|>")
+    assert [number for chunk in chunks for number in chunk["choices"][0].get("token_ids") or []] == ids
+    assert chunks[0]["prompt_token_ids"] == whole["prompt_token_ids"]
+    assert not any("prompt_token_ids" in chunk for chunk in chunks[1:])

@@ -1,0 +1,263 @@
+"""What clients do beside the straight way: each corner on every wire that has it, against one running server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anthropic
+import httpx
+import pytest
+from anthropic import AsyncAnthropic
+from openai import AsyncOpenAI
+
+from agent_server.engines.scripts import Script
+from tests.server import Running, scripted, serving
+
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+ANSWER = "<think>\nI have it.\n</think>\n\nIt is sunny in Oslo."
+HELLO: Any = [{"role": "user", "content": "Hello"}]
+WEATHER: dict[str, Any] = {
+    "name": "get_weather",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+CHAT_TOOL = {"type": "function", "function": WEATHER}
+PATHS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": HELLO},
+    "/v1/completions": {"prompt": "Hello"},
+    "/v1/responses": {"input": "Hello"},
+    "/v1/messages": {"messages": HELLO, "max_tokens": 9},
+}
+
+
+def answers(request: Any) -> Script:
+    """A call where a tool is declared and has not answered yet."""
+    text = running_vocabulary.decode(request.prompt_token_ids)
+    return Script(text=CALL if "get_weather" in text and "sunny" not in text else ANSWER)
+
+
+class _Vocabulary:
+    """Set by the server's fixture: what the scripts read the prompt with."""
+
+    engine: Any = None
+
+    def decode(self, ids: Any) -> str:
+        decoder = self.engine.vocabulary.detokenizer()
+        return "".join(map(decoder.push, ids)) + decoder.flush()
+
+
+running_vocabulary = _Vocabulary()
+
+
+@pytest.fixture
+async def running() -> AsyncIterator[Running]:
+    engine = scripted(answers)
+    running_vocabulary.engine = engine
+    async with serving(engine) as found:
+        yield found
+
+
+@pytest.fixture
+async def http(running: Running) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=running.url, timeout=30) as found:
+        yield found
+
+
+async def post(http: httpx.AsyncClient, path: str, **fields: Any) -> Any:
+    return (await http.post(path, json={**PATHS.get(path, {}), **fields})).json()
+
+
+# ---- Anthropic ------------------------------------------------------------------------------------------------------
+
+
+async def test_the_tool_runner_falls_back_from_threads(running: Running) -> None:
+    asked: list[str] = []
+
+    @anthropic.beta_async_tool
+    async def get_weather(city: str) -> str:
+        """Weather now."""
+        asked.append(city)
+        return "sunny"
+
+    async with AsyncAnthropic(base_url=running.url, api_key="none", max_retries=0) as client:
+        runner = client.beta.messages.tool_runner(model="default", max_tokens=200, messages=HELLO, tools=[get_weather])
+        last = await runner.until_done()
+    assert asked == ["Oslo"]
+    assert "sunny in Oslo" in "".join(block.text for block in last.content if block.type == "text")
+
+
+async def test_message_start_has_the_prompts_length(running: Running) -> None:
+    async with AsyncAnthropic(base_url=running.url, api_key="none", max_retries=0) as client:
+        counted = await client.messages.count_tokens(model="default", messages=HELLO)
+        stream = await client.messages.create(model="default", max_tokens=99, messages=HELLO, stream=True)
+        first, *_ = [event async for event in stream]
+    assert first.type == "message_start"
+    assert first.message.usage.input_tokens == counted.input_tokens > 0
+
+
+# ---- prompts --------------------------------------------------------------------------------------------------------
+
+
+async def test_the_beginning_of_an_answer_is_left_out_where_that_is_asked_for(http: httpx.AsyncClient) -> None:
+    whole = await post(http, "/tokenize", messages=HELLO)
+    bare = await post(http, "/tokenize", messages=HELLO, add_generation_prompt=False)
+    assert whole["tokens"][: bare["count"]] == bare["tokens"] and bare["count"] < whole["count"]
+    prefill = [*HELLO, {"role": "assistant", "content": "It is"}]
+    continued = {"messages": prefill, "continue_final_message": True}
+    assert (await post(http, "/tokenize", **continued, add_generation_prompt=False)) == (
+        await post(http, "/tokenize", **continued)
+    )
+    for path in ("/tokenize", "/v1/chat/completions"):
+        refused = await post(http, path, **continued, add_generation_prompt=True)
+        assert refused["error"]["param"] == "add_generation_prompt"
+        assert "error" not in await post(http, path, **continued, add_generation_prompt=False)
+
+
+# ---- schemas --------------------------------------------------------------------------------------------------------
+
+FORMATS: dict[str, tuple[str, Any]] = {
+    "/v1/chat/completions": ("response_format", lambda shape: {"response_format": shape}),
+    "/v1/completions": ("response_format", lambda shape: {"response_format": shape}),
+    "/v1/responses": ("text.format", lambda shape: {"text": {"format": shape}}),
+    "/v1/messages": ("output_config.format", lambda shape: {"output_config": {"format": shape}}),
+}
+HICCUP = {"type": "object", "properties": {"a": {"type": "hiccup"}}}
+
+
+@pytest.mark.parametrize("path", FORMATS)
+@pytest.mark.parametrize(
+    ("shape", "place"),
+    [
+        ({"type": "json_schema"}, ".schema"),
+        ({"type": "json_schema", "json_schema": {"name": "n"}}, ".json_schema.schema"),
+        ({"type": "json_schema", "schema": {"type": "hiccup"}}, ".schema.type"),
+        ({"type": "json_schema", "schema": HICCUP}, ".schema.properties.a.type"),
+        ({"type": "json_object", "schema": {"type": "hiccup"}}, ".schema.type"),
+        ({"type": "json_object", "json_schema": {"schema": {}}}, ".json_schema"),
+    ],
+)
+async def test_a_schema_that_would_constrain_nothing_is_refused(
+    http: httpx.AsyncClient, path: str, shape: Any, place: str
+) -> None:
+    at, written = FORMATS[path]
+    found = await http.post(path, json={**PATHS[path], **written(shape)})
+    assert found.status_code == 400
+    assert at + place in found.json()["error"]["message"]
+
+
+async def test_a_schema_beside_json_object_is_honoured(running: Running, http: httpx.AsyncClient) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    await post(http, "/v1/chat/completions", response_format={"type": "json_object", "schema": schema})
+    asked = running.engine.requests[-1].constraint
+    await post(
+        http,
+        "/v1/chat/completions",
+        response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": schema}},
+    )
+    assert asked is not None and asked == running.engine.requests[-1].constraint
+
+
+# ---- errors ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_context_that_is_too_long_is_the_fault_of_the_wires_own_field(path: str, stream: bool) -> None:
+    field = {"/v1/completions": "prompt", "/v1/responses": "input"}.get(path, "messages")
+    long = "word " * 400
+    body = {
+        **PATHS[path],
+        "stream": stream,
+        field: [{"role": "user", "content": long}] if field == "messages" else long,
+    }
+    async with (
+        serving(scripted(ANSWER, context_length=64), max_context=64) as running,
+        httpx.AsyncClient(base_url=running.url, timeout=30) as http,
+    ):
+        found = await http.post(path, json=body)
+    assert found.status_code == 400
+    error = found.json()["error"]
+    assert "context" in error["message"]
+    if path != "/v1/messages":
+        assert (error["code"], error["param"]) == ("context_length_exceeded", field)
+
+
+async def test_a_limit_that_does_not_fit_is_named_as_the_wire_spells_it() -> None:
+    async with (
+        serving(scripted(ANSWER, context_length=64), max_context=64) as running,
+        httpx.AsyncClient(base_url=running.url, timeout=30) as http,
+    ):
+        told = await post(http, "/v1/responses", top_logprobs=40, include=["message.output_text.logprobs"])
+        assert told["error"]["param"] == "top_logprobs"
+        told = await post(http, "/v1/responses", max_output_tokens=0)
+        assert told["error"]["param"] == "max_output_tokens"
+        told = await post(http, "/v1/messages", stop_sequences=["x"] * 65)
+        assert "stop_sequences" in told["error"]["message"]
+
+
+@pytest.mark.parametrize("path", [*PATHS, "/v1/responses/input_tokens", "/v1/messages/count_tokens"])
+async def test_an_unknown_model_has_a_code_of_its_own(http: httpx.AsyncClient, path: str) -> None:
+    base = PATHS["/v1/responses"] if path.endswith("input_tokens") else PATHS.get(path, {"messages": HELLO})
+    found = await http.post(path, json={**base, "model": "unheard-of"})
+    error = found.json()["error"]
+    assert found.status_code == 404
+    assert error.get("code", error.get("details", {}).get("error_code")) == "model_not_found"
+
+
+async def test_an_unknown_previous_response_has_a_code_of_its_own(http: httpx.AsyncClient) -> None:
+    found = await http.post("/v1/responses", json={"input": "x", "previous_response_id": "resp_none"})
+    assert (found.status_code, found.json()["error"]["code"]) == (404, "previous_response_not_found")
+
+
+# ---- Responses ------------------------------------------------------------------------------------------------------
+
+
+async def test_items_are_referred_to_by_their_ids(running: Running) -> None:
+    """The second step of a client that stores: what the server said is not sent again, only named."""
+    tool: Any = {"type": "function", **WEATHER}
+    client = AsyncOpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0)
+    async with client:
+        first = await client.responses.create(model="default", input="Hello", tools=[tool])
+        (call,) = [item for item in first.output if item.type == "function_call"]
+        assert call.id is not None and call.id.startswith("fc_")
+        result = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+        references = [{"type": "item_reference", "id": item.id} for item in first.output]
+        sent: Any = [*HELLO, *references, result]
+        second = await client.responses.create(model="default", input=sent, tools=[tool])
+        assert "sunny in Oslo" in second.output_text
+        assert [item.id.partition("_")[0] for item in second.output if item.id] == ["rs", "msg"]
+        asked = running.engine.requests[-1].prompt_token_ids
+        whole: Any = [*HELLO, *[item.model_dump(exclude_none=True) for item in first.output], result]
+        await client.responses.create(model="default", input=whole, tools=[tool])
+        assert running.engine.requests[-1].prompt_token_ids == asked
+        listed = await client.responses.input_items.list(second.id, order="asc")
+        assert [item.type for item in listed.data][-1] == "function_call_output"
+
+
+@pytest.mark.parametrize("item_id", ["rs_none_0", "msg_none_0", "x", "", "resp_none_in_0", None])
+async def test_a_reference_to_nothing_is_refused(http: httpx.AsyncClient, item_id: Any) -> None:
+    found = await http.post("/v1/responses", json={"input": [{"type": "item_reference", "id": item_id}]})
+    assert (found.status_code, found.json()["error"]["param"]) == (400, "input.0")
+
+
+async def test_other_tenants_items_are_not_there() -> None:
+    async with (
+        serving(scripted(ANSWER), api_keys=("a:one", "b:two")) as running,
+        httpx.AsyncClient(base_url=running.url, timeout=30) as http,
+    ):
+        mine, theirs = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))
+        made = (await http.post("/v1/responses", json={"input": "Hello"}, headers=mine)).json()
+        body = {"input": [*HELLO, {"type": "item_reference", "id": made["output"][-1]["id"]}]}
+        assert (await http.post("/v1/responses", json=body, headers=mine)).status_code == 200
+        assert (await http.post("/v1/responses", json=body, headers=theirs)).status_code == 400
+
+
+async def test_input_is_counted(http: httpx.AsyncClient) -> None:
+    found = await post(http, "/v1/responses/input_tokens", input="Hello")
+    told = await post(http, "/tokenize", messages=HELLO)
+    assert found == {"object": "response.input_tokens", "input_tokens": told["count"]}
+
+
+async def test_compaction_is_refused_in_a_sentence(http: httpx.AsyncClient) -> None:
+    found = await http.post("/v1/responses/compact", json={"input": "Hello"})
+    assert found.status_code == 400 and "not compacted" in found.json()["error"]["message"]
