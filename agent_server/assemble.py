@@ -41,6 +41,7 @@ LOCAL = ("torch", "transformers", "numpy")
 def build_server(settings: Settings, *, agents: Sequence[Agent] = (), engine: Engine | None = None) -> Server:
     """Put the parts together; nothing heavy is loaded yet. Raises StartupError with one sentence."""
     telemetry = ServerTelemetry()
+    keys = Keys(key.get_secret_value() for key in settings.api_keys)
     model = chat_model(settings, engine)
     try:
         named = [*agents, *load_agents(settings.agent)] or default_agents(settings)
@@ -51,7 +52,7 @@ def build_server(settings: Settings, *, agents: Sequence[Agent] = (), engine: En
     runs = RunManager(
         served,
         store=store,
-        limits=run_limits(settings),
+        limits=run_limits(settings, keys),
         new_id=new_id,
         observe=lambda run: count(telemetry, run),
         sharing=(gateway := sharing(settings)),
@@ -61,7 +62,6 @@ def build_server(settings: Settings, *, agents: Sequence[Agent] = (), engine: En
     watch_replicas(telemetry, model.engine)
     if gateway is not None:
         telemetry.watch_sharing(gateway.metrics)
-    keys = Keys(key.get_secret_value() for key in settings.api_keys)
     return Server(settings=settings, model=model, agents=served, runs=runs, store=store, telemetry=telemetry, keys=keys)
 
 
@@ -286,10 +286,10 @@ def sharing(settings: Settings) -> Gateway | None:
         raise StartupError(f"This is not the URL of a Redis: {error}") from error
 
 
-def run_limits(settings: Settings) -> RunLimits:
+def run_limits(settings: Settings, keys: Keys) -> RunLimits:
     return RunLimits(
         runs=settings.max_runs,
-        runs_per_tenant=settings.max_runs_per_tenant,
+        runs_per_tenant=settings.max_runs_per_tenant or (0 if keys.tenants > 1 else settings.max_runs),
         queued_per_thread=settings.max_queued_per_thread,
         grace=settings.grace,
         run_seconds=settings.run_time_limit,

@@ -37,6 +37,11 @@ class Keys:
     def __bool__(self) -> bool:
         return bool(self._tenants)
 
+    @property
+    def tenants(self) -> int:
+        """How many tenants there are; 1 without keys."""
+        return len({tenant for tenant, _ in self._tenants}) or 1
+
     def tenant(self, presented: str | None) -> str | None:
         """The tenant of a presented key; None if it is unknown. Compares in constant time, all keys always."""
         if not self._tenants:

@@ -108,8 +108,9 @@ class Settings(BaseSettings):
     """Seconds from the end of the headers to the end of the body."""
     max_runs: int = Field(256, gt=0)
     """At once; beyond it a run is refused with 503 and `Retry-After`."""
-    max_runs_per_tenant: int = Field(256, gt=0)
-    """The same for each tenant."""
+    max_runs_per_tenant: int = Field(0, ge=0)
+    """The same for each tenant; 0 is a fair share: everything where there is one tenant, else three times what is free,
+    so that one tenant alone never gets more than three quarters."""
     max_queued_per_thread: int = Field(4, ge=0)
     """Runs that may wait for a thread's turn; runs on one thread never interleave."""
     run_time_limit: float = Field(3600, gt=0)

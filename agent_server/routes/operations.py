@@ -24,12 +24,12 @@ def routes(server: Server) -> list[BaseRoute]:
 
     async def ready(request: Request) -> Response:
         """200 once runs can start; 503 with the reason while loading, failing or shutting down."""
-        status = server.model.status
-        good = status.state in ("ready", "degraded") and not server.closing
+        status, fault = server.model.status, server.store.fault
+        good = status.state in ("ready", "degraded") and not server.closing and fault is None
         body: dict[str, Any] = {
             "ready": good,
             "state": "stopping" if server.closing else status.state,
-            "message": status.message,
+            "message": status.message if fault is None else f"The database of conversations cannot be used: {fault}.",
         }
         if status.progress is not None:
             body["progress"] = round(status.progress, 3)

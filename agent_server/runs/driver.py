@@ -172,6 +172,8 @@ class Driver:
         try:
             async with asyncio.timeout(RECORD_SECONDS):
                 await store.end_run(self.execution, terminal)
+        except RequestError as error:  # the store says by itself what is wrong with it, once
+            return self._unrecorded(terminal, error)
         except TimeoutError:
             log.error("the store did not record a run's ending within %g s", RECORD_SECONDS)
             return self._unrecorded(terminal)
@@ -180,10 +182,13 @@ class Driver:
             return self._unrecorded(terminal)
         return terminal
 
-    def _unrecorded(self, terminal: Event) -> Event:
+    def _unrecorded(self, terminal: Event, error: RequestError | None = None) -> Event:
         """A success that was not kept must not look like one that was: interrupts could never be answered."""
         if isinstance(terminal, RunError):
             return terminal
+        if error is not None:
+            message = f"The run was complete but could not be saved. {error.message}"
+            return self._failed(error.kind, message, retryable=_retryable(error))
         return self._failed("internal", "The run was complete but could not be saved.")
 
 

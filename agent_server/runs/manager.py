@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("agent_server.runs")
 RETRY_AFTER = 1.0
+SHARE = 3
 STOPPED_EARLY_SECONDS = 30.0
 STOPPED_EARLY = 1024
 ID_LENGTH = 512
@@ -36,8 +37,10 @@ CONTROLS = re.compile(r"[\x00-\x1f\x7f]")
 class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds of a run manager. Times in seconds.
 
-    queued_per_thread: runs that may wait for a thread's turn; 0 refuses a second run on a busy thread. replay_seconds
-    and replay_bytes: how long and how much of finished runs is kept to be replayed.
+    runs_per_tenant: 0 is a fair share: a tenant may have SHARE times as many runs as places are free, so that one that
+    takes what it can get leaves a quarter of all to others, and two a seventh. queued_per_thread: runs that may wait
+    for a thread's turn; 0 refuses a second run on a busy thread. replay_seconds and replay_bytes: how long and how much
+    of finished runs is kept to be replayed.
     """
 
     runs: int = 256
@@ -257,9 +260,16 @@ class RunManager:
         waiting = len(self._threads.get((tenant, input.thread_id), ()))
         if waiting > self.limits.queued_per_thread:
             raise RequestError("conflict", "This thread has a run going on.", "threadId", retry_after=RETRY_AFTER)
-        if self._active >= self.limits.runs or self._active_of.get(tenant, 0) >= self.limits.runs_per_tenant:
+        if self._active >= self.limits.runs:
             raise RequestError("overloaded", "Too many runs are going on.", retry_after=RETRY_AFTER)
+        if self._active_of.get(tenant, 0) >= self._allowed():
+            raise RequestError("overloaded", "Too many runs of yours are going on.", retry_after=RETRY_AFTER)
         return runnable
+
+    def _allowed(self) -> int:
+        """How many runs one tenant may have: its limit, or a share that shrinks as places are taken (the dynamic
+        threshold of Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches")."""
+        return self.limits.runs_per_tenant or max(1, SHARE * (self.limits.runs - self._active))
 
     def _enter(self, run: Run) -> list[Run]:
         """Register a run; the runs on its thread that must end before it begins."""

@@ -11,7 +11,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import StaticPool
 
 from agent_server.store.direct import connector
+from agent_server.store.file import DatabaseFile
 from agent_server.store.owners import AdvisoryOwners, Alone, FileOwners, Owners
+
+CONNECT_SECONDS = 5.0
+BUSY_MILLISECONDS = 100
+"""How long one statement waits for a lock. It holds up the store's thread, so the writer waits beyond that."""
 
 
 def with_driver(url: str) -> str:
@@ -26,10 +31,10 @@ def is_memory(url: str) -> bool:
     return parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:")
 
 
-def make_folder(url: str) -> None:
+def make_file(url: str) -> DatabaseFile | None:
+    """The file of an SQLite database, not made yet; None for databases elsewhere."""
     parsed = make_url(url)
-    if parsed.get_backend_name() == "sqlite" and parsed.database:
-        Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
+    return DatabaseFile(Path(str(parsed.database))) if parsed.get_backend_name() == "sqlite" else None
 
 
 def make_engine(url: str, memory: bool) -> AsyncEngine:
@@ -37,7 +42,7 @@ def make_engine(url: str, memory: bool) -> AsyncEngine:
         return create_async_engine(url, poolclass=StaticPool, async_creator=connector(":memory:"))
     parsed = make_url(url)
     if parsed.get_backend_name() != "sqlite":
-        return create_async_engine(url, pool_pre_ping=True)
+        return create_async_engine(url, pool_pre_ping=True, connect_args={"timeout": CONNECT_SECONDS})
     engine = create_async_engine(url, async_creator=connector(str(parsed.database)))
     event.listen(engine.sync_engine, "connect", _tune_sqlite)
     return engine
@@ -46,7 +51,7 @@ def make_engine(url: str, memory: bool) -> AsyncEngine:
 def _tune_sqlite(connection: Any, _: Any) -> None:
     """WAL: readers and the writer do not wait for each other, and a killed process loses nothing committed."""
     cursor = connection.cursor()
-    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=10000"):
+    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", f"busy_timeout={BUSY_MILLISECONDS}"):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
+from urllib.parse import quote
 
 
 class DirectCursor:
@@ -93,9 +94,11 @@ class DirectConnection:
 
 
 def connector(database: str) -> Callable[..., Awaitable[DirectConnection]]:
-    """What makes the engine's connections; whatever the dialect would tell the usual driver is not needed."""
+    """What makes the engine's connections; whatever the dialect would tell the usual driver is not needed. A file is
+    never made by opening it: one that was deleted would come back empty."""
+    place = database if database == ":memory:" else f"file:{quote(database)}?mode=rw"
 
     async def connect(*_: Any, **__: Any) -> DirectConnection:
-        return DirectConnection(sqlite3.connect(database))
+        return DirectConnection(sqlite3.connect(place, uri=database != ":memory:"))
 
     return connect

@@ -14,7 +14,8 @@ from adapters.errors import RequestError
 from agent_server.ids import new_id
 from agent_server.store import messages as kept
 from agent_server.store import recording, rows, schema
-from agent_server.store.database import is_memory, make_engine, make_folder, make_owners, with_driver
+from agent_server.store.database import is_memory, make_engine, make_file, make_owners, with_driver
+from agent_server.store.faults import Health, fault_of
 from agent_server.store.migrate import migrate
 from agent_server.store.owners import new_owner
 from agent_server.store.records import (
@@ -28,7 +29,7 @@ from agent_server.store.records import (
 )
 from agent_server.store.rows import checked_id, decoded, encoded, now_ms, of
 from agent_server.store.thread import LoopThread
-from agent_server.store.writer import Writer
+from agent_server.store.writer import PATIENCE_SECONDS, Writer, patiently
 from events.vocabulary import Event
 
 if TYPE_CHECKING:
@@ -36,6 +37,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 PAGE = 100
+OPEN_SECONDS = 20.0
+END_PATIENCE_SECONDS = 20.0
+"""How long the ending of a run waits for a database that is locked or out of reach."""
+WATCH_SECONDS = 2.0
+
+
+async def _probe(connection: AsyncConnection) -> None:
+    """A write that changes nothing."""
+    await connection.exec_driver_sql("UPDATE alembic_version SET version_num = version_num")
+
+
+async def _look(connection: AsyncConnection) -> None:
+    await connection.exec_driver_sql("SELECT 1")
 
 
 class Store:
@@ -51,7 +65,10 @@ class Store:
         self.owner = new_owner()
         self._engine = make_engine(self._url, self._memory)
         self._owners = make_owners(self._url, self._memory, self._engine)
-        self._writer = Writer(self._engine)
+        self._file = None if self._memory else make_file(self._url)
+        self._health = Health()
+        self._writer = Writer(self._engine, self._health, self._check)
+        self._watching: asyncio.Task[None] | None = None
         self._thread = LoopThread("store")
 
     @property
@@ -59,8 +76,14 @@ class Store:
         """Its URL, for people: without the password."""
         return make_url(self._url).render_as_string(hide_password=True)
 
+    @property
+    def fault(self) -> str | None:
+        """Why the database cannot be used now; None if nothing is known to be wrong with it."""
+        return self._health.fault
+
     async def open(self) -> None:
-        """Make or migrate the database; record the runs of servers that died as broken."""
+        """Make or migrate the database; record the runs of servers that died as broken. StoreUnavailable if it cannot
+        be used."""
         self._thread.start()
         await self._thread.run(self._open)
         await self.find_broken()
@@ -70,10 +93,38 @@ class Store:
             async with self._engine.begin() as connection:
                 await connection.run_sync(schema.metadata.create_all)
         else:
-            await asyncio.to_thread(make_folder, self._url)
-            await migrate(self._engine)
+            if self._file is not None:
+                await asyncio.to_thread(self._file.make)
+            await patiently(self._prepare, OPEN_SECONDS)
         await self._owners.claim(self.owner)
         self._writer.start()
+        if not self._memory:
+            self._watching = asyncio.create_task(self._watch(), name="store watch")
+
+    async def _prepare(self) -> None:
+        if self._file is not None:
+            await self._file.prove_sound(self._engine)
+        await migrate(self._engine)
+
+    async def _watch(self) -> None:
+        """Notice what is wrong while nothing is asked of the database, and that it works again."""
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            try:
+                self._check()
+                if self.fault is not None:
+                    await self._writer.write(_probe, 0.0)
+                elif self._file is None:
+                    await self._reading(_look)
+            except Exception as error:
+                self._health.failed(fault_of(error) or str(error))
+                if self._file is not None and self._file.lost:
+                    await self._file.rescue(self._engine)
+
+    def _check(self) -> None:
+        """StoreUnavailable where what is written would be lost."""
+        if self._file is not None:
+            self._file.check()
 
     async def close(self) -> None:
         """Write what is waiting and let go of the database. Safe to call twice."""
@@ -82,6 +133,9 @@ class Store:
             await self._thread.stop()
 
     async def _close(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
         await self._writer.stop()
         await self._owners.release()
         await self._engine.dispose()
@@ -139,7 +193,7 @@ class Store:
 
     async def end_run(self, execution: Execution, terminal: Event) -> None:
         """Record how a run ended: its messages, the state, what it asks, all at once."""
-        await self._write(recording.Conclusion(execution, terminal).write)
+        await self._write(recording.Conclusion(execution, terminal).write, END_PATIENCE_SECONDS)
 
     async def claim(self, tenant: str, thread_id: str, answers: Mapping[str, Mapping[str, Any]], run_id: str) -> bool:
         """Accept the answers to open interrupts, all or none. False if one of them was not open any more."""
@@ -322,14 +376,17 @@ class Store:
 
         return await self._read(work)
 
-    async def _write(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
-        return await self._thread.run(lambda: self._writer.write(work))
+    async def _write(self, work: Callable[[AsyncConnection], Awaitable[T]], patience: float = PATIENCE_SECONDS) -> T:
+        return await self._thread.run(lambda: self._writer.write(work, patience))
 
     async def _read(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
         """In memory there is one connection alone, so reading waits its turn behind the writer."""
-        return await (self._write(work) if self._memory else self._thread.run(lambda: self._reading(work)))
+        if self._memory:
+            return await self._write(work)
+        return await self._thread.run(lambda: patiently(lambda: self._reading(work), PATIENCE_SECONDS))
 
     async def _reading(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
+        self._check()
         async with self._engine.connect() as connection:
             return await work(connection)
 

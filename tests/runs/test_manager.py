@@ -261,6 +261,25 @@ async def test_a_run_that_waits_for_its_thread_says_so_at_once_and_behind_which(
     await manager.close(0)
 
 
+async def test_one_tenant_that_takes_what_it_gets_leaves_room_for_others():
+    manager = manager_of(forever, runs=16, runs_per_tenant=0)
+    count = itertools.count()
+
+    async def takes(tenant: str) -> int:
+        for taken in itertools.count():
+            try:
+                await manager.start(ask(f"r{next(count)}", f"t{next(count)}"), OPTIONS, tenant=tenant)
+            except RequestError as refused:
+                assert refused.kind == "overloaded" and refused.retry_after
+                return taken
+        raise AssertionError
+
+    assert await takes("greedy") == 12
+    assert await takes("second") == 3
+    assert await takes("third") == 1
+    await manager.close(0)
+
+
 async def test_queueing_can_be_off():
     manager = manager_of(forever, queued_per_thread=0)
     run = await manager.start(ask(), OPTIONS)

@@ -1,0 +1,189 @@
+"""A database that is locked, full, deleted, damaged or out of reach: told at once, by name, and come back from."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import stat
+
+import httpx
+import pytest
+
+from agent_server.agent import Agent
+from agent_server.store import Store, store, writer
+from agent_server.store.faults import StoreUnavailable
+from events.vocabulary import RunError, RunFinished
+from tests.agent.harness import House
+from tests.agent.models import Model
+from tests.server import scripted, serving
+from tests.store.test_store import assistant, execution, finished, user
+
+
+@pytest.fixture
+async def file(tmp_path):
+    return tmp_path / "private" / "threads.db"
+
+
+@pytest.fixture
+async def kept(file, monkeypatch):
+    """A store in a file, with a thread in it."""
+    monkeypatch.setattr(store, "WATCH_SECONDS", 0.02)
+    made = Store(f"sqlite:///{file}")
+    await made.open()
+    await made.begin_run("", "t", "r", messages=[user("u1", "kept")])
+    yield made
+    await made.close()
+
+
+async def until_fault(kept: Store, part: str | None) -> None:
+    async with asyncio.timeout(10):
+        while not (kept.fault is None if part is None else part in (kept.fault or "")):
+            await asyncio.sleep(0.01)
+
+
+async def full(kept: Store, pages: int) -> None:
+    """Let the file grow to so many pages."""
+    await kept._write(lambda connection: connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}"))
+
+
+LARGE = [user("u2", "x" * 100_000)]
+
+
+async def test_a_lock_that_passes_is_waited_out_while_reads_go_on(kept: Store, file):
+    other = sqlite3.connect(file, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    begun = asyncio.create_task(kept.begin_run("", "t2", "r", messages=[user("u1", "later")]))
+    await until_fault(kept, "lock")
+    assert await kept.messages("", "t") == [user("u1", "kept")] and not begun.done()
+    other.execute("COMMIT")
+    await begun
+    other.close()
+    assert await kept.messages("", "t2") == [user("u1", "later")]
+    await until_fault(kept, None)
+
+
+async def test_a_lock_that_stays_is_told_as_what_it_is_and_holds_up_no_ending(kept: Store, file, monkeypatch):
+    monkeypatch.setattr(writer, "PATIENCE_SECONDS", 0.0)
+    other = sqlite3.connect(file, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    said = [user("u1", "kept"), assistant("a1", "said")]
+    ending = asyncio.create_task(kept.end_run(execution(messages=said), finished()))
+    refused = await asyncio.gather(
+        *(kept._thread.run(lambda: kept._writer.write(store._probe, 0.0)) for _ in range(20)), return_exceptions=True
+    )
+    assert {str(each) for each in refused} == {
+        "The database of conversations cannot be used: another process holds its lock."
+    }
+    assert all(isinstance(each, StoreUnavailable) and each.retry_after for each in refused)
+    other.execute("COMMIT")
+    other.close()
+    await ending
+    assert await kept.messages("", "t") == said
+
+
+async def test_a_full_disk_is_a_typed_error_once_in_the_log_and_gone_when_there_is_room(kept: Store, caplog):
+    await full(kept, 1)
+    for _ in range(3):
+        with pytest.raises(StoreUnavailable, match="disk is full"):
+            await kept.begin_run("", "t", "r2", messages=LARGE)
+    assert [each.message for each in caplog.records if each.levelno == logging.ERROR] == [
+        "the database of conversations cannot be used: its disk is full"
+    ]
+    await full(kept, 1_000_000)
+    await until_fault(kept, None)
+    await kept.begin_run("", "t", "r2", messages=LARGE)
+    assert await kept.messages("", "t") == [user("u1", "kept"), *LARGE]
+
+
+async def test_a_run_on_a_full_disk_ends_with_an_error_that_may_be_tried_again(file):
+    made = Store(f"sqlite:///{file}")
+    async with House(Agent(name="default"), Model(["Fine.", "y" * 100_000, "Fine."]), made) as house:
+        assert isinstance((await house.ask("one"))[-1], RunFinished)
+        await full(made, 1)
+        for text in ("short", "x" * 100_000):
+            last = (await house.ask(text, threadId=text[:5]))[-1]
+            assert isinstance(last, RunError)
+            assert (last.code, last.metadata) == ("unavailable", {"retryable": True})
+            assert "disk is full" in last.message
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+async def test_a_deleted_database_is_noticed_saved_and_not_written_to_any_more(kept: Store, file, replaced):
+    for path in file.parent.glob("threads.db*"):
+        if not path.name.endswith(".lock"):
+            path.unlink()
+    if replaced:
+        sqlite3.connect(file).close()
+        file.touch()
+    with pytest.raises(StoreUnavailable, match="deleted or replaced"):
+        await kept.begin_run("", "t", "r2", messages=[user("u2", "lost")])
+    with pytest.raises(StoreUnavailable, match="deleted or replaced"):
+        await kept.messages("", "t")
+    await until_fault(kept, "is saved as")
+    (saved,) = file.parent.glob("*.rescued-*")
+    assert stat.S_IMODE(saved.stat().st_mode) == 0o600
+    await kept.close()
+    again = Store(f"sqlite:///{saved}")
+    await again.open()
+    assert await again.messages("", "t") == [user("u1", "kept")]
+    await again.close()
+
+
+async def test_conversations_are_for_their_owner_s_eyes_alone(kept: Store, file):
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in file.parent.iterdir()} == {0o600}
+
+
+async def test_a_database_that_everybody_could_read_is_closed_to_them(tmp_path):
+    file = tmp_path / "threads.db"
+    sqlite3.connect(file).close()
+    file.touch()
+    file.chmod(0o644)
+    made = Store(f"sqlite:///{file}")
+    await made.open()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
+    await made.close()
+
+
+@pytest.mark.parametrize("damage", ["page", "header"])
+async def test_a_damaged_database_is_found_at_the_start(file, damage):
+    made = Store(f"sqlite:///{file}")
+    await made.open()
+    await made.begin_run("", "t", "r", messages=[user(f"u{n}", "x" * 3000) for n in range(50)])
+    await made.close()
+    content = bytearray(file.read_bytes())
+    places = {"page": range(4096 * 20, 4096 * 30), "header": range(100)}[damage]
+    content[places.start : places.stop] = b"\xa5" * len(places)
+    file.write_bytes(content)
+    again = Store(f"sqlite:///{file}")
+    with pytest.raises(StoreUnavailable, match=r"damaged|no database"):
+        await again.open()
+    await again.close()
+
+
+async def test_a_database_out_of_reach_is_told_in_a_sentence(monkeypatch):
+    monkeypatch.setattr(store, "OPEN_SECONDS", 0.0)
+    away = Store("postgresql://nobody@127.0.0.1:1/nothing")
+    with pytest.raises(StoreUnavailable, match="cannot be reached"):
+        await away.open()
+    await away.close()
+
+
+async def test_a_server_whose_database_cannot_be_used_is_not_ready(file, monkeypatch):
+    monkeypatch.setattr(store, "WATCH_SECONDS", 0.02)
+    async with (
+        serving(scripted("Fine."), store_url=f"sqlite:///{file}") as running,
+        httpx.AsyncClient(base_url=running.url) as client,
+    ):
+        assert (await client.get("/ready")).status_code == 200
+        await full(running.server.store, 1)
+        sent = {"threadId": "t", "runId": "r", "protocolVersion": "1.0", "messages": LARGE}
+        failed = await client.post("/agui", json=sent)
+        assert '"code":"unavailable"' in failed.text and '"retryable":true' in failed.text
+        answer = await client.get("/ready")
+        assert (answer.status_code, answer.json()["ready"]) == (503, False)
+        assert "disk is full" in answer.json()["message"]
+        await full(running.server.store, 1_000_000)
+        await until_fault(running.server.store, None)
+        assert (await client.get("/ready")).status_code == 200
