@@ -52,7 +52,7 @@ def build_server(settings: Settings, *, agents: Sequence[Agent] = (), engine: En
     runs = RunManager(
         served,
         store=store,
-        limits=run_limits(settings, keys),
+        limits=run_limits(settings, keys.tenants),
         new_id=new_id,
         observe=lambda run: count(telemetry, run),
         sharing=(gateway := sharing(settings)),
@@ -286,10 +286,11 @@ def sharing(settings: Settings) -> Gateway | None:
         raise StartupError(f"This is not the URL of a Redis: {error}") from error
 
 
-def run_limits(settings: Settings, keys: Keys) -> RunLimits:
+def run_limits(settings: Settings, tenants: int = 1) -> RunLimits:
     return RunLimits(
         runs=settings.max_runs,
-        runs_per_tenant=settings.max_runs_per_tenant or (0 if keys.tenants > 1 else settings.max_runs),
+        runs_per_tenant=settings.max_runs_per_tenant,
+        tenants=tenants,
         queued_per_thread=settings.max_queued_per_thread,
         grace=settings.grace,
         run_seconds=settings.run_time_limit,

@@ -148,7 +148,7 @@ AGUI: Mapping[tuple[str, str], Operation] = {
         answer=Envelope(
             "thread",
             ThreadRecord,
-            beside={"messages": LIST, "state": {}, "interrupts": LIST, "running": LIST},
+            beside={"messages": LIST, "state": {}, "interrupts": LIST, "running": LIST, "waiting": LIST},
         ),
     ),
     ("PATCH", "/agui/threads/{thread_id}"): Operation(

@@ -37,14 +37,15 @@ CONTROLS = re.compile(r"[\x00-\x1f\x7f]")
 class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds of a run manager. Times in seconds.
 
-    runs_per_tenant: 0 is a fair share: a tenant may have SHARE times as many runs as places are free, so that one that
-    takes what it can get leaves a quarter of all to others, and two a seventh. queued_per_thread: runs that may wait
-    for a thread's turn; 0 refuses a second run on a busy thread. replay_seconds and replay_bytes: how long and how much
-    of finished runs is kept to be replayed.
+    runs_per_tenant: 0 is a fair share where there are several `tenants`: one may have SHARE times as many runs as
+    places are free, so that one that takes what it can get leaves a quarter of all to others. queued_per_thread: runs
+    that may wait for a thread's turn; 0 refuses a second run on a busy thread. replay_seconds and replay_bytes: how
+    long and how much of finished runs is kept to be replayed.
     """
 
     runs: int = 256
-    runs_per_tenant: int = 256
+    runs_per_tenant: int = 0
+    tenants: int = 1
     queued_per_thread: int = 4
     grace: float = 10.0
     run_seconds: float = 3600.0
@@ -269,7 +270,10 @@ class RunManager:
     def _allowed(self) -> int:
         """How many runs one tenant may have: its limit, or a share that shrinks as places are taken (the dynamic
         threshold of Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches")."""
-        return self.limits.runs_per_tenant or max(1, SHARE * (self.limits.runs - self._active))
+        limits = self.limits
+        if limits.runs_per_tenant or limits.tenants == 1:
+            return limits.runs_per_tenant or limits.runs
+        return max(1, SHARE * (limits.runs - self._active))
 
     def _enter(self, run: Run) -> list[Run]:
         """Register a run; the runs on its thread that must end before it begins."""

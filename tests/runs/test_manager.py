@@ -262,7 +262,7 @@ async def test_a_run_that_waits_for_its_thread_says_so_at_once_and_behind_which(
 
 
 async def test_one_tenant_that_takes_what_it_gets_leaves_room_for_others():
-    manager = manager_of(forever, runs=16, runs_per_tenant=0)
+    manager = manager_of(forever, runs=16, tenants=3)
     count = itertools.count()
 
     async def takes(tenant: str) -> int:
