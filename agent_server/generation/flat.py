@@ -36,6 +36,8 @@ logger = logging.getLogger("agent_server.generation")
 Forward = Callable[[Tensor, Tensor, Tensor | None, Any], Tensor]
 """ids `[tokens]`, positions `[tokens]`, the places whose logits are wanted (None: all), and the batch → logits
 `[places, vocabulary]`."""
+Rewrite = Callable[[Graph, dict[str, Tensor]], None]
+"""Makes fewer operations of a recording, whose attributes are the given tensors; it may add some."""
 
 
 @torch.library.custom_op("agent_server::attend", mutates_args=())
@@ -82,15 +84,16 @@ class _Packed(torch.nn.Module):
         return logits
 
 
-def flatten(model: Any) -> Forward | None:
-    """The recorded forward of a model whose attention is that of `attention.py`; None if it cannot be recorded."""
+def flatten(model: Any, how: Rewrite | None = None) -> Forward | None:
+    """The recorded forward of a model whose attention is that of `attention.py`; None if it cannot be recorded. how:
+    the rewrites, those of this file unless given."""
     recorder = _Recorder()
     if "logits_to_keep" not in inspect.signature(model.forward).parameters:
         return None
     try:
         with torch.no_grad():
             program = _record(_Packed(model, recorder).eval())
-        return _play(program, recorder)
+        return _play(program, recorder, how or rewrite)
     except Exception as error:  # whatever a tracer meets in somebody's model
         logger.info("The model's forward is run as it is: %s", (str(error).splitlines() or ["?"])[0])
         return None
@@ -104,10 +107,10 @@ def _record(module: torch.nn.Module) -> ExportedProgram:
     return export(module, tuple(example), dynamic_shapes=shapes, strict=False)
 
 
-def _play(program: ExportedProgram, recorder: _Recorder) -> Forward:
+def _play(program: ExportedProgram, recorder: _Recorder, how: Rewrite) -> Forward:
     graph = program.graph
     constants = _constants(program)
-    rewrite(graph, constants)
+    how(graph, constants)
     _attend_for_real(graph, recorder)
     for node in graph.nodes:
         if node.op == "call_function":

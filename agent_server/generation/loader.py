@@ -201,7 +201,8 @@ def _runner(config: EngineConfig, model: Any, context: int, device: torch.device
         size = kernel.page_size if kernel is not None else GATHERED_PAGE_SIZE
         pages = PagedMemory(max(2, tokens // size), size)
         cache = KVCache(layers, (pages.total + 1) * size, model.dtype, device)
-        return PackedRunner(model, pages, cache, device, kernel=kernel), ""
+        flat = _fused(model, layers) if isinstance(kernel, attention_kernels.TritonKernel) else None
+        return PackedRunner(model, pages, cache, device, kernel=kernel, flat=flat), ""
     slabs = SlabMemory(max(tokens, SMALLEST_SLAB), SMALLEST_SLAB)
     cache = KVCache(layers, slabs.total, dtype, device)
     return PackedRunner(model, slabs, cache, device, flat=_flat(config, model, layers)), ""
@@ -212,6 +213,14 @@ def _flat(config: EngineConfig, model: Any, layers: list[LayerShape]) -> Forward
     if not (_small(model) if config.flatten is None else config.flatten):
         return None
     flat = flatten(model)
+    return flat if flat is not None and fit_flat(model, layers, flat) else None
+
+
+def _fused(model: Any, layers: list[LayerShape]) -> Forward | None:
+    """The model's forward in few launches, on a device where Triton's kernels run."""
+    from agent_server.generation.fusion import fuse
+
+    flat = flatten(model, fuse)
     return flat if flat is not None and fit_flat(model, layers, flat) else None
 
 

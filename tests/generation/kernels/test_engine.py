@@ -1,15 +1,16 @@
 """The engine over the project's kernels gives transformers' own tokens."""
 
 import pytest
+import torch
 
-from agent_server.generation import attention_kernels
+from agent_server.generation import attention_kernels, loader
 from agent_server.generation.attention_kernels import TritonKernel, difference
 from agent_server.generation.kernels import paged
 from agent_server.generation.kv_cache import LayerShape
 from tests.generation.harness import CPU, Driver, expected, prompts
 from tests.generation.tiny_models import make_model
 
-COUNT = 5
+COUNT = 3
 
 
 @pytest.fixture
@@ -20,16 +21,17 @@ def kernel(monkeypatch):
     monkeypatch.setattr(paged, "LEAST_SPLIT", 16)
     monkeypatch.setattr(paged, "KEYS", 16)
     monkeypatch.setattr(attention_kernels, "choose", lambda device, dtype, layers: made)
+    monkeypatch.setattr(loader, "fit_flat", lambda *_: True)  # takes the interpreter a minute; see test_fusion.py
     return made
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma2", "gpt-oss"])
+@pytest.mark.parametrize("family", ["qwen3", "gpt-oss"])
 def test_prompts_beside_decoding(family, kernel):
     """Windows, soft caps and sinks; chunks of a prompt in the steps of those that decode."""
     model = make_model(family)
-    asked = prompts(3, seed=4, longest=30)
-    driver = Driver(make_model(family), memory="paged", max_batch=3, step_tokens=16, cuda_graphs=False)
-    assert driver.info.details["attention"] == "triton"
+    asked = prompts(2, seed=4, longest=20)
+    driver = Driver(make_model(family), memory="paged", max_batch=2, step_tokens=16, cuda_graphs=False)
+    assert driver.info.details["attention"] == "triton" and driver.info.details["flat"] is True
     numbers = []
     for prompt in asked:
         numbers.append(driver.submit(prompt, max_tokens=COUNT))
@@ -39,8 +41,6 @@ def test_prompts_beside_decoding(family, kernel):
 
 
 def test_the_self_test_at_load_is_passed(kernel):
-    import torch
-
     layer = LayerShape(kv_heads=2, key_dim=24, value_dim=16, window=20, softcap=9.0, sinks=True)
     for lengths, chunk in (((1, 70, 130), 0), ((40, 9), 33)):
         assert difference(kernel, CPU, torch.float32, layer, lengths, chunk) < 1e-4

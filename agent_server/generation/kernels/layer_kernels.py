@@ -1,0 +1,120 @@
+"""What stands between the products of a transformer's layer, as Triton kernels (`layers.py` launches them).
+
+Everything is computed in float32. Where a module rounds in between, as RMSNorm before it multiplies by its weight, so
+do these; a rotation is rounded once where the module rounds three times.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def norm_kernel(
+    out: tl.tensor,  # [rows, WIDTH]
+    total: tl.tensor,  # [rows, WIDTH], where ADD
+    x: tl.tensor,  # [rows, WIDTH]
+    residual: tl.tensor,  # [rows, WIDTH], where ADD
+    weight: tl.tensor,  # [WIDTH]
+    epsilon: float,
+    x_row: int,  # strides
+    residual_row: int,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ADD: tl.constexpr,  # x and the residual are summed up first, and the sum is kept
+    LATE: tl.constexpr,  # rounded before the weight, which is multiplied in the input's precision
+    OFFSET: tl.constexpr,  # what is added to the weight
+) -> None:
+    """Root mean square normalisation (Zhang and Sennrich 2019) of a row; grid `(rows,)`."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    value = tl.load(x + row * x_row + column, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        value += tl.load(residual + row * residual_row + column, mask=inside, other=0.0).to(tl.float32)
+        rounded = value.to(total.dtype.element_ty)
+        tl.store(total + row * WIDTH + column, rounded, mask=inside)
+        value = rounded.to(tl.float32)
+    value *= 1.0 / tl.sqrt(tl.sum(value * value, 0) / WIDTH + epsilon)
+    factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32) + OFFSET
+    if LATE:
+        value = value.to(out.dtype.element_ty).to(tl.float32)
+    tl.store(out + row * WIDTH + column, (value * factor).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def gated_kernel(
+    out: tl.tensor,  # [rows, width]
+    joined: tl.tensor,  # [rows, 2 * width]: what is activated, and what it is multiplied by
+    width: int,
+    joined_row: int,  # stride
+    GELU: tl.constexpr,  # its tanh form, else SiLU
+    BLOCK: tl.constexpr,
+) -> None:
+    """An activated half of a row times the other half; grid `(rows, blocks)`."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    gate = tl.load(joined + row * joined_row + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(joined + row * joined_row + width + column, mask=inside, other=0.0).to(tl.float32)
+    inner = gate
+    if GELU:  # x (1 + tanh(y)) / 2 = x / (1 + exp(-2y))
+        inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+    active = (gate / (1.0 + tl.exp(-inner))).to(out.dtype.element_ty).to(tl.float32)
+    tl.store(out + row * width + column, (active * up).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def rotate_kernel(
+    q_out: tl.tensor,  # [tokens, heads, DIM]
+    k_out: tl.tensor,  # [tokens, kv_heads, DIM]
+    queries: tl.tensor,  # [tokens, heads, DIM]
+    keys: tl.tensor,  # [tokens, kv_heads, DIM]
+    cosine: tl.tensor,  # [tokens, 1, DIM]
+    sine: tl.tensor,  # [tokens, 1, DIM], its first half negative
+    q_weight: tl.tensor,  # [DIM], where NORM
+    k_weight: tl.tensor,
+    q_epsilon: float,
+    k_epsilon: float,
+    heads: int,
+    kv_heads: int,
+    q_token: int,  # strides
+    q_head: int,
+    k_token: int,
+    k_head: int,
+    angle_token: int,
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    NORM: tl.constexpr,
+    LATE: tl.constexpr,
+    OFFSET: tl.constexpr,
+) -> None:
+    """Rotary positions (Su et al. 2021) by halves for one head of one token, after its norm if there is one; grid
+    `(tokens, heads + kv_heads)`, the queries' heads first."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    column = tl.arange(0, BLOCK)
+    inside = column < DIM
+    other = (column + DIM // 2) % DIM
+    if head < heads:
+        at = queries + token * q_token + head * q_head
+        to = q_out + (token * heads + head) * DIM
+        weight, epsilon = q_weight, q_epsilon
+    else:
+        at = keys + token * k_token + (head - heads) * k_head
+        to = k_out + (token * kv_heads + head - heads) * DIM
+        weight, epsilon = k_weight, k_epsilon
+    x = tl.load(at + column, mask=inside, other=0.0).to(tl.float32)
+    y = tl.load(at + other, mask=inside, other=0.0).to(tl.float32)
+    if NORM:
+        factor = 1.0 / tl.sqrt(tl.sum(x * x, 0) / DIM + epsilon)
+        x, y = x * factor, y * factor
+        if LATE:
+            x, y = x.to(q_out.dtype.element_ty).to(tl.float32), y.to(q_out.dtype.element_ty).to(tl.float32)
+        x *= tl.load(weight + column, mask=inside, other=0.0).to(tl.float32) + OFFSET
+        y *= tl.load(weight + other, mask=inside, other=0.0).to(tl.float32) + OFFSET
+        x, y = x.to(q_out.dtype.element_ty).to(tl.float32), y.to(q_out.dtype.element_ty).to(tl.float32)
+    cos = tl.load(cosine + token * angle_token + column, mask=inside, other=0.0).to(tl.float32)
+    sin = tl.load(sine + token * angle_token + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(to + column, (x * cos + y * sin).to(q_out.dtype.element_ty), mask=inside)
