@@ -6,7 +6,9 @@ Nothing that a client sent goes into a log line or a label: no bodies, no header
 from __future__ import annotations
 
 import logging
+import math
 import sys
+import time
 from collections.abc import Callable, Container, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -14,6 +16,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 PREFIX = "agent_server:"
+OUTAGES = frozenset({"OperationalError", "InterfaceError", "PostgresConnectionError", "CannotConnectNowError"})
+"""Classes of SQLAlchemy, sqlite3, asyncpg and redis that say that a server or a file is not there, besides OSError."""
+MAX_LINE = 500
 SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 
 
@@ -102,11 +107,68 @@ class ServerTelemetry(Telemetry):
         Gauge(PREFIX + "runs_open", "Runs going on", registry=self.registry).set_function(active)
 
 
+class RepeatFilter(logging.Filter):
+    """Lets the first LINES warnings or errors of one kind through in a window of WINDOW seconds; the first of the next
+    window says how many were left out. One kind: one logger, one message before its arguments, one class of exception.
+    """
+
+    LINES, WINDOW, KINDS = 5, 10.0, 1000
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._seen: dict[tuple[str, str, str], tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.WARNING:
+            return True
+        now, key = self._clock(), (record.name, str(record.msg), type(_error_of(record)).__name__)
+        begun, count = self._seen.get(key, (-math.inf, 0))
+        if now - begun < self.WINDOW:
+            self._seen[key] = begun, count + 1
+            return count < self.LINES
+        if len(self._seen) >= self.KINDS:
+            self._seen.clear()
+        self._seen[key] = now, 1
+        record.left_out = max(0, count - self.LINES)
+        return True
+
+
+class LineFormatter(logging.Formatter):
+    """One line a record, and a trace behind it where the fault may be ours; a database or a network that is not there
+    is told by the exception's own first line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        error = _error_of(record)
+        if error is None or not _is_outage(error):
+            return super().format(record) + _left_out(record)
+        brief = logging.makeLogRecord({**record.__dict__, "exc_info": None, "exc_text": None})
+        first = (str(error).splitlines() or [""])[0]
+        return f"{super().format(brief)}: {type(error).__name__}: {first}"[:MAX_LINE] + _left_out(record)
+
+
+def _error_of(record: logging.LogRecord) -> BaseException | None:
+    return record.exc_info[1] if record.exc_info else None
+
+
+def _left_out(record: logging.LogRecord) -> str:
+    count = record.__dict__.get("left_out", 0)
+    return f" ({count} like it were left out)" if count else ""
+
+
+def _is_outage(error: BaseException) -> bool:
+    """Whether something outside of this process is not there: by class, since most of these libraries are optional."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return isinstance(error, OSError) or not names.isdisjoint(OUTAGES)
+
+
 def configure_logging(level: str) -> None:
-    """One line a record on standard error."""
+    """One line a record on standard error, those of the web server included."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
-    root = logging.getLogger("agent_server")
-    root.handlers[:] = [handler]
-    root.setLevel(level.upper())
-    root.propagate = False
+    handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    handler.addFilter(RepeatFilter())
+    for name, least in (("agent_server", level.upper()), ("uvicorn.error", "WARNING")):
+        logger = logging.getLogger(name)
+        logger.handlers[:] = [handler]
+        logger.setLevel(least)
+        logger.propagate = False
