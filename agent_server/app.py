@@ -85,7 +85,7 @@ class Application(FastAPI):
         self._server = server
         self._layers = list(self.user_middleware)
         routes = [route for route in self.routes if isinstance(route, Route | WebSocketRoute)]
-        self._paths = {route.endpoint: route.path for route in routes}
+        self._paths: dict[object, str] = {route.endpoint: route.path for route in routes}
 
     def openapi(self) -> dict[str, Any]:
         """The OpenAPI description of the server's routes and of those that were added; made once."""

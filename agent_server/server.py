@@ -77,11 +77,12 @@ class Server:
         await self.store.close()
 
     def begin_shutdown(self) -> None:
-        """Refuse new runs from now on and begin to drain; called from a signal handler on the loop's thread."""
-        if not self.closing:
-            self.closing = True
-            self.runs.begin_shutdown()
-            self._spawn(self.runs.close(self.settings.drain))
+        """Refuse new runs from now on and begin to drain; asked again, end at once what still runs. Called from a
+        signal handler on the loop's thread."""
+        drain = 0.0 if self.closing else self.settings.drain
+        self.closing = True
+        self.runs.begin_shutdown()
+        self._spawn(self.runs.close(drain))
 
     def stop_web(self) -> None:
         if self.on_stop is not None:

@@ -56,6 +56,7 @@ class Worker:
     def __init__(self, engine: Engine, *, drain: float = 30.0) -> None:
         self.engine = engine
         self.draining = False
+        self._stopping = False
         self.failure: str | None = None
         self.telemetry = Telemetry()
         self.telemetry.watch_engine(self.metrics)
@@ -78,8 +79,11 @@ class Worker:
         self.settled.set()
 
     def begin_shutdown(self) -> None:
-        """From a signal handler on the loop's thread: no more generations, and an end to those that take too long."""
-        self.draining = True
+        """From a signal handler on the loop's thread: no more generations, and an end to those that take too long.
+        Asked again, it ends those that still run."""
+        if self._stopping:
+            self._drain_seconds = 0.0
+        self.draining = self._stopping = True
         task = asyncio.get_running_loop().create_task(self.close())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

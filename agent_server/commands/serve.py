@@ -122,15 +122,31 @@ def _fail(message: str) -> None:
 
 
 class GracefulServer(uvicorn.Server):
-    """Refuses new work at once on a signal and lets running work end before the connections are closed."""
+    """Refuses new work at once on a signal and lets running work end before the connections are closed.
 
-    def __init__(self, config: uvicorn.Config, on_exit: Any) -> None:
+    on_exit: called by the first signal, and by the second, which is to end what still runs. The third cuts.
+    """
+
+    def __init__(self, config: uvicorn.Config, on_exit: Callable[[], None]) -> None:
         super().__init__(config)
         self._on_exit = on_exit
+        self._signals = 0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._on_exit()
-        super().handle_exit(sig, frame)
+        self._signals += 1
+        self.should_exit = True
+        if self._signals <= 2:
+            self._on_exit()
+        else:
+            self.force_exit = True
+
+    def take_signals(self) -> None:
+        """Take a closed terminal's signal like the others, unless whoever started us wants it ignored (nohup), and none
+        before the server runs or after it has ended."""
+        for number in STOPS:
+            signal.signal(number, lambda *_: None)
+        if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            signal.signal(signal.SIGHUP, self.handle_exit)
 
 
 async def _serve(settings: Settings, listener: socket.socket) -> int:
@@ -155,8 +171,7 @@ async def serve_web(server: Server, listener: socket.socket) -> int:
     web = GracefulServer(web_config(build_app(server), server.settings, server.telemetry), server.begin_shutdown)
     server.on_stop = partial(setattr, web, "should_exit", True)
     watcher = asyncio.create_task(announce(server, listener.getsockname()[1]))
-    for number in STOPS:  # uvicorn raises the signal that stopped it once more: it must find somebody who is content
-        signal.signal(number, lambda *_: None)
+    web.take_signals()
     try:
         await web.serve(sockets=[listener])
     finally:

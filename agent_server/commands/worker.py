@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import socket
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agent_server.commands.serve import (
-    STOPS,
     GracefulServer,
     listen,
     loop_factory,
@@ -65,8 +63,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
     keys = Keys(key.get_secret_value() for key in settings.api_keys)
     web = GracefulServer(web_config(worker_app(served, keys), settings, served.telemetry), served.begin_shutdown)
     watcher = asyncio.create_task(_announce(served, web, name, listener.getsockname()))
-    for number in STOPS:  # uvicorn raises the signal that stopped it once more, when all is done
-        signal.signal(number, lambda *_: None)
+    web.take_signals()
     try:
         await web.serve(sockets=[listener])
     finally:

@@ -90,15 +90,31 @@ async def test_what_cannot_be_served_ends_with_one_sentence(tmp_path: Path, argu
     assert last.startswith(said.format(*[tmp_path] * said.count("{}")))
 
 
-async def test_a_sigterm_lets_a_running_answer_end_and_exits_with_0():
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+async def test_a_signal_lets_a_running_answer_end_and_exits_with_0(number: signal.Signals):
     body = {"messages": [{"role": "user", "content": "Count."}], "max_tokens": 60, "stream": True, "ignore_eos": True}
     async with command() as (process, url), httpx.AsyncClient(base_url=url, timeout=30) as client:
         await ready(client)
         async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
             lines = answer.aiter_lines()
             first = await anext(lines)
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(number)
             rest = [line async for line in lines if line]
         assert first.startswith("data: ") and rest[-1] == "data: [DONE]"
         assert '"finish_reason":"length"' in rest[-2]
         assert await asyncio.wait_for(process.wait(), 10) == 0
+
+
+async def test_a_second_signal_ends_a_running_answer_properly():
+    body = {"messages": [{"role": "user", "content": "Count."}], "max_tokens": 3500, "stream": True, "ignore_eos": True}
+    async with command() as (process, url), httpx.AsyncClient(base_url=url, timeout=30) as client:
+        await ready(client)
+        async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+            lines = answer.aiter_lines()
+            await anext(lines)
+            process.send_signal(signal.SIGINT)
+            await anext(lines)
+            process.send_signal(signal.SIGINT)
+            rest = [line async for line in lines if line]
+        assert "The server stopped before the run was complete." in rest[-2] + rest[-1]
+        assert await asyncio.wait_for(process.wait(), 20) == 0
