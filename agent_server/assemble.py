@@ -23,7 +23,8 @@ from agent_server.server import BUNDLED, BUNDLED_NAME, Server, StartupError
 from agent_server.settings import Settings
 from agent_server.store import Store
 from agent_server.telemetry import ServerTelemetry
-from events.vocabulary import RunFinished
+from events.metadata import finished_metadata
+from events.vocabulary import RunError, RunFinished
 
 if TYPE_CHECKING:
     from agent_server.engine.protocol import Engine
@@ -302,16 +303,15 @@ def run_limits(settings: Settings, tenants: int = 1) -> RunLimits:
 def count(telemetry: ServerTelemetry, run: Run) -> None:
     """Add a run that ended to the counters."""
     terminal = run.terminal
-    metadata = (terminal.metadata if terminal is not None else None) or {}
-    reason = metadata.get("finishReason", "error") if isinstance(terminal, RunFinished) else "error"
-    telemetry.runs.labels(reason=reason).inc()
-    if metadata.get("constrained"):
+    metadata = finished_metadata(terminal)
+    telemetry.runs.labels(reason=metadata.finish_reason or "error").inc()
+    if metadata.constrained:
         telemetry.constrained.inc()
-    timings = metadata.get("timings", {})
-    if "firstToken" in timings:
-        telemetry.first_token.observe(timings["firstToken"])
-    if "total" in timings:
-        telemetry.run_seconds.observe(timings["total"])
-    for usage in getattr(terminal, "usage", None) or ():
+    if metadata.timings.first_token is not None:
+        telemetry.first_token.observe(metadata.timings.first_token)
+    if metadata.timings.total is not None:
+        telemetry.run_seconds.observe(metadata.timings.total)
+    usages = terminal.usage if isinstance(terminal, RunFinished | RunError) else None
+    for usage in usages or ():
         telemetry.prompt_tokens.inc(usage.input_tokens or 0)
         telemetry.output_tokens.inc(usage.output_tokens or 0)

@@ -22,19 +22,31 @@ class DeltaMetadata(msgspec.Struct, frozen=True):
     tokens: list[Scored] | None = None
 
 
-class FinishedMetadata(msgspec.Struct, frozen=True, rename="camel"):
-    """timings: in seconds. stop: the string or token id that ended the run. tokens: those that no delta carried."""
+class RunTimings(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """Seconds since the request arrived, but for `queued`: how long its generations waited in all."""
+
+    queued: float | None = None
+    first_token: float | None = None
+    total: float | None = None
+
+
+class FinishedMetadata(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """stop: the string or token id that ended the run. prompt_token_ids and prompt_logprobs: of its first prompt, where
+    they were asked for. constrained: a grammar bound the output. resumed: how often a generation moved to another
+    replica. tokens: those that no delta carried."""
 
     finish_reason: str | None = None
-    timings: dict[str, float | None] | None = None
+    timings: RunTimings = RunTimings()
     warnings: list[str] | None = None
     stop: str | int | None = None
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: list[Scored | None] | None = None
     tokens: list[Scored] | None = None
+    constrained: bool | None = None
+    resumed: int | None = None
 
 
-class ErrorMetadata(msgspec.Struct, frozen=True):
+class ErrorMetadata(msgspec.Struct, frozen=True, omit_defaults=True):
     """param: the request's field that is at fault."""
 
     retryable: bool | None = None
@@ -48,6 +60,20 @@ _SHAPES: dict[type[Any], type[msgspec.Struct]] = {
     RunFinished: FinishedMetadata,
     RunError: ErrorMetadata,
 }
+
+
+def as_metadata(metadata: FinishedMetadata | ErrorMetadata) -> dict[str, Any]:
+    """As an event carries it: absent values are left out."""
+    made: dict[str, Any] = msgspec.to_builtins(metadata)
+    return made
+
+
+def finished_metadata(event: Event | None) -> FinishedMetadata:
+    """What a RUN_FINISHED carries; empty for other events. msgspec.ValidationError for what this server did not
+    write."""
+    if not isinstance(event, RunFinished) or not event.metadata:
+        return FinishedMetadata()
+    return msgspec.convert(event.metadata, FinishedMetadata)
 
 
 def checked(event: Event) -> Event:

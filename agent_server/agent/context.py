@@ -60,7 +60,8 @@ class ToolContext:
 
     @property
     def cancelled(self) -> bool:
-        """True once nobody waits for the result any more. Plain functions look at it: a thread cannot be stopped."""
+        """True once the call was given up, so that its result is not used. Plain functions look at it, since a thread
+        cannot be stopped."""
         return self._cancelled
 
     def cancel(self) -> None:

@@ -1,6 +1,6 @@
 """Questions to a person: asking them, and the protocol's rules for the answers (AG-UI, "Interrupts", contract rules).
 
-Whatever is unclear is a denial or a RUN_ERROR, never a call that nobody agreed to.
+Whatever is unclear is a denial or a RUN_ERROR: a call is made only where a person clearly agreed to it.
 """
 
 from __future__ import annotations

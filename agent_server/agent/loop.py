@@ -18,7 +18,7 @@ from agent_server.agent.running import Answer, Callee, Pending, answer_all, fail
 from agent_server.agent.state import SharedState
 from agent_server.agent.tools import Tool, ToolFault, read_arguments
 from agent_server.agent.turn import TurnTaker
-from agent_server.runs import Ending, Execution
+from agent_server.runs import Ending, Recorder, RunContext
 from events.options import GenerationOptions, ToolChoice
 from events.vocabulary import (
     ActivitySnapshot,
@@ -32,7 +32,7 @@ from events.vocabulary import (
 )
 
 Emit = Callable[[Event], None]
-NOBODY_TO_ASK = "This call needs a person's agreement, and nobody can be asked on this connection. It was not made."
+CANNOT_ASK = "This call needs a person's agreement, and nobody can be asked on this connection. It was not made."
 
 
 class Toolset(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +43,18 @@ class Toolset(msgspec.Struct, frozen=True, kw_only=True):
     declarations: Sequence[Any]
     approvals: Mapping[str, Tool] = {}
     clients: frozenset[str] = frozenset()
+
+
+class Talk(msgspec.Struct, frozen=True, kw_only=True):
+    """One conversation within a run: the run's own, or a subagent's. emit: where its events go (a subagent's are marked
+    on the way). may_ask: a person can be asked, since what is asked is stored."""
+
+    context: RunContext
+    recorder: Recorder
+    conversation: Conversation
+    state: SharedState
+    emit: Emit
+    may_ask: bool
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,28 +69,17 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 class Loop:
     """Drives one conversation of one agent within a run. A subagent has its own loop over its own conversation."""
 
-    def __init__(
-        self,
-        agent: Agent,
-        execution: Execution,
-        turns: TurnTaker,
-        tools: Toolset,
-        conversation: Conversation,
-        state: SharedState,
-        emit: Emit,
-        *,
-        options: GenerationOptions,
-        may_ask: bool,
-    ) -> None:
+    def __init__(self, agent: Agent, talk: Talk, turns: TurnTaker, tools: Toolset, options: GenerationOptions) -> None:
         self._agent = agent
-        self._execution = execution
         self._turns = turns
         self._tools = tools
-        self._conversation = conversation
-        self._state = state
-        self._emit = emit
         self._options = options
-        self._may_ask = may_ask
+        self._context = talk.context
+        self._recorder = talk.recorder
+        self._conversation = talk.conversation
+        self._state = talk.state
+        self._emit = talk.emit
+        self._may_ask = talk.may_ask
 
     async def resume(self, opening: Opening) -> Outcome:
         """Settle what was interrupted, then go on. The calls themselves are not told again."""
@@ -98,7 +99,7 @@ class Loop:
             outcome = await self._step(number)
             if outcome is not None:
                 return outcome
-        self._execution.warn(
+        self._recorder.warn(
             f"The run stopped after {self._agent.max_steps} model turns (max_steps); the model was not done."
         )
         return Outcome(reason="length")
@@ -132,7 +133,7 @@ class Loop:
 
     def _input(self) -> RunAgentInput:
         """The run's input with the conversation and the tools as they stand."""
-        source = self._execution.input
+        source = self._context.input
         clients = [each for each in source.tools or () if each.name in self._tools.clients]
         return source.model_copy(
             update={"messages": list(self._conversation.prompt), "tools": [*self._tools.declarations, *clients]}
@@ -152,7 +153,7 @@ class Loop:
         return self._options
 
     def _divide(self, calls: Sequence[ToolCall]) -> tuple[list[ToolCall], list[ToolCall]]:
-        """The calls that are ours to answer, and those that the client answers. A name that nobody declared is ours
+        """The calls that are ours to answer, and those that the client answers. An undeclared name is ours
         if we have tools (the model is told), else the client's to judge."""
         mine: list[ToolCall] = []
         clients: list[ToolCall] = []
@@ -186,7 +187,7 @@ class Loop:
             elif self._may_ask:
                 waiting.append(self._ask_approval(approving, arguments, call.id))
             else:
-                self._answer(call.id, failure(NOBODY_TO_ASK))
+                self._answer(call.id, failure(CANNOT_ASK))
         return waiting + await self._answer_pending(pending)
 
     async def _answer_pending(self, pending: Sequence[Pending]) -> list[dict[str, Any]]:
@@ -200,7 +201,7 @@ class Loop:
                     await self._record(each.interrupt_id, None, None)
                 waiting.append(self._ask_person(each, answer.question))
             else:
-                await self._settle(each.call_id, failure(NOBODY_TO_ASK), each.interrupt_id)
+                await self._settle(each.call_id, failure(CANNOT_ASK), each.interrupt_id)
 
         await answer_all(pending, done)
         return waiting
@@ -210,17 +211,15 @@ class Loop:
     ) -> None:
         """Answer a call; the result of one that an interrupt held back is kept before anyone is told."""
         message_id = settled.message_id if settled is not None else None
-        message_id = message_id or self._execution.new_id("msg")
+        message_id = message_id or self._context.new_id("msg")
         if interrupt_id is not None:
             await self._record(interrupt_id, answer.content, message_id)
         if not self._conversation.answered(call_id):
             self._answer(call_id, answer, message_id)
 
     async def _record(self, interrupt_id: str, content: Any, message_id: str | None) -> None:
-        execution = self._execution
-        assert execution.store is not None
-        thread_id = execution.run.thread_id
-        await execution.store.record_result(execution.tenant, thread_id, interrupt_id, content, message_id)
+        assert self._context.thread is not None
+        await self._context.thread.record_result(interrupt_id, content, message_id)
 
     def _answer(self, call_id: str, answer: Answer, message_id: str | None = None) -> None:
         """Send a call's result and add it to the conversation, after what the tool did to the state."""
@@ -228,7 +227,7 @@ class Loop:
             self._state.push()
         except ToolFault as fault:
             answer = failure(str(fault))
-        message_id = message_id or self._execution.new_id("msg")
+        message_id = message_id or self._context.new_id("msg")
         metadata = {"isError": True} if answer.failed else None
         self._emit(
             ToolCallResult(
@@ -246,12 +245,12 @@ class Loop:
             name=name,
             arguments=arguments,
             callee=callee,
-            context=self._context(call_id, name, answers),
+            context=self._tool_context(call_id, name, answers),
         )
 
-    def _context(self, call_id: str, name: str, answers: Sequence[Any]) -> ToolContext:
-        execution = self._execution
-        activity = execution.new_id("activity")
+    def _tool_context(self, call_id: str, name: str, answers: Sequence[Any]) -> ToolContext:
+        context = self._context
+        activity = context.new_id("activity")
 
         def progress(content: Mapping[str, Any]) -> None:
             shown = {"toolCallId": call_id, "toolName": name, **content}
@@ -260,10 +259,10 @@ class Loop:
         return ToolContext(
             tool_call_id=call_id,
             tool_name=name,
-            thread_id=execution.input.thread_id,
-            run_id=execution.input.run_id,
-            tenant=execution.tenant,
-            forwarded_props=execution.input.forwarded_props,
+            thread_id=context.input.thread_id,
+            run_id=context.input.run_id,
+            tenant=context.tenant,
+            forwarded_props=context.input.forwarded_props,
             state=self._state.value,
             push_state=self._state.push,
             progress=progress,
@@ -271,11 +270,11 @@ class Loop:
         )
 
     def _ask_approval(self, tool: Tool, arguments: dict[str, Any], call_id: str) -> dict[str, Any]:
-        asked = interrupts.approval(tool, arguments, call_id, self._execution.new_id("int"), datetime.now(UTC))
+        asked = interrupts.approval(tool, arguments, call_id, self._context.new_id("int"), datetime.now(UTC))
         return self._asked(asked, call_id, tool.name, arguments, [])
 
     def _ask_person(self, each: Pending, question: InputRequired) -> dict[str, Any]:
-        asked = interrupts.question(question, each.call_id, self._execution.new_id("int"), datetime.now(UTC))
+        asked = interrupts.question(question, each.call_id, self._context.new_id("int"), datetime.now(UTC))
         return self._asked(asked, each.call_id, each.name, each.arguments, each.context.answers)
 
     def _asked(
@@ -303,7 +302,7 @@ class Loop:
                     name=call["name"],
                     arguments=decision.arguments,
                     callee=callee,
-                    context=self._context(call["id"], call["name"], decision.answers),
+                    context=self._tool_context(call["id"], call["name"], decision.answers),
                     interrupt_id=record.id,
                 )
             )

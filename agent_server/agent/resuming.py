@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
-from ag_ui.core import Message
+from ag_ui.core import Message, ResumeEntry
 
 from adapters.errors import RequestError
 from agent_server.agent import interrupts
 from agent_server.agent.conversation import parsed
 from agent_server.agent.interrupts import Decision
-from agent_server.runs import Execution
+from agent_server.runs import OpenThread, RunContext
 from agent_server.store.records import InterruptRecord, RunRecord
 
 
@@ -42,54 +42,50 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.decisions or self.settled)
 
 
-async def open_run(execution: Execution, agent: str) -> Opening:
+async def open_run(context: RunContext, agent: str) -> Opening:
     """Apply the interrupt rules to the run's input. agent: the own name of the one that is run. Raises RequestError,
     which the client gets as RUN_ERROR."""
-    thread, resume = execution.thread, execution.input.resume or []
-    if thread is None or execution.store is None:
+    thread, resume = context.thread, context.input.resume or []
+    if thread is None:
         if resume:
             raise RequestError("invalid_request", "Nothing was kept of this thread to be resumed.", "resume")
-        return Opening(messages=execution.input.messages)
-    held = parsed(thread.messages) if thread.messages else execution.input.messages
+        return Opening(messages=context.input.messages)
+    held = parsed(thread.found.messages) if thread.found.messages else context.input.messages
     now = datetime.now(UTC)
     if interrupts.is_replay(resume, thread.interrupts):
-        return await _replay(execution, thread.interrupts, held)
+        return await _replay(thread, resume, held)
     try:
         decisions = interrupts.decide(resume, thread.interrupts, now, agent)
     except interrupts.WrongAnswer as wrong:
         waiting = [record for record in thread.interrupts if record.status == "open"]
         asked = [interrupts.asked_again(record, wrong.faults) for record in waiting]
-        return Opening(messages=await _messages(execution, waiting, held), waiting=asked)
-    messages = await _messages(execution, [each.record for each in decisions], held)
+        return Opening(messages=await _messages(thread, waiting, held), waiting=asked)
+    messages = await _messages(thread, [each.record for each in decisions], held)
     if decisions:
-        await _claim(execution, {each.record.id: interrupts.answer_of(each.entry) for each in decisions})
+        await _claim(thread, {each.record.id: interrupts.answer_of(each.entry) for each in decisions})
         return Opening(messages=messages, decisions=decisions)
     late = [record for record in thread.interrupts if record.status == "open"]
     if late:
-        await _claim(execution, {record.id: {"status": "expired", "payload": None} for record in late})
+        await _claim(thread, {record.id: {"status": "expired", "payload": None} for record in late})
     expired = [
         Settled(record=each, content=interrupts.EXPIRED, message_id=None, failed=True, fresh=True) for each in late
     ]
     return Opening(messages=messages, settled=[each for each in expired if _made(messages, each.record)])
 
 
-async def _claim(execution: Execution, answers: dict[str, dict[str, Any]]) -> None:
-    assert execution.store is not None
-    if not await execution.store.claim(execution.tenant, execution.run.thread_id, answers, execution.run.id):
+async def _claim(thread: OpenThread, answers: dict[str, dict[str, Any]]) -> None:
+    if not await thread.claim(answers):
         raise RequestError("conflict", "Another run is answering these interrupts.", "resume")
 
 
-async def _replay(execution: Execution, records: Sequence[InterruptRecord], held: Sequence[Message]) -> Opening:
+async def _replay(thread: OpenThread, resume: Sequence[ResumeEntry], held: Sequence[Message]) -> Opening:
     """Rule 5: the same answers again. Nothing is done twice; what is known of the first time is told again."""
-    assert execution.store is not None
-    given = {entry.interrupt_id for entry in execution.input.resume or ()}
-    answered = [record for record in records if record.id in given]
-    messages = await _messages(execution, answered, held)
-    first = answered[0].resumed_by or ""
-    run = await execution.store.run(execution.tenant, execution.run.thread_id, first)
+    given = {entry.interrupt_id for entry in resume}
+    answered = [record for record in thread.interrupts if record.id in given]
+    run = await thread.run(answered[0].resumed_by or "")
     if run is not None and run.status in ("finished", "interrupted", "cancelled"):
-        stored = parsed(await execution.store.messages(execution.tenant, execution.run.thread_id))
-        return Opening(messages=stored, repeated=run)
+        return Opening(messages=parsed(await thread.messages()), repeated=run)
+    messages = await _messages(thread, answered, held)
     return Opening(messages=messages, settled=[_known(record) for record in answered])
 
 
@@ -101,14 +97,13 @@ def _known(record: InterruptRecord) -> Settled:
 
 
 async def _messages(
-    execution: Execution, records: Sequence[InterruptRecord], held: Sequence[Message]
+    thread: OpenThread, records: Sequence[InterruptRecord], held: Sequence[Message]
 ) -> Sequence[Message]:
     """The conversation as the client holds it; with what the thread holds where the calls that are being answered are
     missing from that."""
     if all(_made(held, record) for record in records):
         return held
-    assert execution.store is not None
-    stored = parsed(await execution.store.messages(execution.tenant, execution.run.thread_id))
+    stored = parsed(await thread.messages())
     known = {message.id for message in stored}
     return [*stored, *(message for message in held if message.id not in known)]
 

@@ -118,7 +118,7 @@ async def in_thread(call: Callable[[], Any]) -> Any:
             error = RuntimeError(f"StopIteration: {stop}")
         except BaseException as raised:
             error = raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and with it the run
             loop.call_soon_threadsafe(settle, result, error)
 
     threading.Thread(target=work, name="tool", daemon=True).start()

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from agent_server.agent import interrupts, subagents
 from agent_server.agent.agent import Agent
 from agent_server.agent.conversation import Conversation, wire
-from agent_server.agent.loop import Loop, Outcome, Toolset, ending_of
+from agent_server.agent.loop import Loop, Outcome, Talk, Toolset, ending_of
 from agent_server.agent.mcp_server import McpServer
 from agent_server.agent.reasoning import ReasoningPolicy, unsealed
 from agent_server.agent.resuming import Opening, open_run
@@ -22,7 +22,7 @@ from agent_server.agent.sealing import Sealer
 from agent_server.agent.state import Predictor, SharedState
 from agent_server.agent.subagents import SubagentCallee
 from agent_server.agent.turn import LanguageModel, TurnTaker
-from agent_server.runs import Ending, Execution
+from agent_server.runs import Ending, Recorder, RunContext
 from agent_server.store.records import RunRecord
 from events.options import GenerationOptions, SamplingParams
 from events.vocabulary import Event, MessagesSnapshot, RunOutcome, SuccessOutcome, ToolCallResult
@@ -52,117 +52,104 @@ class ServedAgent:
         """Let go of the MCP servers. Safe to call twice."""
         await asyncio.gather(*(tools.close() for tools in self._mcp.values()))
 
-    async def run(self, execution: Execution) -> Ending:
+    async def run(self, context: RunContext, recorder: Recorder) -> Ending:
         """One run: apply what it resumes, then let the loop work. See `resuming` and `loop`."""
-        opening = await open_run(execution, self.name)
-        conversation = self._conversation(execution, opening)
-        execution.messages = conversation.wire
-        state = SharedState(self._state_to_begin_with(execution), execution.emit, _schema(self.agent))
+        opening = await open_run(context, self.name)
+        talk = self._talk(context, recorder, opening)
+        recorder.messages = talk.conversation.wire
         if self.agent.shares_state:
-            state.snapshot()
+            talk.state.snapshot()
         if opening.repeated is not None:
-            return self._told_again(execution, conversation, state, opening.repeated)
-        if opening.waiting:
-            outcome = Outcome(reason="tool_calls", waiting=tuple(opening.waiting))
-        else:
-            try:
-                loop = await self._loop(self.agent, execution, conversation, state, execution.emit)
-                outcome = await (loop.resume(opening) if opening.resumes else loop.run())
-            finally:
-                if self.agent.shares_state or state.changed:
-                    execution.state = state.value
+            return self._told_again(talk, opening.repeated)
+        outcome = await self._outcome(talk, opening)
+        if outcome.waiting or (self.agent.shares_state and talk.state.changed):
+            talk.state.snapshot()
         if outcome.waiting:
-            execution.interrupts = list(outcome.waiting)
-        if outcome.waiting or (self.agent.shares_state and state.changed):
-            state.snapshot()
-        if outcome.waiting:
-            execution.emit(MessagesSnapshot(messages=conversation.wire()))
+            recorder.interrupts = list(outcome.waiting)
+            recorder.emit(MessagesSnapshot(messages=talk.conversation.wire()))
         return ending_of(outcome)
 
-    async def _loop(
-        self, agent: Agent, execution: Execution, conversation: Conversation, state: SharedState, emit: Emit
-    ) -> Loop:
-        """The loop of this agent, or of one it calls."""
-        nested = agent is not self.agent
-        predictor = Predictor(agent.predict_state, state)
-        predictor.announce(emit)
-        turns = TurnTaker(
-            self._model,
-            execution,
-            emit,
-            reasoning=self._reasoning(agent, execution),
-            follow=predictor.follow if agent.predict_state else None,
-        )
-        return Loop(
-            agent,
-            execution,
-            turns,
-            await self._toolset(agent, execution, conversation, state, emit, nested=nested),
-            conversation,
-            state,
-            emit,
-            options=effective_options(agent, execution.options),
-            may_ask=execution.thread is not None and not nested,
+    def _talk(self, context: RunContext, recorder: Recorder, opening: Opening) -> Talk:
+        return Talk(
+            context=context,
+            recorder=recorder,
+            conversation=self._conversation(context, recorder, opening),
+            state=SharedState(self._state_to_begin_with(context), recorder.emit, _schema(self.agent)),
+            emit=recorder.emit,
+            may_ask=context.thread is not None,
         )
 
-    def _told_again(
-        self, execution: Execution, conversation: Conversation, state: SharedState, run: RunRecord
-    ) -> Ending:
+    async def _outcome(self, talk: Talk, opening: Opening) -> Outcome:
+        if opening.waiting:
+            return Outcome(reason="tool_calls", waiting=tuple(opening.waiting))
+        try:
+            loop = await self._loop(self.agent, talk)
+            return await (loop.resume(opening) if opening.resumes else loop.run())
+        finally:
+            if self.agent.shares_state or talk.state.changed:
+                talk.recorder.state = talk.state.value
+
+    async def _loop(self, agent: Agent, talk: Talk) -> Loop:
+        """The loop of this agent, or of one it calls."""
+        predictor = Predictor(agent.predict_state, talk.state)
+        predictor.announce(talk.emit)
+        turns = TurnTaker(
+            self._model,
+            talk.context,
+            talk.recorder,
+            talk.emit,
+            reasoning=self._reasoning(agent, talk),
+            follow=predictor.follow if agent.predict_state else None,
+        )
+        options = effective_options(agent, talk.context.options)
+        return Loop(agent, talk, turns, await self._toolset(agent, talk), options)
+
+    def _told_again(self, talk: Talk, run: RunRecord) -> Ending:
         """What a run left, for a client that repeats the resume which began it: results it lacks, then everything."""
-        held = {message.id for message in execution.input.messages}
-        answered = {entry.interrupt_id for entry in execution.input.resume or ()}
-        thread = execution.thread
+        given, thread = talk.context.input, talk.context.thread
         assert thread is not None
+        held = {message.id for message in given.messages}
+        answered = {entry.interrupt_id for entry in given.resume or ()}
         calls = {record.call["id"] for record in thread.interrupts if record.id in answered}
-        for message in conversation.shown:
+        for message in talk.conversation.shown:
             if isinstance(message, ToolMessage) and message.tool_call_id in calls and message.id not in held:
                 content = wire([message])[0]["content"]
-                execution.emit(
+                talk.emit(
                     ToolCallResult(
                         message_id=message.id, tool_call_id=message.tool_call_id, content=content, role="tool"
                     )
                 )
         if not self.agent.shares_state:
-            state.snapshot()
-        execution.emit(MessagesSnapshot(messages=conversation.wire()))
-        outcome = msgspec.convert(run.outcome, RunOutcome) if run.outcome else SuccessOutcome()
-        execution.state = thread.state
-        return Ending(outcome=outcome)
+            talk.state.snapshot()
+        talk.emit(MessagesSnapshot(messages=talk.conversation.wire()))
+        talk.recorder.state = thread.found.state
+        return Ending(outcome=msgspec.convert(run.outcome, RunOutcome) if run.outcome else SuccessOutcome())
 
-    def _state_to_begin_with(self, execution: Execution) -> Any:
+    def _state_to_begin_with(self, context: RunContext) -> Any:
         """The client's state; the thread's where the client sent none; else the agent's own."""
-        given = execution.input.state
-        if not given and execution.thread is not None:
-            given = execution.thread.state
+        given = context.input.state
+        if not given and context.thread is not None:
+            given = context.thread.found.state
         return self.agent.state if not given and isinstance(self.agent.state, dict) else given
 
-    def _conversation(self, execution: Execution, opening: Opening) -> Conversation:
+    def _conversation(self, context: RunContext, recorder: Recorder, opening: Opening) -> Conversation:
         """The client's messages, or the thread's: sealed reasoning opened, what people edited applied, and without
         what subagents said, which the agent knows by their results."""
         opened = unsealed(
             [each for each in opening.messages if each.subagent_run_id is None],
             self._sealer,
-            tenant=execution.tenant,
-            thread_id=execution.input.thread_id,
-            warn=execution.warn,
+            tenant=context.tenant,
+            thread_id=context.input.thread_id,
+            warn=recorder.warn,
         )
         conversation = Conversation(opened, opening.messages)
-        for record in execution.thread.interrupts if execution.thread is not None else ():
+        for record in context.thread.interrupts if context.thread is not None else ():
             approved, edited = interrupts.approval_of((record.answer or {}).get("payload"))
             if approved and edited is not None:
                 conversation.use_arguments(record.call["id"], edited)
         return conversation
 
-    async def _toolset(
-        self,
-        agent: Agent,
-        execution: Execution,
-        conversation: Conversation,
-        state: SharedState,
-        emit: Emit,
-        *,
-        nested: bool,
-    ) -> Toolset:
+    async def _toolset(self, agent: Agent, talk: Talk) -> Toolset:
         limits = Limits(
             seconds=agent.time_limit or self._limits.seconds, characters=agent.result_limit or self._limits.characters
         )
@@ -170,56 +157,56 @@ class ServedAgent:
         declarations = [tool.declaration() for tool in agent.server_tools]
         approvals = {tool.name: tool for tool in agent.server_tools if tool.requires_approval is not False}
 
-        async def run_nested(other: Agent, words: Conversation, their_emit: Emit) -> Outcome:
-            return await (await self._loop(other, execution, words, state, their_emit)).run()
+        async def run_nested(other: Agent, words: Conversation, emit: Emit) -> Outcome:
+            nested = msgspec.structs.replace(talk, conversation=words, emit=emit, may_ask=False)
+            return await (await self._loop(other, nested)).run()
 
         for other in agent.subagents:
-            said = conversation.shown.extend
-            callees[other.name] = SubagentCallee(other, run_nested, emit, execution.new_id, said, limits.characters)
+            said, new_id = talk.conversation.shown.extend, talk.context.new_id
+            callees[other.name] = SubagentCallee(other, run_nested, talk.emit, new_id, said, limits.characters)
             declarations.append(subagents.declaration(other))
         if (mcp := self._mcp.get(agent.name)) is not None:
             offered, away = await mcp.offer(limits)
             for sentence in away:
-                execution.warn(sentence)
+                talk.recorder.warn(sentence)
             for declared, callee, approving in offered:
                 if declared.name in callees:
-                    execution.warn(f"Two tools are called {declared.name}; the MCP server's is not offered.")
+                    talk.recorder.warn(f"Two tools are called {declared.name}; the MCP server's is not offered.")
                     continue
                 callees[declared.name] = callee
                 declarations.append(declared)
                 if approving is not None:
                     approvals[declared.name] = approving
-        clients = frozenset[str]() if nested else frozenset(each.name for each in execution.input.tools or ())
-        return Toolset(
-            callees=callees, declarations=declarations, approvals=approvals, clients=clients - callees.keys()
-        )
+        tools = (talk.context.input.tools or ()) if agent is self.agent else ()  # a subagent has none of the client's
+        clients = frozenset(each.name for each in tools) - callees.keys()
+        return Toolset(callees=callees, declarations=declarations, approvals=approvals, clients=clients)
 
-    def _reasoning(self, agent: Agent, execution: Execution) -> ReasoningPolicy | None:
+    def _reasoning(self, agent: Agent, talk: Talk) -> ReasoningPolicy | None:
         if agent.reasoning == "full":
             return None
 
         async def summarise(text: str) -> str:
-            return await self._summary(execution, text)
+            return await self._summary(talk, text)
 
         return ReasoningPolicy(
             agent.reasoning,
             self._sealer,
-            tenant=execution.tenant,
-            thread_id=execution.input.thread_id,
+            tenant=talk.context.tenant,
+            thread_id=talk.context.input.thread_id,
             summarise=agent.summarise or summarise,
         )
 
-    async def _summary(self, execution: Execution, text: str) -> str:
+    async def _summary(self, talk: Talk, text: str) -> str:
         """The model's own summary of its reasoning, made in a turn of which nothing is sent."""
         messages: list[Message] = [
             SystemMessage(id="summary-instructions", content=SUMMARY_INSTRUCTIONS),
             UserMessage(id="summary-text", content=text),
         ]
-        input = RunAgentInput(
-            thread_id=execution.input.thread_id, run_id=execution.input.run_id, messages=messages, tools=[]
-        )
+        given = talk.context.input
+        input = RunAgentInput(thread_id=given.thread_id, run_id=given.run_id, messages=messages, tools=[])
         options = GenerationOptions(sampling=SamplingParams(temperature=0.0, max_tokens=SUMMARY_TOKENS), thinking=False)
-        turn = await TurnTaker(self._model, execution, lambda event: None).take(input, options)
+        turns = TurnTaker(self._model, talk.context, talk.recorder, lambda event: None)
+        turn = await turns.take(input, options)
         return turn.said.text.strip()
 
 

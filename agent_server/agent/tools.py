@@ -30,8 +30,8 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
 
     parameters: JSON schema of the arguments. call: (arguments, context) → the result. time_limit in seconds and
     result_limit in characters; None takes the agent's. requires_approval: a person is asked before it runs, always or
-    when the predicate says so. reads_state: it wants the shared state or changes it. approval_edits: the person may
-    also change the arguments.
+    when the predicate says so. approval_edits: the person may also change the arguments. approval_seconds: how long the
+    answer may take; None for ever. approval_message: the question, or what makes it of the arguments.
     """
 
     name: str

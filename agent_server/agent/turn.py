@@ -17,7 +17,7 @@ from agent_server.prompting.constraints import plan_constraint, refuse_early
 from agent_server.prompting.output import OutputSettings, open_translator, sampling_for
 from agent_server.prompting.prompt import Prompts
 from agent_server.prompting.schemas import Invalid, validate
-from agent_server.runs import Execution
+from agent_server.runs import Recorder, RunContext
 from agent_server.runs.execution import token_row
 from events.delivery import joined
 from events.message import Folder
@@ -81,20 +81,22 @@ class TurnTaker:
     """Takes turns of one model on behalf of one run.
 
     emit: where events go (a subagent's are marked on the way). follow: sees every event of the model's before it is
-    sent on. `partial` is what an unfinished turn said before it failed or was cancelled.
+    sent on. `said()` also tells what an unfinished turn said before it failed or was cancelled.
     """
 
     def __init__(
         self,
         model: LanguageModel,
-        execution: Execution,
+        context: RunContext,
+        recorder: Recorder,
         emit: Callable[[Event], None],
         *,
         reasoning: ReasoningPolicy | None = None,
         follow: Callable[[Event], None] | None = None,
     ) -> None:
         self._model = model
-        self._execution = execution
+        self._context = context
+        self._recorder = recorder
         self._emit = emit
         self._reasoning = reasoning
         self._follow = follow
@@ -103,38 +105,38 @@ class TurnTaker:
 
     async def take(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None) -> Turn:
         """Generate one turn. Raises EngineError; on that and on cancellation what is open has been closed."""
-        execution = self._execution
+        context, recorder = self._context, self._recorder
         self._written = Folder()
         self._shown = self._written if self._reasoning is None else Folder()
         self._reasoning_tokens = 0
-        await execution.controls.gate()
+        await context.controls.gate()
         settings = self._model.output
         await refuse_early(input, options, settings)
         prompt = await self._model.prompts.build_async(input, options, instructions)
-        execution.prompted(prompt.token_ids)
+        recorder.prompted(prompt.token_ids, told=context.options.token_details)
         for warning in prompt.warnings:
-            execution.warn(warning)
+            recorder.warn(warning)
         controls = self._model.prompts.control_ids
         planned = await plan_constraint(prompt, controls, input, options, settings, self._model.engine.info)
         for warning in planned.warnings:
-            execution.warn(warning)
-        execution.constrained = execution.constrained or planned.constraint is not None
+            recorder.warn(warning)
+        recorder.constrained = recorder.constrained or planned.constraint is not None
         request = GenerationRequest(
-            request_id=execution.new_id("gen"),
+            request_id=context.new_id("gen"),
             prompt_token_ids=prompt.token_ids,
-            sampling=sampling_for(prompt, execution.controls.sampling(options)),
+            sampling=sampling_for(prompt, context.controls.sampling(options)),
             constraint=planned.constraint,
-            tenant=execution.tenant,
+            tenant=context.tenant,
         )
-        translator = open_translator(prompt, input, options, settings, execution.new_id)
+        translator = open_translator(prompt, input, options, settings, context.new_id)
         # in a task of its own: a token wakes this one and not the whole chain of those who wait for the run
         finished = await asyncio.create_task(self._generate(request, translator, options.token_details))
         for warning in translator.warnings:
-            execution.warn(warning)
-        execution.count(self._model.name, finished, self._reasoning_tokens)
+            recorder.warn(warning)
+        recorder.count(self._model.name, finished, self._reasoning_tokens)
         if options.token_details:
-            execution.describe_prompt(prompt.token_ids, finished)
-            execution.unsent = translator.unsent
+            recorder.describe_prompt(prompt.token_ids, finished)
+            recorder.unsent = translator.unsent
         said = self.said()
         return Turn(said=said, finished=finished, invalid=await self._validate(said, input))
 
@@ -146,7 +148,7 @@ class TurnTaker:
             found = await validate(call.function.arguments, schemas.get(call.function.name))
             if found is not None:
                 invalid[call.id] = str(found)
-                self._execution.warn(f"The arguments of {call.function.name} do not fit its schema: {found}")
+                self._recorder.warn(f"The arguments of {call.function.name} do not fit its schema: {found}")
                 self._emit(Custom(name=INVALID_EVENT, value=_invalid(call, found)))
         return invalid
 
@@ -161,7 +163,7 @@ class TurnTaker:
     async def _generate(
         self, request: GenerationRequest, translator: Translator | PlainTranslator, details: bool
     ) -> Finished:
-        engine, controls = self._model.engine, self._execution.controls
+        engine, controls = self._model.engine, self._context.controls
         finished: Finished | None = None
         reason = "error"
         controls.attach(request.request_id, engine)
@@ -195,9 +197,9 @@ class TurnTaker:
         return finished
 
     def _read(self, delta: Delta, translator: Translator | PlainTranslator, details: bool) -> list[Event]:
-        """What the tokens say. Several at once are what an engine made while nobody took any: then the server is
-        behind, and one event for them costs what one token's would."""
-        self._execution.first_token()
+        """What the tokens say. Several at once are what an engine made before the first of them was taken: the server
+        is behind, and one event for them costs what one token's would."""
+        self._recorder.first_token()
         if len(delta.tokens) > 1 and not details and not delta.is_reasoning:
             text = "".join(token.text for token in delta.tokens)
             if translator.is_plain(text, (token.id for token in delta.tokens)):

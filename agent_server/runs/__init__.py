@@ -1,6 +1,6 @@
 """Runs that outlive a connection: numbered, bounded, resumable."""
 
-from agent_server.runs.execution import Ending, Execution, Runnable
+from agent_server.runs.execution import Ending, OpenThread, Recorder, RunContext, Runnable
 from agent_server.runs.log import EventLog, FellBehind, LogLimits, Reader
 from agent_server.runs.manager import RunLimits, RunManager
 from agent_server.runs.run import Run
@@ -8,11 +8,13 @@ from agent_server.runs.run import Run
 __all__ = [
     "Ending",
     "EventLog",
-    "Execution",
     "FellBehind",
     "LogLimits",
+    "OpenThread",
     "Reader",
+    "Recorder",
     "Run",
+    "RunContext",
     "RunLimits",
     "RunManager",
     "Runnable",

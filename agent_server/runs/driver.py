@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from adapters.errors import RequestError
 from agent_server.engine.protocol import EngineError
-from agent_server.runs.execution import Ending, Execution, Runnable
+from agent_server.runs.execution import Ending, OpenThread, Recorder, RunContext, Runnable
 from agent_server.runs.run import Run
+from agent_server.store import Conclusion, Store
+from events.metadata import ErrorMetadata, as_metadata
 from events.vocabulary import PROTOCOL_VERSION, CancelledOutcome, Custom, Event, RunError, RunFinished, RunStarted
-
-if TYPE_CHECKING:
-    from agent_server.store import Store
 
 log = logging.getLogger("agent_server.runs")
 WAITING_EVENT = "agent_server.waiting"
@@ -41,20 +40,24 @@ class Driver:
     ) -> None:
         self.run = run
         self.agent = agent
-        self.execution = Execution(run, store, new_id)
+        self.recorder = Recorder(run.log, run.input.state, run.note_prompt)
+        self._store = store
+        self._new_id = new_id
+        self._thread: OpenThread | None = None
         self._run_seconds = run_seconds
         self._accepted = False
 
     async def drive(self, turn: Turn) -> None:
         """turn: the run's turn on its thread."""
         terminal = await self._attempt(turn)
-        self.run.state = "ending"  # from here on nobody may cancel it: what happened is being written down
+        self.run.state = "ending"  # from here on it cannot be cancelled: its ending is being recorded
         try:
             terminal = await self._record(terminal)
         except asyncio.CancelledError:
             log.warning("a run's ending was not recorded: the server was stopped")
         finally:
-            self.execution.conclude(terminal)
+            self.recorder.check(terminal)
+            self.run.finish(terminal)
 
     async def _attempt(self, turn: Turn) -> Event:
         # A run that was stopped before its first step waits a moment for its turn, so that what was said is kept.
@@ -69,7 +72,7 @@ class Driver:
                 await self._open()
                 if self.run.stopped_by is not None:
                     return self._stopped()
-                return self._finished(await self.agent.run(self.execution))
+                return self._finished(await self.agent.run(self._context(), self.recorder))
         except asyncio.CancelledError:
             return self._stopped()
         except TimeoutError:
@@ -85,7 +88,7 @@ class Driver:
 
     async def _wait_behind(self, before: Sequence[str]) -> None:
         """Keep what the run was sent with, and say that it waits: its client may be gone before it begins."""
-        run, store = self.run, self.execution.store
+        run, store = self.run, self._store
         if store is not None:
             self._accepted = True  # also where this is cancelled: what the store was handed it writes
             await store.accept_run(
@@ -96,13 +99,13 @@ class Driver:
                 parent_run_id=run.input.parent_run_id,
                 messages=self._messages(),
             )
-        self.execution.emit(self._started())
-        self.execution.emit(Custom(name=WAITING_EVENT, value={"behind": list(before)}))
+        self.recorder.emit(self._started())
+        self.recorder.emit(Custom(name=WAITING_EVENT, value={"behind": list(before)}))
 
     async def _open(self) -> None:
-        run, execution = self.run, self.execution
-        if execution.store is not None:
-            execution.thread = await execution.store.begin_run(
+        run, store = self.run, self._store
+        if store is not None:
+            found = await store.begin_run(
                 run.tenant,
                 run.thread_id,
                 run.id,
@@ -112,8 +115,20 @@ class Driver:
                 edits=not self._accepted and not run.input.resume,
                 recall=not run.whole,
             )
+            self._thread = OpenThread(store, run.tenant, run.thread_id, run.id, found)
         if not run.log.last:
-            execution.emit(self._started())
+            self.recorder.emit(self._started())
+
+    def _context(self) -> RunContext:
+        run = self.run
+        return RunContext(
+            input=run.input,
+            options=run.options,
+            tenant=run.tenant,
+            controls=run.controls,
+            new_id=self._new_id,
+            thread=self._thread,
+        )
 
     def _messages(self) -> list[dict[str, Any]]:
         return [message.model_dump(mode="json", by_alias=True) for message in self.run.input.messages]
@@ -132,15 +147,13 @@ class Driver:
             run_id=self.run.id,
             result=ending.result,
             outcome=ending.outcome,
-            usage=list(self.execution.usage.values()) or None,
-            metadata=self.execution.metadata(ending.reason),
+            usage=list(self.recorder.usage.values()) or None,
+            metadata=self.recorder.metadata(ending.reason),
         )
 
     def _failed(self, kind: str, message: str, *, param: str | None = None, retryable: bool = False) -> Event:
-        metadata: dict[str, object] = {"retryable": retryable}
-        if param is not None:
-            metadata["param"] = param
-        usage = list(self.execution.usage.values()) or None
+        metadata = as_metadata(ErrorMetadata(retryable=retryable, param=param))
+        usage = list(self.recorder.usage.values()) or None
         return RunError(message=message, code=kind, usage=usage, metadata=metadata)
 
     def _crashed(self) -> Event:
@@ -154,7 +167,7 @@ class Driver:
             task.uncancel()
         if self.run.stopped_by in ("cancelled", "disconnected"):
             if not self.run.log.last:
-                self.execution.emit(self._started())
+                self.recorder.emit(self._started())
             return self._finished(Ending(outcome=CancelledOutcome(), reason="cancelled"))
         return self._failed("unavailable", "The server stopped before the run was complete.", retryable=True)
 
@@ -165,13 +178,13 @@ class Driver:
 
     async def _record(self, terminal: Event) -> Event:
         """Close what is open and make the ending durable before anyone is told of it."""
-        self.execution.close_open()
-        store = self.execution.store
-        if store is None or (self.execution.thread is None and not self._accepted):
+        self.recorder.close_open()
+        store = self._store
+        if store is None or (self._thread is None and not self._accepted):
             return terminal
         try:
             async with asyncio.timeout(RECORD_SECONDS):
-                await store.end_run(self.execution, terminal)
+                await store.end_run(self._conclusion(terminal))
         except RequestError as error:  # the store says by itself what is wrong with it, once
             return self._unrecorded(terminal, error)
         except TimeoutError:
@@ -181,6 +194,18 @@ class Driver:
             log.exception("the store failed to record a run's ending")
             return self._unrecorded(terminal)
         return terminal
+
+    def _conclusion(self, terminal: Event) -> Conclusion:
+        run, recorder = self.run, self.recorder
+        return Conclusion(
+            tenant=run.tenant,
+            thread_id=run.thread_id,
+            run_id=run.id,
+            terminal=terminal,
+            messages=recorder.messages(),
+            interrupts=recorder.interrupts,
+            state=None if self._thread is None else recorder.state,
+        )
 
     def _unrecorded(self, terminal: Event, error: RequestError | None = None) -> Event:
         """A success that was not kept must not look like one that was: interrupts could never be answered."""

@@ -1,10 +1,11 @@
-"""What an agent is given to work with during one run, and what it hands back."""
+"""One run from its agent's side: what it was asked (`RunContext`), and what is recorded of it (`Recorder`)."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import msgspec
 from ag_ui.core import RunAgentInput
@@ -12,79 +13,101 @@ from ag_ui.core import RunAgentInput
 from adapters.answer import PromptNote
 from agent_server.engine.protocol import Finished, Token
 from agent_server.runs.controls import Controls
-from agent_server.runs.run import Run
+from agent_server.runs.log import EventLog
+from agent_server.store import InterruptRecord, RunRecord, Store, ThreadState
 from events.lifecycle import Verifier
+from events.metadata import Alternative, FinishedMetadata, RunTimings, Scored, as_metadata
 from events.options import GenerationOptions
 from events.vocabulary import Event, RunOutcome, SuccessOutcome, TokenUsage
 
-if TYPE_CHECKING:
-    from agent_server.store import Store, ThreadState
-
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
-    """How an agent's work ended when it did not fail. `reason` goes into RUN_FINISHED.metadata.finishReason."""
+    """How an agent's work ended when it did not fail. `reason` goes into RUN_FINISHED's metadata."""
 
     outcome: RunOutcome = SuccessOutcome()
     result: Any = None
     reason: str = "stop"
 
 
-class Execution:
-    """One run from the agent's side: where its events go, and what is recorded about it on the way.
+class OpenThread:
+    """A stored thread as a run found it, and what the run may do with it before its end."""
 
-    messages: gives the conversation in wire form as it stands, to be saved. state: the shared state, to be saved.
-    open_interrupts: what the run leaves for a person to answer, saved with it.
+    def __init__(self, store: Store, tenant: str, thread_id: str, run_id: str, found: ThreadState) -> None:
+        self.found = found
+        self._store = store
+        self._key = tenant, thread_id
+        self._run_id = run_id
+
+    @property
+    def interrupts(self) -> tuple[InterruptRecord, ...]:
+        return self.found.interrupts
+
+    async def messages(self) -> list[dict[str, Any]]:
+        """Everything that is stored of the conversation, in wire form."""
+        return await self._store.messages(*self._key)
+
+    async def run(self, run_id: str) -> RunRecord | None:
+        return await self._store.run(*self._key, run_id)
+
+    async def claim(self, answers: Mapping[str, Mapping[str, Any]]) -> bool:
+        """Accept answers to open interrupts for this run, all or none; see `Store.claim`."""
+        return await self._store.claim(*self._key, answers, self._run_id)
+
+    async def record_result(self, interrupt_id: str, content: Any, message_id: str | None) -> None:
+        await self._store.record_result(*self._key, interrupt_id, content, message_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunContext:
+    """What a run was asked, and what it has to work with. thread: None where nothing of it is stored."""
+
+    input: RunAgentInput
+    options: GenerationOptions
+    tenant: str
+    controls: Controls
+    new_id: Callable[[str], str]
+    thread: OpenThread | None = None
+
+
+class Recorder:
+    """Where a run's events go, and what is counted and noted on the way.
+
+    What the run leaves to be saved, however it ends, is set by its agent: `messages` gives the conversation in wire
+    form as it stands, `state` is the shared state, `interrupts` are the questions to a person. `unsent`: tokens that no
+    delta carried.
     """
 
-    def __init__(self, run: Run, store: Store | None, new_id: Callable[[str], str]) -> None:
-        self.run = run
-        self.store = store
-        self.new_id = new_id
-        self.arrived = time.monotonic()
-        self.thread: ThreadState | None = None
+    def __init__(self, log: EventLog, state: Any, note_prompt: Callable[[PromptNote], None]) -> None:
+        self.messages: Callable[[], list[dict[str, Any]]] = list
+        self.state = state
+        self.interrupts: list[dict[str, Any]] = []
+        self.constrained = False
         self.usage: dict[str, TokenUsage] = {}
         self.warnings: list[str] = []
-        self.messages: Callable[[], list[dict[str, Any]]] = list
-        self.state: Any = run.input.state
-        self.interrupts: list[dict[str, Any]] = []
-        self.timings: dict[str, float] = {}
-        self.stop: str | int | None = None
-        self.resumed = 0
-        self.constrained = False
-        self.prompt_details: dict[str, Any] = {}
-        self.unsent: Sequence[Any] = ()
+        self.unsent: Sequence[Scored] = ()
+        self._log = log
+        self._note_prompt = note_prompt
+        self._arrived = time.monotonic()
         self._verifier = Verifier(strict=True)
-
-    @property
-    def input(self) -> RunAgentInput:
-        return self.run.input
-
-    @property
-    def options(self) -> GenerationOptions:
-        return self.run.options
-
-    @property
-    def tenant(self) -> str:
-        return self.run.tenant
-
-    @property
-    def controls(self) -> Controls:
-        return self.run.controls
+        self._queued: float | None = None
+        self._first_token: float | None = None
+        self._stop: str | int | None = None
+        self._resumed = 0
+        self._prompt: tuple[list[int], list[Scored | None] | None] | None = None
 
     def emit(self, event: Event) -> None:
         """Number an event and hand it to the readers; LifecycleError, before anyone sees it, if it may not come."""
         self._verifier.check(event)
-        self.run.log.append(event)
+        self._log.append(event)
 
     def close_open(self) -> None:
         """End everything that was started and not ended, innermost first."""
         for event in self._verifier.close_open():
             self.emit(event)
 
-    def conclude(self, terminal: Event) -> None:
-        """The terminal event, checked like every other."""
+    def check(self, terminal: Event) -> None:
+        """LifecycleError if the run may not end with this event."""
         self._verifier.check(terminal)
-        self.run.finish(terminal)
 
     def warn(self, message: str) -> None:
         if message not in self.warnings:
@@ -92,64 +115,66 @@ class Execution:
 
     def count(self, model: str, finished: Finished, reasoning_tokens: int = 0) -> None:
         """Add one generation's usage and timings to the run's. Queue times add up; the first token is the run's."""
-        used, before = finished.usage, self.usage.get(model)
+        used, before = finished.usage, self.usage.get(model) or TokenUsage(model=model)
         self.usage[model] = TokenUsage(
             model=model,
-            input_tokens=used.prompt_tokens + _of(before, "input_tokens"),
-            output_tokens=used.completion_tokens + _of(before, "output_tokens"),
-            total_tokens=used.prompt_tokens + used.completion_tokens + _of(before, "total_tokens"),
-            reasoning_tokens=(reasoning_tokens + _of(before, "reasoning_tokens")) or None,
-            cached_input_tokens=(used.cached_tokens + _of(before, "cached_input_tokens")) or None,
+            input_tokens=used.prompt_tokens + (before.input_tokens or 0),
+            output_tokens=used.completion_tokens + (before.output_tokens or 0),
+            total_tokens=used.prompt_tokens + used.completion_tokens + (before.total_tokens or 0),
+            reasoning_tokens=(reasoning_tokens + (before.reasoning_tokens or 0)) or None,
+            cached_input_tokens=(used.cached_tokens + (before.cached_input_tokens or 0)) or None,
         )
-        self.timings["queued"] = self.timings.get("queued", 0.0) + finished.timings.queued
-        self.stop = finished.stop
-        self.resumed += finished.resumed
+        self._queued = (self._queued or 0.0) + finished.timings.queued
+        self._stop = finished.stop
+        self._resumed += finished.resumed
 
-    def prompted(self, token_ids: Sequence[int]) -> None:
-        """Note the run's first prompt for wires that tell of it before the answer begins."""
-        if self.run.prompt is None:
-            ids = tuple(token_ids) if self.options.token_details else None
-            self.run.prompt = PromptNote(tokens=len(token_ids), ids=ids)
+    def prompted(self, token_ids: Sequence[int], *, told: bool) -> None:
+        """Note the run's first prompt for wires that tell of it before the answer begins; `told`: with its ids."""
+        self._note_prompt(PromptNote(tokens=len(token_ids), ids=tuple(token_ids) if told else None))
 
     def describe_prompt(self, token_ids: Sequence[int], finished: Finished) -> None:
         """Keep the first prompt's ids, and its log probabilities where the engine gave any, for who asked for them."""
-        if self.prompt_details:
-            return
-        self.prompt_details["promptTokenIds"] = list(token_ids)
-        if finished.prompt_logprobs is not None:
-            self.prompt_details["promptLogprobs"] = [token and token_row(token) for token in finished.prompt_logprobs]
+        if self._prompt is None:
+            scores = finished.prompt_logprobs
+            rows = None if scores is None else [None if token is None else token_row(token) for token in scores]
+            self._prompt = list(token_ids), rows
 
     def first_token(self) -> None:
         """Note when the run's first token came; later calls change nothing."""
-        if "firstToken" not in self.timings:
-            self.timings["firstToken"] = time.monotonic() - self.arrived
+        if self._first_token is None:
+            self._first_token = time.monotonic() - self._arrived
 
     def metadata(self, reason: str) -> dict[str, Any]:
-        """What RUN_FINISHED carries beside the protocol's own fields; absent values are left out."""
-        timings = {name: round(value, 6) for name, value in self.timings.items()}
-        timings["total"] = round(time.monotonic() - self.arrived, 6)
-        found: dict[str, Any] = {"finishReason": reason, "timings": timings, **self.prompt_details}
-        if self.warnings:
-            found["warnings"] = list(self.warnings)
-        if self.stop is not None:
-            found["stop"] = self.stop
-        if self.constrained:
-            found["constrained"] = True
-        if self.unsent:
-            found["tokens"] = list(self.unsent)
-        if self.resumed:
-            found["resumed"] = self.resumed
-        return found
+        """What RUN_FINISHED carries beside the protocol's own fields; see `FinishedMetadata`."""
+        timings = RunTimings(
+            queued=_rounded(self._queued),
+            first_token=_rounded(self._first_token),
+            total=_rounded(time.monotonic() - self._arrived),
+        )
+        prompt_token_ids, prompt_logprobs = self._prompt or (None, None)
+        return as_metadata(
+            FinishedMetadata(
+                finish_reason=reason,
+                timings=timings,
+                warnings=list(self.warnings) or None,
+                stop=self._stop,
+                prompt_token_ids=prompt_token_ids,
+                prompt_logprobs=prompt_logprobs,
+                tokens=list(self.unsent) or None,
+                constrained=self.constrained or None,
+                resumed=self._resumed or None,
+            )
+        )
 
 
-def _of(usage: TokenUsage | None, name: str) -> int:
-    return (getattr(usage, name) or 0) if usage is not None else 0
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 6)
 
 
-def token_row(token: Token) -> list[Any]:
-    """A token as event metadata has it: [id, text, logprob, [[id, text, logprob], ...]]."""
-    others = [[other.id, other.text, other.logprob] for other in token.alternatives or ()]
-    return [token.id, token.text, token.logprob, others]
+def token_row(token: Token) -> Scored:
+    """A token as event metadata has it."""
+    others: list[Alternative] = [(other.id, other.text, other.logprob) for other in token.alternatives or ()]
+    return (token.id, token.text, token.logprob, others)
 
 
 class Runnable(Protocol):
@@ -158,8 +183,9 @@ class Runnable(Protocol):
     @property
     def name(self) -> str: ...
 
-    async def run(self, execution: Execution) -> Ending:
-        """Emit events until done; raise EngineError or RequestError when it fails. Terminal events are not its own."""
+    async def run(self, context: RunContext, recorder: Recorder) -> Ending:
+        """Emit events until done; raise EngineError or RequestError when it fails. The manager emits RUN_STARTED and
+        the terminal event."""
 
     async def close(self) -> None:
         """Let go of what it holds for its runs. Called once no run is left, perhaps more than once."""

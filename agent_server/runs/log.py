@@ -100,8 +100,8 @@ class EventLog:
         return list(self._events)
 
     def arrival(self) -> asyncio.Future[None]:
-        """Done with the next event, or when the log closes. A plain future, and the loop asked for once: somebody waits
-        for every token."""
+        """Done with the next event, or when the log closes. A plain future, and the loop looked up once, since every
+        token is waited for."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         if len(self._waiting) > FORGOTTEN:

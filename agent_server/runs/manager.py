@@ -157,7 +157,7 @@ class RunManager:
         earlier = self._enter(run)
         driver = Driver(run, runnable, self.store if options.store else None, self.new_id, self.limits.run_seconds)
         for warning in warnings:
-            driver.execution.warn(warning)
+            driver.recorder.warn(warning)
         if self.sharing is not None:
             await self._share(self.sharing, run, driver, earlier)
         run.task = asyncio.create_task(driver.drive(Turn(run, earlier, self.sharing)), name=f"run {run.id}")

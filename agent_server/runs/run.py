@@ -20,7 +20,7 @@ from events.vocabulary import Event, RunError
 State = Literal["created", "queued", "running", "ending", "finished"]
 StopReason = Literal["cancelled", "disconnected", "shutdown"]
 INSIST_SECONDS = 1.0
-FIRST_READER_SECONDS = 30.0  # how long a run that nobody has begun to read yet is let live beyond its grace
+FIRST_READER_SECONDS = 30.0  # how long a run may wait for its first reader, beyond its grace
 
 
 class Run:
@@ -77,6 +77,11 @@ class Run:
     @property
     def readers(self) -> int:
         return self._readers
+
+    def note_prompt(self, note: PromptNote) -> None:
+        """Keep what is told of the run's first prompt; later ones change nothing."""
+        if self.prompt is None:
+            self.prompt = note
 
     def hold(self) -> Callable[[], None]:
         """Count as a reader who is elsewhere, until what is returned is called."""
@@ -140,7 +145,7 @@ class Run:
         return True
 
     def await_reader(self) -> None:
-        """Begin to count the time in which nobody reads, with an allowance for the first reader to arrive."""
+        """Begin to count the time without readers, with an allowance for the first reader to arrive."""
         if self._grace is not None:
             self._arm(self._grace + FIRST_READER_SECONDS)
 

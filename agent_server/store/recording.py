@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from sqlalchemy import and_, bindparam, select, update
@@ -15,12 +15,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from agent_server.store import messages as kept
 from agent_server.store import rows, schema
-from agent_server.store.records import RunStatus, ThreadState
+from agent_server.store.records import Conclusion, RunStatus, ThreadState
 from agent_server.store.rows import bound, decoded, encoded, now_ms, of, of_bound
 from events.vocabulary import CancelledOutcome, Event, InterruptOutcome, RunError, RunFinished
-
-if TYPE_CHECKING:
-    from agent_server.runs import Execution
 
 NAME_LENGTH = 80
 UNFINISHED = ("waiting", "running")
@@ -85,41 +82,32 @@ async def _touch(connection: AsyncConnection, tenant: str, thread_id: str, agent
     return decoded(found.state)
 
 
-class Conclusion:
-    """How a run ended, taken down at once, so that writing it later needs nothing of the run."""
+async def conclude(connection: AsyncConnection, ended: Conclusion, at: int) -> None:
+    """Write how a run ended, at that time in milliseconds."""
+    thread = ended.tenant, ended.thread_id
+    status, error = status_of(ended.terminal)
+    outcome = ended.terminal.outcome if isinstance(ended.terminal, RunFinished) else None
+    usage = ended.terminal.usage if isinstance(ended.terminal, RunFinished | RunError) else None
+    run: dict[str, Any] = {
+        "status": status, "error": error, "outcome": encoded(outcome), "usage": encoded(usage), "ended_at": at
+    }  # fmt: skip
+    changes: dict[str, Any] = {"updated_at": at}
+    if ended.state is not None:
+        changes["state"] = encoded(ended.state)
+    await connection.execute(_CHANGE_THREAD, bound(*thread, **changes))
+    await connection.execute(_CHANGE_RUN, bound(*thread, of_run=ended.run_id, **run))
+    if ended.messages:
+        await kept.add(connection, *thread, ended.messages)
+    if status == "interrupted":
+        asked = [_interrupt(ended, each) for each in ended.interrupts]
+        await rows.upsert(connection, schema.interrupts, asked, ["interrupt", "call", "status"])
 
-    def __init__(self, execution: Execution, terminal: Event) -> None:
-        run = execution.run
-        self.tenant, self.thread_id, self.run_id = execution.tenant, run.thread_id, run.id
-        self.status, error = status_of(terminal)
-        self.run = {
-            "status": self.status,
-            "error": error,
-            "outcome": encoded(getattr(terminal, "outcome", None)),
-            "usage": encoded(getattr(terminal, "usage", None)),
-            "ended_at": now_ms(),
-        }
-        self.interrupts = [self._interrupt(each) for each in execution.interrupts]
-        self.messages = execution.messages()
-        self.state = encoded(execution.state)
 
-    def _interrupt(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        interrupt = asked["interrupt"]
-        return {
-            "tenant": self.tenant, "thread_id": self.thread_id, "id": interrupt.id, "run_id": self.run_id,
-            "interrupt": encoded(interrupt), "call": encoded(asked["call"]), "status": "open",
-        }  # fmt: skip
-
-    async def write(self, connection: AsyncConnection) -> None:
-        changes: dict[str, Any] = {"updated_at": now_ms()}
-        if self.state is not None:
-            changes["state"] = self.state
-        await connection.execute(_CHANGE_THREAD, bound(self.tenant, self.thread_id, **changes))
-        await connection.execute(_CHANGE_RUN, bound(self.tenant, self.thread_id, of_run=self.run_id, **self.run))
-        if self.messages:
-            await kept.add(connection, self.tenant, self.thread_id, self.messages)
-        if self.status == "interrupted":
-            await rows.upsert(connection, schema.interrupts, self.interrupts, ["interrupt", "call", "status"])
+def _interrupt(ended: Conclusion, asked: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "tenant": ended.tenant, "thread_id": ended.thread_id, "id": asked["interrupt"].id, "run_id": ended.run_id,
+        "interrupt": encoded(asked["interrupt"]), "call": encoded(asked["call"]), "status": "open",
+    }  # fmt: skip
 
 
 def status_of(terminal: Event) -> tuple[RunStatus, str | None]:

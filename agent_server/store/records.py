@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
+
+from events.vocabulary import Event
 
 RunStatus = Literal["waiting", "running", "finished", "interrupted", "cancelled", "failed", "broken"]
 InterruptStatus = Literal["open", "claimed", "answered"]
@@ -68,6 +71,19 @@ class ThreadState(msgspec.Struct, frozen=True, kw_only=True):
     messages: tuple[dict[str, Any], ...] = ()
     owners: tuple[int, ...] = ()
     interrupts: tuple[InterruptRecord, ...] = ()
+
+
+class Conclusion(msgspec.Struct, frozen=True, kw_only=True):
+    """What is saved of a run at its end. messages: the conversation in wire form, as the run left it. interrupts: what
+    it asks a person: {"interrupt", "call"}, see `InterruptRecord`. state: None leaves the thread's."""
+
+    tenant: str
+    thread_id: str
+    run_id: str
+    terminal: Event
+    messages: Sequence[Mapping[str, Any]] = ()
+    interrupts: Sequence[Mapping[str, Any]] = ()
+    state: Any = None
 
 
 class Removal(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

@@ -48,7 +48,7 @@ def bound(tenant: str, thread_id: str, **more: Any) -> dict[str, Any]:
 
 
 def checked_id(value: str, param: str) -> str:
-    """PostgreSQL's text holds no NUL; nobody needs one in an id."""
+    """An id without NUL, which PostgreSQL's text cannot hold. RequestError."""
     if "\x00" in value:
         raise RequestError("invalid_request", "An id may not contain NUL.", param)
     return value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy import and_, delete, func, or_, select, update
 from sqlalchemy.engine import make_url
@@ -19,6 +19,7 @@ from agent_server.store.faults import Health, fault_of
 from agent_server.store.migrate import migrate
 from agent_server.store.owners import new_owner
 from agent_server.store.records import (
+    Conclusion,
     FeedbackRecord,
     InterruptRecord,
     Removal,
@@ -30,10 +31,6 @@ from agent_server.store.records import (
 from agent_server.store.rows import checked_id, decoded, encoded, now_ms, of
 from agent_server.store.thread import LoopThread
 from agent_server.store.writer import PATIENCE_SECONDS, Writer, patiently
-from events.vocabulary import Event
-
-if TYPE_CHECKING:
-    from agent_server.runs import Execution
 
 T = TypeVar("T")
 PAGE = 100
@@ -191,9 +188,10 @@ class Store:
             "outcome": None, "usage": None, "created_at": now_ms(), "ended_at": None,
         }  # fmt: skip
 
-    async def end_run(self, execution: Execution, terminal: Event) -> None:
+    async def end_run(self, ended: Conclusion) -> None:
         """Record how a run ended: its messages, the state, what it asks, all at once."""
-        await self._write(recording.Conclusion(execution, terminal).write, END_PATIENCE_SECONDS)
+        at = now_ms()
+        await self._write(lambda connection: recording.conclude(connection, ended, at), END_PATIENCE_SECONDS)
 
     async def claim(self, tenant: str, thread_id: str, answers: Mapping[str, Mapping[str, Any]], run_id: str) -> bool:
         """Accept the answers to open interrupts, all or none. False if one of them was not open any more."""

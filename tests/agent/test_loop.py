@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 
 import pytest
 
@@ -92,11 +91,24 @@ async def test_a_client_s_tool_ends_the_run_and_its_result_comes_with_the_next()
 
 
 async def test_server_tools_run_at_once_and_their_results_go_to_the_model():
-    model = Model([call("slow", seconds=0.2) + "\n" + call("add", a=2, b=3) + call("slow", seconds=0.2), "Five."])
-    async with House(Agent(name="default", tools=[add, slow]), model) as house:
-        began = time.monotonic()
+    both, added = asyncio.Barrier(2), asyncio.Event()
+
+    @tool
+    async def meet() -> str:
+        """Wait for the other two calls."""
+        await added.wait()
+        await both.wait()
+        return "done"
+
+    @tool(name="add")
+    async def add_first(a: int, b: int) -> int:
+        """Add."""
+        added.set()
+        return a + b
+
+    model = Model([call("meet") + "\n" + call("add", a=2, b=3) + call("meet"), "Five."])
+    async with House(Agent(name="default", tools=[add_first, meet]), model) as house:
         events = await house.ask("2 + 3?")
-        assert time.monotonic() - began < 0.38
     results = of(events, ToolCallResult)
     assert sorted(event.content for event in results) == ["5", "done", "done"] and results[0].content == "5"
     assert [event.step_name for event in of(events, StepStarted)] == ["step 1", "step 2"]
@@ -266,11 +278,10 @@ async def test_a_client_that_leaves_in_silence_frees_the_engine_s_slot_within_25
         await anext(reader)
         while not model.engine.running:
             await asyncio.sleep(0.005)
-        began = time.monotonic()
         await reader.aclose()
-        while model.engine.running:
-            await asyncio.sleep(0.001)
-        assert time.monotonic() - began < 0.25
+        async with asyncio.timeout(30):  # how soon is measured in benchmarks/vanishing.py
+            while model.engine.running:
+                await asyncio.sleep(0.001)
         assert len(model.engine.cancelled) == 1
 
 

@@ -10,7 +10,7 @@ import pytest
 from ag_ui.core import RunAgentInput
 
 from adapters.errors import RequestError
-from agent_server.runs import Ending, Execution, LogLimits, RunLimits, RunManager
+from agent_server.runs import Ending, LogLimits, Recorder, RunContext, RunLimits, RunManager
 from agent_server.runs.sharing import Gateway, SharingLimits
 from agent_server.runs.sharing.keys import Keys, Place
 from events.lifecycle import Verifier
@@ -32,12 +32,12 @@ class Talker:
         self.words: asyncio.Queue[str | None] = asyncio.Queue()
         self.begun: list[str] = []
 
-    async def run(self, execution: Execution) -> Ending:
-        self.begun.append(execution.run.id)
-        execution.emit(TextMessageStart(message_id="m"))
+    async def run(self, context: RunContext, recorder: Recorder) -> Ending:
+        self.begun.append(context.input.run_id)
+        recorder.emit(TextMessageStart(message_id="m"))
         while (word := await self.words.get()) is not None:
-            execution.emit(TextMessageContent(message_id="m", delta=word))
-        execution.emit(TextMessageEnd(message_id="m"))
+            recorder.emit(TextMessageContent(message_id="m", delta=word))
+        recorder.emit(TextMessageEnd(message_id="m"))
         return Ending()
 
     async def close(self) -> None:

@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable
 
 from ag_ui.core import RunAgentInput
 
-from agent_server.runs import Ending, Execution, RunLimits, RunManager
+from agent_server.runs import Ending, Recorder, RunContext, RunLimits, RunManager
 from events.options import GenerationOptions
 from events.vocabulary import TextMessageContent, TextMessageEnd, TextMessageStart
 
-Body = Callable[[Execution], Awaitable[Ending]]
+Body = Callable[[Recorder], Awaitable[Ending]]
 
 
 class Plain:
@@ -20,8 +20,8 @@ class Plain:
         self.name = "default"
         self.body = body
 
-    async def run(self, execution: Execution) -> Ending:
-        return await self.body(execution)
+    async def run(self, context: RunContext, recorder: Recorder) -> Ending:
+        return await self.body(recorder)
 
     async def close(self) -> None:
         pass
@@ -41,16 +41,16 @@ def ask(run_id: str = "r1", thread_id: str = "t1") -> RunAgentInput:
 OPTIONS = GenerationOptions(store=False)
 
 
-async def say(execution: Execution, count: int = 3) -> Ending:
-    execution.emit(TextMessageStart(message_id="m"))
+async def say(recorder: Recorder, count: int = 3) -> Ending:
+    recorder.emit(TextMessageStart(message_id="m"))
     for index in range(count):
         await asyncio.sleep(0)
-        execution.emit(TextMessageContent(message_id="m", delta=str(index)))
-    execution.emit(TextMessageEnd(message_id="m"))
+        recorder.emit(TextMessageContent(message_id="m", delta=str(index)))
+    recorder.emit(TextMessageEnd(message_id="m"))
     return Ending()
 
 
-async def forever(execution: Execution) -> Ending:
-    execution.emit(TextMessageStart(message_id="m"))
+async def forever(recorder: Recorder) -> Ending:
+    recorder.emit(TextMessageStart(message_id="m"))
     await asyncio.Event().wait()
     return Ending()

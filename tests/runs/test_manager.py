@@ -10,8 +10,8 @@ import pytest
 
 from adapters.errors import RequestError
 from agent_server.engine.protocol import EngineError
-from agent_server.runs import Ending, Execution, LogLimits
-from agent_server.store.records import ThreadState
+from agent_server.runs import Ending, LogLimits, Recorder
+from agent_server.store.records import Conclusion, ThreadState
 from events.options import GenerationOptions
 from events.vocabulary import (
     CancelledOutcome,
@@ -58,7 +58,7 @@ async def test_a_run_that_is_kept_does_not_keep_what_it_worked_with():
     class Work:
         """What an agent has in hand."""
 
-    async def agent(execution: Execution) -> Ending:
+    async def agent(recorder: Recorder) -> Ending:
         work = Work()
         works.append(weakref.ref(work))
         await asyncio.sleep(0)
@@ -90,11 +90,11 @@ async def test_a_number_that_was_never_given_is_refused():
     ],
 )
 async def test_whatever_is_raised_closes_what_is_open_and_becomes_one_error(error, code):
-    async def fails(execution: Execution) -> Ending:
-        execution.emit(StepStarted(step_name="s"))
-        execution.emit(ReasoningStart(message_id="r"))
-        execution.emit(ReasoningMessageStart(message_id="r", role="reasoning"))
-        execution.emit(ToolCallStart(tool_call_id="c", tool_call_name="f"))
+    async def fails(recorder: Recorder) -> Ending:
+        recorder.emit(StepStarted(step_name="s"))
+        recorder.emit(ReasoningStart(message_id="r"))
+        recorder.emit(ReasoningMessageStart(message_id="r", role="reasoning"))
+        recorder.emit(ToolCallStart(tool_call_id="c", tool_call_name="f"))
         raise error
 
     events = [event for _, event in await read(await manager_of(fails).start(ask(), OPTIONS))]
@@ -125,7 +125,7 @@ async def test_cancel_closes_and_says_cancelled():
 async def test_a_grace_of_zero_cancels_as_soon_as_the_last_reader_leaves():
     gone = asyncio.Event()
 
-    async def notices(execution: Execution) -> Ending:
+    async def notices(recorder: Recorder) -> Ending:
         try:
             await asyncio.Event().wait()
         finally:
@@ -146,9 +146,9 @@ async def test_a_grace_of_zero_cancels_as_soon_as_the_last_reader_leaves():
 async def test_a_reader_that_comes_back_within_the_grace_keeps_the_run():
     go_on = asyncio.Event()
 
-    async def waits(execution: Execution) -> Ending:
+    async def waits(recorder: Recorder) -> Ending:
         await go_on.wait()
-        return await say(execution)
+        return await say(recorder)
 
     run = await manager_of(waits).start(ask(), OPTIONS, grace=0.2)
     reader = run.events()
@@ -186,9 +186,9 @@ async def test_a_slow_reader_holds_nobody_back_and_is_told_when_it_fell_behind()
     limits = LogLimits(events=50, bytes=10**9)
     release = asyncio.Event()
 
-    async def talks(execution: Execution) -> Ending:
+    async def talks(recorder: Recorder) -> Ending:
         await release.wait()
-        return await say(execution, 5_000)
+        return await say(recorder, 5_000)
 
     run = await manager_of(talks, log=limits).start(ask(), OPTIONS)
     slow, fast = run.events(), run.events()
@@ -205,10 +205,10 @@ async def test_a_slow_reader_holds_nobody_back_and_is_told_when_it_fell_behind()
 
 
 async def test_the_log_is_bounded_in_bytes():
-    async def shouts(execution: Execution) -> Ending:
-        execution.emit(TextMessageStart(message_id="m"))
+    async def shouts(recorder: Recorder) -> Ending:
+        recorder.emit(TextMessageStart(message_id="m"))
         for _ in range(100):
-            execution.emit(TextMessageContent(message_id="m", delta="x" * 10_000))
+            recorder.emit(TextMessageContent(message_id="m", delta="x" * 10_000))
         return Ending()
 
     run = await manager_of(shouts, log=LogLimits(bytes=100_000)).start(ask(), OPTIONS)
@@ -380,16 +380,17 @@ class Notebook:
             raise self.begin
         return ThreadState()
 
-    async def end_run(self, execution: Execution, terminal: Event) -> None:
-        assert execution.run.terminal is None and not execution.run.finished
+    async def end_run(self, ended: Conclusion) -> None:
+        assert not self.manager.get(ended.run_id).finished
         if self.end:
             raise self.end
-        self.ended.append(terminal)
+        self.ended.append(ended.terminal)
 
 
 async def run_with(store: Notebook) -> list[Event]:
     manager = manager_of(say)
     manager.store = store
+    store.manager = manager
     return [event for _, event in await read(await manager.start(ask(), GenerationOptions()))]
 
 
@@ -414,7 +415,7 @@ async def test_a_run_that_is_being_written_down_cannot_be_cancelled_any_more():
     writing, go_on = asyncio.Event(), asyncio.Event()
 
     class Slow(Notebook):
-        async def end_run(self, execution: Execution, terminal: Event) -> None:
+        async def end_run(self, ended: Conclusion) -> None:
             writing.set()
             await go_on.wait()
 
@@ -431,6 +432,6 @@ async def test_a_run_that_is_being_written_down_cannot_be_cancelled_any_more():
 
 
 async def test_ten_thousand_events_are_read_by_two_readers_alike():
-    run = await manager_of(lambda execution: say(execution, 10_000)).start(ask(), OPTIONS)
+    run = await manager_of(lambda recorder: say(recorder, 10_000)).start(ask(), OPTIONS)
     one, two = await asyncio.gather(read(run), read(run))
     assert one == two and len(one) == 10_004

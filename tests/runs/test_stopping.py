@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from adapters.errors import RequestError
-from agent_server.runs import Ending, Execution
+from agent_server.runs import Ending, Recorder
 from agent_server.runs import run as run_module
 from events.vocabulary import CancelledOutcome, RunError, RunFinished
 from tests.runs.agents import OPTIONS, ask, forever, manager_of
@@ -34,13 +34,13 @@ async def test_an_agent_that_swallows_a_stop_is_stopped_again(monkeypatch: pytes
     monkeypatch.setattr(run_module, "INSIST_SECONDS", 0.0)
     swallowed: list[str] = []
 
-    async def stubborn(execution: Execution) -> Ending:
+    async def stubborn(recorder: Recorder) -> Ending:
         for place in ("first", "second"):
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
                 swallowed.append(place)
-        return await forever(execution)
+        return await forever(recorder)
 
     manager = manager_of(stubborn)
     run = await manager.start(ask(), OPTIONS)
@@ -57,10 +57,10 @@ async def test_an_agent_that_swallows_a_stop_is_stopped_again(monkeypatch: pytes
 async def test_a_second_stop_lets_the_first_clean_up():
     cleaned = False
 
-    async def careful(execution: Execution) -> Ending:
+    async def careful(recorder: Recorder) -> Ending:
         nonlocal cleaned
         try:
-            return await forever(execution)
+            return await forever(recorder)
         finally:
             await asyncio.sleep(0.01)
             cleaned = True

@@ -17,7 +17,7 @@ from events.vocabulary import RunError, RunFinished
 from tests.agent.harness import House
 from tests.agent.models import Model
 from tests.server import scripted, serving
-from tests.store.test_store import assistant, execution, finished, user
+from tests.store.test_store import assistant, ended, finished, user
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ async def test_a_lock_that_stays_is_told_as_what_it_is_and_holds_up_no_ending(ke
     other = sqlite3.connect(file, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     said = [user("u1", "kept"), assistant("a1", "said")]
-    ending = asyncio.create_task(kept.end_run(execution(messages=said), finished()))
+    ending = asyncio.create_task(kept.end_run(ended(finished(), messages=said)))
     refused = await asyncio.gather(
         *(kept._thread.run(lambda: kept._writer.write(store._probe, 0.0)) for _ in range(20)), return_exceptions=True
     )

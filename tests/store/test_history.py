@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from adapters.errors import RequestError
 from agent_server.store import Store, history
 from events.vocabulary import RunFinished
-from tests.store.test_store import assistant, execution, user
+from tests.store.test_store import assistant, ended, user
 
 U1, A1, U2, A2 = user("u1", "a"), assistant("a1", "b"), user("u2", "c"), assistant("a2", "d")
 TALK = [U1, A1, U2, A2]
@@ -20,7 +20,7 @@ async def run(store: Store, messages: list[dict], answer: dict | None = None, *,
     before = await store.begin_run("", "t", id, messages=messages, recall=True, **more)
     held = list(before.messages) or messages
     said = [*held, answer] if answer else held
-    await store.end_run(execution(run=id, messages=said), RunFinished(thread_id="t", run_id=id))
+    await store.end_run(ended(RunFinished(thread_id="t", run_id=id), run=id, messages=said))
     return before.messages
 
 
@@ -140,7 +140,7 @@ async def test_a_waiting_run_s_message_is_kept_and_stands_behind_the_answer_befo
     assert [each.status for each in await store.runs("", "t")] == ["finished", "running", "waiting"]
     assert await store.messages("", "t") == [U1, A1, one, two]
     said = [U1, A1, one, assistant("y1", "1")]
-    await store.end_run(execution(run="r1", messages=said), RunFinished(thread_id="t", run_id="r1"))
+    await store.end_run(ended(RunFinished(thread_id="t", run_id="r1"), run="r1", messages=said))
     assert await run(store, [two], assistant("y2", "2"), id="r2", edits=False) == (*said, two)
     assert await store.messages("", "t") == [*said, two, assistant("y2", "2")]
     assert {each.status for each in await store.runs("", "t")} == {"finished"}

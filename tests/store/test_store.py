@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import asyncpg
 import pytest
-from ag_ui.core import RunAgentInput
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import create_engine
 
 from adapters.errors import RequestError
-from agent_server.runs import Execution, LogLimits, Run
-from agent_server.store import Store, migrate, owners
+from agent_server.store import Conclusion, Store, migrate, owners
 from agent_server.store.database import make_engine, with_driver
 from agent_server.store.schema import metadata
-from events.options import GenerationOptions
 from events.vocabulary import (
     CancelledOutcome,
     Interrupt,
@@ -37,13 +33,16 @@ def assistant(id: str, text: str) -> dict:
     return {"id": id, "role": "assistant", "content": text}
 
 
-def execution(thread: str = "t", run: str = "r", tenant: str = "", messages=(), state=None, interrupts=()) -> Execution:
-    input = RunAgentInput(thread_id=thread, run_id=run, messages=[], state=state)
-    made = Run(input=input, options=GenerationOptions(), agent="default", tenant=tenant, grace=None, limits=LogLimits())
-    found = Execution(made, None, lambda prefix: prefix)
-    found.messages = lambda: list(messages)
-    found.interrupts = list(interrupts)
-    return found
+def ended(terminal, thread: str = "t", run: str = "r", messages=(), state=None, interrupts=()) -> Conclusion:
+    return Conclusion(
+        tenant="",
+        thread_id=thread,
+        run_id=run,
+        terminal=terminal,
+        messages=messages,
+        state=state,
+        interrupts=interrupts,
+    )
 
 
 def finished(thread: str = "t", run: str = "r", **more) -> RunFinished:
@@ -57,7 +56,7 @@ async def test_a_run_leaves_its_messages_state_and_record(store: Store):
     assert await store.messages("", "t") == [user("u1", "Hello  there")]
     said = [user("u1", "Hello  there"), assistant("a1", "Hi \u0000 \U0001f600")]
     usage = [TokenUsage(model="m", input_tokens=3, output_tokens=2)]
-    await store.end_run(execution(messages=said, state={"step": 1}), finished(usage=usage))
+    await store.end_run(ended(finished(usage=usage), messages=said, state={"step": 1}))
     assert await store.messages("", "t") == said
     assert await store.state("", "t") == {"step": 1}
     (run,) = await store.runs("", "t")
@@ -83,7 +82,7 @@ async def test_a_run_leaves_its_messages_state_and_record(store: Store):
 )
 async def test_a_run_s_status_is_its_terminal_event(store: Store, terminal, status, error):
     await store.begin_run("", "t", "r")
-    await store.end_run(execution(), terminal)
+    await store.end_run(ended(terminal))
     (run,) = await store.runs("", "t")
     assert (run.status, run.error) == (status, error)
 
@@ -144,7 +143,7 @@ async def test_an_interrupt_is_claimed_once_and_keeps_its_result(store: Store):
     ]
     await store.begin_run("", "t", "r")
     outcome = InterruptOutcome(interrupts=[each["interrupt"] for each in asked])
-    await store.end_run(execution(interrupts=asked), finished(outcome=outcome))
+    await store.end_run(ended(finished(outcome=outcome), interrupts=asked))
     waiting = (await store.begin_run("", "t", "r2", messages=[user("u9", "not yet")])).interrupts
     assert [(each.id, each.status, each.call["id"]) for each in waiting] == [("i1", "open", "c1"), ("i2", "open", "c2")]
     assert waiting[0].interrupt == {"id": "i1", "reason": "tool_call", "toolCallId": "c1"}
@@ -183,11 +182,9 @@ async def test_one_bad_write_does_not_spoil_the_others_of_its_batch(store: Store
 async def test_hundreds_of_runs_at_once_are_all_recorded(store: Store):
     async def one(n: int) -> None:
         await store.begin_run("", f"t{n}", "r", messages=[user("u", str(n))])
-        await store.end_run(execution(f"t{n}", messages=[user("u", str(n)), assistant("a", "ok")]), finished(f"t{n}"))
+        await store.end_run(ended(finished(f"t{n}"), f"t{n}", messages=[user("u", str(n)), assistant("a", "ok")]))
 
-    start = time.monotonic()
     await asyncio.gather(*(one(n) for n in range(200)))
-    assert time.monotonic() - start < 30
     counted = [len(await store.messages("", f"t{n}")) for n in range(200)]
     assert counted == [2] * 200
 
@@ -196,7 +193,7 @@ async def test_what_is_written_is_there_after_reopening(url: str):
     first = Store(url)
     await first.open()
     await first.begin_run("", "t", "r", messages=[user("u", "x")])
-    await first.end_run(execution(messages=[user("u", "x")], state={"a": 1}), finished())
+    await first.end_run(ended(finished(), messages=[user("u", "x")], state={"a": 1}))
     await first.close()
     await first.close()
     second = Store(url)
@@ -242,7 +239,7 @@ async def test_two_servers_never_work_on_one_thread_at_the_same_time(url: str):
         await second.begin_run("", "t", "r2")
     assert refused.value.kind == "conflict"
     assert {run.id: run.status for run in await second.runs("", "t")} == {"r1": "running", "r2": "failed"}
-    await first.end_run(execution(run="r1"), finished(run="r1"))
+    await first.end_run(ended(finished(run="r1"), run="r1"))
     await second.begin_run("", "t", "r3")
     await first.close()
     await second.begin_run("", "t2", "r4")
@@ -277,7 +274,7 @@ async def test_the_migrations_go_up_and_down_over_what_is_stored(url: str):
     async def talk(store: Store) -> None:
         await store.begin_run("", "t", "r", messages=[user("u1", "a"), assistant("a1", "b")])
         await store.begin_run("", "t", "r", messages=[user("u1", "a")])
-        await store.end_run(execution(messages=[user("u1", "a"), assistant("a2", "c")]), finished())
+        await store.end_run(ended(finished(), messages=[user("u1", "a"), assistant("a2", "c")]))
         await store.accept_run("", "t", "r2")
 
     async def kept(store: Store) -> None:

@@ -1,4 +1,4 @@
-"""Follows the runs of other gateways that somebody reads here: one command for all, some forty times a second."""
+"""Follows the runs of other gateways that have readers here: one command for all, some forty times a second."""
 
 from __future__ import annotations
 

@@ -53,7 +53,8 @@ class Publisher:
         self._hurry.set()
 
     def send(self, *command: Any) -> None:
-        """A command that nobody waits for, after what is being sent. The oldest give way when Redis takes none."""
+        """A command whose answer is not needed, sent after what is being sent. The oldest give way while Redis takes
+        none."""
         self._outbox.append(command)
         del self._outbox[: -self._limits.commands]
         self.hurry()

@@ -24,7 +24,7 @@ Ask = Callable[["RemoteRun", str, dict[str, Any]], Awaitable[Mapping[str, Any]]]
 AHEAD = 10_000
 """How many events a client may have seen that have not come here yet."""
 IDLE_SECONDS = 5.0
-"""How long a copy that nobody reads is kept up to date."""
+"""How long a copy without readers is kept up to date."""
 
 
 def record_of(run: Run) -> dict[str, bytes]:
@@ -92,7 +92,7 @@ class RemoteRun:
 
     @property
     def idle(self) -> bool:
-        """Nobody has wanted anything of it for a while."""
+        """It had no reader and no command for a while."""
         return not self._readers and time.monotonic() - self.touched > IDLE_SECONDS
 
     def events(self, after: int = 0) -> RemoteReader:
