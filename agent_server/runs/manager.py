@@ -116,9 +116,9 @@ class RunManager:
     async def open(self) -> None:
         """Begin to share runs, where they are shared."""
         if self.sharing is not None:
-            await self.sharing.open(self._bereaved)
+            await self.sharing.open(self._gateway_died)
 
-    async def _bereaved(self) -> None:
+    async def _gateway_died(self) -> None:
         if self.store is not None:
             await self.store.find_broken()
 

@@ -160,7 +160,7 @@ class Store:
             messages=messages, removal=new_id("removal"), edits=edits, recall=recall,
         )  # fmt: skip
         state = await self._write(entry.write)
-        if not await self._bury(state.owners):
+        if not await self._mark_dead(state.owners):
             await self._write(lambda connection: recording.refuse(connection, entry.run))
             raise RequestError("conflict", "This thread has a run going on at another server.", retry_after=1.0)
         return state
@@ -391,12 +391,12 @@ class Store:
     async def find_broken(self) -> None:
         """Record the runs of servers that died as broken."""
         running = select(schema.runs.c.owner).where(schema.runs.c.status.in_(recording.UNFINISHED)).distinct()
-        await self._bury([row.owner for row in await self._rows(running) if row.owner != self.owner])
+        await self._mark_dead([row.owner for row in await self._rows(running) if row.owner != self.owner])
 
     async def _lives(self, owner: int) -> bool:
         return await self._thread.run(lambda: self._owners.alive(owner))
 
-    async def _bury(self, owners: Sequence[int]) -> bool:
+    async def _mark_dead(self, owners: Sequence[int]) -> bool:
         """Record the runs of those owners that died as broken. False if one of them lives."""
         dead = [owner for owner in owners if not await self._lives(owner)]
         if dead:

@@ -23,10 +23,10 @@ from agent_server.runs.sharing.keys import Keys, Place, place_of
 from agent_server.runs.sharing.limits import SharingLimits
 from agent_server.runs.sharing.link import Link, Unreachable
 from agent_server.runs.sharing.publisher import Publisher
+from agent_server.runs.sharing.reaper import Reaper
 from agent_server.runs.sharing.remote import RemoteRun, record_of
 from agent_server.runs.sharing.scripts import ENTER
 from agent_server.runs.sharing.shared import Shared
-from agent_server.runs.sharing.undertaker import Undertaker
 
 if TYPE_CHECKING:
     from agent_server.runs.run import Run
@@ -55,17 +55,17 @@ class Gateway:
         self._runs: dict[tuple[str, str], Shared] = {}
         self._ended: dict[tuple[str, str], Place] = {}
         self._joined = self._closed = False
-        self._bereaved: Callable[[], Awaitable[None]] | None = None
+        self._on_death: Callable[[], Awaitable[None]] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._beat = asyncio.Event()
         self._enter = self.link.script(ENTER)
         self._publisher = Publisher(self.link, keys, self.id, self._runs, self.limits, self._lapsed)
         self._follower = Follower(self.link, keys, self.limits)
         self._controls = Controls(self.link, keys, self.id, self._runs, self.limits, self._publisher)
-        self._undertaker = Undertaker(self.link, keys, self.id, self.limits)
+        self._reaper = Reaper(self.link, keys, self.id, self.limits)
 
-    async def open(self, bereaved: Callable[[], Awaitable[None]]) -> None:
-        self._bereaved = bereaved
+    async def open(self, on_death: Callable[[], Awaitable[None]]) -> None:
+        self._on_death = on_death
         try:
             await self._renew()
         except Unreachable as error:
@@ -277,12 +277,12 @@ class Gateway:
     async def _look_around(self) -> None:
         await self._look_for_turns()
         await self._follower.look()
-        dead = await self._undertaker.round()
+        dead = await self._reaper.round()
         for gateway in dead:
             for shared in self._runs.values():
                 shared.release(gateway)
-        if dead and self._bereaved is not None:
-            await self._bereaved()
+        if dead and self._on_death is not None:
+            await self._on_death()
 
     async def _look_for_turns(self) -> None:
         """Should the word of a turn have been lost."""

@@ -73,8 +73,8 @@ class Sharing(Protocol):
     """Where runs are made known to other gateways and theirs are found. None of it raises because it is out of order:
     then this gateway's runs go on alone."""
 
-    async def open(self, bereaved: Callable[[], Awaitable[None]]) -> None:
-        """Begin. `bereaved` is awaited when another gateway was found dead and its runs were ended."""
+    async def open(self, on_death: Callable[[], Awaitable[None]]) -> None:
+        """Begin. `on_death` is awaited when another gateway was found dead and its runs were ended."""
 
     async def close(self) -> None:
         """Send what is left, end what is read here of other gateways, and say goodbye. Safe to call twice."""

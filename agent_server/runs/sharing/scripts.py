@@ -68,12 +68,12 @@ return 'ok'
 """
 )
 
-BURY = (
+END_DEAD = (
     NEXT
     + """
 -- KEYS lease, runs, record, thread, events
 -- ARGV entry, instance, seconds, base of control keys, id of the last event, new id, first number, events
--- → 'buried', or 'alive', or 'moved' if more events came than were seen
+-- → 'ended', or 'alive', or 'moved' if more events came than were seen
 if redis.call('EXISTS', KEYS[1]) == 1 then return 'alive' end
 local known = redis.call('HMGET', KEYS[3], 'instance', 'ended')
 if known[1] == ARGV[2] and not known[2] then
@@ -86,6 +86,6 @@ if known[1] == ARGV[2] and not known[2] then
 end
 redis.call('SREM', KEYS[2], ARGV[1])
 if redis.call('LREM', KEYS[4], 0, ARGV[1]) > 0 then tell_next(KEYS[4], ARGV[4]) end
-return 'buried'
+return 'ended'
 """
 )

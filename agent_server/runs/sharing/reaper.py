@@ -8,22 +8,22 @@ from agent_server.runs.sharing.entries import RawEntry, closing, entry_id, numbe
 from agent_server.runs.sharing.keys import Keys, Place, place_of
 from agent_server.runs.sharing.limits import SharingLimits
 from agent_server.runs.sharing.link import Link
-from agent_server.runs.sharing.scripts import BURY
+from agent_server.runs.sharing.scripts import END_DEAD
 from events.encode import encode
 
 log = logging.getLogger("agent_server.sharing")
 ATTEMPTS = 5
 
 
-class Undertaker:
-    """Any gateway may be one; several at once do no harm."""
+class Reaper:
+    """Reaps dead gateways. Every gateway has one; several at once do no harm."""
 
     def __init__(self, link: Link, keys: Keys, gateway: str, limits: SharingLimits) -> None:
         self._link = link
         self._keys = keys
         self._gateway = gateway
         self._limits = limits
-        self._bury = link.script(BURY)
+        self._end_dead = link.script(END_DEAD)
 
     async def round(self) -> list[str]:
         """The gateways that were found dead, their runs ended."""
@@ -55,7 +55,7 @@ class Undertaker:
         for _ in range(ATTEMPTS):
             answer = await self._attempt(place)
             if answer != b"moved":
-                return bool(answer == b"buried")
+                return bool(answer == b"ended")
         return False
 
     async def _attempt(self, place: Place) -> bytes:
@@ -74,5 +74,5 @@ class Undertaker:
             place.entry, place.instance, max(1, int(self._limits.replay)), self._keys.control_base, entry_id(last),
             entry_id(last + len(events)), last + 1, b"\n".join(map(encode, events)),
         ]  # fmt: skip
-        answer: bytes = await self._bury(keys, args)
+        answer: bytes = await self._end_dead(keys, args)
         return answer
