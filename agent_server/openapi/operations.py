@@ -243,6 +243,16 @@ OPENAI: Mapping[tuple[str, str], Operation] = {
         stream=answers.ResponseEvent,
         example={"model": "default", "input": "What can you do?", "max_output_tokens": 64},
     ),
+    ("POST", "/v1/responses/input_tokens"): Operation(
+        "OpenAI",
+        "The number of a prompt's tokens",
+        body=Fields("ResponsesInputTokensRequest", openai_responses.FIELDS, ("input",)),
+        answer=answers.InputTokens,
+        example={"model": "default", "input": "What can you do?"},
+    ),
+    ("POST", "/v1/responses/compact"): Operation(
+        "OpenAI", "Refused: conversations are not compacted here", body=Free(), status=400
+    ),
     ("GET", "/v1/responses/{id}"): Operation(
         "OpenAI",
         "A stored response",

@@ -17,6 +17,8 @@ from agent_server.store.schema import metadata
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 LOCK = 0x61675F6D6967  # one server migrates a shared PostgreSQL at a time
+WAIT_MILLISECONDS = 20_000
+"""How long a server waits for another that migrates the same SQLite file; at the start, when nothing else runs."""
 TARGET = "head"
 Steps = Callable[[str, Any], Any]
 
@@ -44,9 +46,20 @@ def downgrade(connection: Connection, scripts: ScriptDirectory, target: str) -> 
     _run(connection, scripts, target, scripts._downgrade_revs)
 
 
-def _run(connection: Connection, scripts: ScriptDirectory, target: str, steps: Steps) -> None:
+def _begin_alone(connection: Connection) -> None:
+    """Wait until no other server migrates this database. What the migrations find to do is read behind it: two servers
+    that open a new database at once would both create its tables."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": LOCK})
+        return
+    usual = connection.exec_driver_sql("PRAGMA busy_timeout").scalar_one()
+    connection.exec_driver_sql(f"PRAGMA busy_timeout={WAIT_MILLISECONDS}")
+    connection.exec_driver_sql("BEGIN IMMEDIATE")  # Python's driver begins no transaction before CREATE TABLE
+    connection.exec_driver_sql(f"PRAGMA busy_timeout={usual}")
+
+
+def _run(connection: Connection, scripts: ScriptDirectory, target: str, steps: Steps) -> None:
+    _begin_alone(connection)
 
     def chosen(revision: Any, _: Any) -> Any:
         return steps(target, revision)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import asyncpg
 import pytest
@@ -313,3 +314,12 @@ async def test_a_server_whose_line_to_the_database_was_cut_is_not_taken_for_dead
         await second.begin_run("", "t", "r2")
     await first.close()
     await second.close()
+
+
+async def test_servers_that_open_a_new_database_at_once_all_get_it(tmp_path: Path):
+    stores = [Store(f"sqlite:///{tmp_path}/new.db") for _ in range(4)]
+    try:
+        await asyncio.gather(*(store.open() for store in stores))
+        assert [await store.threads("") for store in stores] == [([], None)] * 4
+    finally:
+        await asyncio.gather(*(store.close() for store in stores))
