@@ -15,7 +15,7 @@ import msgspec
 
 from adapters.errors import KINDS, ErrorKind, RequestError
 from adapters.openai_tokens import TokenDetail, tokens_of
-from events.answer import Call
+from events.answer import FinishedCall
 from events.message import fold as fold_messages
 from events.sampling import PARAMETERS, Wire, names_on
 from events.vocabulary import (
@@ -75,7 +75,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     text: str
     reasoning: str
-    calls: Sequence[Call]
+    calls: Sequence[FinishedCall]
     finish: str
     error: RunError | None
     usage: Sequence[TokenUsage]

@@ -12,7 +12,7 @@ from events.vocabulary import RunError, RunFinished, RunOutcome, TokenUsage
 Wire = dict[str, Any]
 
 
-class Call(msgspec.Struct, frozen=True, kw_only=True):
+class FinishedCall(msgspec.Struct, frozen=True, kw_only=True):
     """A finished tool call; `arguments` is the JSON text as the model wrote it."""
 
     id: str
@@ -30,7 +30,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     text: str = ""
     reasoning: str = ""
-    tool_calls: tuple[Call, ...] = ()
+    tool_calls: tuple[FinishedCall, ...] = ()
     pending: tuple[str, ...] = ()
     usage: TokenUsage | None = None
     finish_reason: str | None = None
@@ -41,7 +41,10 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_answer(
-    messages: Sequence[Wire], calls: Sequence[Call], pending: Sequence[str], terminal: RunFinished | RunError | None
+    messages: Sequence[Wire],
+    calls: Sequence[FinishedCall],
+    pending: Sequence[str],
+    terminal: RunFinished | RunError | None,
 ) -> Answer:
     """`messages` are the run's own, in wire form; `calls` and `pending` as in Answer."""
     metadata = (terminal.metadata if terminal else None) or {}

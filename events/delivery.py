@@ -1,4 +1,4 @@
-"""When deltas are sent: at once, or gathered as the streaming specification advises.
+"""When deltas are sent: at once, or gathered as the streaming specification advises (docs/reading-output.md).
 
 "adaptive" (its section "Token Buffer Size"): content at once, the arguments of a call at JSON boundaries (brackets,
 quotes, commas, colons), reasoning by sentence. What is gathered is sent before anything else that follows it, so the

@@ -2,7 +2,7 @@
 
 One place for every wire's non-streaming answer, for history and for what a run returns. Messages are in their wire
 form (camelCase dictionaries), which is also what the store keeps and MESSAGES_SNAPSHOT sends. Cost is linear in the
-events: deltas are collected and joined when somebody asks.
+events: deltas are collected and joined when the text is read.
 
 The folder takes events that keep the lifecycle rules; `events.lifecycle` is what checks them.
 """
@@ -16,7 +16,7 @@ from typing import Any
 from ag_ui.core import Message
 from pydantic import BaseModel, TypeAdapter
 
-from events.answer import Answer, Call, Wire, make_answer
+from events.answer import Answer, FinishedCall, Wire, make_answer
 from events.chunks import ChunkExpander
 from events.encode import to_wire
 from events.patch import PatchError, apply_patch
@@ -46,7 +46,7 @@ from events.vocabulary import (
     ToolCallStart,
 )
 
-__all__ = ["Answer", "Call", "Folder", "fold", "to_dicts", "to_models"]
+__all__ = ["Answer", "FinishedCall", "Folder", "fold", "to_dicts", "to_models"]
 
 _MESSAGES: TypeAdapter[list[Any]] = TypeAdapter(list[Message])
 
@@ -129,9 +129,9 @@ class Folder:
         for text in (*self._texts.values(), *self._arguments.values()):
             text.settle()
 
-    def _call(self, call_id: str) -> Call:
+    def _call(self, call_id: str) -> FinishedCall:
         function = self._calls[call_id][1]["function"]
-        return Call(id=call_id, name=function["name"], arguments=function["arguments"])
+        return FinishedCall(id=call_id, name=function["name"], arguments=function["arguments"])
 
     def _pending(self) -> list[str]:
         """The producer's own list where it gives one, else every call of the run without a result."""
@@ -260,7 +260,7 @@ class Folder:
         self._by_id.setdefault(event.message_id, message)
 
     def _place_of_result(self, call_id: str) -> int:
-        """After the message that made the call and the results that follow it; at the end if nobody made it."""
+        """After the message that made the call and the results that follow it; at the end if no message made it."""
         if call_id not in self._calls:
             return len(self._messages)
         place = self._place(self._calls[call_id][0]) + 1

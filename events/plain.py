@@ -1,4 +1,4 @@
-"""Text that is nobody's format: the output of a prompt that went to the model as it is becomes one message, unread.
+"""Raw completions: the output of a prompt that was given as text becomes one message and is not parsed.
 
 Nothing is trimmed, held back or looked for in it, so what the tokens say is what the client gets.
 """

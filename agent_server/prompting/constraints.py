@@ -21,7 +21,7 @@ from agent_server.prompting.schemas import check_pattern_value, prepared
 from events.formats.output_format import OutputFormat, Tools
 from events.grammar import Function, Stage, plan
 from events.grammar.lint import Finding, Prepared, SchemaRefused, prepare
-from events.grammar.values import unwritten
+from events.grammar.value_nodes import unwritten
 from events.options import GenerationOptions, ResponseFormat, ToolChoice
 from events.parsing.machine import Parser
 from events.parsing.policy import Policy

@@ -291,7 +291,7 @@ class PromptBuilder:
 
     def detect_output_stage(self, token_ids: Sequence[int]) -> str:
         """REASONING_STAGE, CONTENT_STAGE or TOOL_CALL_STAGE: where a model's output starts behind this prompt (the
-        DeepSeek specification's `detect_output_stage`). The same answer as `opened` gives."""
+        DeepSeek proposal's `detect_output_stage`). The same answer as `opened` gives."""
         chat = self._chosen(False)
         if chat is None:
             return "CONTENT_STAGE"

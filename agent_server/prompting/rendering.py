@@ -15,7 +15,7 @@ from events.formats.output_format import OutputFormat
 from events.template.analyser import TemplateAnalysis
 from events.template.declarations import simplified, tool_declaration
 from events.template.environment import ChatTemplate, Clock, Message, TemplateError
-from events.template.messages import Conversation
+from events.template.messages import PromptMessages
 from events.template.writer import writes_reasoning
 
 
@@ -36,7 +36,7 @@ class Rendering:
         self,
         chat: Chat,
         controls: ControlTokens,
-        conversation: Conversation,
+        conversation: PromptMessages,
         variables: Mapping[str, Any],
         *,
         continued: bool | Literal["content"],

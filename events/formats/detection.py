@@ -1,8 +1,8 @@
 """What to expect of a model of which nothing but its name is known (an upstream engine without a chat template).
 
-The rules are those of the streaming specification, "Detection Logic": a list of reasoning models, the request's
-thinking flag, three families of reasoning markers, four forms of tool calls. Where reasoning is not detected, text is
-content.
+The rules are those of the streaming specification (docs/reading-output.md, "Sources"), section "Detection Logic": a
+list of reasoning models, the request's thinking flag, three families of reasoning markers, four forms of tool calls.
+Where reasoning is not detected, text is content.
 """
 
 from __future__ import annotations
@@ -31,16 +31,6 @@ def is_reasoning_model(model: str) -> bool:
     """Whether a model's name (with or without its organisation) is in the specification's list."""
     name = model.lower().rpartition("/")[2]
     return any(fnmatchcase(name, pattern) for pattern in REASONING_MODELS)
-
-
-def is_reasoning_token(text: str, model: str, *, thinking: bool, worker: bool = False) -> bool:
-    """The specification's test of one token: the worker's word, else a marker's in a thinking reasoning model."""
-    if worker:
-        return True
-    if not thinking or not is_reasoning_model(model):
-        return False
-    lowered = text.lower()
-    return any(marker in lowered for pair in REASONING_MARKERS for marker in pair)
 
 
 def detected_format(model: str, *, thinking: bool = True) -> OutputFormat:

@@ -226,7 +226,8 @@ def _reached(rules: Mapping[str, Item]) -> list[str]:
 
 
 def _recursive(rules: Mapping[str, Item], reached: list[str]) -> bool:
-    """Whether some rule needs itself: what is left when rules that need nobody are taken away, again and again."""
+    """Whether some rule refers to itself, directly or through others."""
+    # Remove the rules that refer to no remaining rule, until nothing changes: what remains refers to itself.
     left = {name: set(_named(rules[name])) for name in reached}
     while ready := {name for name, needed in left.items() if not needed}:
         left = {name: needed - ready for name, needed in left.items() if name not in ready}

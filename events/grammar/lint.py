@@ -1,8 +1,8 @@
 """What a grammar cannot enforce in a JSON schema, found before anything is generated, and what it must not be given.
 
 The facts are llguidance's (1.9), each seen by walking a compiled grammar over a valid and an invalid instance; a test
-does that again for every keyword and writes the table in docs/constrained-decoding.md. A keyword that nobody has
-listed counts as not enforced, so that none is ignored in silence.
+does that again for every keyword and writes the table in docs/constrained-decoding.md. A keyword that is
+not listed here counts as not enforced, so that none is ignored in silence.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def _target(reference: str, root: Any) -> Any:
 
 
 def _refuse_endless(root: Mapping[str, Any]) -> None:
-    """Refuse a schema that every instance of would have to contain itself."""
+    """Refuse a schema whose every instance must contain another instance of the same schema: none is finite."""
     state: dict[int, bool] = {}
 
     def visit(node: Any) -> None:
@@ -165,7 +165,7 @@ def _refuse_endless(root: Mapping[str, Any]) -> None:
             return
         known = state.get(id(node))
         if known is False:
-            raise SchemaRefused("", "The schema needs itself within itself: no value of it would ever end.")
+            raise SchemaRefused("", "The schema requires itself inside itself, so no finite value fits it.")
         if known is None:
             state[id(node)] = False
             for inner in _needed(node, root):

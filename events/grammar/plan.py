@@ -13,8 +13,8 @@ import msgspec
 
 from events.formats.fields import texts
 from events.formats.output_format import OutputFormat, markers
-from events.grammar.calls import CallWriter, Function
-from events.grammar.channels import channel_plan, supports
+from events.grammar.call_nodes import CallWriter, Function
+from events.grammar.channel_nodes import channel_plan, supports
 from events.grammar.nodes import EMPTY, Alphabet, Node, constant, either, optional, pattern, sequence, split
 from events.options import ResponseFormat, ToolChoice
 

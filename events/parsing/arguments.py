@@ -10,14 +10,14 @@ import re
 from collections.abc import Mapping
 
 from events.formats.output_format import Arguments
-from events.parsing.call import NAME_LIMIT, Call, NoCall, argument_ends
+from events.parsing.argument_context import NAME_LIMIT, ArgumentContext, NoCall, argument_ends
 from events.parsing.json_text import JsonText
 from events.parsing.literals import quoted
 from events.parsing.scanner import Scanner, scanner_for
 from events.parsing.schema import Schema, property_schema
 from events.parsing.source import Reading, Source
 from events.parsing.syntax import is_special
-from events.parsing.values import TypedValue, value_types
+from events.parsing.typed_value import TypedValue, value_types
 from events.parsing.xml_arguments import nested_arguments
 
 _LOOK_AHEAD = 64
@@ -26,7 +26,7 @@ _FIRST_KEY = re.compile(r'\{\s*(?:"([^"\\]*)"|\})')
 _CDATA = scanner_for(("<![CDATA[",))
 
 
-def read_arguments(call: Call) -> Reading[None]:
+def read_arguments(call: ArgumentContext) -> Reading[None]:
     """The arguments in the format's own style."""
     style = call.calls.tools.arguments.style
     if style == "json" or (style == "tagged" and (yield from call.source.space()) == "{"):
@@ -39,7 +39,7 @@ def read_arguments(call: Call) -> Reading[None]:
         yield from object_arguments(call)
 
 
-def stream(call: Call, value: JsonText, verbatim: bool) -> Reading[None]:
+def stream(call: ArgumentContext, value: JsonText, verbatim: bool) -> Reading[None]:
     """Read one value and write it as it comes. What the end of the output cuts off is completed, unless it is the
     model's own JSON (`verbatim`), of which exactly what was written is passed on."""
     source = call.source
@@ -58,7 +58,7 @@ def stream(call: Call, value: JsonText, verbatim: bool) -> Reading[None]:
         yield
 
 
-def json_arguments(call: Call) -> Reading[None]:
+def json_arguments(call: ArgumentContext) -> Reading[None]:
     """A JSON object; nothing at all is an empty one."""
     if (yield from call.source.space()) == "{":
         yield from stream(call, JsonText(stops=call.calls.ends, eager=True), verbatim=True)
@@ -66,7 +66,7 @@ def json_arguments(call: Call) -> Reading[None]:
         yield from no_arguments(call)
 
 
-def no_arguments(call: Call) -> Reading[None]:
+def no_arguments(call: ArgumentContext) -> Reading[None]:
     """A call without arguments, which only the call's end or the output's may follow; or the word null."""
     source, calls = call.source, call.calls
     if (yield from source.match(call.syntax.scanner("null", "None"))):
@@ -78,7 +78,7 @@ def no_arguments(call: Call) -> Reading[None]:
         call.write("{}")
 
 
-def object_arguments(call: Call) -> Reading[None]:
+def object_arguments(call: ArgumentContext) -> Reading[None]:
     """Python keyword arguments, or an object with bare keys; both end with their bracket."""
     a, calls = call.calls.tools.arguments, call.calls
     untyped = a.untyped
@@ -106,7 +106,7 @@ def object_arguments(call: Call) -> Reading[None]:
     yield from stream(call, value, verbatim=False)
 
 
-def tagged_arguments(call: Call) -> Reading[None]:
+def tagged_arguments(call: ArgumentContext) -> Reading[None]:
     """One block for each argument, in any order; text between blocks is left out. A format that announces calls only
     whole also refuses what does not fit the tool."""
     source, calls = call.source, call.calls
@@ -140,13 +140,13 @@ def tagged_arguments(call: Call) -> Reading[None]:
         call.write("}" if seen else "{}")
 
 
-def _may_wrap(call: Call, key: str) -> bool:
+def _may_wrap(call: ArgumentContext, key: str) -> bool:
     """Whether a model may have put all its arguments into one that the tool does not have."""
     properties = call.schema.get("properties") if isinstance(call.schema, Mapping) else None
     return key in _WRAPPERS and isinstance(properties, Mapping) and bool(properties) and key not in properties
 
 
-def _wraps(call: Call) -> Reading[bool]:
+def _wraps(call: ArgumentContext) -> Reading[bool]:
     """Whether the object that begins here has the tool's arguments: its first key is one, or it has none."""
     source = call.source
     while True:
@@ -158,14 +158,14 @@ def _wraps(call: Call) -> Reading[bool]:
         yield
 
 
-def _wrapped_arguments(call: Call) -> Reading[None]:
+def _wrapped_arguments(call: ArgumentContext) -> Reading[None]:
     """All arguments as one JSON object in a tag."""
     yield from stream(call, JsonText(stops=(call.calls.argument_end, *call.calls.ends)), verbatim=True)
     yield from call.source.space()
     yield from call.source.match(call.syntax.scanner(call.calls.argument_end))
 
 
-def _argument_header(call: Call, ends: tuple[str, ...]) -> Reading[tuple[str, str] | None]:
+def _argument_header(call: ArgumentContext, ends: tuple[str, ...]) -> Reading[tuple[str, str] | None]:
     """Name and declared type of an argument whose opener was read; None if the call ends instead. An opener without
     a value is passed over."""
     source, calls = call.source, call.calls
@@ -187,7 +187,7 @@ def _argument_header(call: Call, ends: tuple[str, ...]) -> Reading[tuple[str, st
         return _name_and_type(calls.tools.arguments, call.syntax.in_canonical_spelling(header))
 
 
-def _is_property(call: Call, key: str) -> bool:
+def _is_property(call: ArgumentContext, key: str) -> bool:
     return call.schema is not None and property_schema(call.schema, key, call.schema) is not None
 
 
@@ -203,7 +203,7 @@ def _name_and_type(a: Arguments, header: str) -> tuple[str, str]:
     return name.strip(), declared.strip()
 
 
-def _tagged_value(call: Call, kinds: frozenset[str], ends: tuple[str, ...], seen: set[str]) -> Reading[None]:
+def _tagged_value(call: ArgumentContext, kinds: frozenset[str], ends: tuple[str, ...], seen: set[str]) -> Reading[None]:
     """A value up to its end marker, or up to the next argument or the call's end where the model forgot it. A marker
     only counts where something that belongs to the call follows it: a string may contain it."""
     source, calls, a = call.source, call.calls, call.calls.tools.arguments
@@ -249,7 +249,7 @@ def _tagged_value(call: Call, kinds: frozenset[str], ends: tuple[str, ...], seen
     call.write(value.take())
 
 
-def _opens_next(call: Call, position: int, seen: set[str]) -> bool | None:
+def _opens_next(call: ArgumentContext, position: int, seen: set[str]) -> bool | None:
     """Whether the argument's opener that ends at `position`, within a value, begins the next argument: one that the
     tool has and that was not given yet, or any where the opener is no text. None: undecided."""
     source, calls = call.source, call.calls
@@ -268,7 +268,7 @@ def _opens_next(call: Call, position: int, seen: set[str]) -> bool | None:
     return is_special(calls.argument_name) and key not in seen
 
 
-def _ends_output(call: Call, position: int) -> bool | None:
+def _ends_output(call: ArgumentContext, position: int) -> bool | None:
     """Whether a call's end marker that ends at `position`, within a value, ends the call: only further end markers
     follow, or another call. None: undecided."""
     source, calls = call.source, call.calls

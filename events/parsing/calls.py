@@ -10,8 +10,8 @@ from collections.abc import Callable
 from html import unescape
 from typing import Literal
 
+from events.parsing.argument_context import NoCall
 from events.parsing.arguments import read_arguments
-from events.parsing.call import NoCall
 from events.parsing.json_call import read_json_call
 from events.parsing.literals import escaped
 from events.parsing.open_call import CutOff, OpenCall
@@ -374,8 +374,8 @@ class CallReader:
         return self._scanner(*calls.starts, *calls.ends, *openers).begins(source.text, source.position)
 
     def _failed(self, failure: NoCall) -> Reading[None]:
-        """What was read is no call: show it or leave it out, up to the end of what it pretended to be. A call that
-        was announced before ends here."""
+        """What was read is no call: show it or leave it out, through the end marker of the call that it was taken for.
+        A call that was announced before ends here."""
         call, text = self.call, self.source.remembered
         self.source.forget()
         setting = "drop" if failure.incomplete else call.setting("failed")

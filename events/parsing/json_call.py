@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import json
 
+from events.parsing.argument_context import NoCall
 from events.parsing.arguments import stream
-from events.parsing.call import NoCall
 from events.parsing.json_text import JsonText
 from events.parsing.open_call import IGNORED, ROLES, WRAPPERS, CutOff, OpenCall
 from events.parsing.source import Reading

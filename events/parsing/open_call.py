@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 
 from events.formats.output_format import Tools
-from events.parsing.call import NoCall
+from events.parsing.argument_context import NoCall
 from events.parsing.pieces import ArgumentText, CallEnd, CallStart, ParseWarning, Piece
 from events.parsing.policy import Policy
 from events.parsing.schema import Schema

@@ -24,7 +24,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         (and its arguments are not streamed); false announces it at once under an id of ours.
     json_content: the answer was asked for as JSON; a code fence around it is left out.
     undeclared, failed, truncated, bare, boundaries: see Tools and OutputFormat. failed may also be "error": the first
-        text that is no call after an opening marker ends the run (the streaming specification's tool_call_parse_error).
+        text that is no call after an opening marker ends the run (`tool_call_parse_error`, as the streaming
+        specification has it).
     """
 
     tools: Mapping[str, Schema] | None = None

@@ -196,11 +196,11 @@ class TextReader:
 
     def _interrupt_reasoning(self, marker: str) -> None:
         """A tool's marker in reasoning: it ends the reasoning, or interrupts it for the call. Spelled out in the middle
-        of a sentence it is only spoken of; a token of the vocabulary never is."""
+        of a sentence it only mentions a call; a token of the vocabulary never does."""
         self._forget_address(marker)
         resumes = self.format.reasoning is not None and self.format.reasoning.after_call == "reasoning"
-        spoken_of = self.output.in_sentence and not any(map(is_token, marker))
-        if self.rules.strict or (resumes and self.calls is None) or spoken_of:
+        mentioned = self.output.in_sentence and not any(map(is_token, marker))
+        if self.rules.strict or (resumes and self.calls is None) or mentioned:
             self.output.write(marker)
             self.output.behind_marker = True
             return

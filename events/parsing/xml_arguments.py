@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from events.parsing.call import NAME_LIMIT, Call, NoCall, argument_ends
+from events.parsing.argument_context import NAME_LIMIT, ArgumentContext, NoCall, argument_ends
 from events.parsing.literals import quoted
 from events.parsing.scanner import Scanner
 from events.parsing.schema import ANY, Schema, item_schema, property_schema, resolved, types
 from events.parsing.source import Reading
-from events.parsing.values import TypedValue
+from events.parsing.typed_value import TypedValue
 
 _DEPTH = 64
 _UNLIMITED = 1 << 62
 _NESTS = frozenset({"object", "array", "null"})
 
 
-def nested_arguments(call: Call) -> Reading[None]:
+def nested_arguments(call: ArgumentContext) -> Reading[None]:
     """Elements named after their keys: `<city>Paris</city>`, which hold text, further elements or items. What is no
     element ends the arguments: those before it stay."""
     call_ends = call.syntax.scanner(*argument_ends(call.calls))
@@ -32,7 +32,7 @@ def nested_arguments(call: Call) -> Reading[None]:
         call.write("}" if opened else "{}")
 
 
-def _elements(call: Call, call_ends: Scanner, opened: list[str]) -> Reading[None]:
+def _elements(call: ArgumentContext, call_ends: Scanner, opened: list[str]) -> Reading[None]:
     """Arguments up to the call's end. `opened`: the brackets that are to be closed."""
     while True:
         yield from call.source.space()
@@ -46,7 +46,7 @@ def _elements(call: Call, call_ends: Scanner, opened: list[str]) -> Reading[None
         yield from _element(call, key, property_schema(call.schema, key, call.schema), opened)
 
 
-def _element_start(call: Call) -> Reading[str]:
+def _element_start(call: ArgumentContext) -> Reading[str]:
     """The name of the element that opens here, else ""."""
     source = call.source
     prefix = call.calls.tools.arguments.element_prefix
@@ -60,7 +60,7 @@ def _element_start(call: Call) -> Reading[str]:
     return name.strip()
 
 
-def _element(call: Call, name: str, schema: Schema, opened: list[str]) -> Reading[None]:
+def _element(call: ArgumentContext, name: str, schema: Schema, opened: list[str]) -> Reading[None]:
     """The rest of an element: a value, elements, or items; and its end."""
     prefix = call.calls.tools.arguments.element_prefix
     schema = resolved(schema, call.schema)
@@ -83,7 +83,7 @@ def _element(call: Call, name: str, schema: Schema, opened: list[str]) -> Readin
         yield from call.source.until(call.syntax.scanner(">"), NAME_LIMIT)
 
 
-def _text_value(call: Call, kinds: frozenset[str], ends: Scanner) -> Reading[str]:
+def _text_value(call: ArgumentContext, kinds: frozenset[str], ends: Scanner) -> Reading[str]:
     """A value up to its end marker, which is consumed and returned. No kinds: the value is written already."""
     source, value = call.source, TypedValue(kinds)
     while True:
@@ -101,7 +101,7 @@ def _text_value(call: Call, kinds: frozenset[str], ends: Scanner) -> Reading[str
     return found or ""
 
 
-def _children(call: Call, name: str, schema: Schema, opened: list[str]) -> Reading[None]:
+def _children(call: ArgumentContext, name: str, schema: Schema, opened: list[str]) -> Reading[None]:
     """Elements within an element: a list where they are items, else an object."""
     a = call.calls.tools.arguments
     end = call.syntax.scanner(f"{a.element_prefix}</{name}>")
@@ -118,13 +118,13 @@ def _children(call: Call, name: str, schema: Schema, opened: list[str]) -> Readi
         call.write(", " if key else opened.pop())
 
 
-def _next_element(call: Call, end: Scanner) -> Reading[str]:
+def _next_element(call: ArgumentContext, end: Scanner) -> Reading[str]:
     """The name of the element that follows within one; "" behind its end."""
     yield from call.source.space()
     return "" if (yield from call.source.match(end)) else (yield from _element_start(call))
 
 
-def _member(call: Call, key: str, schema: Schema, opened: list[str], end: Scanner) -> Reading[str]:
+def _member(call: ArgumentContext, key: str, schema: Schema, opened: list[str], end: Scanner) -> Reading[str]:
     """An element within an element, and the name of the one behind it. Several of one name are a list, where no schema
     says what they are; so the first waits for the next."""
     call.write(f"{quoted(key)}: ")
@@ -152,7 +152,7 @@ def _member(call: Call, key: str, schema: Schema, opened: list[str], end: Scanne
 class _HeldCall:
     """A call whose argument text is kept in `parts`."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: ArgumentContext) -> None:
         self.source, self.syntax, self.calls, self.schema = call.source, call.syntax, call.calls, call.schema
         self.parts: list[str] = []
 

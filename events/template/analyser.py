@@ -20,7 +20,7 @@ from events.template.probe import Capabilities, Probe, capabilities
 from events.template.reasoning import ReasoningAnalysis, Switch, analyse_reasoning, find_switches, prompts_of, settings
 from events.template.recognition import explained_calls, recognise
 from events.template.tools import ToolAnalysis, analyse_tools
-from events.template.turn import END_OF_SEQUENCE, Turn, find_turn, markers_of
+from events.template.turn_frame import END_OF_SEQUENCE, TurnFrame, find_turn, markers_of
 
 CACHE_SIZE = 64
 _REASONS = {
@@ -37,9 +37,10 @@ class TemplateAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     """What was read from one chat template.
 
     family: the registry's name for the format whose sign was seen; `findings` say what was taken from it.
-    reasoning_mode, tool_mode: the specification's names for what was found. prompts: what the generation prompt adds,
-    from the assistant's header on, by "default", "on" and "off" (thinking). turn_end: what follows the assistant's
-    words; stops: the markers by which a turn is seen to end; ends_with_eos: whether the end-of-sequence token does.
+    reasoning_mode, tool_mode: what was found, by the names of the auto-parser's document (docs/reading-output.md).
+    prompts: what the generation prompt adds, from the assistant's header on, by "default", "on" and "off" (thinking).
+    turn_end: what follows the assistant's words; stops: the markers by which a turn is seen to end; ends_with_eos:
+    whether the end-of-sequence token does.
     findings: one line each, what and why.
     """
 
@@ -110,7 +111,7 @@ def _analyse_probe(probe: Probe) -> TemplateAnalysis:
 
 
 def _derived(
-    probe: Probe, turn: Turn, reasoning: ReasoningAnalysis, content: Content, tools: ToolAnalysis
+    probe: Probe, turn: TurnFrame, reasoning: ReasoningAnalysis, content: Content, tools: ToolAnalysis
 ) -> OutputFormat:
     """What the comparisons of renderings say together."""
     thought = reasoning.description()
@@ -127,7 +128,9 @@ def _derived(
     )
 
 
-def _never_shown(turn: Turn, reasoning: ReasoningAnalysis, content: Content, tools: ToolAnalysis) -> tuple[str, ...]:
+def _never_shown(
+    turn: TurnFrame, reasoning: ReasoningAnalysis, content: Content, tools: ToolAnalysis
+) -> tuple[str, ...]:
     """What ends a turn; and the assistant's header, where it is repeated between reasoning and text (Solar)."""
     marks = [*turn.stops, *markers_of(tools.leftover)]
     if reasoning.repeats_header and turn.message_start.strip():
@@ -147,7 +150,7 @@ def _ended_by(reasoning: Reasoning, tools: Tools) -> tuple[str, ...]:
 
 def _findings(
     probe: Probe,
-    turn: Turn,
+    turn: TurnFrame,
     reasoning: ReasoningAnalysis,
     content: Content,
     tools: ToolAnalysis,

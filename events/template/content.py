@@ -10,12 +10,12 @@ from events.template import probe as words
 from events.template.difference import is_marker, segments
 from events.template.probe import Probe
 from events.template.reasoning import ReasoningAnalysis, opening_of
-from events.template.turn import Turn
+from events.template.turn_frame import TurnFrame
 
 _ANSWER_WORD = re.compile(r"respon|answer|final|solution|output", re.IGNORECASE)
 
 
-def analyse_content(probe: Probe, turn: Turn, reasoning: ReasoningAnalysis, on: dict[str, Any]) -> Content:
+def analyse_content(probe: Probe, turn: TurnFrame, reasoning: ReasoningAnalysis, on: dict[str, Any]) -> Content:
     """Markers around the words of a plain answer; else markers that appear only after reasoning; else those that the
     system text asks for (Granite 3.3)."""
     text = probe.render([words.user(), words.assistant()])
@@ -30,7 +30,7 @@ def analyse_content(probe: Probe, turn: Turn, reasoning: ReasoningAnalysis, on: 
     return Content()
 
 
-def _wrapping(turn: Turn, text: str, reasoning: ReasoningAnalysis) -> tuple[str, str] | None:
+def _wrapping(turn: TurnFrame, text: str, reasoning: ReasoningAnalysis) -> tuple[str, str] | None:
     written = turn.written(text)
     if words.CONTENT not in written:
         return None

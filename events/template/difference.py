@@ -2,7 +2,7 @@
 
 A text is a sequence of segments: markers (`<...>` or `[WORD]`) and the text between them. Two renderings are compared
 from both ends by whole segments first, and by characters only inside the last plain-text segment (the
-specification's "tag boundary fixing").
+auto-parser's "tag boundary fixing", docs/reading-output.md).
 """
 
 from __future__ import annotations

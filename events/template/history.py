@@ -13,7 +13,7 @@ from ag_ui.core import Message as InputMessage
 from events.formats.output_format import OutputFormat
 
 
-class Call(msgspec.Struct, frozen=True):
+class HistoryCall(msgspec.Struct, frozen=True):
     """A call of the history. arguments: always an object, whatever the history's text was."""
 
     id: str
@@ -21,21 +21,23 @@ class Call(msgspec.Struct, frozen=True):
     arguments: dict[str, Any]
 
 
-class Turn(msgspec.Struct, kw_only=True):
+class HistoryTurn(msgspec.Struct, kw_only=True):
     """One message while it is being arranged. role: system, user, assistant or tool; reasoning and calls belong to
     an assistant, call_id and name to a tool."""
 
     role: str
     text: str = ""
     reasoning: str = ""
-    calls: list[Call] = msgspec.field(default_factory=list)
+    calls: list[HistoryCall] = msgspec.field(default_factory=list)
     call_id: str = ""
     name: str = ""
 
 
-def read_history(messages: Sequence[InputMessage], output_format: OutputFormat, warnings: list[str]) -> list[Turn]:
+def read_history(
+    messages: Sequence[InputMessage], output_format: OutputFormat, warnings: list[str]
+) -> list[HistoryTurn]:
     """One turn for each message that says something; reasoning waits for the assistant message it led to."""
-    turns: list[Turn] = []
+    turns: list[HistoryTurn] = []
     thoughts: list[str] = []
     for message in messages:
         if message.role == "reasoning":
@@ -50,22 +52,22 @@ def read_history(messages: Sequence[InputMessage], output_format: OutputFormat, 
         thoughts = []
         turns.append(turn)
     if any(thoughts):  # reasoning that is to be continued
-        turns.append(Turn(role="assistant", reasoning="\n".join(thoughts)))
+        turns.append(HistoryTurn(role="assistant", reasoning="\n".join(thoughts)))
     return turns
 
 
-def _turn(message: InputMessage, warnings: list[str]) -> Turn | None:
+def _turn(message: InputMessage, warnings: list[str]) -> HistoryTurn | None:
     if message.role in ("system", "developer"):
-        return Turn(role="system", text=flatten(message.content, warnings))
+        return HistoryTurn(role="system", text=flatten(message.content, warnings))
     if message.role == "user":
-        return Turn(role="user", text=flatten(message.content, warnings))
+        return HistoryTurn(role="user", text=flatten(message.content, warnings))
     if message.role == "tool":
         text = flatten(message.content, warnings)
         error = getattr(message, "error", None)
-        return Turn(role="tool", text=text or (f"Error: {error}" if error else ""), call_id=message.tool_call_id)
+        return HistoryTurn(role="tool", text=text or (f"Error: {error}" if error else ""), call_id=message.tool_call_id)
     if message.role == "assistant":
         calls = [_call(call, warnings) for call in message.tool_calls or ()]
-        return Turn(role="assistant", text=flatten(message.content, warnings), calls=calls)
+        return HistoryTurn(role="assistant", text=flatten(message.content, warnings), calls=calls)
     return None  # activities are for the front end
 
 
@@ -82,11 +84,11 @@ def flatten(content: Any, warnings: list[str]) -> str:
     return "\n".join(texts)
 
 
-def _call(call: Any, warnings: list[str]) -> Call:
+def _call(call: Any, warnings: list[str]) -> HistoryCall:
     arguments, sound = read_arguments(call.function.arguments)
     if not sound:
         warnings.append(f"the arguments of call {call.id} in the history are no JSON object and were mended")
-    return Call(call.id, call.function.name, arguments)
+    return HistoryCall(call.id, call.function.name, arguments)
 
 
 def read_arguments(text: str) -> tuple[dict[str, Any], bool]:
@@ -105,7 +107,7 @@ def read_arguments(text: str) -> tuple[dict[str, Any], bool]:
     return (value, False) if isinstance(value, dict) else ({"input": text}, False)
 
 
-def _split_inline_reasoning(turn: Turn, output_format: OutputFormat) -> None:
+def _split_inline_reasoning(turn: HistoryTurn, output_format: OutputFormat) -> None:
     """Clients that were sent reasoning inside the content send it back there; it belongs in its own place."""
     described = output_format.reasoning
     if turn.reasoning or described is None or not described.start:

@@ -18,7 +18,7 @@ from ag_ui.core import Message as InputMessage
 from events.formats.output_format import OutputFormat
 from events.template.declarations import tool_declaration
 from events.template.environment import Message
-from events.template.history import Call, Turn, read_history
+from events.template.history import HistoryCall, HistoryTurn, read_history
 from events.template.probe import Capabilities, with_reasoning
 from events.template.writer import WrittenCall, write_calls
 
@@ -27,7 +27,7 @@ FILLER = "..."
 _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
-class Conversation(msgspec.Struct, frozen=True, kw_only=True):
+class PromptMessages(msgspec.Struct, frozen=True, kw_only=True):
     """What goes into the template. final_reasoning, final_text: those of the last message where it is the
     assistant's, also if the template has no place for one of them. warnings: what had to be left out or mended, for a
     person."""
@@ -47,7 +47,7 @@ def build_conversation(
     tools: Sequence[Tool] = (),
     context: Sequence[Context] = (),
     instructions: str | None = None,
-) -> Conversation:
+) -> PromptMessages:
     """Messages, context entries and instructions in the template's own shape. Never raises on any history."""
     warnings: list[str] = []
     turns = read_history(messages, output_format, warnings)
@@ -60,8 +60,10 @@ def build_conversation(
     shaped, declared = _shaped(turns, capabilities), [tool_declaration(tool) for tool in tools]
     if capabilities.tools_in_system and declared:
         shaped, declared = _with_tools(shaped, declared), []
-    last = turns[-1] if turns and turns[-1].role == "assistant" and not turns[-1].calls else Turn(role="assistant")
-    return Conversation(
+    last = (
+        turns[-1] if turns and turns[-1].role == "assistant" and not turns[-1].calls else HistoryTurn(role="assistant")
+    )
+    return PromptMessages(
         messages=shaped,
         tools=declared or None,
         final_reasoning=last.reasoning,
@@ -73,21 +75,21 @@ def build_conversation(
 # --- arrange
 
 
-def _answered(turns: list[Turn]) -> list[Turn]:
+def _answered(turns: list[HistoryTurn]) -> list[HistoryTurn]:
     """Results behind their calls, in the order of the calls. A call without a result gets an empty one unless it is
     the conversation's end; a result without a call becomes words of the user."""
-    arranged: list[Turn] = []
+    arranged: list[HistoryTurn] = []
     index = 0
     while index < len(turns):
         turn = turns[index]
         index += 1
         if turn.role == "tool":
-            arranged.append(Turn(role="user", text=f"Result of a tool: {turn.text}"))
+            arranged.append(HistoryTurn(role="user", text=f"Result of a tool: {turn.text}"))
             continue
         arranged.append(turn)
         if not turn.calls:
             continue
-        results: list[Turn] = []
+        results: list[HistoryTurn] = []
         while index < len(turns) and turns[index].role == "tool":
             results.append(turns[index])
             index += 1
@@ -95,18 +97,18 @@ def _answered(turns: list[Turn]) -> list[Turn]:
     return arranged
 
 
-def _in_call_order(calls: list[Call], results: list[Turn], more: bool) -> list[Turn]:
-    by_id: dict[str, Turn] = {}
-    strays: list[Turn] = []
+def _in_call_order(calls: list[HistoryCall], results: list[HistoryTurn], more: bool) -> list[HistoryTurn]:
+    by_id: dict[str, HistoryTurn] = {}
+    strays: list[HistoryTurn] = []
     wanted = {call.id for call in calls}
     for result in results:
         if result.call_id in wanted and result.call_id not in by_id:
             by_id[result.call_id] = result
         else:
-            strays.append(Turn(role="user", text=f"Result of a tool: {result.text}"))
+            strays.append(HistoryTurn(role="user", text=f"Result of a tool: {result.text}"))
     ordered = []
     for call in calls:
-        missing = Turn(role="tool", text=NO_RESULT, call_id=call.id) if more or results else None
+        missing = HistoryTurn(role="tool", text=NO_RESULT, call_id=call.id) if more or results else None
         if (found := by_id.get(call.id, missing)) is not None:
             found.name = call.name
             ordered.append(found)
@@ -122,11 +124,11 @@ def _preamble(instructions: str | None, context: Sequence[Context]) -> str:
     return "\n\n".join(parts)
 
 
-def _with_system(turns: list[Turn], capabilities: Capabilities, preamble: str) -> list[Turn]:
+def _with_system(turns: list[HistoryTurn], capabilities: Capabilities, preamble: str) -> list[HistoryTurn]:
     """All system text in one first message, later ones in their place where the template renders them there; in the
     user's first message where it has no system role."""
     leading: list[str] = []
-    rest: list[Turn] = []
+    rest: list[HistoryTurn] = []
     for turn in turns:
         movable = turn.role == "system" and not (capabilities.system_anywhere and rest)
         if movable:
@@ -137,23 +139,23 @@ def _with_system(turns: list[Turn], capabilities: Capabilities, preamble: str) -
     if not text and not capabilities.needs_system:
         return rest
     if capabilities.system_role or capabilities.needs_system:
-        return [Turn(role="system", text=text), *rest]
+        return [HistoryTurn(role="system", text=text), *rest]
     return _into_first_user(rest, text)
 
 
-def _into_first_user(turns: list[Turn], text: str) -> list[Turn]:
+def _into_first_user(turns: list[HistoryTurn], text: str) -> list[HistoryTurn]:
     for index, turn in enumerate(turns):
         if turn.role == "user":
-            merged = Turn(role="user", text=f"{text}\n\n{turn.text}" if turn.text else text)
+            merged = HistoryTurn(role="user", text=f"{text}\n\n{turn.text}" if turn.text else text)
             return [*turns[:index], merged, *turns[index + 1 :]]
-    return [Turn(role="user", text=text), *turns]
+    return [HistoryTurn(role="user", text=text), *turns]
 
 
-def _calls_apart(turns: list[Turn], capabilities: Capabilities) -> list[Turn]:
+def _calls_apart(turns: list[HistoryTurn], capabilities: Capabilities) -> list[HistoryTurn]:
     """One call for each message, each followed by its result, where the template renders only one."""
     if capabilities.parallel_calls or not capabilities.tool_calls:
         return turns
-    arranged: list[Turn] = []
+    arranged: list[HistoryTurn] = []
     for index, turn in enumerate(turns):
         if turn.role == "tool" and any(turn is kept for kept in arranged):
             continue
@@ -164,7 +166,7 @@ def _calls_apart(turns: list[Turn], capabilities: Capabilities) -> list[Turn]:
         for position, call in enumerate(turn.calls):
             first = position == 0
             arranged.append(
-                Turn(
+                HistoryTurn(
                     role="assistant",
                     text=turn.text if first else "",
                     reasoning=turn.reasoning if first else "",
@@ -176,14 +178,16 @@ def _calls_apart(turns: list[Turn], capabilities: Capabilities) -> list[Turn]:
     return arranged
 
 
-def _results_behind(turns: list[Turn], index: int) -> Iterable[Turn]:
+def _results_behind(turns: list[HistoryTurn], index: int) -> Iterable[HistoryTurn]:
     for turn in turns[index + 1 :]:
         if turn.role != "tool":
             return
         yield turn
 
 
-def _calls_as_text(turns: list[Turn], capabilities: Capabilities, output_format: OutputFormat) -> list[Turn]:
+def _calls_as_text(
+    turns: list[HistoryTurn], capabilities: Capabilities, output_format: OutputFormat
+) -> list[HistoryTurn]:
     """Where the template renders no calls they are written into the text as the model writes them, and results
     become the user's words if no role renders them."""
     if capabilities.tool_calls:
@@ -197,7 +201,7 @@ def _calls_as_text(turns: list[Turn], capabilities: Capabilities, output_format:
     return turns
 
 
-def _written(calls: list[Call], output_format: OutputFormat) -> str:
+def _written(calls: list[HistoryCall], output_format: OutputFormat) -> str:
     written = [WrittenCall(call.name, call.arguments, call.id) for call in calls]
     if output_format.tools:
         return write_calls(output_format.tools, written)
@@ -205,10 +209,10 @@ def _written(calls: list[Call], output_format: OutputFormat) -> str:
     return "\n".join(json.dumps(line, ensure_ascii=False) for line in lines)
 
 
-def _merged(turns: list[Turn], capabilities: Capabilities) -> list[Turn]:
+def _merged(turns: list[HistoryTurn], capabilities: Capabilities) -> list[HistoryTurn]:
     """Text and the calls that follow it are one message of the assistant; other neighbours of one role are merged
     only where the template demands alternation."""
-    arranged: list[Turn] = []
+    arranged: list[HistoryTurn] = []
     for turn in turns:
         last = arranged[-1] if arranged else None
         if last is None or last.role != turn.role or turn.role in ("system", "tool") or last.calls:
@@ -222,15 +226,15 @@ def _merged(turns: list[Turn], capabilities: Capabilities) -> list[Turn]:
     return arranged
 
 
-def _alternating(turns: list[Turn]) -> list[Turn]:
+def _alternating(turns: list[HistoryTurn]) -> list[HistoryTurn]:
     """A user first, and an assistant between a result and the next user: templates that count turns demand both."""
-    arranged: list[Turn] = []
+    arranged: list[HistoryTurn] = []
     for turn in turns:
         previous = arranged[-1].role if arranged else None
         if turn.role == "assistant" and previous in (None, "system"):
-            arranged.append(Turn(role="user", text=FILLER))
+            arranged.append(HistoryTurn(role="user", text=FILLER))
         if turn.role == "user" and previous == "tool":
-            arranged.append(Turn(role="assistant", text=FILLER))
+            arranged.append(HistoryTurn(role="assistant", text=FILLER))
         if turn.role == "assistant" and not turn.calls and not turn.text and not turn.reasoning:
             turn.text = FILLER
         arranged.append(turn)
@@ -240,7 +244,7 @@ def _alternating(turns: list[Turn]) -> list[Turn]:
 # --- shape
 
 
-def _shaped(turns: list[Turn], capabilities: Capabilities) -> list[Message]:
+def _shaped(turns: list[HistoryTurn], capabilities: Capabilities) -> list[Message]:
     """Dictionaries with the keys and value types that the template was seen to accept."""
     names: dict[str, str] = {}
     shaped: list[Message] = []
@@ -267,13 +271,13 @@ def _plain(role: str, text: str, capabilities: Capabilities) -> Message:
     return {"role": role, "content": content}
 
 
-def _with_thought(message: Message, turn: Turn, capabilities: Capabilities) -> Message:
+def _with_thought(message: Message, turn: HistoryTurn, capabilities: Capabilities) -> Message:
     if not turn.reasoning or capabilities.reasoning_field is None:
         return message
     return with_reasoning(message, capabilities.reasoning_field, turn.reasoning)
 
 
-def _tool_message(turn: Turn, capabilities: Capabilities, names: Mapping[str, str]) -> Message:
+def _tool_message(turn: HistoryTurn, capabilities: Capabilities, names: Mapping[str, str]) -> Message:
     message = _plain(capabilities.tool_role or "tool", turn.text, capabilities)
     message["tool_call_id"] = names.get(turn.call_id, turn.call_id)
     if turn.name:
@@ -281,7 +285,7 @@ def _tool_message(turn: Turn, capabilities: Capabilities, names: Mapping[str, st
     return message
 
 
-def _calling_messages(turn: Turn, capabilities: Capabilities, names: dict[str, str]) -> list[Message]:
+def _calling_messages(turn: HistoryTurn, capabilities: Capabilities, names: dict[str, str]) -> list[Message]:
     """A message with calls; its text goes before it in a message of its own where the two exclude each other."""
     calls = [_shaped_call(call, capabilities, names) for call in turn.calls]
     text = turn.text
@@ -300,7 +304,7 @@ def _calling_messages(turn: Turn, capabilities: Capabilities, names: dict[str, s
     return [*before, _with_thought(message, turn, capabilities)]
 
 
-def _shaped_call(call: Call, capabilities: Capabilities, names: dict[str, str]) -> Message:
+def _shaped_call(call: HistoryCall, capabilities: Capabilities, names: dict[str, str]) -> Message:
     arguments: Any = call.arguments
     if capabilities.arguments == "string":
         arguments = json.dumps(call.arguments, ensure_ascii=False)
@@ -308,7 +312,7 @@ def _shaped_call(call: Call, capabilities: Capabilities, names: dict[str, str]) 
     return {"id": names[call.id], "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
-def _call_id(call: Call, capabilities: Capabilities, index: int) -> str:
+def _call_id(call: HistoryCall, capabilities: Capabilities, index: int) -> str:
     if capabilities.id_is_name:
         return call.id if f".{call.name}:" in call.id else f"functions.{call.name}:{index}"
     if capabilities.short_ids and not (len(call.id) == 9 and call.id.isascii() and call.id.isalnum()):

@@ -15,8 +15,8 @@ import msgspec
 from events.template.environment import ChatTemplate, Message, TemplateError, variables
 
 SYSTEM, USER, USER_TWO = "SYSTEMWORDQ", "USERWORDQ", "SECONDUSERWORDQ"
-CONTENT, CONTENT_TWO, REASONING = "CONTENTWORDQ", "SECONDCONTENTWORDQ", "REASONWORDQ"
-RESULT, RESULT_TWO = "RESULTWORDQ", "SECONDRESULTWORDQ"
+CONTENT, REASONING = "CONTENTWORDQ", "REASONWORDQ"
+RESULT = "RESULTWORDQ"
 FUNCTION, FUNCTION_TWO = "first_function_q", "second_function_q"
 ARGUMENT, ARGUMENT_TWO = "first_argument_q", "second_argument_q"
 VALUE, VALUE_TWO = "FIRSTVALUEQ", "SECONDVALUEQ"
@@ -44,9 +44,9 @@ _TOOL_ROLES = ("tool", "ipython", "function", "observation", "tool_response", "t
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """What a template renders, and in which shape it wants it.
 
-    system_role: a first system message appears. system_anywhere: so does a later one, in its place. typed_content:
-    a list of text parts is flattened by the template; string_content: a string is accepted. alternation: two
-    messages of one role in a row are refused or lost. arguments: the shape of a call's arguments that comes out as
+    system_role: a first system message appears. system_anywhere: so does a later one, in its place.
+    string_content: content may be a string, and need not be a list of parts. alternation: two messages of one role in
+    a row are refused or lost. arguments: the shape of a call's arguments that comes out as
     the model writes it. call_content: what stands for "no text" in a message with calls.
     text_with_calls: a message may have both; thought_beside_text: and reasoning as well. short_ids: call ids must be
     nine letters and digits. id_is_name: the name is written as part of the id alone (`functions.NAME:0`).
@@ -58,7 +58,6 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     system_role: bool = False
     system_anywhere: bool = False
     string_content: bool = True
-    typed_content: bool = False
     alternation: bool = False
     tools: bool = False
     tool_calls: bool = False
@@ -206,7 +205,6 @@ def capabilities(probe: Probe) -> Capabilities:
         system_role=needs_system or probe.shows([system(), user()], SYSTEM, USER),
         system_anywhere=_system_in_place(probe),
         string_content=strings or not parts,
-        typed_content=parts,
         alternation=alternation,
         tools=tools is not None or _tools_in_system(probe),
         tools_in_system=tools is None and _tools_in_system(probe),

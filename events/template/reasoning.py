@@ -17,7 +17,7 @@ from events.template import probe as words
 from events.template.difference import THOUGHT_WORD, after, is_marker, segments
 from events.template.environment import Message, variables
 from events.template.probe import Probe
-from events.template.turn import Turn
+from events.template.turn_frame import TurnFrame
 
 Mode = Literal["none", "tag_based", "delimiter", "forced_open", "forced_closed", "tools_only"]
 
@@ -52,7 +52,7 @@ class Switch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReasoningAnalysis(msgspec.Struct, frozen=True, kw_only=True):
-    """mode as in the specification's table; start and end as written, with their line breaks. repeats_header: the
+    """mode as in the auto-parser's table; start and end as written, with their line breaks. repeats_header: the
     text behind the reasoning is a message of its own."""
 
     mode: Mode = "none"
@@ -160,7 +160,7 @@ def switch_value(switch: Switch, on: bool) -> bool | str | int | None:
     return "none" if not on and "none" in switch.levels else None
 
 
-def analyse_reasoning(probe: Probe, turn: Turn, switches: tuple[Switch, ...]) -> ReasoningAnalysis:
+def analyse_reasoning(probe: Probe, turn: TurnFrame, switches: tuple[Switch, ...]) -> ReasoningAnalysis:
     """The first of the sources that shows a closing marker; see the module."""
     on, prompts = settings(switches, True), prompts_of(probe, turn, switches)
     seen = _in_messages(probe, turn, on) or _in_prompts(probe, prompts) or _in_source(probe) or _in_system(probe, on)
@@ -169,7 +169,7 @@ def analyse_reasoning(probe: Probe, turn: Turn, switches: tuple[Switch, ...]) ->
     return _with_mode(seen, prompts)
 
 
-def prompts_of(probe: Probe, turn: Turn, switches: tuple[Switch, ...]) -> dict[str, str]:
+def prompts_of(probe: Probe, turn: TurnFrame, switches: tuple[Switch, ...]) -> dict[str, str]:
     """What the generation prompt adds behind the header: by default, thinking on, thinking off."""
     found: dict[str, str] = {}
     on, off = settings(switches, True), settings(switches, False)
@@ -185,7 +185,7 @@ def prompts_of(probe: Probe, turn: Turn, switches: tuple[Switch, ...]) -> dict[s
     return found
 
 
-def _in_messages(probe: Probe, turn: Turn, on: dict[str, Any]) -> ReasoningAnalysis | None:
+def _in_messages(probe: Probe, turn: TurnFrame, on: dict[str, Any]) -> ReasoningAnalysis | None:
     """R1 and R3: reasoning in a message with content, else in a message with a call."""
     shape = probe.capabilities
     if shape.reasoning_field is None:
@@ -203,7 +203,7 @@ def _in_messages(probe: Probe, turn: Turn, on: dict[str, Any]) -> ReasoningAnaly
     return None
 
 
-def _around(turn: Turn, written: str, needle: str, mode: Mode, field: str) -> ReasoningAnalysis | None:
+def _around(turn: TurnFrame, written: str, needle: str, mode: Mode, field: str) -> ReasoningAnalysis | None:
     position = written.find(words.REASONING)
     start, rest = written[:position], written[position + len(words.REASONING) :]
     rest = rest[: rest.find(needle)] if needle in rest else rest
@@ -314,7 +314,7 @@ def _in_system(probe: Probe, on: dict[str, Any]) -> ReasoningAnalysis | None:
 
 
 def _with_mode(seen: ReasoningAnalysis, prompts: dict[str, str]) -> ReasoningAnalysis:
-    """The specification's mode, told from what the generation prompt holds; a start that only the prompt writes is
+    """The auto-parser's mode, told from what the generation prompt holds; a start that only the prompt writes is
     taken from there."""
     start, end = seen.start, seen.end
     if not start.strip():

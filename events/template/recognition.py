@@ -18,7 +18,7 @@ from events.template.reasoning import closing_of
 
 
 def recognise(probe: Probe, derived: OutputFormat) -> Sign | None:
-    """The first sign that is seen, None for a template that speaks for itself."""
+    """The first sign that is seen; None where the derived format is used as it is."""
     seen = _seen(probe, derived)
     return next((sign for sign in SIGNS if sign.test(seen)), None)
 

@@ -14,12 +14,12 @@ import msgspec
 
 from events.formats.output_format import Arguments, CallId, JsonKeys, Tools
 from events.template import probe as words
-from events.template.arguments import analyse_tagged
-from events.template.calls import CallRenderer, JsonSpan, find_object
 from events.template.difference import common_prefix, common_suffix, is_marker, segments
 from events.template.probe import Probe
 from events.template.reasoning import ReasoningAnalysis
-from events.template.turn import Turn
+from events.template.rendered_arguments import analyse_tagged
+from events.template.rendered_calls import CallRenderer, JsonSpan, find_object
+from events.template.turn_frame import TurnFrame
 
 ONE: dict[str, Any] = {words.ARGUMENT: words.VALUE}
 PAIR: dict[str, Any] = {words.ARGUMENT: words.VALUE, words.ARGUMENT_TWO: words.VALUE_TWO}
@@ -27,7 +27,7 @@ OTHER: dict[str, Any] = {words.ARGUMENT: words.VALUE_THREE, words.ARGUMENT_TWO: 
 
 
 class ToolAnalysis(msgspec.Struct, frozen=True, kw_only=True):
-    """tools: the description, None where the template writes no calls. mode: the specification's name for it.
+    """tools: the description, None where the template writes no calls. mode: the auto-parser's name for it.
     python_dicts: objects are written as Python displays. leftover: a marker behind the calls that closes nothing,
     so that it ends the turn (`<|eom_id|>`)."""
 
@@ -48,7 +48,7 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     separator: str = ""
 
 
-def analyse_tools(probe: Probe, turn: Turn, reasoning: ReasoningAnalysis) -> ToolAnalysis:
+def analyse_tools(probe: Probe, turn: TurnFrame, reasoning: ReasoningAnalysis) -> ToolAnalysis:
     if not probe.capabilities.tool_calls:
         return ToolAnalysis()
     renderer = CallRenderer(probe, turn, reasoning)
@@ -153,7 +153,7 @@ def split_frame(before: str, middle: str, behind: str) -> Frame:
     )
 
 
-def _without_leftover(frame: Frame, turn: Turn) -> tuple[Frame, str]:
+def _without_leftover(frame: Frame, turn: TurnFrame) -> tuple[Frame, str]:
     """A marker behind the calls, where nothing was opened before them, ends the turn and is no part of the calls."""
     if (end := turn.end.strip()) and end in frame.section_end:
         frame = msgspec.structs.replace(frame, section_end=frame.section_end[: frame.section_end.find(end)])

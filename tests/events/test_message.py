@@ -8,7 +8,7 @@ import pytest
 from inline_snapshot import snapshot
 
 from events import vocabulary as v
-from events.answer import Answer, Call, total_usage
+from events.answer import Answer, FinishedCall, total_usage
 from events.message import Folder, fold, to_dicts, to_models
 from events.patch import PatchError, apply_patch
 
@@ -75,8 +75,8 @@ def test_the_answer_of_a_run():
         text="One moment.",
         reasoning="Look it up.",
         tool_calls=(
-            Call(id="c1", name="get_weather", arguments='{"city":"Oslo"}'),
-            Call(id="c2", name="change_background", arguments=""),
+            FinishedCall(id="c1", name="get_weather", arguments='{"city":"Oslo"}'),
+            FinishedCall(id="c2", name="change_background", arguments=""),
         ),
         pending=("c2",),
         usage=v.TokenUsage(input_tokens=7, output_tokens=2),

@@ -1,5 +1,5 @@
-"""The DeepSeek specification: rules 3.2.1 to 3.2.6, its boundary table, and output without thinking (3.3), for
-V3.1, V3-0324 and R1, streaming and not. Stages are what the prompt opened: `<think>` or nothing."""
+"""The DeepSeek proposal (docs/reading-output.md): rules 3.2.1 to 3.2.6, its boundary table, and output without
+thinking (3.3), for V3.1, V3-0324 and R1, streaming and not. Stages are what the prompt opened: `<think>` or nothing."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from events.formats.output_format import (
 )
 from events.formats.registry import named
 from events.grammar import plan
-from events.grammar.calls import CallWriter, Function
+from events.grammar.call_nodes import CallWriter, Function
 from events.grammar.nodes import Alphabet
 from events.options import ToolChoice
 from events.parsing.machine import Parser

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from events.formats.detection import detected_format, is_reasoning_model, is_reasoning_token
+from events.formats.detection import detected_format, is_reasoning_model
 from events.formats.output_format import OutputFormat, Reasoning, markers
 from events.formats.registry import FORMATS, named, reasoning_named, select
 from events.parsing.policy import Policy
@@ -159,14 +159,6 @@ def test_minimax_append_think_shows_the_opener():
 )
 def test_reasoning_models_by_name(model: str, reasons: bool):
     assert is_reasoning_model(model) is reasons
-
-
-def test_reasoning_tokens():
-    assert is_reasoning_token("anything", "llama", thinking=False, worker=True)
-    assert is_reasoning_token("<Think>", "qwq-32b", thinking=True)
-    assert not is_reasoning_token("<think>", "qwq-32b", thinking=False)
-    assert not is_reasoning_token("<think>", "llama", thinking=True)
-    assert not is_reasoning_token("think", "qwq-32b", thinking=True)
 
 
 @pytest.mark.parametrize("tag", ["think", "reasoning", "thought"])

@@ -9,7 +9,7 @@ from events.formats import registry
 from events.grammar.lint import MAX_DEPTH, SchemaRefused, prepare
 from events.grammar.nodes import Alphabet, constant
 from events.grammar.regexes import check_pattern
-from events.grammar.values import ValueWriter, unwritten
+from events.grammar.value_nodes import ValueWriter, unwritten
 
 
 def deep(levels):

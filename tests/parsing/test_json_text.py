@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from events.parsing.json_text import JsonText
 from events.parsing.schema import ANY, types
-from events.parsing.values import TypedValue, value_types
+from events.parsing.typed_value import TypedValue, value_types
 from tests.formats.reading import cuts
 
 

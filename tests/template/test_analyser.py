@@ -561,7 +561,7 @@ CAPABILITIES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", sorted(CAPABILITIES))
 def test_capabilities(name: str) -> None:
     usual = {"system_role": True, "tools": True, "tool_calls": True, "parallel_calls": True, "tool_role": "tool"}
-    ignored = ("typed_content", "system_anywhere", "reasoning_field")
+    ignored = ("system_anywhere", "reasoning_field")
     found = analyse(own(name)).capabilities
     expected = {**msgspec.structs.asdict(analyser.Capabilities()), **usual, **CAPABILITIES[name]}
     differing = {key: value for key, value in msgspec.structs.asdict(found).items() if value != expected[key]}

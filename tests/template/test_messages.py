@@ -17,7 +17,7 @@ from events.template.analyser import analyse
 from events.template.declarations import simplified, tool_declaration
 from events.template.environment import ChatTemplate
 from events.template.history import read_arguments
-from events.template.messages import Conversation, build_conversation
+from events.template.messages import PromptMessages, build_conversation
 from events.template.probe import Capabilities
 from tests.template.folder import SHARED_TEMPLATES, needs_shared, own, own_names
 
@@ -56,7 +56,7 @@ def system(text: str) -> dict[str, Any]:
 
 def build(
     *messages: dict[str, Any], can: Capabilities = USUAL, output_format: OutputFormat | None = None, **more: Any
-) -> Conversation:
+) -> PromptMessages:
     described = output_format or registry.named("hermes")
     return build_conversation(READ.validate_python(list(messages)), capabilities=can, output_format=described, **more)
 
@@ -65,7 +65,7 @@ def can(**changes: Any) -> Capabilities:
     return Capabilities(**{name: getattr(USUAL, name) for name in USUAL.__struct_fields__} | changes)
 
 
-def roles(made: Conversation) -> list[str]:
+def roles(made: PromptMessages) -> list[str]:
     return [message["role"] for message in made.messages]
 
 

@@ -114,7 +114,6 @@ CAPABILITIES = {
     "supports_system_role": "system_role",
     "supports_parallel_tool_calls": "parallel_calls",
     "supports_tool_calls": "tool_calls",
-    "supports_typed_content": "typed_content",
 }
 
 
@@ -126,6 +125,4 @@ def test_capabilities_agree(entry: dict[str, Any]) -> None:
     mine = {key: getattr(found, name) for key, name in CAPABILITIES.items()}
     if entry["file"] == "deepseek-ai-DeepSeek-R1-Distill-Llama-8B.jinja":  # calls only with None for content
         mine["supports_tool_calls"] = mine["supports_parallel_tool_calls"] = False
-    if entry["file"] == "mistralai-Ministral-3-14B-Reasoning-2512.jinja":  # it does flatten parts
-        mine["supports_typed_content"] = False
     assert mine == {key: peer[key] for key in CAPABILITIES}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from events.formats.output_format import Channels, OutputFormat
-from events.grammar.calls import CallWriter, Function
+from events.grammar.call_nodes import CallWriter, Function
 from events.grammar.nodes import EMPTY, Alphabet, Node, constant, either, free, optional, sequence, star
 
 CONSTRAIN = "<|constrain|>"

@@ -13,14 +13,14 @@ NAME_LIMIT = 1024
 
 
 class NoCall(Exception):
-    """What looked like a call is none. `incomplete`: it was well-formed, but lacks a name or arguments."""
+    """The text that was read as a call is not one. `incomplete`: it was well-formed, but lacks a name or arguments."""
 
     def __init__(self, message: str, incomplete: bool = False) -> None:
         super().__init__(message)
         self.incomplete = incomplete
 
 
-class Call(Protocol):
+class ArgumentContext(Protocol):
     """The call that is being read. `write` takes JSON text; the first write announces the call."""
 
     source: Source

@@ -11,7 +11,7 @@ import msgspec
 from events.formats import layout
 from events.formats.output_format import Tools
 from events.grammar.nodes import EMPTY, SPACE, Alphabet, Node, constant, either, pattern, sequence, spaced, star
-from events.grammar.values import Member, ValueWriter, quoted
+from events.grammar.value_nodes import Member, ValueWriter, quoted
 
 ID_PATTERN = "[A-Za-z0-9_-]{1,40}"
 INDEX_PATTERN = "[0-9]{1,3}"

@@ -22,7 +22,7 @@ from events.template.probe import Probe
 END_OF_SEQUENCE = "<|END-OF-SEQUENCE|>"  # stands for eos_token while a template is analysed
 
 
-class Turn(msgspec.Struct, frozen=True, kw_only=True):
+class TurnFrame(msgspec.Struct, frozen=True, kw_only=True):
     """Texts of one template, each exactly as rendered.
 
     opening: what stands between the user's words and the assistant's. message_start: the part of it that begins the
@@ -61,7 +61,7 @@ def without_end(text: str, end: str) -> str:
     return text
 
 
-def find_turn(probe: Probe, switches: list[dict[str, Any]]) -> Turn:
+def find_turn(probe: Probe, switches: list[dict[str, Any]]) -> TurnFrame:
     """Compare conversations that differ only in how the assistant's message comes about.
 
     switches: settings of the template's variables to try as well, so that an opened or closed reasoning block is not
@@ -69,7 +69,7 @@ def find_turn(probe: Probe, switches: list[dict[str, Any]]) -> Turn:
     """
     plain = probe.render([words.user()])
     if plain is None:
-        return Turn()
+        return TurnFrame()
     tail = after(plain, words.USER)
     prompts = [text for text in (generation_prompt(probe, extra) for extra in ({}, *switches)) if text is not None]
     default = prompts[0] if prompts else None
@@ -85,7 +85,7 @@ def find_turn(probe: Probe, switches: list[dict[str, Any]]) -> Turn:
         user_end = _end_of_user(start)
         start = start[len(user_end) :]
     end = _end_of_turn(probe, start if unconditional else "")
-    return Turn(
+    return TurnFrame(
         opening=user_end + start,
         message_start=start,
         end=end,

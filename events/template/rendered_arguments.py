@@ -12,8 +12,8 @@ import msgspec
 
 from events.formats.output_format import Arguments
 from events.template import probe as words
-from events.template.calls import CallRenderer
 from events.template.difference import common_prefix, common_suffix, is_marker, segments
+from events.template.rendered_calls import CallRenderer
 
 NUMBER = "170017"
 

@@ -13,7 +13,7 @@ from events.template import probe as words
 from events.template.environment import Message
 from events.template.probe import Arguments, Probe
 from events.template.reasoning import ReasoningAnalysis
-from events.template.turn import Turn
+from events.template.turn_frame import TurnFrame
 
 _DECODER = json.JSONDecoder()
 
@@ -22,7 +22,7 @@ class CallRenderer(msgspec.Struct):
     """Renders assistant messages with calls and returns what the assistant wrote: no header, no reasoning, no end."""
 
     probe: Probe
-    turn: Turn
+    turn: TurnFrame
     reasoning: ReasoningAnalysis
     declared: bool = False  # whether calls only render when tools are declared
 
