@@ -45,6 +45,7 @@ def stream(call: ArgumentContext, value: JsonText, verbatim: bool) -> Reading[No
     source = call.source
     while True:
         source.position = value.consume(source.text, source.position, source.final)
+        # Before the first key nothing was written, so the whole text can still be shown.
         if value.failed:
             raise NoCall("the arguments are not an object")
         if value.stopped or (source.final and not value.done and value.committed):
@@ -125,6 +126,7 @@ def tagged_arguments(call: ArgumentContext) -> Reading[None]:
         if header is None:
             break
         key, declared = header
+        # All arguments in one, as JSON: only if the tool has no such argument, and the JSON names one that it has.
         if not seen and _may_wrap(call, key) and (yield from source.space()) == "{" and (yield from _wraps(call)):
             yield from _wrapped_arguments(call)
             return
@@ -233,6 +235,7 @@ def _tagged_value(call: ArgumentContext, kinds: frozenset[str], ends: tuple[str,
                 after = _follows(source, following, nexts, behind)
             else:
                 after = _ends_output(call, behind)
+            # The marker is part of the value. None waits: the text behind it decides.
             if after is False:
                 value.write(marker)
             if after is not None:

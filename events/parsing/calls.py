@@ -86,12 +86,14 @@ class CallReader:
 
     def _guarded(self, marker: str, reading: Reading[None]) -> Reading[bool]:
         """Read one call; whether it was one."""
+        # Until the call is announced it may turn out to be text, so all that is read is remembered.
         self.source.remember(marker)
         self.call.begin()
         try:
             yield from reading
             return True
         except NoCall as failure:
+            # Half a marker at the end of the output is no error of the model's: it was stopped there.
             if self._is_cut_off():
                 self._shown(self.call.cut_off())
                 self.source.position = len(self.source.text)
@@ -139,14 +141,17 @@ class CallReader:
             char = yield from self.source.space()
             while action == "section" and not self._array and (yield from self._match(self.calls.section_start)):
                 char = yield from self.source.space()  # written twice
+            # The call's own opener may be missing behind the section's.
             if not inside and (inside := bool((yield from self._match(self.calls.call_start)))):
                 char = yield from self.source.space()
+            # A list is accepted in every format: models trained on several mix them.
             if char == "[" and not self._array:
                 self.source.position += 1
                 self._array = True
                 char = yield from self.source.space()
             if not char:
                 raise CutOff
+            # A section without calls: nothing was opened, nothing is shown.
             if (self._array and char == "]") or (yield from self.source.ahead(self._scanner(*self.calls.ends))):
                 self.source.forget()
                 return
@@ -231,6 +236,7 @@ class CallReader:
             yield from self._id_behind_name(opener)
         elif marker != calls.name_end or marker == opener:
             source.position -= len(found)
+        # Python's call needs its parenthesis; without one the text is a word.
         if self.tools.arguments.style == "python" and marker not in (calls.name_end, id_prefix):
             raise NoCall("a function without parentheses")
         return text
@@ -275,6 +281,7 @@ class CallReader:
             name = name.rpartition(calls.name_parts[0])[0]
         name = name.removesuffix("\\n").strip()
         name = unescape(name) if self.tools.name_entities else name
+        # Some models write only the call's number; the arguments will tell which tool is meant.
         if in_name and name.isdigit() and self.call.policy.tools:
             self.call.nameless = True
         elif not name or name.isdigit() or any(c.isspace() or c in _NOT_IN_NAMES for c in name):
@@ -302,6 +309,7 @@ class CallReader:
         if not substantial(marker):
             return False
         char = yield from self.source.space()
+        # Models close one bracket too many in front of the end marker; in an array a bracket means something.
         while not (found := (yield from self._match(marker))):
             if not char or char not in "})]" or self._array:
                 break
@@ -324,6 +332,7 @@ class CallReader:
                 if not (calls.section_end and (yield from self._match(calls.section_end))):
                     source.unread(skipped)
                 return False
+        # The end marker is missing: another call in the same tag, or stray text in front of the marker.
         if self.tools.style == "json" and calls.call_end and not self.call.closed:
             if (yield from self._in_same_tag()):
                 return True
@@ -338,6 +347,7 @@ class CallReader:
             return False
         if calls.section_end and (yield from self._follows()):
             return True
+        # Without markers only another object can be told from text.
         if self._bare and (yield from source.peek()) == "{":  # on the next line, as Llama 3 writes several
             self._gap = skipped  # shown after all, if that is no call
             return True
@@ -379,6 +389,7 @@ class CallReader:
         call, text = self.call, self.source.remembered
         self.source.forget()
         setting = "drop" if failure.incomplete else call.setting("failed")
+        # Text that nothing marked as a call is an answer, whatever the setting.
         if call.unmarked:
             setting = "content"
         elif setting == "content" and self._further:

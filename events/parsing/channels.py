@@ -95,6 +95,7 @@ def _destination(reader: TextReader, channels: Channels, header: str) -> Destina
     name = _recipient(channels, header)
     declared = reader.policy.tools
     if name and name not in _NOBODY:
+        # A recipient outside of the namespace is a built-in tool of the model's training, unless the request has it.
         short = name.removeprefix(channels.namespace) if channels.namespace else name
         if short != name or not channels.namespace or (declared and name in declared):
             return Destination("call", short)
@@ -138,6 +139,7 @@ def _body(reader: TextReader, channels: Channels, header: str, last: str) -> Rea
     if to == "text":
         yield from _text_call(reader, channels, header)
         return
+    # A new header may begin right behind a body that was not ended.
     other_bodies = channels.header_end if len(channels.header_end) > 1 else ()
     ends = (*channels.end, *(channels.start if channels.start_ends_body else ()), *other_bodies)
     if to == "call":
@@ -152,6 +154,7 @@ def _body(reader: TextReader, channels: Channels, header: str, last: str) -> Rea
     elif to == "":
         reader.output.write(header)
     end = yield from _text(reader, reader.syntax.scanner(*ends, *reader.format.drop), shown=to != "drop")
+    # The next message's own marker: it is read again as such.
     if end in channels.start or end in other_bodies:
         reader.source.position -= len(end)
     elif raw:

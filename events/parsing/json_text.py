@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Callable
 
+from events.parsing.json_output import JsonOutput
 from events.parsing.literals import escaped, literal, quoted
 from events.parsing.scanner import scanner_for
 from events.parsing.schema import Schema, item_schema, property_schema, resolved
@@ -48,7 +49,7 @@ def word_to_json(word: str, schema: Schema = None) -> str:
 
 
 class JsonText:
-    """One JSON object or array, read with `consume` and written to `parts`.
+    """One JSON object or array, read with `consume`; `take` hands over what was written.
 
     keywords: the text is the inside of a Python call, `a=1, b='x')`, and becomes an object.
     quote: a further string delimiter (`<|"|>`), whose strings know no escapes.
@@ -71,7 +72,6 @@ class JsonText:
         schema: Schema = None,
         eager: bool = False,
     ) -> None:
-        self.parts: list[str] = []
         self.done = self.committed = self.failed = self.stopped = False
         self._quote = quote
         self._stops = stops
@@ -79,29 +79,29 @@ class JsonText:
         self._word_stops = (*stops, quote) if quote else stops
         self._raw_end = scanner_for((quote, *stops))
         self._coerce = coerce
-        self._tidy = keywords or bool(quote)
+        self._out = JsonOutput(tidy=keywords or bool(quote))
         self._keywords = keywords
         self._eager = eager
         self._value_end, self._key_end = _WORD_ENDS[keywords]
         self._stack: list[tuple[str, Schema]] = []
         self._schema = self._root = schema
         self._state: State = JsonText._value
-        self._separator: list[str] = []
         self._delimiter = ""
         self._balance = 0
         self._is_key = False
         self._word: list[str] = []
-        self._key_parts: list[str] | None = None
-        self._braced: list[str] | None = None  # a brace of Python's and what follows it, until a colon or a comma
-        self._first_word = ""
+        self._first_word = ""  # behind a brace of Python's
         if keywords:
             self._open("{")
 
     def take(self) -> str:
         """What was written since the last call."""
-        text = "".join(self.parts)
-        self.parts.clear()
-        return text
+        return self._out.take()
+
+    @property
+    def parts(self) -> list[str]:
+        """What was written and not taken."""
+        return self._out.parts
 
     def consume(self, text: str, position: int, final: bool = False) -> int:
         """Read on and return how far: to the end, or less where the rest waits for more text, or to where the value
@@ -110,6 +110,7 @@ class JsonText:
         while position < size and not (self.done or self.failed or self.stopped):
             before, state = position, self._state
             position = state(self, text, position, final)
+            # No state made progress: all that is left waits for more text.
             if position == before and self._state is state:
                 break
         return position
@@ -126,7 +127,7 @@ class JsonText:
 
     def flush(self) -> None:
         """Write what is held of an unfinished bare word, as it is: for a value that the end of the output cut off."""
-        self.parts += self._word
+        self._out.parts += self._word
         self._word.clear()
 
     # The states. Each reads one thing at `position` and returns where the next one starts; the same place and the same
@@ -137,7 +138,7 @@ class JsonText:
         if char.isspace():
             return self._blank(text, position)
         if char in "{[(":
-            self._separate()
+            self._out.element()
             self._open("{" if char == "{" else "[")
             return position + 1
         if char in "]})":
@@ -160,17 +161,17 @@ class JsonText:
         char = text[position]
         if char.isspace():
             return self._blank(text, position)
-        if self._braced is not None and char != ":":
+        if self._out.holds_brace and char != ":":
             self._be_set()
             return position
         if char == ":" or (char == "=" and self._keywords):
-            self._be_object()
+            self._out.brace_is_object()
             self.committed = True
             self._state = JsonText._value
-            self._write(": " if self._tidy else ":")
+            self._out.colon()
             return position + 1
         if char in ",]})" and self.committed:
-            self._write(": null" if self._tidy else ":null")
+            self._out.null_member()
             self._end_value()
             return position
         return self._unexpected(text, position, final)
@@ -181,8 +182,9 @@ class JsonText:
             return self._blank(text, position)
         if char in "]})":
             return self._closer(char, text, position, final)
+        # A missing comma is mended where the next element begins like one.
         if char == "," or char in "\"'{[":
-            self._separator = [", " if self._tidy else ","]
+            self._out.comma()
             self._state = JsonText._key if self._stack[-1][0] == "{" else JsonText._value
             return position + (char == ",")
         return self._unexpected(text, position, final)
@@ -197,6 +199,7 @@ class JsonText:
             self._inner(text[position:stop])
         char = text[stop]
         if char == self._delimiter:
+            # Python's strings: an unescaped quote may belong to the text. What follows it tells.
             if self._keywords and not self._is_key:
                 ends = ends_string(text, stop + 1, len(self._stack), final)
                 if ends is None:
@@ -209,9 +212,9 @@ class JsonText:
         if char == "\\":
             written, position = read_escape(text, stop, final)
             if written:
-                self._write(written)
+                self._out.write(written)
             return position
-        self._write(escaped(char))
+        self._out.write(escaped(char))
         return stop + 1
 
     def _raw_string(self, text: str, position: int, final: bool) -> int:
@@ -222,6 +225,7 @@ class JsonText:
             self._raw(text[position:at])
             self._end_string()
             return at + len(marker)
+        # Brackets and white space at the end may be behind a forgotten quote, so they wait.
         end = at - undecided(text[position:at], self._balance)
         self._raw(text[position:end])
         if marker:
@@ -230,7 +234,7 @@ class JsonText:
 
     def _raw(self, text: str) -> None:
         self._balance += balance(text)
-        self._write(escaped(text))
+        self._out.write(escaped(text))
 
     def _bare(self, text: str, position: int, final: bool) -> int:
         """A word without quotes, up to a delimiter or a stop, or up to a custom quote that was forgotten in front
@@ -256,21 +260,9 @@ class JsonText:
 
     # What the states do.
 
-    def _write(self, text: str) -> None:
-        if self._key_parts is not None:
-            self._key_parts.append(text)
-        (self.parts if self._braced is None else self._braced).append(text)
-
-    def _be_object(self) -> None:
-        """What follows a brace of Python's is a key, or nothing: the brace opens an object."""
-        self.parts += self._braced or ()
-        self._braced = None
-
     def _be_set(self) -> None:
-        """What follows a brace of Python's is a value: the brace opens a set, which becomes a list."""
-        value = "".join((self._braced or [])[1:])
-        self.parts += ("[", self._coerce(self._first_word, None) if self._first_word else value)
-        self._braced = None
+        """What follows a brace of Python's is a value: the brace opens a set."""
+        self._out.brace_is_list(self._coerce(self._first_word, None) if self._first_word else None)
         self._stack[-1] = ("set", self._stack[-1][1])
         self._end_value()
 
@@ -280,16 +272,8 @@ class JsonText:
         end = found.end() if found else position
         if end == position:
             return position + 1  # white space that JSON does not know is left out
-        if self._separator and not self._tidy:
-            self._separator.append(text[position:end])
-        elif not self._tidy:
-            self._write(text[position:end])
+        self._out.blank(text[position:end])
         return end
-
-    def _separate(self) -> None:
-        if self._separator:
-            self._write("".join(self._separator))
-            self._separator = []
 
     def _scalar(self, text: str, position: int, final: bool) -> int:
         """Begin a string or a bare word, as a value or as a key."""
@@ -305,9 +289,9 @@ class JsonText:
         here = text[position : position + len(quote)]
         if quote and here != quote and not final and quote.startswith(here):
             return position
-        self._separate()
+        self._out.element()
         self._is_key = self._state is JsonText._key
-        self._key_parts = [] if self._is_key and self._schema is not None else None
+        self._out.key = [] if self._is_key and self._schema is not None else None
         if quote and here == quote:
             return self._begin_string("", JsonText._raw_string, position + len(quote))
         if text[position] in "\"'" and not quote:
@@ -320,15 +304,15 @@ class JsonText:
         self._balance = 0
         if not self._is_key or self._eager:
             self.committed = True
-        self._write('"')
+        self._out.write('"')
         self._state = state
         return position
 
     def _inner(self, run: str) -> None:
-        self._write(run if self._delimiter == '"' else run.replace('"', '\\"'))
+        self._out.write(run if self._delimiter == '"' else run.replace('"', '\\"'))
 
     def _end_string(self) -> None:
-        self._write('"')
+        self._out.write('"')
         self._end_scalar()
 
     def _end_word(self, is_string: bool = False) -> None:
@@ -336,19 +320,20 @@ class JsonText:
         self._word.clear()
         if self._is_key:
             self._first_word = word
-            self._write(quoted(word))
+            self._out.write(quoted(word))
+        # A list whose first element is a bare word is prose in brackets.
         elif self._stack and not (self.committed or is_string) and literal(word) is None:
             self.failed = True
             return
         else:
             self.committed = True
-            self._write(quoted(word) if is_string else self._coerce(word, self._schema))
+            self._out.write(quoted(word) if is_string else self._coerce(word, self._schema))
         self._end_scalar()
 
     def _end_scalar(self) -> None:
         if self._is_key:
-            self._enter(self._key_parts)
-            self._key_parts = None
+            self._enter(self._out.key)
+            self._out.key = None
             self._state = JsonText._colon
         else:
             self._end_value()
@@ -370,8 +355,9 @@ class JsonText:
 
     def _open(self, bracket: str) -> None:
         if bracket == "{" and self._keywords and self._stack:
-            self._braced, self._first_word = [], ""
-        self._write(bracket)
+            self._out.hold_brace()
+            self._first_word = ""
+        self._out.write(bracket)
         self._stack.append((bracket, self._schema))
         if bracket == "[":
             self._schema = resolved(item_schema(self._schema, self._root), self._root)
@@ -382,6 +368,7 @@ class JsonText:
         opener = "set" if char == "}" and self._stack and self._stack[-1][0] == "set" else _OPENERS[char]
         if char == ")" and self._keywords and not any(kind == "[" for kind, _ in self._stack):
             opener = "{"
+        # It closes nothing that is open: a stray bracket is left out, or ends the reading.
         if all(kind != opener for kind, _ in self._stack):
             return self._unexpected(text, position, final)
         while self._close_one() != opener:
@@ -391,14 +378,14 @@ class JsonText:
 
     def _close_one(self) -> str:
         """Close the innermost bracket, and return how it was opened."""
-        self._be_object()
+        self._out.brace_is_object()
         bracket = self._stack[-1][0]
         if bracket == "{" and self._state is JsonText._colon:
-            self._write(": null" if self._tidy else ":null")
+            self._out.null_member()
         elif bracket == "{" and self._state is JsonText._value:
-            self._write("null")
-        self._separator = []
-        self._write(_CLOSERS[bracket])
+            self._out.write("null")
+        self._out.drop_comma()
+        self._out.write(_CLOSERS[bracket])
         self._schema = self._stack.pop()[1]
         self._end_value()
         return bracket

@@ -109,6 +109,7 @@ class OpenCall:
         if self.nameless or (self._waits_for_id and not self.announced):
             self._held.append(text)
             return
+        # The first text is the moment from which the call cannot turn out to be prose.
         if not self.announced:
             self._announce()
         if text:
@@ -119,6 +120,7 @@ class OpenCall:
         """The call is over; one that was read without any argument text has no arguments."""
         ended = self.source.final and self.source.position >= len(self.source.text)
         closes = bool(self.calls.call_end) or substantial(self.calls.arguments_end)
+        # An end marker that the format has and the output lacks means that the call was cut off.
         complete = self.closed or not (ended and closes)
         held = "".join(self._held)
         if self.nameless:
@@ -134,6 +136,7 @@ class OpenCall:
         """Say that the call is over; a call that is only announced whole is announced now."""
         if self.tools.commit == "call" and not complete:
             raise NoCall("the output ended within a call")
+        # A call without arguments has an empty object: what is sent must join to valid JSON.
         if complete and not self.begun:
             self.write("{}")
         self._say(CallEnd(complete))
@@ -184,6 +187,7 @@ class OpenCall:
         except (ValueError, TypeError):
             given = {""}
         fitting = [name for name, schema in (self.policy.tools or {}).items() if _fits(given, schema)]
+        # Guessing between several tools could call the wrong one.
         if len(fitting) != 1:
             raise NoCall("a call without a name", incomplete=True)
         self.declare(fitting[0])

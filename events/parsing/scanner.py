@@ -39,6 +39,7 @@ class Scanner:
         if found is None:
             return (len(text) if final else self._safe(text, position)), None
         start = found.start()
+        # Near the end a longer marker may begin earlier than the one found.
         if not final and len(text) - start < self._longest:
             held = self._safe(text, position)
             if held <= start:

@@ -94,6 +94,7 @@ class Source:
     def unread(self, text: str) -> None:
         """Put text back in front of what is to be read; where it still stands there, nothing is copied. Not while
         remembering."""
+        # The usual case: the text was only just consumed.
         if self.position >= len(text) and self.text.startswith(text, self.position - len(text)):
             self.position -= len(text)
             return
@@ -104,6 +105,7 @@ class Source:
         """Consume the marker that stands here, if one of the scanner's does; "" if none does."""
         while True:
             found = scanner.match(self.text, self.position, self.final)
+            # A longer marker may still come: `<think>` and `<think_fast>`.
             if found is True:
                 yield
                 continue

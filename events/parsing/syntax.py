@@ -87,6 +87,7 @@ def call_syntax(tools: Tools, messages: tuple[str, ...] = (), message_ends: tupl
     bracketed = tools.style == "json" or a.style == "python"
     section_start, section_end = tools.section_start.strip(), tools.section_end.strip()
     opens_array = bracketed and section_start.endswith("[")
+    # The bracket is optional where a marker stands in front of it: models leave it out.
     if opens_array and (distinctive(section_start[:-1].strip()) or section_start == "["):
         section_start, opens_array = section_start[:-1].strip(), False
     if bracketed and section_end.startswith("]"):
@@ -95,6 +96,7 @@ def call_syntax(tools: Tools, messages: tuple[str, ...] = (), message_ends: tupl
     parts = tuple(part.strip() for part in _INDEX.split(tools.name_suffix) if part.strip())
     arguments_end = a.end.strip()
     starts = tuple(marker for marker in (section_start, call_start, *messages) if marker)
+    # Punctuation alone ends nothing: `)` and `}` stand in arguments too.
     own = tuple(m for m in (arguments_end, call_end, section_end) if substantial(m))
     ends = tuple(dict.fromkeys((*own, *message_ends)))
     return CallSyntax(

@@ -88,6 +88,7 @@ class TextReader:
         while True:
             if self.output.at_start and self.output.kind == "content":
                 yield from self._start_of_content()
+            # The mode is asked for each time: every action below may have changed it.
             mode = self.mode
             marker = yield from self.text(self.syntax.scanners[mode], in_content=mode in ("content", "undecided"))
             if not marker:
@@ -115,6 +116,8 @@ class TextReader:
         while True:
             stop, marker = scanner.find(source.text, source.position, source.final)
             if marker is None and source.final:
+                # Half a marker may stand at the end. In content only markers that open something count by a half:
+                # half of what closes something that was never opened is more likely text.
                 cut = self.syntax.content_cut if in_content and not self.section_seen else scanner
                 stop = cut.cut_off(source.text, source.position)
             if stop > source.position:
@@ -126,6 +129,7 @@ class TextReader:
             if source.final:
                 source.position = len(source.text)
                 return ""
+            # With nothing left to read, text without a marker's first character can go straight to the output.
             self.only_text = scanner if source.used_up else None
             yield
 
@@ -204,6 +208,7 @@ class TextReader:
             self.output.write(marker)
             self.output.behind_marker = True
             return
+        # In content the same marker is found again, and opens the call there.
         self.source.position -= len(marker)
         self.output.enter("content")
         self.output.at_start = False
@@ -266,6 +271,7 @@ class TextReader:
         self.output.behind_call = self.section_seen = True
         yield from self.calls.read(marker)
         if self.output.calls > before:
+            # Behind a call, another one may follow without its opening marker.
             self.output.at_start = True
         if self.output.resumes == "reasoning":
             self.output.enter("reasoning")
@@ -276,6 +282,7 @@ class TextReader:
         blank = yield from self.source.blank()
         char = yield from self.source.peek()
         self.output.at_start = False
+        # A marker may begin with a bracket too (`[TOOL_CALLS]`); it is read by the table.
         if char in ("{", "[") and not (yield from self.source.ahead(self.syntax.content_markers)):
             self.output.hold_blank(blank)
             yield from self._read_calls("")
