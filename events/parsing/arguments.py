@@ -52,8 +52,8 @@ def stream(call: ArgumentContext, value: JsonText, verbatim: bool) -> Reading[No
             value.flush() if verbatim and not value.stopped else value.close()
             call.write(value.take())
             return
-        if value.committed and value.parts:
-            call.write(value.take())
+        if value.committed and (text := value.take()):
+            call.write(text)
         if value.done or source.final:
             return
         yield

@@ -98,11 +98,6 @@ class JsonText:
         """What was written since the last call."""
         return self._out.take()
 
-    @property
-    def parts(self) -> list[str]:
-        """What was written and not taken."""
-        return self._out.parts
-
     def consume(self, text: str, position: int, final: bool = False) -> int:
         """Read on and return how far: to the end, or less where the rest waits for more text, or to where the value
         is `done`, `failed` or `stopped`."""

@@ -134,8 +134,7 @@ class TypedValue:
             self._be_string()
         elif self._json.committed:
             self._held.clear()
-            self.parts += self._json.parts
-            self._json.parts.clear()
+            self.parts.append(self._json.take())
 
     def _unescaped(self, text: str) -> str:
         """`text` without one level of escapes; a backslash at its end waits for what follows."""
@@ -156,7 +155,7 @@ class TypedValue:
             self._json.consume(self._rest + self._backslash, 0, True)
         if self._json.committed:
             self._json.close()
-            self.parts += self._json.parts
+            self.parts.append(self._json.take())
         else:
             self.parts.append(quoted("".join(self._held)))
 

@@ -90,15 +90,14 @@ def _deepseek_samples(fenced: bool) -> list[Sample]:
     ]
 
 
+def _parameter(tag: str, key: str, value: str, string: str) -> str:
+    return f'<{tag}parameter name="{key}" string="{string}">{value}</{tag}parameter>\n'
+
+
 def _dsml_samples(wrapper: str, space: str = "") -> list[Sample]:
     d = "｜DSML｜" + space
-
-    def parameter(key: str, value: str, string: str) -> str:
-        return f'<{d}parameter name="{key}" string="{string}">{value}</{d}parameter>\n'
-
-    call = (
-        f'<{d}invoke name="tide">\n{parameter("port", "Brest", "true")}{parameter("hours", "6", "false")}</{d}invoke>\n'
-    )
+    arguments = _parameter(d, "port", "Brest", "true") + _parameter(d, "hours", "6", "false")
+    call = f'<{d}invoke name="tide">\n{arguments}</{d}invoke>\n'
     return [
         Sample(f"<｜DSML｜{wrapper}>\n{call}</｜DSML｜{wrapper}>", [("tide", {"port": "Brest", "hours": 6})]),
         Sample(
@@ -131,18 +130,25 @@ def _dsml_samples(wrapper: str, space: str = "") -> list[Sample]:
             f'{{"port": "Brest"}}\n</{d}invoke><{d}invoke name="now" /></｜DSML｜{wrapper}>',
             [("now", {}), BREST, ("now", {})],
         ),
+        *_dsml_typed_samples(wrapper, d),
+    ]
+
+
+def _dsml_typed_samples(wrapper: str, d: str) -> list[Sample]:
+    """The schema knows better what a string is not; all of a tool's arguments may stand in one parameter."""
+    return [
         Sample(
-            f'<｜DSML｜{wrapper}><{d}invoke name="tide">{parameter("hours", "6", "true")}'
-            f"{parameter('port', '42', 'true')}</{d}invoke></｜DSML｜{wrapper}>",
+            f'<｜DSML｜{wrapper}><{d}invoke name="tide">{_parameter(d, "hours", "6", "true")}'
+            f"{_parameter(d, 'port', '42', 'true')}</{d}invoke></｜DSML｜{wrapper}>",
             [("tide", {"hours": 6, "port": "42"})],
         ),
         Sample(
-            f'<｜DSML｜{wrapper}><{d}invoke name="tide">{parameter("arguments", _HOURS, "false")}</{d}'
+            f'<｜DSML｜{wrapper}><{d}invoke name="tide">{_parameter(d, "arguments", _HOURS, "false")}</{d}'
             f"invoke></｜DSML｜{wrapper}>",
             [("tide", {"hours": 6})],
         ),
         Sample(
-            f'<｜DSML｜{wrapper}><{d}invoke name="tide">{parameter("arguments", _NOT_HOURS, "false")}</{d}'
+            f'<｜DSML｜{wrapper}><{d}invoke name="tide">{_parameter(d, "arguments", _NOT_HOURS, "false")}</{d}'
             f"invoke></｜DSML｜{wrapper}>",
             [("tide", {"arguments": {"ours": 6}})],
         ),
