@@ -42,7 +42,7 @@ def read_arguments(call: ArgumentContext) -> Reading[None]:
 def stream(call: ArgumentContext, value: JsonText, verbatim: bool) -> Reading[None]:
     """Read one value and write it as it comes. What the end of the output cuts off is completed, unless it is the
     model's own JSON (`verbatim`), of which exactly what was written is passed on."""
-    source = call.source
+    source, output = call.source, value.output
     while True:
         source.position = value.consume(source.text, source.position, source.final)
         # Before the first key nothing was written, so the whole text can still be shown.
@@ -50,10 +50,10 @@ def stream(call: ArgumentContext, value: JsonText, verbatim: bool) -> Reading[No
             raise NoCall("the arguments are not an object")
         if value.stopped or (source.final and not value.done and value.committed):
             value.flush() if verbatim and not value.stopped else value.close()
-            call.write(value.take())
+            call.write(output.take())
             return
-        if value.committed and (text := value.take()):
-            call.write(text)
+        if value.committed and output.parts:
+            call.write(output.take())
         if value.done or source.final:
             return
         yield

@@ -137,7 +137,7 @@ def _value(call: OpenCall) -> Reading[str]:
         if value.failed or value.stopped:
             raise NoCall("no JSON value behind a key")
         if value.done:
-            return value.take()
+            return value.output.take()
         if source.final:
             raise CutOff
         yield

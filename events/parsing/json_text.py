@@ -49,7 +49,7 @@ def word_to_json(word: str, schema: Schema = None) -> str:
 
 
 class JsonText:
-    """One JSON object or array, read with `consume`; `take` hands over what was written.
+    """One JSON object or array, read with `consume`; what was written is in `output`.
 
     keywords: the text is the inside of a Python call, `a=1, b='x')`, and becomes an object.
     quote: a further string delimiter (`<|"|>`), whose strings know no escapes.
@@ -79,7 +79,7 @@ class JsonText:
         self._word_stops = (*stops, quote) if quote else stops
         self._raw_end = scanner_for((quote, *stops))
         self._coerce = coerce
-        self._out = JsonOutput(tidy=keywords or bool(quote))
+        self.output = JsonOutput(tidy=keywords or bool(quote))
         self._keywords = keywords
         self._eager = eager
         self._value_end, self._key_end = _WORD_ENDS[keywords]
@@ -96,7 +96,7 @@ class JsonText:
 
     def take(self) -> str:
         """What was written since the last call."""
-        return self._out.take()
+        return self.output.take()
 
     def consume(self, text: str, position: int, final: bool = False) -> int:
         """Read on and return how far: to the end, or less where the rest waits for more text, or to where the value
@@ -122,7 +122,7 @@ class JsonText:
 
     def flush(self) -> None:
         """Write what is held of an unfinished bare word, as it is: for a value that the end of the output cut off."""
-        self._out.parts += self._word
+        self.output.parts += self._word
         self._word.clear()
 
     # The states. Each reads one thing at `position` and returns where the next one starts; the same place and the same
@@ -133,7 +133,7 @@ class JsonText:
         if char.isspace():
             return self._blank(text, position)
         if char in "{[(":
-            self._out.element()
+            self.output.element()
             self._open("{" if char == "{" else "[")
             return position + 1
         if char in "]})":
@@ -156,17 +156,17 @@ class JsonText:
         char = text[position]
         if char.isspace():
             return self._blank(text, position)
-        if self._out.holds_brace and char != ":":
+        if self.output.holds_brace and char != ":":
             self._be_set()
             return position
         if char == ":" or (char == "=" and self._keywords):
-            self._out.brace_is_object()
+            self.output.brace_is_object()
             self.committed = True
             self._state = JsonText._value
-            self._out.colon()
+            self.output.colon()
             return position + 1
         if char in ",]})" and self.committed:
-            self._out.null_member()
+            self.output.null_member()
             self._end_value()
             return position
         return self._unexpected(text, position, final)
@@ -179,7 +179,7 @@ class JsonText:
             return self._closer(char, text, position, final)
         # A missing comma is mended where the next element begins like one.
         if char == "," or char in "\"'{[":
-            self._out.comma()
+            self.output.comma()
             self._state = JsonText._key if self._stack[-1][0] == "{" else JsonText._value
             return position + (char == ",")
         return self._unexpected(text, position, final)
@@ -207,9 +207,9 @@ class JsonText:
         if char == "\\":
             written, position = read_escape(text, stop, final)
             if written:
-                self._out.write(written)
+                self.output.write(written)
             return position
-        self._out.write(escaped(char))
+        self.output.write(escaped(char))
         return stop + 1
 
     def _raw_string(self, text: str, position: int, final: bool) -> int:
@@ -229,7 +229,7 @@ class JsonText:
 
     def _raw(self, text: str) -> None:
         self._balance += balance(text)
-        self._out.write(escaped(text))
+        self.output.write(escaped(text))
 
     def _bare(self, text: str, position: int, final: bool) -> int:
         """A word without quotes, up to a delimiter or a stop, or up to a custom quote that was forgotten in front
@@ -257,7 +257,7 @@ class JsonText:
 
     def _be_set(self) -> None:
         """What follows a brace of Python's is a value: the brace opens a set."""
-        self._out.brace_is_list(self._coerce(self._first_word, None) if self._first_word else None)
+        self.output.brace_is_list(self._coerce(self._first_word, None) if self._first_word else None)
         self._stack[-1] = ("set", self._stack[-1][1])
         self._end_value()
 
@@ -267,7 +267,7 @@ class JsonText:
         end = found.end() if found else position
         if end == position:
             return position + 1  # white space that JSON does not know is left out
-        self._out.blank(text[position:end])
+        self.output.blank(text[position:end])
         return end
 
     def _scalar(self, text: str, position: int, final: bool) -> int:
@@ -284,9 +284,9 @@ class JsonText:
         here = text[position : position + len(quote)]
         if quote and here != quote and not final and quote.startswith(here):
             return position
-        self._out.element()
+        self.output.element()
         self._is_key = self._state is JsonText._key
-        self._out.key = [] if self._is_key and self._schema is not None else None
+        self.output.key = [] if self._is_key and self._schema is not None else None
         if quote and here == quote:
             return self._begin_string("", JsonText._raw_string, position + len(quote))
         if text[position] in "\"'" and not quote:
@@ -299,15 +299,15 @@ class JsonText:
         self._balance = 0
         if not self._is_key or self._eager:
             self.committed = True
-        self._out.write('"')
+        self.output.write('"')
         self._state = state
         return position
 
     def _inner(self, run: str) -> None:
-        self._out.write(run if self._delimiter == '"' else run.replace('"', '\\"'))
+        self.output.write(run if self._delimiter == '"' else run.replace('"', '\\"'))
 
     def _end_string(self) -> None:
-        self._out.write('"')
+        self.output.write('"')
         self._end_scalar()
 
     def _end_word(self, is_string: bool = False) -> None:
@@ -315,20 +315,20 @@ class JsonText:
         self._word.clear()
         if self._is_key:
             self._first_word = word
-            self._out.write(quoted(word))
+            self.output.write(quoted(word))
         # A list whose first element is a bare word is prose in brackets.
         elif self._stack and not (self.committed or is_string) and literal(word) is None:
             self.failed = True
             return
         else:
             self.committed = True
-            self._out.write(quoted(word) if is_string else self._coerce(word, self._schema))
+            self.output.write(quoted(word) if is_string else self._coerce(word, self._schema))
         self._end_scalar()
 
     def _end_scalar(self) -> None:
         if self._is_key:
-            self._enter(self._out.key)
-            self._out.key = None
+            self._enter(self.output.key)
+            self.output.key = None
             self._state = JsonText._colon
         else:
             self._end_value()
@@ -350,9 +350,9 @@ class JsonText:
 
     def _open(self, bracket: str) -> None:
         if bracket == "{" and self._keywords and self._stack:
-            self._out.hold_brace()
+            self.output.hold_brace()
             self._first_word = ""
-        self._out.write(bracket)
+        self.output.write(bracket)
         self._stack.append((bracket, self._schema))
         if bracket == "[":
             self._schema = resolved(item_schema(self._schema, self._root), self._root)
@@ -373,14 +373,14 @@ class JsonText:
 
     def _close_one(self) -> str:
         """Close the innermost bracket, and return how it was opened."""
-        self._out.brace_is_object()
+        self.output.brace_is_object()
         bracket = self._stack[-1][0]
         if bracket == "{" and self._state is JsonText._colon:
-            self._out.null_member()
+            self.output.null_member()
         elif bracket == "{" and self._state is JsonText._value:
-            self._out.write("null")
-        self._out.drop_comma()
-        self._out.write(_CLOSERS[bracket])
+            self.output.write("null")
+        self.output.drop_comma()
+        self.output.write(_CLOSERS[bracket])
         self._schema = self._stack.pop()[1]
         self._end_value()
         return bracket

@@ -147,19 +147,17 @@ class TextReader:
         name, else a JSON object. Returns the text of what was no call, for the caller to show; None for a call."""
         assert self.calls is not None
         shown: list[str] = []
-        yield from self._read_body(self.calls.read_message(name, header, shown.append))
+        self.output.behind_call = self.section_seen = True
+        yield from self.calls.read_message(name, header, shown.append)
         return "".join(shown) if shown else None
 
     def read_text_message(self, name: str, header: str) -> Reading[str | None]:
         """The same of a call whose one argument, `text`, is the body as it stands."""
         assert self.calls is not None
         shown: list[str] = []
-        yield from self._read_body(self.calls.read_text_message(name, header, shown.append))
-        return "".join(shown) if shown else None
-
-    def _read_body(self, reading: Reading[None]) -> Reading[None]:
         self.output.behind_call = self.section_seen = True
-        yield from reading
+        yield from self.calls.read_text_message(name, header, shown.append)
+        return "".join(shown) if shown else None
 
     # The actions of the table. One that has to read on returns a reading.
 
@@ -255,12 +253,12 @@ class TextReader:
 
     # Calls.
 
-    def _read_marked_calls(self, marker: str) -> Reading[None]:
+    def _read_marked_calls(self, marker: str) -> Reading[None] | None:
         if self.rules.strict and self.output.answered:
             self.within = "plain"
             self.output.write(marker)
-        else:
-            yield from self._read_calls(marker)
+            return None
+        return self._read_calls(marker)
 
     def _read_calls(self, marker: str) -> Reading[None]:
         """The calls behind a marker, or that begin without one."""

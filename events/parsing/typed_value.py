@@ -134,7 +134,7 @@ class TypedValue:
             self._be_string()
         elif self._json.committed:
             self._held.clear()
-            self.parts.append(self._json.take())
+            self.parts.append(self._json.output.take())
 
     def _unescaped(self, text: str) -> str:
         """`text` without one level of escapes; a backslash at its end waits for what follows."""
@@ -155,7 +155,7 @@ class TypedValue:
             self._json.consume(self._rest + self._backslash, 0, True)
         if self._json.committed:
             self._json.close()
-            self.parts.append(self._json.take())
+            self.parts.append(self._json.output.take())
         else:
             self.parts.append(quoted("".join(self._held)))
 
