@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from agent_server.generation.device import send
+from agent_server.generation.faults import first_line
 from agent_server.generation.paged_batch import PagedBatch, decoding
 from agent_server.generation.pages import PagedMemory
 from agent_server.generation.sequence import Sequence
@@ -32,6 +33,8 @@ Forward = Callable[[Tensor, Tensor, PagedBatch], Tensor]
 """ids `[places]`, positions `[places]` and the batch → logits `[places, vocabulary]`."""
 STEP = 8
 """Buckets are 1, 2, 4, and then multiples of it."""
+SHORTEST_REACH = 4096
+REACH_STEP = 8
 
 
 def buckets(most: int) -> list[int]:
@@ -40,21 +43,32 @@ def buckets(most: int) -> list[int]:
     return sorted(sizes | {most})
 
 
+def reaches(longest: int) -> list[int]:
+    """Numbers of keys, in tokens, for which a batch is captured: how attention is split over the device follows from
+    the most keys that a sequence may have, and short ones should not pay for the longest."""
+    found, reach = [], SHORTEST_REACH
+    while 2 * reach <= longest:
+        found.append(reach)
+        reach *= REACH_STEP
+    return [*found, longest]
+
+
 def cuda_capture() -> Capture:
-    """Captures into one pool of memory, which every graph may use since no two are ever replayed side by side."""
-    return partial(_capture_cuda, pool=torch.cuda.graph_pool_handle())
+    """Captures on one stream, since cuBLAS keeps a workspace for every stream that it has seen, and into one pool of
+    memory, which every graph may use since no two are ever replayed side by side."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    return partial(_capture_cuda, pool=torch.cuda.graph_pool_handle(), side=stream)
 
 
-def _capture_cuda(function: Callable[[], Tensor], *, pool: Any) -> tuple[Callable[[], None], Tensor]:
+def _capture_cuda(function: Callable[[], Tensor], *, pool: Any, side: Any) -> tuple[Callable[[], None], Tensor]:
     """Warmed up beside the current stream, as torch asks for, then captured."""
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(2):
             function()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+    with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
         output = function()
     return graph.replay, output
 
@@ -95,7 +109,8 @@ class DecodeGraphs:
         self._rows = rows
         self._device = device
         self._capture = capture
-        self._captured: dict[int, _Captured] = {}
+        self._reaches = [-(-reach // memory.page_size) for reach in reaches(width * memory.page_size)]
+        self._captured: dict[tuple[int, int], _Captured] = {}
         self._held: list[tuple[list[int] | None, int]] = [(None, 0)] * rows
         self._starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
 
@@ -105,32 +120,33 @@ class DecodeGraphs:
         it does. `last`: each row's newest token, the same tensor for ever. False, and why in the log, where that does
         not work."""
         try:
-            for done, size in enumerate(reversed(self.sizes)):
-                self._captured[size] = self._captured_bucket(size, last)
-                report((done + 1) / len(self.sizes))
+            wanted = [(size, width) for size in reversed(self.sizes) for width in reversed(self._reaches)]
+            for done, (size, width) in enumerate(wanted):
+                self._captured[size, width] = self._captured_bucket(size, width, last)
+                report((done + 1) / len(wanted))
         except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            reason = first_line(error)
             logger.warning("Decoding is not captured in CUDA graphs, and so slower: %s", reason)
             self._captured.clear()
             return False
         return True
 
-    def _captured_bucket(self, size: int, last: Tensor) -> _Captured:
+    def _captured_bucket(self, size: int, width: int, last: Tensor) -> _Captured:
         inputs = torch.tensor([[self._rows] * size, [1] * size], device=self._device)
-        largest = self._captured.get(self.sizes[-1])
+        largest = self._captured.get((self.sizes[-1], self._reaches[-1]))
 
         def decode() -> Tensor:
-            logits = self._decode(inputs, last)
+            logits = self._decode(inputs, last, width)
             return logits if largest is None else largest.logits[:size].copy_(logits)
 
         replay, logits = self._capture(decode)
         return _Captured(inputs, replay, logits)
 
-    def _decode(self, inputs: Tensor, last: Tensor) -> Tensor:
+    def _decode(self, inputs: Tensor, last: Tensor, width: int) -> Tensor:
         """What is captured: nothing in it asks the host."""
         rows, lengths = inputs[0], inputs[1]
         paging = decoding(
-            self.tables.index_select(0, rows), lengths, self._starts[: len(rows) + 1], self._memory.page_size
+            self.tables[:, :width].index_select(0, rows), lengths, self._starts[: len(rows) + 1], self._memory.page_size
         )
         ids = last.index_select(0, rows.clamp_max(self._rows - 1))
         return self._forward(ids, lengths - 1, self._make_batch(paging))
@@ -139,7 +155,11 @@ class DecodeGraphs:
         """The logits of sequences that decode, in their order; they stand until the next run. None where no bucket
         holds so many."""
         at = bisect_left(self.sizes, len(decodes))
-        captured = self._captured.get(self.sizes[at]) if at < len(self.sizes) else None
+        pages = max(len(self._memory.table(sequence)) for sequence in decodes)
+        reach = bisect_left(self._reaches, pages)
+        if at == len(self.sizes) or reach == len(self._reaches):
+            return None
+        captured = self._captured.get((self.sizes[at], self._reaches[reach]))
         if captured is None:
             return None
         for sequence in decodes:

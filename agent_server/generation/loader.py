@@ -23,16 +23,27 @@ from agent_server.generation.device import (
     choose_dtype,
     free_bytes,
     indexed,
+    release_unused,
 )
-from agent_server.generation.fallback import SeparateMemory, SeparateRunner
+from agent_server.generation.fallback import (
+    SeparateMemory,
+    SeparateRunner,
+    Unservable,
+    cache_bytes,
+    check_separate,
+)
 from agent_server.generation.faults import first_line
 from agent_server.generation.flat import Forward, flatten
 from agent_server.generation.fused_sampler import make_sampler
 from agent_server.generation.generation import HONOURED, Defaults, Limits
+from agent_server.generation.graphs import buckets, reaches
 from agent_server.generation.kv_cache import KVCache, LayerShape, bytes_per_token
+from agent_server.generation.memory_plan import GIB, Demand, TooLittle, graphs_reserve, share_out, state_tokens
 from agent_server.generation.pages import PagedMemory
-from agent_server.generation.probe import Unfit, fit, fit_flat
+from agent_server.generation.probe import Unfit, check_positions, check_windows, fit, fit_flat, turning_point
+from agent_server.generation.profile import largest_step
 from agent_server.generation.runner import PackedRunner
+from agent_server.generation.sampler import Sampler
 from agent_server.generation.scheduler import Scheduler
 from agent_server.generation.slabs import SlabMemory
 from agent_server.generation.step import Core
@@ -44,6 +55,8 @@ MakeCompiler = Callable[[ModelFiles, int], Compiler | None]
 GATHERED_PAGE_SIZE = 16
 SMALLEST_SLAB = 128
 DEFAULT_CONTEXT = 4096
+CPU_SHARE = 0.3
+"""Of the memory that is free on a machine, which others use too, for keys and values."""
 SMALL_PARAMETERS = 20_000_000
 """Below it, what a CPU spends its time on is calling operations, not computing them."""
 STEP_TOKENS, CUDA_STEP_TOKENS = 512, 4096
@@ -57,6 +70,8 @@ def load(config: EngineConfig, report: Report, compiler: MakeCompiler | None = N
         return _load(config, report, compiler)
     except EngineError:
         raise
+    except TooLittle as error:
+        raise EngineError("out_of_memory", f"{config.model} does not fit: {error}") from None
     except (torch.OutOfMemoryError, MemoryError):
         raise EngineError("out_of_memory", f"Too little memory to load {config.model}.") from None
     except ImportError as error:
@@ -112,14 +127,15 @@ def assemble(
     _choose_threads(config, model, device)
     context = _context_length(text, config.max_context)
     vocabulary = TokenizerVocabulary(files.tokenizer)
-    runner, note = _runner(config, model, context, device)
+    sampler = make_sampler(config.max_batch, text.vocab_size, device)
+    budget = config.step_tokens or (CUDA_STEP_TOKENS if device.type == "cuda" else STEP_TOKENS)
+    runner, note, budget = _runner(config, model, context, sampler, budget)
     scheduler = Scheduler(
         runner.memory,
         max_running=config.max_batch,
-        step_tokens=config.step_tokens or (CUDA_STEP_TOKENS if device.type == "cuda" else STEP_TOKENS),
+        step_tokens=budget,
         chunked=runner.chunked,
     )
-    sampler = make_sampler(config.max_batch, text.vocab_size, device)
     if config.cuda_graphs and isinstance(runner, PackedRunner) and runner.capturable:
         runner.capture(sampler.last, context, partial(_report_graphs, report))
     compiler = (make_compiler or _compiler)(files, text.vocab_size)
@@ -155,6 +171,7 @@ def assemble(
             "cuda_graphs": getattr(runner, "graphs", None) is not None,
         },
     )
+    logger.info("%s: %s", info.model, ", ".join(f"{name} {value}" for name, value in info.details.items()))
     return core, info
 
 
@@ -185,27 +202,71 @@ def _context_length(text: Any, wanted: int) -> int:
     return min(own, wanted) if wanted else own
 
 
-def _runner(config: EngineConfig, model: Any, context: int, device: torch.device) -> tuple[Any, str]:
-    """The fast runner if the model fits, else the plain one and why."""
+def _runner(
+    config: EngineConfig, model: Any, context: int, sampler: Sampler, budget: int
+) -> tuple[PackedRunner | SeparateRunner, str, int]:
+    """The fast runner if the model fits, else the plain one and why; and the tokens of a step, fewer than `budget`
+    where so many do not fit on the device."""
+    device, before = sampler.device, model.config._attn_implementation
     try:
-        _check_positions(model.config.get_text_config(), context)
+        check_positions(model.config, context)
         layers = fit(model)
+        check_windows(model.config, layers, context)
     except Unfit as reason:
-        return SeparateRunner(model, SeparateMemory(context * config.max_batch), device), str(reason)
+        model.set_attn_implementation(before)
+        logger.warning("%s is decoded one sequence at a time, which is slow: %s.", config.name or config.model, reason)
+        return _separate(config, model, context, device), str(reason), budget
     dtype = DTYPES.get(config.kv_cache_dtype, model.dtype)
-    tokens = _cache_tokens(config, bytes_per_token(layers, dtype), context, device)
     if config.memory == "paged" or device.type != "cpu":
         if dtype != model.dtype:
             raise EngineError("unavailable", "Keys and values have another dtype than the model on the CPU alone.")
-        kernel = attention_kernels.choose(device, model.dtype, layers)
-        size = kernel.page_size if kernel is not None else GATHERED_PAGE_SIZE
-        pages = PagedMemory(max(2, tokens // size), size)
-        cache = KVCache(layers, (pages.total + 1) * size, model.dtype, device)
-        flat = _fused(model, layers) if isinstance(kernel, attention_kernels.TritonKernel) else None
-        return PackedRunner(model, pages, cache, device, kernel=kernel, flat=flat), ""
+        runner, budget = _paged(config, model, layers, context, sampler, budget)
+        return runner, "", budget
+    tokens = _cache_tokens(config, bytes_per_token(layers, dtype), context, device)
     slabs = SlabMemory(max(tokens, SMALLEST_SLAB), SMALLEST_SLAB)
     cache = KVCache(layers, slabs.total, dtype, device)
-    return PackedRunner(model, slabs, cache, device, flat=_flat(config, model, layers)), ""
+    return PackedRunner(model, slabs, cache, device, flat=_flat(config, model, layers)), "", budget
+
+
+def _separate(config: EngineConfig, model: Any, context: int, device: torch.device) -> SeparateRunner:
+    """Caches of the model's own, as many as fit into memory."""
+    try:
+        check_separate(model, device)
+    except Unservable as reason:
+        raise EngineError("unavailable", f"{config.name or config.model} cannot be served: {reason}.") from reason
+    per_token, per_sequence = cache_bytes(model)
+    state = state_tokens(per_token, per_sequence)
+    wanted = config.max_batch * (context + state)
+    free = config.kv_cache_bytes or int(free_bytes(device) * (0.7 if device.type == "cuda" else 0.3))
+    tokens = min(wanted, free // max(1, per_token))
+    if tokens < state + 2:
+        raise EngineError("out_of_memory", f"{free / GIB:.2f} GiB are too little for a single sequence's state.")
+    return SeparateRunner(model, SeparateMemory(tokens, state=state), device, turn=turning_point(model.config))
+
+
+def _paged(
+    config: EngineConfig, model: Any, layers: list[LayerShape], context: int, sampler: Sampler, budget: int
+) -> tuple[PackedRunner, int]:
+    """Pages in what a step and graphs leave of the memory."""
+    device, per_token = sampler.device, bytes_per_token(layers, model.dtype)
+    kernel = attention_kernels.choose(device, model.dtype, layers)
+    size = kernel.page_size if kernel is not None else GATHERED_PAGE_SIZE
+    flat = _fused(model, layers) if isinstance(kernel, attention_kernels.TritonKernel) else None
+    if config.kv_cache_bytes or device.type != "cuda":
+        tokens = _cache_tokens(config, per_token, context, device)
+    else:
+        step, budget = largest_step(model, layers, sampler, budget, page=size, kernel=kernel, flat=flat)
+        release_unused(device)
+        rows = config.max_batch
+        graphs = len(buckets(rows)) * len(reaches(context)) if kernel is not None and config.cuda_graphs else 0
+        reserve = graphs_reserve(graphs, rows, sampler.vocab_size, step // budget)
+        demand = Demand(per_token, size, wanted=2 * rows * _power_of_two(context))
+        shares = share_out(free_bytes(device), demand, step=step, graphs=reserve)
+        logger.info("Memory of %s beside the weights: %s.", device, shares)
+        tokens = shares.tokens
+    pages = PagedMemory(max(2, tokens // size), size)
+    cache = KVCache(layers, (pages.total + 1) * size, model.dtype, device)
+    return PackedRunner(model, pages, cache, device, kernel=kernel, flat=flat), budget
 
 
 def _flat(config: EngineConfig, model: Any, layers: list[LayerShape]) -> Forward | None:
@@ -228,22 +289,12 @@ def _small(model: Any) -> bool:
     return bool(model.num_parameters() < SMALL_PARAMETERS)
 
 
-def _check_positions(text: Any, context: int) -> None:
-    """Rotary embeddings that change with the length of the longest sequence in a batch cannot be packed."""
-    rope = getattr(text, "rope_parameters", None) or {}
-    kinds = {rope.get("rope_type")} | {r.get("rope_type") for r in rope.values() if isinstance(r, dict)}
-    original = rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
-    if kinds & {"dynamic", "longrope"} and not (original and context <= original):
-        raise Unfit("its positions depend on the length of the whole batch")
-
-
 def _cache_tokens(config: EngineConfig, per_token: int, context: int, device: torch.device) -> int:
     """Tokens of keys and values: what was asked for, else what the free memory allows, within reason."""
     if config.kv_cache_bytes:
         return config.kv_cache_bytes // per_token
-    share = 0.85 if device.type == "cuda" else 0.3
     wanted = 2 * config.max_batch * _power_of_two(context)
-    return min(wanted, int(free_bytes(device) * share) // per_token)
+    return min(wanted, int(free_bytes(device) * CPU_SHARE) // per_token)
 
 
 def _power_of_two(number: int) -> int:

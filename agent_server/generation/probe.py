@@ -80,6 +80,43 @@ def fit(model: Any) -> list[LayerShape]:
     return layers
 
 
+def turning_point(config: Any) -> int | None:
+    """The length beyond which all positions are others (longrope, which has factors for short and for long texts and
+    goes by the length of the whole); None for models without one."""
+    kinds, original = _rotary(config)
+    return original if "longrope" in kinds else None
+
+
+def check_positions(config: Any, context: int) -> None:
+    """Rotary embeddings that change with the length of the longest sequence in a batch cannot be packed."""
+    kinds, original = _rotary(config)
+    if kinds & {"dynamic", "longrope"} and not (original and context <= original):
+        raise Unfit("its positions depend on the length of the whole batch")
+
+
+def _rotary(config: Any) -> tuple[set[str], int | None]:
+    """The kinds of rotary embeddings, and the length that the model was trained for at first."""
+    text = config.get_text_config()
+    rope = getattr(text, "rope_parameters", None) or {}
+    kinds = {rope.get("rope_type")} | {part.get("rope_type") for part in rope.values() if isinstance(part, dict)}
+    original = rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
+    return kinds - {None}, original
+
+
+def check_windows(config: Any, layers: list[LayerShape], context: int) -> None:
+    """A window that the configuration has and no layer asks the attention for is in masks, which packed attention does
+    not see; the prompts that the model was tried with may be too short to tell."""
+    window = getattr(config.get_text_config(), "sliding_window", None)
+    if window and window < context and all(layer.window is None for layer in layers) and not _all_full(config):
+        raise Unfit("its windows cannot be seen from outside")
+
+
+def _all_full(config: Any) -> bool:
+    """Whether the configuration says of every layer that it attends to everything."""
+    kinds = set(getattr(config.get_text_config(), "layer_types", None) or ())
+    return kinds == {"full_attention"}
+
+
 def _check_configuration(config: Any) -> None:
     text = config.get_text_config()
     kinds = set(getattr(text, "layer_types", None) or ())

@@ -157,9 +157,9 @@ async def test_a_model_that_does_not_load_ends_with_one_sentence(name, tmp_path)
 
 
 async def test_too_little_memory_is_noticed_before_loading(folder, monkeypatch):
-    from agent_server.generation import loader
+    from agent_server.generation import weights
 
-    monkeypatch.setattr(loader, "free_bytes", lambda device: 1000)
+    monkeypatch.setattr(weights, "free_bytes", lambda device: 1000)
     engine = EmbeddedEngine(config(folder), process=False)
     with pytest.raises(EngineError, match="GiB for its weights alone") as raised:
         await engine.start()

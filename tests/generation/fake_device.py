@@ -19,6 +19,8 @@ from torch.overrides import TorchFunctionMode
 
 DEVICE = torch.device("cuda:0")
 GIB = 2**30
+STEP = 300 * 2**20
+"""What the largest step takes, by the counters of this device."""
 
 
 PLAIN = {
@@ -162,6 +164,10 @@ def fake_cuda(patch: pytest.MonkeyPatch, *, free: int = 24 * GIB) -> Iterator[_B
     patch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
     patch.setattr(torch.cuda, "mem_get_info", lambda device=None: (free, free))
     patch.setattr(torch.cuda, "Event", _Event)
+    for name in ("synchronize", "reset_peak_memory_stats", "empty_cache"):
+        patch.setattr(torch.cuda, name, lambda device=None: None)
+    patch.setattr(torch.cuda, "memory_allocated", lambda device=None: GIB)
+    patch.setattr(torch.cuda, "max_memory_allocated", lambda device=None: GIB + STEP)
     patch.setattr(torch._C, "_cuda_setDevice", lambda index: None, raising=False)
     bridge = _Bridge()
     with FakeTensorMode(allow_non_fake_inputs=True), bridge:

@@ -112,6 +112,35 @@ def test_decoding_by_graphs_mixes_nothing_and_waits_for_nothing(serve):
     assert [driver.end(number).reason for number in numbers] == ["length"] * len(numbers)
 
 
+@pytest.mark.parametrize("kernel", [False, True])
+def test_the_largest_step_is_run_and_what_it_leaves_goes_to_the_cache(kernel, serve, caplog):
+    """On 24 GiB, of which the tiny model can use a part; then on a card on which the largest step does not fit."""
+    with caplog.at_level("INFO"):
+        driver = serve(kernel=kernel, kv_cache_bytes=0, max_context=512)
+    assert driver.info.details["kv_cache_tokens"] >= 2 * 8 * 512
+    assert any(line.startswith("Memory of cuda:0 beside the weights: a step 0.29 GiB") for line in caplog.messages)
+    number = driver.submit([5] * 70, max_tokens=2)
+    driver.finish()
+    assert driver.end(number).reason == "length"
+    driver.assert_clean()
+
+
+def test_steps_are_made_smaller_on_a_device_that_is_too_small_for_them(serve, monkeypatch, caplog):
+    run, tried = PackedRunner.run, []
+
+    def exhausted(self, plan, last):
+        tokens = sum(chunk.length for chunk in plan.chunks)
+        tried.append(tokens)
+        if tokens > 1024:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return run(self, plan, last)
+
+    monkeypatch.setattr(PackedRunner, "run", exhausted)
+    driver = serve(kv_cache_bytes=0, max_context=512)
+    assert tried[-3:] == [4096, 2048, 1024] and driver.core.scheduler.step_tokens == 1024
+    assert "Steps of 2048 tokens do not fit on cuda:0; 1024 are tried." in caplog.messages
+
+
 def test_a_scored_prompt_does_not_wait_either(serve):
     driver = serve(step_tokens=24)
     number = driver.submit([5] * 70, max_tokens=2, prompt_logprobs=2)

@@ -55,9 +55,47 @@ SEPARATE = {
         },
     ),
 }
+LONG = {
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0 + number / 8 for number in range(6)],
+        "long_factor": [2.0 + number for number in range(6)],
+        "original_max_position_embeddings": 48,
+    },
+    "max_position_embeddings": 512,
+    "original_max_position_embeddings": 48,
+}
+ODD = {
+    "phi3-long": ("Phi3Config", LONG),
+    "bamba": (
+        "BambaConfig",
+        {
+            "attn_layer_indices": [1],
+            "mamba_n_heads": 4,
+            "mamba_d_head": 24,
+            "mamba_d_state": 16,
+            "mamba_n_groups": 1,
+            "mamba_expand": 2,
+            "mamba_chunk_size": 16,
+        },
+    ),
+    "phimoe-window": (
+        "PhimoeConfig",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 120},
+    ),
+}
+"""Families that are run one by one, each for a reason of its own: positions, states, windows in masks alone."""
+UNSERVABLE = {
+    "recurrent-gemma": (
+        "RecurrentGemmaConfig",
+        {"lru_width": 48, "attention_window_size": 64, "block_types": ["recurrent", "attention"], "head_dim": 16},
+    ),
+}
+SEPARATE |= {"rwkv": ("RwkvConfig", {"attention_hidden_size": 48, "context_length": 1024})}
 RECORDED = set(PACKED)
 """Families whose forward can be recorded as one list of operations."""
-FAMILIES = {**PACKED, **SEPARATE}
+FAMILIES = {**PACKED, **SEPARATE, **ODD, **UNSERVABLE}
 
 
 def make_model(family, seed=0, **changes):

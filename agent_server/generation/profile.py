@@ -1,0 +1,93 @@
+"""What a step takes, found out by running the largest one that the scheduler may plan."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agent_server.generation.attention_kernels import Kernel
+from agent_server.generation.faults import out_of_memory
+from agent_server.generation.kv_cache import KVCache, LayerShape
+from agent_server.generation.pages import PagedMemory
+from agent_server.generation.runner import PackedRunner
+from agent_server.generation.sampler import Sampler, Settings
+from agent_server.generation.scheduler import Chunk, Plan
+from agent_server.generation.sequence import Sequence
+from events.options import SamplingParams
+
+logger = logging.getLogger("agent_server.generation")
+LEAST_BUDGET = 256
+"""Tokens of a step below which a device that is too small is not tried any more."""
+COSTLY = SamplingParams(temperature=1.0, top_p=0.9, repetition_penalty=1.1, logprobs=1)
+"""Whatever takes most memory for a row: filters, counts for penalties, log probabilities."""
+
+
+@torch.inference_mode()
+def largest_step(
+    model: Any, layers: list[LayerShape], sampler: Sampler, budget: int, *, page: int, kernel: Kernel | None
+) -> tuple[int, int]:
+    """Bytes that a step of `budget` tokens takes beside weights, keys and values and the sampler's state, and the
+    budget: half as many tokens, and again, where so many do not fit. Raises torch.OutOfMemoryError if nothing does."""
+    device = sampler.device
+    while True:
+        try:
+            return _measured(model, layers, sampler, budget, page, kernel), budget
+        except Exception as error:
+            if not out_of_memory(error) or budget <= LEAST_BUDGET:
+                raise
+            torch.cuda.empty_cache()
+            logger.warning("Steps of %d tokens do not fit on %s; %d are tried.", budget, device, budget // 2)
+            budget //= 2
+
+
+def _measured(
+    model: Any, layers: list[LayerShape], sampler: Sampler, budget: int, page: int, kernel: Kernel | None
+) -> int:
+    device, rows = sampler.device, len(sampler.occupants)
+    lengths = _lengths(budget, rows)
+    memory = PagedMemory(sum(-(-(length + 1) // page) for length in lengths) + 1, page)
+    cache = KVCache(layers, (memory.total + 1) * page, model.dtype, device)
+    runner = PackedRunner(model, memory, cache, device, kernel=kernel)
+    before = _begin(device)
+    plan = Plan([], [Chunk(sequence, 0, sequence.computed, True) for sequence in _sequences(memory, lengths)])
+    _step(runner, sampler, plan)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def _lengths(budget: int, rows: int) -> list[int]:
+    """The budget as prompts for every row: each has its logits, which is the most that a step may have."""
+    rows = min(rows, budget)
+    return [budget // rows + (number < budget % rows) for number in range(rows)]
+
+
+def _begin(device: torch.device) -> int:
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)
+
+
+def _sequences(memory: PagedMemory, lengths: list[int]) -> list[Sequence]:
+    sequences = []
+    for number, length in enumerate(lengths):
+        sequence = Sequence(number, [1] * length, length, length + 1, row=number, state="running", shareable=False)
+        memory.admit(sequence, alone=True)
+        sequence.computed = length
+        sequences.append(sequence)
+    return sequences
+
+
+def _step(runner: PackedRunner, sampler: Sampler, plan: Plan) -> Tensor:
+    """Run and sample, and leave the sampler as it was."""
+    rows = [sequence.row for sequence in plan.sampled]
+    try:
+        for row in rows:
+            sampler.set(row, row, Settings(COSTLY, 0), [1], [])
+        _, logits = runner.run(plan, sampler.last)
+        return sampler.sample(logits, rows, [0] * len(rows)).tokens
+    finally:
+        for row in rows:
+            sampler.clear(row)
+        sampler.last.zero_()
