@@ -17,6 +17,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 
 import torch
@@ -131,7 +132,8 @@ def continuous(
     prompts. Room for `count` sequences of `length` tokens, and the same budget of tokens for a step as ours."""
     settings = GenerationConfig(max_new_tokens=length, do_sample=False, eos_token_id=-1, pad_token_id=0)
     pages = count * (-(-length // page) + 1) + 16
-    shape = ContinuousBatchingConfig(page_size=page, num_blocks=pages, max_batch_tokens=budget)
+    named = "page_size" if "page_size" in signature(ContinuousBatchingConfig).parameters else "block_size"  # 5.17
+    shape = ContinuousBatchingConfig(**{named: page}, num_blocks=pages, max_batch_tokens=budget)
     manager = model.init_continuous_batching(generation_config=settings, continuous_batching_config=shape)
     manager.start()
 

@@ -204,7 +204,7 @@ def _context_length(text: Any, wanted: int) -> int:
 
 def _runner(
     config: EngineConfig, model: Any, context: int, sampler: Sampler, budget: int
-) -> tuple[PackedRunner | SeparateRunner, str, int]:
+) -> tuple[Any, str, int]:
     """The fast runner if the model fits, else the plain one and why; and the tokens of a step, fewer than `budget`
     where so many do not fit on the device."""
     device, before = sampler.device, model.config._attn_implementation

@@ -98,9 +98,10 @@ def _rotary(config: Any) -> tuple[set[str], int | None]:
     """The kinds of rotary embeddings, and the length that the model was trained for at first."""
     text = config.get_text_config()
     rope = getattr(text, "rope_parameters", None) or {}
-    kinds = {rope.get("rope_type")} | {part.get("rope_type") for part in rope.values() if isinstance(part, dict)}
-    original = rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
-    return kinds - {None}, original
+    parts = [rope, *(part for part in rope.values() if isinstance(part, dict))]
+    kinds = {str(part["rope_type"]) for part in parts if part.get("rope_type")}
+    original: int | None = rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
+    return kinds, original
 
 
 def check_windows(config: Any, layers: list[LayerShape], context: int) -> None:
