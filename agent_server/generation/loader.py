@@ -202,9 +202,7 @@ def _context_length(text: Any, wanted: int) -> int:
     return min(own, wanted) if wanted else own
 
 
-def _runner(
-    config: EngineConfig, model: Any, context: int, sampler: Sampler, budget: int
-) -> tuple[Any, str, int]:
+def _runner(config: EngineConfig, model: Any, context: int, sampler: Sampler, budget: int) -> tuple[Any, str, int]:
     """The fast runner if the model fits, else the plain one and why; and the tokens of a step, fewer than `budget`
     where so many do not fit on the device."""
     device, before = sampler.device, model.config._attn_implementation

@@ -100,7 +100,9 @@ def _rotary(config: Any) -> tuple[set[str], int | None]:
     rope = getattr(text, "rope_parameters", None) or {}
     parts = [rope, *(part for part in rope.values() if isinstance(part, dict))]
     kinds = {str(part["rope_type"]) for part in parts if part.get("rope_type")}
-    original: int | None = rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
+    original: int | None = rope.get("original_max_position_embeddings") or getattr(
+        text, "original_max_position_embeddings", None
+    )
     return kinds, original
 
 

@@ -1,19 +1,22 @@
 """Everything between `serve` and the first token that needs no numbers, on fake tensors of a CUDA device: that tensors
 are where they belong, and that no step waits for the device but where its tokens are looked at.
 
-Not reached: the load-time check's comparison (it needs numbers), kernels, and graphs themselves.
+Not reached: the load-time checks' comparisons (they need numbers), kernels in Triton, and graphs themselves.
 """
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.nn.attention.varlen import varlen_attn
 
+from agent_server.generation import attention_kernels, loader, probe
 from agent_server.generation import device as devices
-from agent_server.generation import paged_batch, probe
+from agent_server.generation.attention_kernels import VarlenKernel
 from agent_server.generation.config import EngineConfig
 from agent_server.generation.loader import load
 from agent_server.generation.messages import Failure
 from agent_server.generation.runner import PackedRunner
+from agent_server.generation.sampler import Sampler
 from tests.generation.fake_device import DEVICE, HiddenWait, fake_cuda
 from tests.generation.harness import Driver
 from tests.generation.tiny_models import make_model, save
@@ -39,7 +42,9 @@ def serve(folders, monkeypatch):
     with fake_cuda(monkeypatch) as bridge:
 
         def start(family="llama", kernel=False, **options):
-            monkeypatch.setattr(paged_batch, "kernel_fits", lambda *_: kernel)
+            chosen = VarlenKernel(varlen_attn) if kernel else None
+            monkeypatch.setattr(attention_kernels, "choose", lambda *_: chosen)
+            monkeypatch.setattr(loader, "make_sampler", Sampler)
             settings = {"device": "auto", "max_batch": 8, "kv_cache_bytes": 2**20, **options}
             config = EngineConfig(model=str(folders[family]), **settings)
             core, info = load(config, lambda status: None, lambda files, size: None)
