@@ -124,7 +124,7 @@ def _spawn(descriptor: int) -> subprocess.Popen[bytes]:
     multiprocessing's spawn, which runs the main module again."""
     path = os.pathsep.join(entry for entry in sys.path if entry)
     return subprocess.Popen(
-        [sys.executable, "-m", "agent_server.generation.process", str(descriptor)],
+        [sys.executable, "-m", "agent_server.generation.process", str(descriptor), str(logger.getEffectiveLevel())],
         pass_fds=[descriptor],
         stdin=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": path},
@@ -143,9 +143,11 @@ def _end(child: subprocess.Popen[bytes]) -> int:
 # the child
 
 
-def main(descriptor: int) -> None:
+def main(descriptor: int, level: int = logging.WARNING) -> None:
     """Serve over the socket until Stop or until the server is gone. Signals are the server's business: it lets its
-    runs end before it says Stop."""
+    runs end before it says Stop. level: the server's, from which on this process logs too."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("agent_server").setLevel(level)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     connection = socket.socket(fileno=descriptor)
@@ -188,4 +190,4 @@ def _receive(stream: Any) -> bytes | None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(*map(int, sys.argv[1:]))
