@@ -138,9 +138,22 @@ def choose_engine(settings: Settings, source: str, name: str) -> Engine:
                 f"Computing {name} in this process needs {package}: pip install 'agent-server[local]'. "
                 "Without it, --engine URL serves a model that another server computes."
             )
-    from agent_server.engines.embedded import embedded_engine
+    return local_engine(settings, source, name)
 
-    return embedded_engine(source, name, settings)
+
+def local_engine(settings: Settings, source: str, name: str) -> Engine:
+    """The model on this machine's devices: on several, a replica on each, as one."""
+    from agent_server.engines.embedded import embedded_engine
+    from agent_server.engines.replicas import ReplicaSet, distinct
+
+    devices = [device.strip() for device in settings.device.split(",")]
+    if not all(devices):
+        raise StartupError(f"--device {settings.device} names an empty device; cuda:0,cuda:1 is how two are named.")
+    each = [settings.model_copy(update={"device": device}) for device in devices]
+    engines = [embedded_engine(source, name, of_one) for of_one in each]
+    if len(engines) == 1:
+        return engines[0]
+    return ReplicaSet(engines, replica_settings(settings), names=distinct(devices))
 
 
 def upstream_engine(settings: Settings, source: str, name: str) -> Engine:

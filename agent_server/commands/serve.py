@@ -41,7 +41,9 @@ def serve(
     model: Annotated[str, typer.Argument(help="Folder or hub name; none is the bundled demonstration model.")] = "",
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 ...")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="auto, cpu, cuda, cuda:1; several (cuda:0,cuda:1) for a replica on each")
+    ] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, bfloat16, float16, float32.")] = None,
     kv_cache_dtype: Annotated[str | None, typer.Option(help="The same for keys and values, on the CPU.")] = None,
     engine: Annotated[

@@ -91,17 +91,19 @@ def test_a_device_has_an_index_and_can_be_chosen(name, serve):
     assert {parameter.device for parameter in driver.core.runner.model.parameters()} == {DEVICE}
 
 
-@pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "overlap"),
+    [("llama", False), ("llama", True), ("gemma2", True), ("gpt-oss", True), ("qwen3-moe", False)],
+)
 def test_no_step_mixes_devices_or_waits(family, overlap, serve):
     """Chunks of prompts beside decoding, every way of sampling in one batch, pausing, and prompts that share pages."""
     driver = serve(family, overlap=overlap, step_tokens=24)
-    numbers = [driver.submit([5 + n] * (11 * n + 3), max_tokens=6, **s) for n, s in enumerate(SAMPLINGS.values())]
+    numbers = [driver.submit([5 + n] * (8 * n + 3), max_tokens=4, **s) for n, s in enumerate(SAMPLINGS.values())]
     driver.step(3)
     driver.pause(numbers[0])
     driver.step(2)
     driver.resume(numbers[0])
-    numbers.append(driver.submit([12] * 80, max_tokens=3))
+    numbers.append(driver.submit([12] * 70, max_tokens=2))
     driver.finish()
     for number in numbers:
         assert not isinstance(driver.end(number), Failure), driver.end(number)
@@ -112,7 +114,7 @@ def test_no_step_mixes_devices_or_waits(family, overlap, serve):
 def test_decoding_by_graphs_mixes_nothing_and_waits_for_nothing(serve):
     driver = serve(kernel=True, step_tokens=24)
     assert driver.info.details["cuda_graphs"] is True
-    numbers = [driver.submit([5 + n] * (9 * n + 3), max_tokens=6, **s) for n, s in enumerate(SAMPLINGS.values())]
+    numbers = [driver.submit([5 + n] * (6 * n + 3), max_tokens=4, **s) for n, s in enumerate(SAMPLINGS.values())]
     driver.finish()
     assert [driver.end(number).reason for number in numbers] == ["length"] * len(numbers)
 

@@ -1,0 +1,48 @@
+"""One model on several devices of this machine: a replica on each."""
+
+import asyncio
+
+import pytest
+
+from agent_server.assemble import StartupError, choose_engine
+from agent_server.engine.protocol import Finished, GenerationRequest
+from agent_server.engines.embedded import EmbeddedEngine
+from agent_server.engines.replicas import ReplicaSet
+from agent_server.settings import Settings
+from events.options import SamplingParams
+from tests.generation.tiny_models import make_model, save
+
+
+def engine(device, source="tiny"):
+    settings = Settings(device=device, engine_process=False, kv_cache_bytes=2**22, max_batch=2)
+    return choose_engine(settings, str(source), "tiny")
+
+
+def test_every_device_gets_a_replica_of_its_own():
+    both = engine("cuda:0, cuda:1")
+    assert isinstance(both, ReplicaSet)
+    assert [replica.name for replica in both.replicas] == ["cuda:0", "cuda:1"]
+    assert [replica.engine.config.device for replica in both.replicas] == ["cuda:0", "cuda:1"]
+    assert isinstance(engine("cuda:1"), EmbeddedEngine)
+
+
+def test_a_device_without_a_name_is_refused():
+    with pytest.raises(StartupError, match="names an empty device"):
+        engine("cuda:0,")
+
+
+async def test_two_replicas_share_what_is_asked(tmp_path):
+    both = engine("cpu,cpu", save(make_model("llama"), tmp_path))
+    await both.start()
+    asked = [
+        GenerationRequest(request_id=str(n), prompt_token_ids=(5, 6, n + 7), sampling=SamplingParams(max_tokens=3))
+        for n in range(6)
+    ]
+
+    async def last(request):
+        return [item async for item in both.generate(request)][-1]
+
+    ends = await asyncio.gather(*(last(request) for request in asked))
+    assert all(isinstance(end, Finished) for end in ends)
+    assert sorted(replica.counts.generations for replica in both.replicas) == [3, 3]
+    await both.close()
