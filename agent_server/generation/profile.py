@@ -10,6 +10,7 @@ from torch import Tensor
 
 from agent_server.generation.attention_kernels import Kernel
 from agent_server.generation.faults import out_of_memory
+from agent_server.generation.flat import Forward
 from agent_server.generation.kv_cache import KVCache, LayerShape
 from agent_server.generation.pages import PagedMemory
 from agent_server.generation.runner import PackedRunner
@@ -27,14 +28,21 @@ COSTLY = SamplingParams(temperature=1.0, top_p=0.9, repetition_penalty=1.1, logp
 
 @torch.inference_mode()
 def largest_step(
-    model: Any, layers: list[LayerShape], sampler: Sampler, budget: int, *, page: int, kernel: Kernel | None
+    model: Any,
+    layers: list[LayerShape],
+    sampler: Sampler,
+    budget: int,
+    *,
+    page: int,
+    kernel: Kernel | None,
+    flat: Forward | None,
 ) -> tuple[int, int]:
     """Bytes that a step of `budget` tokens takes beside weights, keys and values and the sampler's state, and the
     budget: half as many tokens, and again, where so many do not fit. Raises torch.OutOfMemoryError if nothing does."""
     device = sampler.device
     while True:
         try:
-            return _measured(model, layers, sampler, budget, page, kernel), budget
+            return _measured(model, layers, sampler, budget, page, kernel, flat), budget
         except Exception as error:
             if not out_of_memory(error) or budget <= LEAST_BUDGET:
                 raise
@@ -44,13 +52,19 @@ def largest_step(
 
 
 def _measured(
-    model: Any, layers: list[LayerShape], sampler: Sampler, budget: int, page: int, kernel: Kernel | None
+    model: Any,
+    layers: list[LayerShape],
+    sampler: Sampler,
+    budget: int,
+    page: int,
+    kernel: Kernel | None,
+    flat: Forward | None,
 ) -> int:
     device, rows = sampler.device, len(sampler.occupants)
     lengths = _lengths(budget, rows)
     memory = PagedMemory(sum(-(-(length + 1) // page) for length in lengths) + 1, page)
     cache = KVCache(layers, (memory.total + 1) * page, model.dtype, device)
-    runner = PackedRunner(model, memory, cache, device, kernel=kernel)
+    runner = PackedRunner(model, memory, cache, device, kernel=kernel, flat=flat)
     before = _begin(device)
     plan = Plan([], [Chunk(sequence, 0, sequence.computed, True) for sequence in _sequences(memory, lengths)])
     _step(runner, sampler, plan)
