@@ -31,18 +31,23 @@ def test_a_device_without_a_name_is_refused():
         engine("cuda:0,")
 
 
-async def test_two_replicas_share_what_is_asked(tmp_path):
+async def test_each_replica_computes_and_the_set_hands_out(tmp_path):
     both = engine("cpu,cpu", save(make_model("llama"), tmp_path))
-    await both.start()
+    await both.start()  # the first that is ready is enough for it
+    while any(replica.engine.status.state != "ready" for replica in both.replicas):
+        await asyncio.sleep(0.01)
     asked = [
         GenerationRequest(request_id=str(n), prompt_token_ids=(5, 6, n + 7), sampling=SamplingParams(max_tokens=3))
         for n in range(6)
     ]
 
-    async def last(request):
-        return [item async for item in both.generate(request)][-1]
+    async def last(engine, request):
+        return [item async for item in engine.generate(request)][-1]
 
-    ends = await asyncio.gather(*(last(request) for request in asked))
-    assert all(isinstance(end, Finished) for end in ends)
-    assert sorted(replica.counts.generations for replica in both.replicas) == [3, 3]
-    await both.close()
+    try:
+        ends = await asyncio.gather(*(last(both, request) for request in asked))
+        assert sum(replica.counts.generations for replica in both.replicas) == len(asked)
+        ends += await asyncio.gather(*(last(replica.engine, asked[0]) for replica in both.replicas))
+        assert all(isinstance(end, Finished) for end in ends)
+    finally:
+        await both.close()
