@@ -31,8 +31,8 @@ class Settings(BaseSettings):
     engine_process: bool = True
     """The embedded engine in a process of its own, which is watched; off is a thread, for debugging."""
     device: str = "auto"
-    """`cpu`, `cuda`, `cuda:1`, `mps`; auto takes CUDA before Apple's GPU before the CPU. Several (`cuda:0,cuda:1`) get a
-    replica of the model each."""
+    """`cpu`, `cuda`, `cuda:1`, `mps`; auto takes CUDA before Apple's GPU before the CPU. Several (`cuda:0,cuda:1`) get
+    a replica of the model each."""
     dtype: str = "auto"
     """`bfloat16`, `float16`, `float32`; auto is bfloat16 on CUDA where the chip has it, float32 on a CPU."""
     kv_cache_dtype: str = "auto"
