@@ -15,12 +15,13 @@ from adapters.history import NewId
 from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
 from adapters.json_text import json_bytes, json_string
 from adapters.openai_chat.inbound import read_stream_options
-from adapters.openai_chat.outbound import ANSWERED, DONE, error_object, wire_finish
+from adapters.openai_chat.outbound import ANSWERED, DONE, error_object, stop_text, wire_finish
 from adapters.openai_tokens import TokenDetail, combined_usage, tokens_of
 from adapters.request_fields import (
     BOOLEAN,
     INTEGER,
     OBJECT,
+    OTHER_SERVERS,
     STRING,
     Field,
     check_names,
@@ -28,6 +29,7 @@ from adapters.request_fields import (
     honoured,
     refused,
     sampling_fields,
+    warnings_of,
 )
 from adapters.sampling import read_options
 from events.vocabulary import Event, RunError, RunFinished, TextMessageContent, TokenUsage
@@ -53,8 +55,9 @@ FIELDS: dict[str, Field] = {
     "return_token_ids": honoured("`token_ids` and `prompt_token_ids` on each choice", BOOLEAN),
     "metadata": honoured("kept with the run", OBJECT),
     "skip_special_tokens": refused("control tokens are never shown", neutral=(True,)),
-    "include_stop_str_in_output": refused("stop strings are never sent", neutral=(False,)),
+    "include_stop_str_in_output": honoured("the stop string that matched ends the text", BOOLEAN),
     "prompt_logprobs": refused("use `echo` with `logprobs`"),
+    **{name: field for name, field in OTHER_SERVERS.items() if name != "add_special_tokens"},
 }
 
 
@@ -71,6 +74,8 @@ class CompletionFlags(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: bool = False
     echo: bool = False
     score_only: bool = False
+    include_stop: bool = False
+    warnings: tuple[str, ...] = ()
 
 
 def parse(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS) -> Inbound:
@@ -112,13 +117,18 @@ def _flags(values: dict[str, Any], prompts: tuple[Prompt, ...]) -> CompletionFla
     streaming = flag(values, "stream")
     if echo and logprobs is not None and streaming:
         raise wrong("echo", "with logprobs cannot be streamed")
+    stream_options = read_stream_options(values)
+    if stream_options.continuous_usage_stats:
+        raise wrong("stream_options.continuous_usage_stats", "is only supported on Chat Completions")
     return CompletionFlags(
         prompts=prompts,
-        include_usage=bool(read_stream_options(values).include_usage),
+        include_usage=bool(stream_options.include_usage),
         logprobs=logprobs,
         token_ids=flag(values, "return_token_ids"),
         echo=echo,
         score_only=echo and values.get("max_tokens") == 0,
+        include_stop=flag(values, "include_stop_str_in_output"),
+        warnings=warnings_of(values, FIELDS),
     )
 
 
@@ -242,7 +252,11 @@ class CompletionStream:
         last: dict[str, Any] = {"finish_reason": reason}
         if answer.stop is not None:
             last["stop_reason"] = answer.stop
-        return state.head + b'"","logprobs":null,' + json_bytes(last)[1:-1] + b"}]" + self._close
+        text = json_string(stop_text(answer.stop, self._flags.include_stop))
+        extra = b""
+        if self._flags.warnings:
+            extra = b',"extensions":' + json_bytes({"warnings": self._flags.warnings})
+        return state.head + text + b',"logprobs":null,' + json_bytes(last)[1:-1] + b"}]" + extra + self._close
 
     def _broken(self, error: dict[str, Any], state: _Choice) -> bytes:
         end = b'"","logprobs":null,"finish_reason":"error"}],"error":'
@@ -293,6 +307,8 @@ def completion_body(runs: Sequence[Sequence[Event]], identity: CompletionIdentit
         "choices": [_choice(answer, index, identity, flags) for index, answer in enumerate(answers)],
         "usage": _usage([answer.usage for answer in answers], flags),
     }
+    if flags.warnings:
+        body["extensions"] = {"warnings": flags.warnings}
     broken = next((answer for answer in answers if answer.finish in ("error", "cancelled")), None)
     if broken is not None:
         body["error"] = error_object(broken.error, "completions")
@@ -302,7 +318,7 @@ def completion_body(runs: Sequence[Sequence[Event]], identity: CompletionIdentit
 def _choice(answer: Answer, index: int, identity: CompletionIdentity, flags: CompletionFlags) -> dict[str, Any]:
     prompt = flags.prompts[index // flags.n]
     before = identity.prompt_texts[index // flags.n] if flags.echo else ""
-    text = "" if flags.score_only else answer.text
+    text = "" if flags.score_only else answer.text + stop_text(answer.stop, flags.include_stop)
     choice: dict[str, Any] = {
         "index": index,
         "text": before + text,

@@ -22,13 +22,15 @@ STRINGS: Schema = {"type": "array", "items": STRING}
 class Field(NamedTuple):
     """`neutral` are values of a refused field that ask for nothing and therefore pass; None always does. `schema` is
     the value's form in JSON Schema, for descriptions of the API; the parsers check by themselves. `code` is the wire's
-    own word for the refusal, where its clients act on it."""
+    own word for the refusal, where its clients act on it. `warns`: what was accepted changes nothing, and the answer
+    says so."""
 
     status: Literal["honoured", "accepted", "refused"]
     note: str = ""
     neutral: tuple[object, ...] = ()
     schema: Schema = ANY
     code: str | None = None
+    warns: bool = False
 
 
 def honoured(note: str = "", schema: Schema = ANY) -> Field:
@@ -37,6 +39,11 @@ def honoured(note: str = "", schema: Schema = ANY) -> Field:
 
 def accepted(note: str, schema: Schema = ANY) -> Field:
     return Field("accepted", note, schema=schema)
+
+
+def ignored(note: str) -> Field:
+    """A field of other servers that steers how they work, not what they answer: taken, with a warning."""
+    return Field("accepted", note, warns=True)
 
 
 def refused(note: str, *, neutral: tuple[object, ...] = (), schema: Schema = ANY, code: str | None = None) -> Field:
@@ -74,3 +81,34 @@ def check_values(values: Mapping[str, object], fields: Mapping[str, Field]) -> N
         if field.status == "refused" and value is not None and value not in field.neutral:
             message = f"{name} is not supported: {field.note}."
             raise RequestError("invalid_request", message, param=name, code=field.code)
+
+
+def warnings_of(values: Mapping[str, object], fields: Mapping[str, Field]) -> tuple[str, ...]:
+    """A sentence for each field given that this server takes and does nothing with."""
+    given = (name for name, value in values.items() if value is not None and fields[name].warns)
+    return tuple(f"{name} changes nothing: {fields[name].note}." for name in given)
+
+
+OTHER_SERVERS: dict[str, Field] = {
+    "add_special_tokens": refused("the chat template writes them", neutral=(False,)),
+    "cache_prompt": ignored("prefixes are cached by their content"),
+    "id_slot": ignored("the scheduler finds a place"),
+    "n_keep": ignored("nothing is left out of a prompt"),
+    "n_cache_reuse": ignored("prefixes are cached by their content"),
+    "request_id": ignored("the server names its runs itself"),
+    "guided_decoding_backend": ignored("there is one grammar library"),
+    "mm_processor_kwargs": ignored("the model's own processor is used"),
+    "kv_transfer_params": ignored("caches are not handed from server to server"),
+    "priority": ignored("tenants take turns"),
+    "spaces_between_special_tokens": ignored("control tokens are never shown"),
+    "return_progress": ignored("progress is not reported"),
+    "timings_per_token": ignored("times are in the run's metadata"),
+    "use_beam_search": refused("tokens are sampled", neutral=(False,)),
+    "length_penalty": refused("it belongs to beam search", neutral=(1.0,)),
+    "mirostat": refused("there is no such sampler", neutral=(0,)),
+    "dynatemp_range": refused("there is no such sampler", neutral=(0.0,)),
+    "dry_multiplier": refused("there is no such sampler", neutral=(0.0,)),
+    "xtc_probability": refused("there is no such sampler", neutral=(0.0,)),
+    "top_n_sigma": refused("there is no such sampler", neutral=(-1.0,)),
+}
+"""Fields of vLLM's and llama.cpp's requests, besides those that are honoured here."""

@@ -164,6 +164,7 @@ def middleware(server: Server) -> list[Middleware]:
                 allow_origins=list(settings.cors_origins),
                 allow_methods=["*"],
                 allow_headers=["*"],
+                allow_credentials=settings.cors_credentials,
                 expose_headers=list(EXPOSED),
                 max_age=600,
             ),

@@ -93,6 +93,8 @@ class Settings(BaseSettings):
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
     """Names in the Host header that are served besides localhost, addresses and the machine's own name, such as the
     public name of a reverse proxy; `*.example.com` and `*` are understood. With API keys and none named: all."""
+    cors_credentials: bool = False
+    """Pages on those origins may send cookies and HTTP authentication of their own (`credentials: "include"`)."""
     encryption_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
     """base64 of 32 bytes each; the first seals hidden reasoning, all of them open it (rotation)."""
 

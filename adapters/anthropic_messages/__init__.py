@@ -2,6 +2,7 @@
 
 from adapters.anthropic_messages.fields import FIELDS
 from adapters.anthropic_messages.inbound import MessageFlags, fitted, parse, parse_count
+from adapters.anthropic_messages.models import model_page, one_model
 from adapters.anthropic_messages.outbound import MessageIdentity, MessageStream, count_body, message_body
 
 __all__ = [
@@ -12,6 +13,8 @@ __all__ = [
     "count_body",
     "fitted",
     "message_body",
+    "model_page",
+    "one_model",
     "parse",
     "parse_count",
 ]

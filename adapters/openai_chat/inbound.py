@@ -13,7 +13,7 @@ from adapters.history import NewId
 from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
 from adapters.openai_chat.fields import FIELDS
 from adapters.openai_chat.messages import ChatMessage, read_messages
-from adapters.request_fields import check_names, check_values
+from adapters.request_fields import check_names, check_values, warnings_of
 from adapters.sampling import read_options
 from adapters.tool_choice import check_tool_choice
 from adapters.tool_list import Tools, ToolSpec, read_tools
@@ -24,6 +24,8 @@ class ChatFlags(msgspec.Struct, frozen=True, kw_only=True):
     """What the outbound side must know of the request (`Inbound.extra`).
 
     logprobs: alternatives per token, None without log probabilities. named_tool: tool_choice named one function.
+    functions: the request declares `functions`, as it was before tools. include_stop: a stop string that matched is
+    part of the text. continuous_usage: every chunk says what was used so far.
     """
 
     include_usage: bool = False
@@ -31,6 +33,10 @@ class ChatFlags(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: bool = False
     reasoning: bool = True
     named_tool: bool = False
+    functions: bool = False
+    include_stop: bool = False
+    continuous_usage: bool = False
+    warnings: tuple[str, ...] = ()
 
 
 class _MessageHead(msgspec.Struct):
@@ -54,6 +60,7 @@ def parse(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS, media:
     values = read_object(body, limits, shape=_Head)
     check_names(values, FIELDS)
     check_values(values, FIELDS)
+    values = _modern(values)
     tools = _tools(values.get("tools"), limits)
     options, flags = _options(values, tools)
     run = RunAgentInput(
@@ -81,6 +88,24 @@ def _messages(value: Any, *, new_id: NewId, limits: Limits, media: Collection[st
     return read_messages(messages, new_id=new_id, limits=limits, media=media)
 
 
+def _modern(values: dict[str, Any]) -> dict[str, Any]:
+    """`functions` and `function_call`, which tools replaced, in the form that replaced them."""
+    functions, choice = values.get("functions"), values.get("function_call")
+    if functions is None:
+        if choice is not None:
+            raise wrong("function_call", "needs functions")
+        return values
+    if values.get("tools") is not None or values.get("tool_choice") is not None:
+        raise wrong("functions", "cannot stand beside tools; leave functions out")
+    if functions == []:
+        raise wrong("functions", "must not be empty")
+    declared: list[FunctionSpec] = convert(functions, list[FunctionSpec], "functions")
+    tools = [{"type": "function", "function": msgspec.to_builtins(function)} for function in declared]
+    if isinstance(choice, dict):
+        choice = {"type": "function", "function": choice}
+    return {**values, "tools": tools, "tool_choice": choice, "parallel_tool_calls": False}
+
+
 def _options(values: dict[str, Any], tools: Tools) -> tuple[GenerationOptions, ChatFlags]:
     values = dict(values)
     reasoning = _reasoning(values)
@@ -91,14 +116,20 @@ def _options(values: dict[str, Any], tools: Tools) -> tuple[GenerationOptions, C
     options, _ = read_options(values, wire="chat")
     check_tool_choice(options.tool_choice, tools.names)
     stream_options = read_stream_options(values)
-    changes = {"strict_tools": tools.strict, "store": values.get("store") is True}
+    changes: dict[str, Any] = {"strict_tools": tools.strict, "store": values.get("store") is True}
     flags = ChatFlags(
         include_usage=bool(stream_options.include_usage),
         logprobs=options.sampling.logprobs,
         token_ids=values.get("return_token_ids") is True,
         reasoning=reasoning,
         named_tool=options.tool_choice.mode == "named",
+        functions=values.get("functions") is not None,
+        include_stop=flag(values, "include_stop_str_in_output"),
+        continuous_usage=bool(stream_options.continuous_usage_stats),
+        warnings=warnings_of(values, FIELDS),
     )
+    if flags.continuous_usage:
+        changes["token_details"] = True
     return msgspec.structs.replace(options, **changes), flags
 
 
@@ -131,9 +162,8 @@ def read_stream_options(values: Mapping[str, Any]) -> StreamOptions:
     if values.get("stream") is not True:
         raise wrong("stream_options", "needs stream to be true")
     options: StreamOptions = convert(value, StreamOptions, "stream_options")
-    for name in ("include_obfuscation", "continuous_usage_stats"):
-        if getattr(options, name):
-            raise wrong(f"stream_options.{name}", "is not supported")
+    if options.include_obfuscation:
+        raise wrong("stream_options.include_obfuscation", "is not supported")
     return options
 
 

@@ -43,11 +43,16 @@ class ChatIdentity(msgspec.Struct, frozen=True, kw_only=True):
     hidden_tools: Container[str] = ()
 
 
-def wire_finish(finish: str, named_tool: bool) -> str:
+def wire_finish(finish: str, named_tool: bool, functions: bool = False) -> str:
     """OpenAI's `finish_reason`; a named tool_choice finishes with "stop", as there. A cancelled run is no success."""
     if finish == "tool_calls":
-        return "stop" if named_tool else "tool_calls"
+        return "stop" if named_tool else "function_call" if functions else "tool_calls"
     return finish if finish in ("stop", "length", "error", "content_filter") else "error"
+
+
+def stop_text(stop: str | int | None, wanted: bool) -> str:
+    """The stop string that ended an answer, where its text is to hold it."""
+    return stop if wanted and isinstance(stop, str) else ""
 
 
 def error_object(error: RunError | None, wire: Wire = "chat") -> dict[str, Any]:
@@ -64,7 +69,7 @@ def error_object(error: RunError | None, wire: Wire = "chat") -> dict[str, Any]:
 class _Choice:
     """The state of one of `n` answers, with its frames' constant beginnings."""
 
-    __slots__ = ("calls", "content_head", "ended", "first", "head", "index", "reasoning_head", "usage")
+    __slots__ = ("calls", "content_head", "ended", "first", "head", "index", "reasoning_head", "tokens", "usage")
 
     def __init__(self, head: bytes, index: int) -> None:
         self.index = index
@@ -74,6 +79,7 @@ class _Choice:
         self.calls: dict[str, tuple[bytes, int]] = {}
         self.first = True
         self.ended = False
+        self.tokens = 0
         self.usage: Sequence[TokenUsage] = ()
 
 
@@ -90,7 +96,7 @@ class ChatStream:
         self._prompts = prompts or [unknown_prompt] * n
         self._hidden = identity.hidden_tools
         self._both_names = identity.reasoning_content
-        self._details = flags.logprobs is not None or flags.token_ids
+        self._details = flags.logprobs is not None or flags.token_ids or flags.continuous_usage
         self._head = b'data: {"id":%b,"object":"chat.completion.chunk","created":%d,"model":%b,' % (
             json_string(identity.id),
             identity.created,
@@ -122,7 +128,7 @@ class ChatStream:
             return self._detailed(b'"content":' + json_string(event.delta), event.metadata, choice, "content")
         if not event.delta:
             return b""
-        if choice.first:
+        if choice.first or self._flags.continuous_usage:
             return self._delta(b'"content":' + json_string(event.delta), choice)
         return choice.content_head + json_string(event.delta) + self._tail
 
@@ -134,7 +140,7 @@ class ChatStream:
             return self._detailed(self._named_reasoning(text), event.metadata, choice, "reasoning")
         if not event.delta:
             return b""
-        if choice.first:
+        if choice.first or self._flags.continuous_usage:
             return self._delta(self._named_reasoning(text), choice)
         if self._both_names:
             return choice.reasoning_head + text + b',"reasoning_content":' + text + self._tail
@@ -147,6 +153,8 @@ class ChatStream:
     def _call(self, event: ToolCallStart, choice: _Choice) -> bytes:
         if event.tool_call_name in self._hidden:
             return b""
+        if self._flags.functions:
+            return self._function(event, choice)
         index = len(choice.calls)
         entry = b'"tool_calls":[{"index":%d,' % index
         choice.calls[event.tool_call_id] = (choice.head + entry + b'"function":{"arguments":', index)
@@ -158,6 +166,14 @@ class ChatStream:
             return self._detailed(delta, event.metadata, choice, "tool_calls")
         return self._delta(delta, choice)
 
+    def _function(self, event: ToolCallStart, choice: _Choice) -> bytes:
+        """A call as it was told before there were tools: one, without an id."""
+        choice.calls[event.tool_call_id] = (choice.head + b'"function_call":{"arguments":', 0)
+        delta = b'"function_call":{"name":%b,"arguments":""}' % json_string(event.tool_call_name)
+        if event.metadata is not None and self._details:
+            return self._detailed(delta, event.metadata, choice, "tool_calls")
+        return self._delta(delta, choice)
+
     def _arguments(self, event: ToolCallArgs, choice: _Choice) -> bytes:
         head, index = choice.calls.get(event.tool_call_id, (b"", -1))
         if index < 0:
@@ -165,12 +181,30 @@ class ChatStream:
         text = json_string(event.delta)
         if event.metadata is not None and self._details:
             delta = b'"tool_calls":[{"index":%d,"function":{"arguments":%b}}]' % (index, text)
+            if self._flags.functions:
+                delta = b'"function_call":{"arguments":%b}' % text
             return self._detailed(delta, event.metadata, choice, "tool_calls")
-        return head + text + b"}}]" + self._tail if event.delta else b""
+        closing = b"}" if self._flags.functions else b"}}]"
+        return head + text + closing + self._tail_of(choice) if event.delta else b""
+
+    def _tail_of(self, choice: _Choice) -> bytes:
+        """The end of a frame without details."""
+        if not self._flags.continuous_usage:
+            return self._tail
+        return b'},"logprobs":null,"finish_reason":null}]' + self._close_of(choice)
+
+    def _close_of(self, choice: _Choice) -> bytes:
+        """What stands behind a frame's choices: nothing of usage, or what this answer has used so far."""
+        if not self._flags.continuous_usage:
+            return self._close
+        note = self._prompts[choice.index]()
+        read = note.tokens if note is not None else 0
+        usage = {"prompt_tokens": read, "completion_tokens": choice.tokens, "total_tokens": read + choice.tokens}
+        return b',"usage":' + json_bytes(usage) + b"}\n\n"
 
     def _delta(self, delta: bytes, choice: _Choice, tail: bytes | None = None) -> bytes:
         """A frame with `delta`; the choice's first has the role, and the prompt's ids where they are asked for."""
-        end = self._tail if tail is None else tail
+        end = self._tail_of(choice) if tail is None else tail
         if not choice.first:
             return choice.head + delta + end
         choice.first = False
@@ -182,15 +216,16 @@ class ChatStream:
 
     def _detailed(self, delta: bytes, metadata: dict[str, Any], choice: _Choice, kind: str) -> bytes:
         tokens = tokens_of(metadata)
+        choice.tokens += len(tokens)
         logprobs = b"null"
         if self._flags.logprobs is not None:
             logprobs = json_bytes(logprobs_object({kind: tokens}, self._flags.logprobs))
         ids = b',"token_ids":' + json_bytes([token[0] for token in tokens]) if self._flags.token_ids else b""
-        tail = b'},"logprobs":' + logprobs + b',"finish_reason":null' + ids + b"}]" + self._close
+        tail = b'},"logprobs":' + logprobs + b',"finish_reason":null' + ids + b"}]" + self._close_of(choice)
         return self._delta(delta, choice, tail)
 
     def _finished(self, event: RunFinished, choice: _Choice) -> bytes:
-        reason = wire_finish(finish_reason(event), self._flags.named_tool)
+        reason = wire_finish(finish_reason(event), self._flags.named_tool, self._flags.functions)
         if reason == "error":
             return self._broken(error_object(None), choice)
         choice.ended = True
@@ -201,10 +236,12 @@ class ChatStream:
             last["stop_reason"] = stop
         if self._flags.token_ids:
             last["token_ids"] = [token[0] for token in tokens_of(metadata)]
-        extensions = extensions_of(metadata.get("warnings"), ())
+        extensions = extensions_of([*self._flags.warnings, *(metadata.get("warnings") or ())], ())
         extra = b',"extensions":' + json_bytes(extensions) if extensions else b""
-        close = b"}]" + extra + self._close
-        opening = b'"content":""' if choice.first else b""
+        choice.tokens += len(tokens_of(metadata))
+        close = b"}]" + extra + self._close_of(choice)
+        text = stop_text(metadata.get("stop"), self._flags.include_stop)
+        opening = b'"content":' + json_string(text) if choice.first or text else b""
         return self._delta(opening, choice, b'},"logprobs":null,' + json_bytes(last)[1:-1] + close)
 
     def _error(self, event: RunError, choice: _Choice) -> bytes:
@@ -269,7 +306,7 @@ def _choice(answer: Answer, index: int, identity: ChatIdentity, flags: ChatFlags
         "index": index,
         "message": _message(answer, identity, flags),
         "logprobs": _body_logprobs(answer, flags),
-        "finish_reason": wire_finish(answer.finish, flags.named_tool),
+        "finish_reason": wire_finish(answer.finish, flags.named_tool, flags.functions),
     }
     if answer.stop is not None:
         choice["stop_reason"] = answer.stop
@@ -279,16 +316,19 @@ def _choice(answer: Answer, index: int, identity: ChatIdentity, flags: ChatFlags
 
 
 def _message(answer: Answer, identity: ChatIdentity, flags: ChatFlags) -> dict[str, Any]:
+    text = answer.text + stop_text(answer.stop, flags.include_stop)
     message: dict[str, Any] = {
         "role": "assistant",
-        "content": answer.text or (None if answer.calls else ""),
+        "content": text or (None if answer.calls else ""),
         "refusal": None,
     }
     if answer.reasoning and flags.reasoning:
         message["reasoning"] = answer.reasoning
         if identity.reasoning_content:
             message["reasoning_content"] = answer.reasoning
-    if answer.calls:
+    if answer.calls and flags.functions:
+        message["function_call"] = {"name": answer.calls[0].name, "arguments": answer.calls[0].arguments}
+    elif answer.calls:
         message["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in answer.calls
@@ -310,7 +350,7 @@ def _body_logprobs(answer: Answer, flags: ChatFlags) -> dict[str, Any] | None:
 def _body_extensions(answers: Sequence[Answer], flags: ChatFlags) -> dict[str, Any]:
     """The specification's `extensions`; with several choices the chunks of all, in their order."""
     interrupts = [interrupt for answer in answers for interrupt in answer.interrupts]
-    warnings = [warning for answer in answers for warning in answer.warnings]
+    warnings = [*flags.warnings, *(warning for answer in answers for warning in answer.warnings)]
     return {
         "reasoning_chunks": [chunk for answer in answers for chunk in answer.pieces.reasoning if flags.reasoning],
         "tool_call_chunks": [chunk for answer in answers for chunk in answer.pieces.calls],

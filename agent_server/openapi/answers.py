@@ -31,6 +31,7 @@ class ChatMessage(Struct):
     reasoning: Annotated[str, Meta(description="An extension.")] | UnsetType = UNSET
     reasoning_content: Annotated[str, Meta(description="`reasoning` by its other name.")] | UnsetType = UNSET
     tool_calls: list[ChatToolCall] | UnsetType = UNSET
+    function_call: FunctionCall | UnsetType = UNSET
 
 
 class OpenAIError(Struct):
@@ -44,7 +45,7 @@ class ChatChoice(Struct):
     index: int
     message: ChatMessage
     logprobs: dict[str, Any] | None
-    finish_reason: Literal["stop", "length", "tool_calls", "content_filter", "error"]
+    finish_reason: Literal["stop", "length", "tool_calls", "function_call", "content_filter", "error"]
     stop_reason: Annotated[str | int, Meta(description="The stop string or token. An extension.")] | UnsetType = UNSET
     token_ids: Ids | UnsetType = UNSET
 
@@ -86,6 +87,9 @@ class ChatChunk(Struct):
     created: int
     model: str
     choices: list[ChatChunkChoice]
+    prompt_token_ids: (
+        Annotated[list[int], Meta(description="Of the prompt, in an answer's first chunk. An extension.")] | UnsetType
+    ) = UNSET
     usage: OpenAIUsage | UnsetType | None = UNSET
     error: OpenAIError | UnsetType = UNSET
 
@@ -177,6 +181,11 @@ class MessageEvent(Struct):
 
 
 class InputTokens(Struct):
+    input_tokens: int
+
+
+class ResponseInputTokens(Struct):
+    object: Literal["response.input_tokens"]
     input_tokens: int
 
 

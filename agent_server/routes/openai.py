@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from adapters import openai_chat, openai_completions
+from adapters import anthropic_messages, openai_chat, openai_completions
 from adapters.inbound import Inbound
 from adapters.openai_chat import ChatIdentity, ChatStream, chat_body
 from adapters.openai_completions import CompletionIdentity, CompletionStream, completion_body
@@ -56,10 +56,13 @@ def routes(server: Server) -> list[BaseRoute]:
         return await answer_json(request, runs, lambda answers: completion_body(answers, identity, inbound.extra))
 
     async def models(request: Request) -> Response:
-        return Response(model_list(model_cards(server, born)), media_type="application/json")
+        cards = model_cards(server, born)
+        body = anthropic_messages.model_page(cards) if speaks_anthropic(request) else model_list(cards)
+        return Response(body, media_type="application/json")
 
     async def model(request: Request) -> Response:
-        body = one_model(model_cards(server, born), request.path_params["name"])
+        find = anthropic_messages.one_model if speaks_anthropic(request) else one_model
+        body = find(model_cards(server, born), request.path_params["name"])
         return Response(body, media_type="application/json")
 
     return [
@@ -68,6 +71,11 @@ def routes(server: Server) -> list[BaseRoute]:
         Route("/v1/models", guarded(models)),
         Route("/v1/models/{name:path}", guarded(model)),
     ]
+
+
+def speaks_anthropic(request: Request) -> bool:
+    """Both protocols have this path; Anthropic's requires this header of its clients."""
+    return "anthropic-version" in request.headers
 
 
 def chat_identity(server: Server, inbound: Inbound) -> ChatIdentity:

@@ -35,6 +35,13 @@ COMMON: dict[str, tuple[Any, dict[str, Any]]] = {
     "chat_template_kwargs": ({"a": 1}, {}), "enable_thinking": (True, {}), "safety_identifier": ("s", {}),
     "parallel_tool_calls": (False, {}), "prompt_cache_key": ("k", {}), "prompt_cache_retention": ("24h", {}),
     "prompt_cache_options": ({"mode": "implicit"}, {}), "service_tier": ("flex", {}),
+    "include_stop_str_in_output": (True, {}), "add_special_tokens": (True, {}), "cache_prompt": (False, {}),
+    "id_slot": (2, {}), "n_keep": (9, {}), "n_cache_reuse": (3, {}), "request_id": ("r", {}),
+    "guided_decoding_backend": ("xgrammar", {}), "mm_processor_kwargs": ({"a": 1}, {}),
+    "kv_transfer_params": ({"a": 1}, {}), "priority": (5, {}), "spaces_between_special_tokens": (False, {}),
+    "return_progress": (True, {}), "timings_per_token": (True, {}), "use_beam_search": (True, {}),
+    "length_penalty": (2.0, {}), "mirostat": (2, {}), "dynatemp_range": (0.5, {}), "dry_multiplier": (0.8, {}),
+    "xtc_probability": (0.5, {}), "top_n_sigma": (1.0, {}),
 }  # fmt: skip
 CHAT = COMMON | {
     "messages": ([{"role": "user", "content": "Bye"}], {}), "max_completion_tokens": (5, {}), "logprobs": (True, {}),
@@ -43,7 +50,7 @@ CHAT = COMMON | {
     "reasoning": ({"effort": "low"}, {}), "include_reasoning": (False, {}), "delivery": ("adaptive", {}),
     "continue_final_message": (True, {"messages": PREFILL}), "boundaries": ("strict", {}),
     "constrain_tools": (False, {}), "verbosity": ("low", {}), "modalities": (["audio"], {}), "audio": ({"a": 1}, {}),
-    "function_call": ("auto", {}), "functions": ([{"name": "f"}], {}), "moderation": ({"model": "m"}, {}),
+    "function_call": ({"name": "f"}, {"functions": [{"name": "f"}]}), "functions": ([{"name": "f"}], {}), "moderation": ({"model": "m"}, {}),
     "prediction": ({"type": "content", "content": "x"}, {}), "web_search_options": ({"a": 1}, {}), "echo": (True, {}),
     "skip_special_tokens": (False, {}), "include_stop_str_in_output": (True, {}), "prompt_logprobs": (1, {}),
     "add_generation_prompt": (False, {}),
@@ -113,6 +120,11 @@ def test_a_field_does_what_its_row_says(table: Table, name: str) -> None:
         assert (caught.value.kind, caught.value.param) == ("invalid_request", name)
         for neutral in (None, *field.neutral):
             assert read(table, **{name: neutral}) == read(table)
+        return
+    if field.warns:
+        found, plain = read(table, **{name: value}), read(table)
+        assert list(found["extra"].pop("warnings")) == [f"{name} changes nothing: {field.note}."]
+        assert not plain["extra"].pop("warnings") and found == plain
         return
     changed = read(table, **{**needs, name: value}) != read(table, **needs)
     inert = {"stream_options"} if table.path == "/v1/responses" else set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -261,3 +262,120 @@ async def test_input_is_counted(http: httpx.AsyncClient) -> None:
 async def test_compaction_is_refused_in_a_sentence(http: httpx.AsyncClient) -> None:
     found = await http.post("/v1/responses/compact", json={"input": "Hello"})
     assert found.status_code == 400 and "not compacted" in found.json()["error"]["message"]
+
+
+# ---- Chat's lesser used fields ------------------------------------------------------------------------------------------
+
+
+async def chunks_of(running: Running, **fields: Any) -> list[dict[str, Any]]:
+    client = AsyncOpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0)
+    async with client:
+        made: Any = client.chat.completions.create(model="default", messages=HELLO, stream=True, **fields)
+        return [chunk.model_dump() async for chunk in await made]
+
+
+@pytest.mark.parametrize("tools", [None, [CHAT_TOOL]], ids=["text", "call"])
+async def test_usage_is_told_with_every_chunk(running: Running, http: httpx.AsyncClient, tools: Any) -> None:
+    fields = {"tools": tools} if tools else {}
+    told = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = await chunks_of(running, stream_options=told, **fields)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    whole = await post(http, "/v1/chat/completions", **fields)
+    assert counts == sorted(counts) and counts[0] < counts[-1]
+    assert counts[-2:] == [whole["usage"]["completion_tokens"]] * 2
+    assert {chunk["usage"]["prompt_tokens"] for chunk in chunks} == {whole["usage"]["prompt_tokens"]}
+    assert "token_ids" not in chunks[0]["choices"][0]
+
+
+async def test_functions_are_answered_as_they_were_before_tools(running: Running, http: httpx.AsyncClient) -> None:
+    whole = (await post(http, "/v1/chat/completions", functions=[WEATHER]))["choices"][0]
+    assert whole["finish_reason"] == "function_call" and "tool_calls" not in whole["message"]
+    assert whole["message"]["function_call"] == {"name": "get_weather", "arguments": '{"city": "Oslo"}'}
+    chunks = await chunks_of(running, functions=[WEATHER])
+    calls = [chunk["choices"][0]["delta"]["function_call"] for chunk in chunks]
+    said = [call for call in calls if call]
+    assert said[0] == {"name": "get_weather", "arguments": ""}
+    assert "".join(call["arguments"] for call in said) == '{"city": "Oslo"}'
+    assert chunks[-1]["choices"][0]["finish_reason"] == "function_call"
+    history = [
+        *HELLO,
+        {"role": "assistant", "content": None, "function_call": whole["message"]["function_call"]},
+        {"role": "function", "name": "get_weather", "content": "sunny"},
+    ]
+    again = (await post(http, "/v1/chat/completions", messages=history, functions=[WEATHER]))["choices"][0]
+    assert "sunny in Oslo" in again["message"]["content"]
+    named = await post(http, "/v1/chat/completions", functions=[WEATHER], function_call={"name": "get_weather"})
+    assert named["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"function_call": "auto"}, "function_call"),
+        ({"functions": [WEATHER], "tools": [CHAT_TOOL]}, "functions"),
+        ({"functions": [{"parameters": {}}]}, "tools.0.function.name"),
+        ({"functions": [WEATHER], "function_call": {"name": "other"}}, "tool_choice"),
+    ],
+)
+async def test_functions_that_cannot_be_are_named(http: httpx.AsyncClient, fields: Any, param: str) -> None:
+    assert (await post(http, "/v1/chat/completions", **fields))["error"]["param"] == param
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_a_stop_string_is_shown_where_that_is_asked_for(http: httpx.AsyncClient, path: str) -> None:
+    for include in (False, True):
+        fields = {"stop": [" in "], "max_tokens": 99, "include_stop_str_in_output": include}
+        choice = (await post(http, path, **fields))["choices"][0]
+        text = choice["text"] if path == "/v1/completions" else choice["message"]["content"]
+        assert (text.endswith(" in "), choice["stop_reason"]) == (include, " in ")
+        streamed = ""
+        async with http.stream("POST", path, json={**PATHS[path], **fields, "stream": True}) as answer:
+            async for line in answer.aiter_lines():
+                if line.startswith("data: {"):
+                    [choice] = json.loads(line.removeprefix("data: "))["choices"]
+                    streamed += choice.get("text") or choice.get("delta", {}).get("content") or ""
+        assert streamed == text
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_what_steers_other_servers_is_taken_with_a_warning(http: httpx.AsyncClient, path: str) -> None:
+    fields = {"cache_prompt": True, "id_slot": 0, "mirostat": 0}
+    told = (await post(http, path, **fields))["extensions"]["warnings"]
+    assert told == [
+        "cache_prompt changes nothing: prefixes are cached by their content.",
+        "id_slot changes nothing: the scheduler finds a place.",
+    ]
+    async with http.stream("POST", path, json={**PATHS[path], **fields, "stream": True}) as answer:
+        text = (await answer.aread()).decode()
+    assert all(sentence in text for sentence in told)
+    assert (await post(http, path, mirostat=2))["error"]["param"] == "mirostat"
+
+
+# ---- models and browsers ------------------------------------------------------------------------------------------------
+
+
+async def test_models_have_the_form_of_who_asks(running: Running) -> None:
+    async with AsyncAnthropic(base_url=running.url, api_key="none", max_retries=0) as client:
+        page = await client.models.list()
+        one = await client.models.retrieve(page.data[0].id)
+        with pytest.raises(anthropic.NotFoundError):
+            await client.models.retrieve("unheard-of")
+    assert [model.type for model in page.data][:1] == ["model"] and one == page.data[0] and not page.has_more
+    openai_client = AsyncOpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0)
+    async with openai_client:
+        assert [model.id async for model in openai_client.models.list()] == [model.id for model in page.data]
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+async def test_a_page_may_send_its_cookies_where_the_operator_says_so(allowed: bool) -> None:
+    origin = "http://a.example"
+    async with (
+        serving(scripted(ANSWER), cors_origins=(origin,), cors_credentials=allowed) as running,
+        httpx.AsyncClient(base_url=running.url) as http,
+    ):
+        plain = await http.get("/copilotkit/info", headers={"origin": origin})
+        asked = {"origin": origin, "access-control-request-method": "POST"}
+        preflight = await http.options("/copilotkit/info", headers=asked)
+    for answer in (plain, preflight):
+        assert answer.headers["access-control-allow-origin"] == origin
+        assert answer.headers.get("access-control-allow-credentials") == ("true" if allowed else None)
