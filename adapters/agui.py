@@ -33,7 +33,7 @@ class Extra(msgspec.Struct, frozen=True, kw_only=True):
     warnings: what was left out of the input, one sentence each."""
 
     legacy: bool = False
-    forwarded: dict[str, Any] = {}
+    forwarded: dict[str, object] = {}
     warnings: tuple[str, ...] = ()
 
 
@@ -74,7 +74,7 @@ def from_wire(wire: dict[str, Any], *, limits: Limits = DEFAULT_LIMITS) -> Inbou
     return Inbound(input=run_input, options=options, extra=extra)
 
 
-def _options(props: Any) -> tuple[GenerationOptions, dict[str, Any]]:
+def _options(props: object) -> tuple[GenerationOptions, dict[str, object]]:
     if not isinstance(props, dict):
         return GenerationOptions(), {}
     options, rest = read_options(props, wire="agui", at="forwardedProps")
@@ -86,7 +86,7 @@ def _options(props: Any) -> tuple[GenerationOptions, dict[str, Any]]:
 # ---- sizes ----------------------------------------------------------------------------------------------------------
 
 
-def _check_sizes(wire: Any, limits: Limits) -> None:
+def _check_sizes(wire: object, limits: Limits) -> None:
     """Bounds on lists and names, before pydantic builds anything. Wrong types are left to pydantic."""
     if not isinstance(wire, dict) or not isinstance(wire.get("messages"), list):
         raise RequestError("invalid_request", "messages must be an array.", param="messages")
@@ -103,7 +103,7 @@ def _check_sizes(wire: Any, limits: Limits) -> None:
             raise wrong(f"tools.{i}.parameters", f"must be at most {limits.schema} bytes of JSON")
 
 
-def _check_message(path: str, message: dict[str, Any], limits: Limits) -> None:
+def _check_message(path: str, message: dict[str, object], limits: Limits) -> None:
     _check_name(f"{path}.id", message.get("id"), limits)
     _check_name(f"{path}.toolCallId", message.get("toolCallId"), limits, required=False)
     _check_length(f"{path}.content", message.get("content"), limits.parts)
@@ -112,16 +112,16 @@ def _check_message(path: str, message: dict[str, Any], limits: Limits) -> None:
         _check_name(f"{path}.toolCalls.{i}.id", call.get("id"), limits)
 
 
-def _items(value: Any) -> list[dict[str, Any]]:
+def _items(value: object) -> list[dict[str, object]]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
-def _check_length(path: str, value: Any, limit: int) -> None:
+def _check_length(path: str, value: object, limit: int) -> None:
     if isinstance(value, list) and len(value) > limit:
         raise wrong(path, f"must have at most {limit} items")
 
 
-def _check_name(path: str, value: Any, limits: Limits, *, required: bool = True) -> None:
+def _check_name(path: str, value: object, limits: Limits, *, required: bool = True) -> None:
     if isinstance(value, str) and not (required <= len(value) <= limits.name):
         raise wrong(path, f"must have {'from 1 to' if required else 'at most'} {limits.name} characters")
 
@@ -159,14 +159,14 @@ def _mend_parts(messages: list[Any]) -> list[str]:
     return warnings
 
 
-def _is_known(part: Any) -> bool:
+def _is_known(part: object) -> bool:
     if not isinstance(part, dict):
         return True
     source = part.get("source")
     return part.get("type") in _PART_TYPES and (not isinstance(source, dict) or source.get("type") in _SOURCE_TYPES)
 
 
-def _modern_part(part: Any) -> Any:
+def _modern_part(part: object) -> object:
     if not isinstance(part, dict) or part.get("type") != "binary":
         return part
     mime = part.get("mimeType")
@@ -192,7 +192,7 @@ _COMPLAINTS = {
 }
 
 
-def _validate(wire: dict[str, Any]) -> RunAgentInput:
+def _validate(wire: dict[str, object]) -> RunAgentInput:
     try:
         checked = _FailFastInput.model_validate(wire)
     except ValidationError as error:
@@ -200,7 +200,7 @@ def _validate(wire: dict[str, Any]) -> RunAgentInput:
     return RunAgentInput.model_construct(_fields_set=checked.model_fields_set, **dict(checked))
 
 
-def _complaint(error: ValidationError, wire: Any) -> RequestError:
+def _complaint(error: ValidationError, wire: object) -> RequestError:
     """The innermost fault in our own words; pydantic's would quote the value."""
     faults = error.errors(include_input=False, include_url=False, include_context=True)
     fault = max(faults, key=lambda each: len(each["loc"]))
@@ -214,7 +214,7 @@ def _complaint(error: ValidationError, wire: Any) -> RequestError:
     return wrong(path, _COMPLAINTS.get(fault["type"], "does not have the form that AG-UI 1.0 gives it"))
 
 
-def _path(location: tuple[int | str, ...], node: Any) -> str:
+def _path(location: tuple[int | str, ...], node: object) -> str:
     """pydantic's location without the names of union members, which are no part of the body."""
     path: list[str] = []
     for i, step in enumerate(location):

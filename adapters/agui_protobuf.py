@@ -143,7 +143,7 @@ def _struct(fields: Wire) -> bytes:
     return b"".join(_delimited(1, _entry(key, fields[key])) for key in _js_order(fields))
 
 
-def _entry(key: str, value: Any) -> bytes:
+def _entry(key: str, value: object) -> bytes:
     return (_delimited(1, key.encode()) if key else b"") + _delimited(2, _value(value))
 
 

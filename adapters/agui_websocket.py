@@ -14,7 +14,7 @@ by RUN_ERROR otherwise: both are legal there in the protocol.
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -47,7 +47,7 @@ class Subscribe(NamedTuple):
 
 class ControlRun(NamedTuple):
     action: ControlAction
-    changes: dict[str, Any]
+    changes: dict[str, object]
 
 
 class Close(NamedTuple):
@@ -59,7 +59,7 @@ Action = Send | Start | Subscribe | ControlRun | Close
 
 
 class _Run(msgspec.Struct, forbid_unknown_fields=True):
-    input: dict[str, Any]
+    input: dict[str, object]
     agent: str = "default"
 
 
@@ -69,7 +69,7 @@ class _Subscribe(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
 
 
 class _Control(msgspec.Struct, forbid_unknown_fields=True):
-    parameters: dict[str, Any] | None = None
+    parameters: dict[str, object] | None = None
 
 
 class Session:
@@ -89,7 +89,7 @@ class Session:
         except RequestError as error:
             return self._close(error) if error.kind == "payload_too_large" else self.refused(error)
 
-    def _message(self, message: dict[str, Any]) -> list[Action]:
+    def _message(self, message: dict[str, object]) -> list[Action]:
         kind = message.pop("type", None)
         match kind:
             case "run":

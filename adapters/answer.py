@@ -63,7 +63,7 @@ class Pieces(msgspec.Struct):
     """What came piece by piece. tokens: details of every token in order; the other three lists are its parts."""
 
     reasoning: list[str] = []
-    calls: list[dict[str, Any]] = []
+    calls: list[dict[str, object]] = []
     tokens: list[TokenDetail] = []
     text_tokens: list[TokenDetail] = []
     reasoning_tokens: list[TokenDetail] = []

@@ -85,7 +85,7 @@ def parse(body: bytes, *, new_id: Callable[[str], str], limits: Limits = DEFAULT
     return from_wire(read_json(body, limits), limits=limits)
 
 
-def from_wire(wire: Any, *, limits: Limits = DEFAULT_LIMITS) -> Inbound:
+def from_wire(wire: object, *, limits: Limits = DEFAULT_LIMITS) -> Inbound:
     """The same from decoded JSON, as the single endpoint has it."""
     if not isinstance(wire, dict):
         raise RequestError("invalid_request", "The body must be a RunAgentInput, which is an object.")
@@ -120,7 +120,7 @@ def thread_of(wire: Any) -> tuple[str, bool]:
     return thread_id, wire.get("protocolVersion") is None
 
 
-def run_to_stop(wire: Any) -> str | None:
+def run_to_stop(wire: object) -> str | None:
     """The run that a stop names; None stops whatever its thread is doing."""
     run_id = wire.get("runId") if isinstance(wire, dict) else None
     return run_id if isinstance(run_id, str) and run_id else None
@@ -143,7 +143,7 @@ def _without_own_answers(wire: dict[str, Any]) -> dict[str, Any]:
     return {**wire, "messages": messages[:end] + kept}
 
 
-def _take(answers: list[Any], answer: Any) -> bool:
+def _take(answers: list[Any], answer: object) -> bool:
     """Whether `answer` was among `answers`, from which it is removed: each stands for one message."""
     if answer not in answers:
         return False
@@ -159,11 +159,11 @@ def _made_up(entry: dict[str, Any]) -> Any:
     return {"status": "resolved"} if payload is None else payload
 
 
-def _is_tool_message(message: Any) -> bool:
+def _is_tool_message(message: object) -> bool:
     return isinstance(message, dict) and message.get("role") == "tool"
 
 
-def _decoded(content: Any) -> Any:
+def _decoded(content: object) -> Any:
     try:
         return msgspec.json.decode(content) if isinstance(content, str) else content
     except msgspec.DecodeError:

@@ -141,7 +141,7 @@ def _generation(config: dict[str, Any], options: Options, at: str) -> Generation
     return msgspec.structs.replace(found, token_details=options.stream or found.token_details)
 
 
-def _object(value: Any, at: str) -> dict[str, Any]:
+def _object(value: object, at: str) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):

@@ -45,7 +45,7 @@ class Inbound(msgspec.Struct, frozen=True, kw_only=True):
     extra: Any = None
 
 
-def read_json(body: bytes, limits: Limits = DEFAULT_LIMITS, *, shape: Any = None) -> Any:
+def read_json(body: bytes, limits: Limits = DEFAULT_LIMITS, *, shape: object = None) -> Any:
     """The JSON value in `body`, as plain Python data. Raises RequestError that says what to mend, quoting nothing.
 
     RFC 8259 to the letter: UTF-8 without a byte order mark, no NaN, no lone surrogates. `shape` is a msgspec type with
@@ -71,14 +71,14 @@ def read_json(body: bytes, limits: Limits = DEFAULT_LIMITS, *, shape: Any = None
     return value
 
 
-def _check_lists(head: Any, limits: Limits) -> None:
+def _check_lists(head: object, limits: Limits) -> None:
     for name in getattr(head, "__struct_fields__", ()):
         value, most = getattr(head, name), getattr(limits, name, None)
         if isinstance(value, list) and most is not None and len(value) > most:
             raise RequestError("invalid_request", f"{name} must have at most {most} items.", param=name)
 
 
-def check_depth(value: Any, limits: Limits) -> None:
+def check_depth(value: object, limits: Limits) -> None:
     """Raise RequestError when arrays and objects nest deeper than `limits.depth`."""
     level: list[Any] = [value]
     for _ in range(limits.depth + 1):
@@ -88,7 +88,7 @@ def check_depth(value: Any, limits: Limits) -> None:
     raise _too_deep(limits)
 
 
-def _children(node: Any) -> Any:
+def _children(node: object) -> Any:
     if isinstance(node, dict):
         return node.values()
     return node if isinstance(node, list) else ()

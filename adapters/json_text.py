@@ -18,7 +18,7 @@ def json_string(text: str) -> bytes:
         return _encode(_SURROGATES.sub("\ufffd", text))
 
 
-def json_bytes(value: Any) -> bytes:
+def json_bytes(value: object) -> bytes:
     """Any plain value; NaN and the infinities become null."""
     try:
         return _encode(value)
@@ -26,7 +26,7 @@ def json_bytes(value: Any) -> bytes:
         return _encode(_clean(value))
 
 
-def _clean(value: Any) -> Any:
+def _clean(value: object) -> Any:
     if isinstance(value, str):
         return _SURROGATES.sub("\ufffd", value)
     if isinstance(value, dict):

@@ -54,7 +54,7 @@ def read_turns(turns: Sequence[Turn], *, new_id: NewId, limits: Limits, media: C
     return put_in_order(placed, new_id, id_field="content.tool_use_id")
 
 
-def system_text(value: Any, at: str = "system") -> str:
+def system_text(value: object, at: str = "system") -> str:
     """A string, or text blocks, which become lines. Raises RequestError."""
     if value is None or isinstance(value, str):
         return value or ""
@@ -62,7 +62,7 @@ def system_text(value: Any, at: str = "system") -> str:
     return "\n".join(_text(block, f"{at}.{i}") for i, block in enumerate(blocks))
 
 
-def _blocks(value: Any, at: str, limit: int = 4096) -> list[dict[str, Any]]:
+def _blocks(value: object, at: str, limit: int = 4096) -> list[dict[str, Any]]:
     if isinstance(value, str):
         return [{"type": "text", "text": value}]
     if not isinstance(value, list) or not all(isinstance(block, dict) for block in value):
@@ -156,7 +156,7 @@ class _Reader:
         arguments = object_text(block.get("input"), f"{at}.input")
         return ToolCall(id=call_id, function=FunctionCall(name=name, arguments=arguments))
 
-    def _name(self, value: Any, at: str) -> str:
+    def _name(self, value: object, at: str) -> str:
         if not isinstance(value, str) or not 0 < len(value) <= self._limits.name:
             raise wrong(at, f"must be a string of 1 to {self._limits.name} characters")
         return value
@@ -198,7 +198,7 @@ def _simple(parts: list[ContentPart]) -> str | list[ContentPart]:
     return parts
 
 
-def _source(source: Any, at: str) -> PartSource:
+def _source(source: object, at: str) -> PartSource:
     if isinstance(source, dict):
         data, mime = source.get("data"), source.get("media_type")
         if source.get("type") == "base64" and isinstance(data, str) and isinstance(mime, str):

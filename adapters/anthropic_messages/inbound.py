@@ -129,7 +129,7 @@ def _check_stop_sequences(value: object) -> None:
         raise wrong("stop_sequences", "must be an array of strings")
 
 
-def _user(metadata: Any) -> Any:
+def _user(metadata: object) -> Any:
     if metadata is None:
         return None
     if not isinstance(metadata, dict) or not isinstance(metadata.get("user_id", ""), str | None):
@@ -175,7 +175,7 @@ class AnthropicTool(msgspec.Struct):
     strict: Any = None
 
 
-def _tools(value: Any, limits: Limits) -> Tools:
+def _tools(value: object, limits: Limits) -> Tools:
     declared: list[AnthropicTool] = convert(value, list[AnthropicTool], "tools") if value is not None else []
     return read_tools([_spec(tool, f"tools.{i}") for i, tool in enumerate(declared)], limits)
 

@@ -83,7 +83,7 @@ def read_conversation(
     return _messages(values.get("messages"), new_id=new_id, limits=limits, media=media), tools
 
 
-def _messages(value: Any, *, new_id: NewId, limits: Limits, media: Collection[str]) -> list[Message]:
+def _messages(value: object, *, new_id: NewId, limits: Limits, media: Collection[str]) -> list[Message]:
     messages: list[ChatMessage] = convert(value, list[ChatMessage], "messages")
     return read_messages(messages, new_id=new_id, limits=limits, media=media)
 
@@ -179,7 +179,7 @@ class ChatTool(msgspec.Struct):
     type: Any = "function"
 
 
-def _tools(value: Any, limits: Limits) -> Tools:
+def _tools(value: object, limits: Limits) -> Tools:
     declared: list[ChatTool] = convert(value, list[ChatTool], "tools") if value is not None else []
     return read_tools([_spec(tool, f"tools.{i}") for i, tool in enumerate(declared)], limits)
 

@@ -169,7 +169,7 @@ class _Reader:
         self._waiting = [entry for entry in self._waiting if entry[0] != call_id]
         return ToolMessage(id=self._new_id("msg"), tool_call_id=call_id, content=self._content(message.content, at))
 
-    def _id(self, value: Any, at: str) -> str:
+    def _id(self, value: object, at: str) -> str:
         if value is None:
             return ""
         if not isinstance(value, str) or len(value) > self._limits.name:
@@ -179,14 +179,14 @@ class _Reader:
     def _name(self, message: ChatMessage, at: str) -> str | None:
         return self._id(message.name, f"{at}.name") or None
 
-    def _text(self, content: Any, at: str) -> str:
+    def _text(self, content: object, at: str) -> str:
         """Content of a role that holds text alone; several parts are lines of it."""
         if content is None or isinstance(content, str):
             return content or ""
         parts = self._parts(content, at, media=())
         return "\n".join(part.text for part in parts if isinstance(part, TextPart))
 
-    def _content(self, content: Any, at: str) -> str | list[ContentPart]:
+    def _content(self, content: object, at: str) -> str | list[ContentPart]:
         if content is None or isinstance(content, str):
             return content or ""
         parts = self._parts(content, at, media=self._media)
@@ -194,7 +194,7 @@ class _Reader:
             return parts[0].text
         return parts
 
-    def _parts(self, content: Any, at: str, *, media: Collection[str]) -> list[ContentPart]:
+    def _parts(self, content: object, at: str, *, media: Collection[str]) -> list[ContentPart]:
         if isinstance(content, dict):
             content = [content]
         if not isinstance(content, list) or len(content) > self._limits.parts:
@@ -236,7 +236,7 @@ def _readable(kind: str, media: Collection[str], at: str) -> None:
         raise wrong(at, f"is {kind} content, and this model reads none here")
 
 
-def _string(value: Any, at: str) -> str:
+def _string(value: object, at: str) -> str:
     if not isinstance(value, str):
         raise wrong(f"{at}.text", "must be a string")
     return value
