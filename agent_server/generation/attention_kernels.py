@@ -19,16 +19,17 @@ from torch import Tensor
 
 from agent_server.generation.attention import Call
 from agent_server.generation.device import send
+from agent_server.generation.faults import first_line, raise_if_lost
 from agent_server.generation.kv_cache import LayerShape
 from agent_server.generation.paged_batch import Paging, attend_gathered
 
 logger = logging.getLogger("agent_server.generation")
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.02}
+TRIED = ((1, 70, 1100, 5), 0), ((40, 9), 33)
+"""Lengths of sequences that decode together, and of a chunk beside them: one so long that its keys are split."""
 OLDEST_CAPABILITY = (8, 0)
 MEASURED_SEQUENCES, MEASURED_KEYS = 32, 1024
 REPEATS = 20
-FAULTS = (RuntimeError, TypeError, ValueError, NotImplementedError, ImportError, OSError, AssertionError)
-"""What torch, Triton, its compiler and a missing C compiler raise."""
 
 
 class Kernel(Protocol):
@@ -149,8 +150,9 @@ def choose(device: torch.device, dtype: torch.dtype, layers: list[LayerShape]) -
         try:
             kernel = make()
             reason = _fault(kernel, device, dtype, layers)
-        except FAULTS as error:
-            reason = _first_line(error)
+        except Exception as error:  # whatever torch, a compiler or its absence brings
+            raise_if_lost(error, device)
+            reason = f"{type(error).__name__}: {first_line(error)}"
         if reason is None:
             right.append(kernel)
         else:
@@ -166,17 +168,12 @@ def _none(reason: str) -> None:
     logger.warning("Attention gathers pages, one sequence after the other, and decoding is slow: %s.", reason)
 
 
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
 def _fault(kernel: Kernel, device: torch.device, dtype: torch.dtype, layers: list[LayerShape]) -> str | None:
     """Why it cannot be used; None where it is right."""
     for layer in sorted(set(layers), key=repr):
         if (reason := kernel.refuses(layer, dtype)) is not None:
             return reason
-        for lengths, chunk in (((1, 70, 300, 5), 0), ((40, 9), 33)):
+        for lengths, chunk in TRIED:
             worst = difference(kernel, device, dtype, layer, lengths, chunk)
             if not worst < TOLERANCE[dtype]:
                 return f"it gives other results than gathered pages (by {worst:.2g})"

@@ -13,8 +13,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_queued: generations that may wait. step_tokens: budget of a step. kv_cache_bytes: memory for keys and values.
     max_context: tokens of prompt and answer. threads: torch's, for one operation. memory: "slab" or "paged". overlap:
     launch a step before the last one's tokens are seen. run_ahead: compute tokens that a grammar leaves no choice
-    about together, where nothing overlaps. flatten: record the model's forward on the CPU and play it back as one list
-    of operations; None does so for small models. cuda_graphs: capture decoding.
+    about together, where nothing overlaps. flatten: record the model's forward and play it back as one list
+    of operations; None does so for small models on the CPU, and wherever Triton's kernels run. cuda_graphs: capture
+    decoding.
     """
 
     model: str

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from agent_server.generation.device import send
+from agent_server.generation.faults import first_line, raise_if_lost
 from agent_server.generation.masks import Masks
 from agent_server.generation.sampler import GREEDY, TYPICAL, Sampled, Sampler, Settings, filtered
 from events.options import SamplingParams
 
 logger = logging.getLogger("agent_server.generation")
-FAULTS = (RuntimeError, TypeError, ValueError, NotImplementedError, ImportError, OSError)
 TRIED = (
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=0.7, top_p=0.8),
@@ -34,9 +34,9 @@ def make_sampler(rows: int, vocab_size: int, device: torch.device) -> Sampler:
     try:
         agrees(FusedSampler(len(TRIED), vocab_size, device))
         return FusedSampler(rows, vocab_size, device)
-    except FAULTS as error:
-        reason = (str(error).strip().splitlines() or ["?"])[0]
-        logger.warning("Sampling sorts the vocabulary, and is slow: %s: %s.", type(error).__name__, reason)
+    except Exception as error:  # whatever torch, a compiler or its absence brings
+        raise_if_lost(error, device)
+        logger.warning("Sampling sorts the vocabulary, and is slow: %s: %s.", type(error).__name__, first_line(error))
         return Sampler(rows, vocab_size, device)
 
 

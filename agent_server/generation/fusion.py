@@ -1,8 +1,8 @@
 """A recorded forward (`flat.py`) for a GPU: what stands between its products becomes one launch each.
 
-Norms with the residual before them, rotations with the norms before them, and gates are found by their operations, never
-by a model's name; projections of the same input are joined. Whatever is not found stays as it was recorded. The result
-is kept only if it gives the model's own logits (`probe.fit_flat`).
+Norms with the residual before them, rotations with the norms before them, and gates are found by their operations,
+never by a model's name; projections of the same input are joined. Whatever is not found stays as it was recorded. The
+result is kept only if it gives the model's own logits (`probe.fit_flat`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from agent_server.generation.kernels.layers import Norm, add_rms_norm, gated, rms_norm, rotate
+from agent_server.generation.rewrites import arguments as arguments_of
 from agent_server.generation.rewrites import (
     aten,
     calls,
@@ -27,7 +28,6 @@ from agent_server.generation.rewrites import (
     share,
     shorten,
 )
-from agent_server.generation.rewrites import arguments as arguments_of
 from agent_server.generation.rotary import put_tokens_first, turn
 from agent_server.generation.rotary import rotate as turned
 

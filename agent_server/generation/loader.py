@@ -249,7 +249,8 @@ def _paged(
     device, per_token = sampler.device, bytes_per_token(layers, model.dtype)
     kernel = attention_kernels.choose(device, model.dtype, layers)
     size = kernel.page_size if kernel is not None else GATHERED_PAGE_SIZE
-    flat = _fused(model, layers) if isinstance(kernel, attention_kernels.TritonKernel) else None
+    fusible = isinstance(kernel, attention_kernels.TritonKernel) and config.flatten is not False
+    flat = _fused(model, layers) if fusible else None
     if config.kv_cache_bytes or device.type != "cuda":
         tokens = _cache_tokens(config, per_token, context, device)
     else:

@@ -5,7 +5,7 @@ from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from agent_server.generation.kernels import paged_kernels, sample_kernels
+from agent_server.generation.kernels import layer_kernels, paged_kernels, sample_kernels
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -42,6 +42,17 @@ ADJUST = {
     "masks": "*i32", "bits": "*i32", "vocab_size": "i32", "words": "i32", "PENALTIES": True, "MASKS": True,
     "BLOCK": 2048,
 }  # fmt: skip
+NORM = {
+    "out": "*bf16", "total": "*bf16", "x": "*bf16", "residual": "*bf16", "weight": "*bf16", "epsilon": "fp32",
+    "x_row": "i32", "residual_row": "i32", "WIDTH": 3072, "BLOCK": 4096, "ADD": True, "LATE": True, "OFFSET": 0.0,
+}  # fmt: skip
+GATED = {"out": "*bf16", "joined": "*bf16", "width": "i32", "joined_row": "i32", "GELU": True, "BLOCK": 1024}
+ROTATE = {
+    "q_out": "*bf16", "k_out": "*bf16", "queries": "*bf16", "keys": "*bf16", "cosine": "*bf16", "sine": "*bf16",
+    "q_weight": "*bf16", "k_weight": "*bf16", "q_epsilon": "fp32", "k_epsilon": "fp32", "heads": "i32",
+    "kv_heads": "i32", "q_token": "i32", "q_head": "i32", "k_token": "i32", "k_head": "i32", "angle_token": "i32",
+    "DIM": 80, "BLOCK": 128, "NORM": True, "LATE": True, "OFFSET": 1.0,
+}  # fmt: skip
 LATENT = {"DK": 576, "DK_MAIN": 512, "DK_REST": 64, "DV": 512, "DV_BLOCK": 512, "HEADS": 16, "QUERIES": 1, "KEYS": 16}
 KERNELS = {
     "attend": (paged_kernels.attend_kernel, ATTEND),
@@ -54,6 +65,9 @@ KERNELS = {
     "combine": (paged_kernels.combine_kernel, COMBINE),
     "pick": (sample_kernels.pick_kernel, PICK),
     "adjust": (sample_kernels.adjust_kernel, ADJUST),
+    "norm": (layer_kernels.norm_kernel, NORM),
+    "gated": (layer_kernels.gated_kernel, GATED),
+    "rotate": (layer_kernels.rotate_kernel, ROTATE),
 }
 
 

@@ -53,9 +53,7 @@ def gated(joined: Tensor, gelu: bool) -> Tensor:
     rows = _matrix(joined)
     width = rows.shape[1] // 2
     out = torch.empty(len(rows), width, dtype=joined.dtype, device=joined.device)
-    gated_kernel[(len(rows), -(-width // BLOCK))](
-        out, rows, width, rows.stride(0), GELU=gelu, BLOCK=BLOCK, num_warps=4
-    )
+    gated_kernel[(len(rows), -(-width // BLOCK))](out, rows, width, rows.stride(0), GELU=gelu, BLOCK=BLOCK, num_warps=4)
     return out.view(*joined.shape[:-1], width)
 
 

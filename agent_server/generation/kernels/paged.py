@@ -23,7 +23,8 @@ LEAST_ROWS = 16
 """What a matrix unit takes at least."""
 LEAST_SPLIT = 256
 """Keys below which a split costs more to combine than it saves."""
-MOST_SPLITS = 128
+MOST_SPLITS = 32
+"""And the width of what puts them together, the same for every number, so that it is compiled once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +66,9 @@ class How:
 def store(
     keys: Tensor, values: Tensor, places: Tensor, key_cache: Tensor, value_cache: Tensor, scales: Scales | None = None
 ) -> None:
-    """Keys `[tokens, kv_heads, key_dim]` and values `[tokens, kv_heads, value_dim]` of new tokens to `places` `[tokens]`
-    int64 of the caches `[places, kv_heads, dim]`; caches of uint8 keep them as FP8 (e4m3) over their scales."""
+    """Keys `[tokens, kv_heads, key_dim]` and values `[tokens, kv_heads, value_dim]` of new tokens to `places`
+    `[tokens]` int64 of the caches `[places, kv_heads, dim]`; caches of uint8 keep them as FP8 (e4m3) over their
+    scales."""
     tokens, kv_heads, key_dim = keys.shape
     value_dim = values.shape[-1]
     keys, values = _rows(keys), _rows(values)
@@ -90,8 +92,8 @@ def attend(
     *,
     processors: int,
 ) -> Tensor:
-    """`[tokens, heads, value_dim]` for queries `[tokens, heads, key_dim]` on the pages of the caches `[places, kv_heads,
-    dim]`, each query on the keys up to its own. processors: how many programs the device runs at once."""
+    """`[tokens, heads, value_dim]` for queries `[tokens, heads, key_dim]` on the pages of the caches `[places,
+    kv_heads, dim]`, each query on the keys up to its own. processors: how many programs the device runs at once."""
     out = queries.new_empty(*queries.shape[:2], value_cache.shape[-1])
     launch = _Launch(out, _rows(queries), key_cache, value_cache, page_size, ranges, how, scales)
     if ranges.single:
@@ -102,8 +104,7 @@ def attend(
 
 
 def splits_of(programs: int, most_keys: int, processors: int) -> int:
-    """By how many programs the keys of one are shared, so that all processors have work: a power of two, since each
-    number is compiled for itself."""
+    """By how many programs the keys of one are shared, so that all processors have work; a power of two."""
     idle = 2 * processors // max(1, programs)
     useful = max(1, min(idle, most_keys // LEAST_SPLIT, MOST_SPLITS))
     return 1 << (useful.bit_length() - 1)
@@ -145,7 +146,7 @@ class _Launch:
         self._run(weighed, shares, 0, ranges.single, 1, splits, rows)
         combine_kernel[(ranges.single, heads)](
             self.out, weighed, shares, ranges.starts, 0, splits,
-            DV=value_dim, DV_BLOCK=_power_of_two(value_dim), SPLITS=splits, num_warps=2,
+            DV=value_dim, DV_BLOCK=_power_of_two(value_dim), SPLITS=MOST_SPLITS, num_warps=4,
         )  # fmt: skip
 
     def several(self) -> None:

@@ -71,7 +71,7 @@ def store_kernel(
     tl.store(value_cache + at * DV + column, value.to(value_cache.dtype.element_ty), mask=column < DV)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first", "window", "splits", "table_row"])  # these change from step to step
 def attend_kernel(
     out: tl.tensor,  # [tokens, heads, DV]
     weighed: tl.tensor,  # [sequences, heads, splits, DV] float32, where SPLIT
@@ -218,7 +218,7 @@ def attend_kernel(
         tl.store(at_out, result.to(out.dtype.element_ty), mask=kept)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first", "splits"])
 def combine_kernel(
     out: tl.tensor,  # [tokens, heads, DV]
     weighed: tl.tensor,  # [sequences, heads, splits, DV] float32

@@ -18,8 +18,8 @@ ADJUST_BLOCK = 2048
 @dataclass(frozen=True, slots=True)
 class Parameters:
     """Of every row. numbers: `[rows, 4]` float32, temperature (0 is greedy), top_p, min_p and one that is not looked
-    at. top_k: `[rows]` int64, at least the vocabulary's size for none. seeds: `[rows]` int64. last: `[rows]` int64, where
-    tokens are left."""
+    at. top_k: `[rows]` int64, at least the vocabulary's size for none. seeds: `[rows]` int64. last: `[rows]` int64,
+    where tokens are left."""
 
     numbers: Tensor
     top_k: Tensor

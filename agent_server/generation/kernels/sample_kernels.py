@@ -87,8 +87,8 @@ def boundary(
     COUNTED: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
-    """The largest logit from which upwards there are `target` logits (COUNTED) or there is as much mass, in units of the
-    largest one's, at least `low`, of which that is known. `top` is the largest logit."""
+    """The largest logit from which upwards there are `target` logits (COUNTED) or there is as much mass, in units of
+    the largest one's, at least `low`, of which that is known. `top` is the largest logit."""
     lane = tl.arange(0, BLOCK)
     high = top
     while low < high:
@@ -101,9 +101,8 @@ def boundary(
         for block in range(0, vocab_size, BLOCK):
             token = block + lane
             x = tl.load(at + token, mask=token < vocab_size, other=float("-inf")) / temperature
-            if COUNTED:
-                weight = tl.full([BLOCK], 1.0, tl.float32)  # whole numbers are exact up to 2^24
-            else:
+            weight = tl.full([BLOCK], 1.0, tl.float32)  # whole numbers are exact up to 2^24
+            if not COUNTED:
                 weight = tl.exp2((x - top) * LOG2E)
             sum_1 += tl.where(x >= one, weight, 0.0)
             sum_2 += tl.where(x >= two, weight, 0.0)
@@ -197,7 +196,7 @@ def kept_weights(
     return tl.where(keep & (weight >= least), weight, 0.0), met + tl.sum(equal, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions", "totals"])  # parts of tensors: theirs is the batch size's
 def pick_kernel(
     tokens: tl.tensor,  # [places] int64
     logprobs: tl.tensor,  # [places] float32, where LOGPROBS: the picked token's

@@ -30,7 +30,7 @@ def test_prompts_beside_decoding(family, kernel):
     """Windows, soft caps and sinks; chunks of a prompt in the steps of those that decode."""
     model = make_model(family)
     asked = prompts(2, seed=4, longest=20)
-    driver = Driver(make_model(family), memory="paged", max_batch=2, step_tokens=16, cuda_graphs=False)
+    driver = Driver(make_model(family), memory="paged", max_batch=2, step_tokens=16, cuda_graphs=False, flatten=None)
     assert driver.info.details["attention"] == "triton" and driver.info.details["flat"] is True
     numbers = []
     for prompt in asked:
@@ -42,5 +42,5 @@ def test_prompts_beside_decoding(family, kernel):
 
 def test_the_self_test_at_load_is_passed(kernel):
     layer = LayerShape(kv_heads=2, key_dim=24, value_dim=16, window=20, softcap=9.0, sinks=True)
-    for lengths, chunk in (((1, 70, 130), 0), ((40, 9), 33)):
+    for lengths, chunk in (((1, 130), 0), ((40,), 33)):
         assert difference(kernel, CPU, torch.float32, layer, lengths, chunk) < 1e-4

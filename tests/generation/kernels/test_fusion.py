@@ -93,7 +93,14 @@ class Launches(TorchDispatchMode):
     """Counts what would be launched on a GPU: torch's operations, but for views and new memory, and Triton's kernels,
     which are not run."""
 
-    FREE = {"aten::empty", "aten::new_empty", "aten::empty_like", "aten::_unsafe_view", "aten::detach", "aten::lift_fresh"}
+    FREE = {
+        "aten::empty",
+        "aten::new_empty",
+        "aten::empty_like",
+        "aten::_unsafe_view",
+        "aten::detach",
+        "aten::lift_fresh",
+    }
 
     def __init__(self, monkeypatch):
         super().__init__()
