@@ -83,7 +83,7 @@ class VarlenKernel:
     name = "varlen_attn"
     page_size = 256
 
-    def __init__(self, function: Callable[..., Tensor]) -> None:
+    def __init__(self, function: Callable[..., Tensor | tuple[Tensor, ...]]) -> None:
         missing = {"block_table", "num_splits", "enable_gqa"} - set(signature(function).parameters)
         if missing:
             raise NotImplementedError(f"varlen_attn of torch {torch.__version__} has no {min(missing)}")
@@ -107,7 +107,7 @@ class VarlenKernel:
         one query and sees everything: the window may then be open, with which splits are right."""
         open_window = paging.most_queries == 1 and call.window is None
         causal = (-1 if call.window is None else call.window - 1, 0)
-        return self._function(
+        out = self._function(
             call.queries.contiguous(),
             keys,
             values,
@@ -122,6 +122,8 @@ class VarlenKernel:
             block_table=paging.tables,
             **({} if open_window else {"num_splits": 1}),
         )
+        assert isinstance(out, Tensor)  # a tuple only where more is asked for
+        return out
 
 
 def candidates(device: torch.device) -> Iterable[Callable[[], Kernel]]:
@@ -144,7 +146,8 @@ def choose(device: torch.device, dtype: torch.dtype, layers: list[LayerShape]) -
     if device.type != "cuda":
         return None
     if torch.version.hip is None and torch.cuda.get_device_capability(device) < OLDEST_CAPABILITY:
-        return _none("the GPU is older than compute capability 8.0")
+        _say_gathered("the GPU is older than compute capability 8.0")
+        return None
     right, reasons = [], []
     for make in candidates(device):
         try:
@@ -158,13 +161,14 @@ def choose(device: torch.device, dtype: torch.dtype, layers: list[LayerShape]) -
         else:
             reasons.append(f"{make.__name__}: {reason}")
     if not right:
-        return _none("; ".join(reasons))
+        _say_gathered("; ".join(reasons))
+        return None
     chosen = right[0] if len(right) == 1 else _fastest(right, device, dtype, layers[0])
     logger.info("Attention over pages of %d tokens by %s.", chosen.page_size, chosen.name)
     return chosen
 
 
-def _none(reason: str) -> None:
+def _say_gathered(reason: str) -> None:
     logger.warning("Attention gathers pages, one sequence after the other, and decoding is slow: %s.", reason)
 
 

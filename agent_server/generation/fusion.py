@@ -210,7 +210,7 @@ def narrow_halves(graph: Graph) -> None:
             continue
         width = shape(x)[-1] // 2
         for part in list(node.users):
-            start = int(part.args[1]) * width  # type: ignore[arg-type]
+            start = int(part.args[1]) * width
             with graph.inserting_before(part):
                 part.replace_all_uses_with(same_as(graph, part, torch.narrow, x, -1, start, width))
     graph.eliminate_dead_code()
