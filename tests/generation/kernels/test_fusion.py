@@ -51,22 +51,22 @@ def targets(graph):
     return [node.target for node in graph.nodes if node.op == "call_function"]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "gemma2", "phi3"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "phi3"])
 def test_it_gives_the_models_own_logits(family):
-    model = make_model(family, num_hidden_layers=2)
+    model = make_model(family, num_hidden_layers=1)
     fit(model)
     flat, graph = fused(model)
     assert agrees(model, flat, 1e-5)
     found = targets(graph)
-    assert found.count(layers.gated) == 2
-    assert found.count(layers.rotate) == (0 if family == "phi3" else 2), "one that turns a part of a head stays"
+    assert found.count(layers.gated) == 1
+    assert found.count(layers.rotate) == (0 if family == "phi3" else 1), "one that turns a part of a head stays"
     norms = found.count(layers.rms_norm) + found.count(layers.add_rms_norm)
-    assert norms == (9 if family.startswith("gemma") else 5), "those of queries and keys go with the rotation"
+    assert norms == (5 if family == "gemma3" else 3), "those of queries and keys go with the rotation"
     assert torch.rsqrt not in found and torch.ops.aten.rsqrt.default not in found
 
 
 def test_bfloat16_is_near_the_models_own():
-    model = make_model("qwen3").to(torch.bfloat16)
+    model = make_model("qwen3", num_hidden_layers=1).to(torch.bfloat16)
     fit(model)
     flat, _ = fused(model)
     assert agrees(model, flat, 0.05)

@@ -149,7 +149,7 @@ def short_splits(monkeypatch):
     monkeypatch.setattr(paged, "KEYS", 32)
 
 
-@settings(max_examples=20, deadline=None, phases=[Phase.explicit, Phase.generate])  # to shrink would take minutes
+@settings(max_examples=12, deadline=None, phases=[Phase.explicit, Phase.generate])  # to shrink would take minutes
 @given(cases)
 def test_any_batch(case):
     agree(case)
