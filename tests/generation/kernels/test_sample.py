@@ -113,6 +113,23 @@ def test_what_is_kept_is_what_the_cpu_keeps(row, kind, vocab, seed):
         assert torch.allclose(found.double(), wanted, rtol=1e-4, atol=1e-30)
 
 
+@pytest.mark.parametrize(("top_p", "min_p", "top_k"), [(1.0, 0.5, 60), (1.0, 0.02, 90), (0.7, 0.3, 50), (0.9, 0.0, 17)])
+def test_filters_cut_between_neighbours(top_p, min_p, top_k):
+    """Logits in steps of a twentieth, so that a limit that is a little off keeps another token."""
+    torch.manual_seed(5)
+    logits = (-0.05 * torch.arange(90))[torch.randperm(90)][None]
+    numbers, top_k = torch.tensor([[1.0, top_p, min_p, 1.0]]), torch.tensor([top_k])
+    assert not at_the_edge(numbers[0], logits[0], top_k)
+    assert torch.equal(kept_by_kernel(logits, numbers, top_k) > 0, kept_by_cpu(logits, numbers, top_k) > 0)
+
+
+def test_the_first_of_equals_is_the_most_likely():
+    logits = torch.zeros(1, 40)
+    logits[0, [7, 23, 24, 39]] = 4.0
+    sampler = sampler_of([SamplingParams(temperature=0.0, logprobs=0)], 40)
+    assert int(sampler.sample(logits, [0], [0]).tokens) == 7
+
+
 def sampler_of(params, vocab):
     sampler = FusedSampler(len(params), vocab, CPU)
     for row, some in enumerate(params):
