@@ -177,8 +177,8 @@ async def one_stream(target: Target, port: int, tokens: int) -> tuple[int, int]:
     asked = {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": tokens, **target.extra}
     data = json.dumps({"model": target.model, "messages": content, **asked}).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
-    writer.write(head + b"Content-Length: %d\r\n\r\n" % len(data) + data)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    writer.write(head + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
     frames, end = 0, b""
     while answer := await reader.read(1 << 16):
         frames += answer.count(b"data: {")

@@ -126,9 +126,9 @@ class Client:
             self._writer.close()
             await self._connect()
         body = json.dumps(wire.body(tokens)).encode()
-        head = f"POST {wire.path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        head = f"POST {wire.path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}"
         began = time.perf_counter()
-        self._writer.write(head.encode() + b"\r\n\r\n" + body)
+        self._writer.write(head.encode() + b"\r\nContent-Type: application/json\r\n\r\n" + body)
         first, found, count, rest = 0.0, False, 0, b""
         while not rest.endswith(b"\r\n0\r\n\r\n"):
             data = await self._reader.read(65536)

@@ -90,7 +90,9 @@ def main() -> None:
         asyncio.run(get_ready(target, pid, port))
         asyncio.run(gaps(port, 1.0))
         alone = asyncio.run(gaps(port, seconds))
-        poster = multiprocessing.get_context("fork").Process(target=post, args=(port, seconds + 1, times, bomb, statuses))
+        poster = multiprocessing.get_context("fork").Process(
+            target=post, args=(port, seconds + 1, times, bomb, statuses)
+        )
         poster.start()
         beside = asyncio.run(gaps(port, seconds))
         poster.join()
