@@ -1,8 +1,7 @@
-"""Token ids → text where every token is bytes of UTF-8, as with GPT-2's vocabulary and those made after its pattern.
+"""Token ids → text for byte-level vocabularies (GPT-2's and those modelled on it), whose tokens are bytes of UTF-8.
 
-Such a token's text depends on nothing but bytes of the same character before it, so that most tokens are one look-up,
-where `tokenizers.DecodeStream` decodes a window of tokens twice for each. What comes out is what the tokenizer itself
-makes of the same ids.
+The text of such a token depends only on earlier bytes of the same character, so most tokens need one dictionary
+look-up. `tokenizers.DecodeStream` decodes a window of tokens twice for each token. Both give the same text.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from tokenizers import Tokenizer, decoders
 
 
 def _bytes_of_characters() -> dict[str, int]:
-    """The characters by which GPT-2's vocabulary spells bytes: printable Latin-1 is itself, the rest is counted on from
-    U+0100 (`bytes_to_unicode` in its encoder.py)."""
+    """Character → byte, as GPT-2's vocabulary spells bytes: printable Latin-1 stands for itself, the other bytes are
+    numbered from U+0100 on (`bytes_to_unicode` in GPT-2's encoder.py)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(others)}
@@ -25,7 +24,7 @@ _BYTES = _bytes_of_characters()
 
 
 class ByteLevelTexts:
-    """What is shared by all decoders of one tokenizer: the texts of tokens that are whole characters by themselves."""
+    """Shared by all decoders of one tokenizer. `texts`: id → text of the tokens that are whole characters."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -37,8 +36,8 @@ class ByteLevelTexts:
         return isinstance(tokenizer, Tokenizer) and isinstance(tokenizer.decoder, decoders.ByteLevel)
 
     def bytes_of(self, token_id: int) -> bytes:
-        """A token's bytes; those of its spelling where it is not spelled in bytes, as some added tokens are not. An
-        id that no token has is nothing."""
+        """A token's bytes. Some added tokens are not spelled in GPT-2's characters: their spelling is encoded as UTF-8.
+        An id that is not in the vocabulary gives no bytes."""
         token = self._tokenizer.id_to_token(token_id) or ""
         try:
             return bytes([_BYTES[character] for character in token])
@@ -47,7 +46,8 @@ class ByteLevelTexts:
 
 
 class ByteLevelDetokenizer:
-    """One generation's decoder. It needs no context: what the prompt ends with is complete, or broken for good."""
+    """One generation's decoder. It needs no tokens of the prompt, since an answer does not complete a character of
+    it."""
 
     __slots__ = ("_decoder", "_held", "_shared", "_texts")
 
@@ -67,6 +67,7 @@ class ByteLevelDetokenizer:
         whole = not self._held
         text = self._decoder.decode(data)
         self._held = bool(self._decoder.getstate()[0])
+        # Only a token that begins and ends between characters always has the same text.
         if whole and not self._held:
             self._texts[token_id] = text
         return text

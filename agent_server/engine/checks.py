@@ -1,4 +1,4 @@
-"""What every engine refuses in the same words."""
+"""Checks of a request that all engines share, so that they refuse it with the same messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from events.options import OptionError, SamplingParams
 
 
 def check_length(request: GenerationRequest, context_length: int) -> None:
-    """EngineError("context_length_exceeded") unless the prompt, its answer's limit and one token fit."""
+    """Raises EngineError("context_length_exceeded") unless the prompt fits with `max_tokens`, and with at least one
+    token."""
     prompt = len(request.prompt_token_ids)
     if prompt == 0:
         raise EngineError("invalid_request", "The prompt is empty.", param="prompt")
@@ -32,8 +33,8 @@ def check_length(request: GenerationRequest, context_length: int) -> None:
 
 
 def check_supported(request: GenerationRequest, info: EngineInfo) -> None:
-    """EngineError("invalid_request") for ids that the vocabulary does not have, and for what the engine says that it
-    cannot do: it is refused, never left out."""
+    """Raises EngineError("invalid_request") for ids outside of the vocabulary and for parameters that the engine does
+    not support. An unsupported parameter is never ignored."""
     for param, ids in (("prompt", request.prompt_token_ids), ("logit_bias", request.sampling.logit_bias)):
         if ids and not 0 <= min(ids) <= max(ids) < info.vocab_size:
             bad = next(number for number in ids if not 0 <= number < info.vocab_size)
@@ -46,7 +47,8 @@ def check_supported(request: GenerationRequest, info: EngineInfo) -> None:
 
 
 def changed_sampling(sampling: SamplingParams, changes: dict[str, Any]) -> SamplingParams:
-    """`sampling` with some values replaced; EngineError("invalid_request") for a name or value that is none."""
+    """`sampling` with some values replaced. Raises EngineError("invalid_request") for an unknown name or a bad
+    value."""
     unknown = set(changes) - set(SamplingParams.__struct_fields__)
     if unknown:
         raise EngineError("invalid_request", f"Unknown sampling parameter {min(unknown)}.", param=min(unknown))

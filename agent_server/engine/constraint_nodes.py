@@ -1,4 +1,4 @@
-"""Constraints as nodes of a structural tag: the form from which every grammar library's own is written."""
+"""Constraints as nodes of a structural tag, the common form that is translated for each grammar library."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from events.grammar.nodes import Node, constant, either, pattern
 
 
 def node_of(constraint: Constraint) -> Node:
-    """The constraint as a structural tag's node; a grammar (EBNF, Lark) says which it is by its `syntax`."""
+    """The constraint as a node of a structural tag. The `syntax` of a "grammar" node is "ebnf" or "lark"."""
     value = constraint.value
     match constraint.kind:
         case "structural_tag":

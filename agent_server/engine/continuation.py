@@ -1,4 +1,4 @@
-"""A generation that goes on where another engine was lost: what every engine decides in the same way."""
+"""Continuing a generation whose engine was lost: the decisions that all engines share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agent_server.engine.protocol import EngineInfo, FinishReason, GenerationReq
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """How an answer ended; `stop` as in Finished."""
+    """How an answer ended. `stop` is that of Finished."""
 
     reason: FinishReason
     stop: str | int | None = None
@@ -20,10 +20,10 @@ class Ended(msgspec.Struct, frozen=True):
 def already_ended(
     request: GenerationRequest, output: OutputText, eos: Collection[int] = (), limit: int | None = None
 ) -> Ended | None:
-    """How the answer ended if `request.generated` is all of it, so that only the word of its end was lost; else None.
+    """How the answer ended if `request.generated` is already the whole answer; None if tokens are missing.
 
-    output: has taken those tokens. eos: ids that end an answer without being named as its stop. limit: the most tokens
-    that the answer may have.
+    That is so when the lost engine had sent every token but not `Finished`. output: has been fed those tokens. eos: ids
+    that end an answer and are not reported as its stop. limit: the most tokens that the answer may have.
     """
     generated, sampling = request.generated, request.sampling
     if not generated:
@@ -41,8 +41,8 @@ def already_ended(
 
 
 def as_prompt(request: GenerationRequest) -> GenerationRequest:
-    """The request for an engine that knows prompts alone: the tokens so far follow the prompt, and the limits are
-    less by their number. For requests that are not `already_ended`."""
+    """The request for an engine that only takes prompts: the tokens so far are appended to the prompt, and `max_tokens`
+    and `min_tokens` are reduced by their number. Only for requests that have not `already_ended`."""
     count = len(request.generated)
     if not count:
         return request
@@ -59,7 +59,10 @@ def as_prompt(request: GenerationRequest) -> GenerationRequest:
 
 
 def may_continue(request: GenerationRequest, info: EngineInfo) -> bool:
-    """Whether the engine, given the tokens so far, yields a rest that fits them."""
+    """Whether the engine would continue the tokens so far correctly.
+
+    An engine that reads them as part of the prompt starts grammars, seeded random numbers and penalties on the answer
+    from zero, so it may continue only requests that use none of these."""
     if info.continues != "plain":
         return info.continues == "exact"
     sampling = request.sampling

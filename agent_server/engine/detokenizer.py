@@ -1,8 +1,8 @@
-"""Token ids → text as it is generated, and stop strings.
+"""Token ids → text while they are generated, and stop strings.
 
-A character whose bytes are spread over several tokens appears with the last of them. Special tokens keep their
-literal spelling, because the output parser reads them. A stop string is found wherever the token boundaries fall, and
-none of it is ever released.
+A character whose bytes are spread over several tokens is delivered with the last of them. Special tokens keep their
+literal spelling, because the output parser reads them. A stop string is found wherever token boundaries fall within it,
+and no part of it is delivered.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from agent_server.engine.byte_level import ByteLevelDetokenizer, ByteLevelTexts
 from agent_server.engine.protocol import Alternative, Token
 
 CONTEXT_TOKENS = 6
-"""Prompt tokens that a decoder sees first, so that a leading space is kept where the tokenizer would strip it."""
+"""Tokens of the prompt's end that a decoder is given first: without them a tokenizer may strip the answer's leading
+space."""
 KEPT_TOKENS = 64
-"""Tokens of context that may pile up before they are cut down to those; a list is not cut for every token."""
+"""The context is cut down to CONTEXT_TOKENS when it exceeds this, so that the list is not cut for every token."""
 MAX_HELD_TOKENS = 12
-"""No character needs more tokens than this; beyond it the bytes are broken and are shown as U+FFFD."""
+"""No character has more tokens than this. If no text came by then, the bytes are invalid and are shown as U+FFFD."""
 MAX_CACHED_SPELLINGS = 65536
 
 
@@ -32,7 +33,8 @@ class Detokenizer(Protocol):
         """The text that this token completes; empty while bytes are held back."""
 
     def flush(self) -> str:
-        """What is still held back, broken bytes as U+FFFD; the decoder is then as good as new."""
+        """The text that is still held back, with incomplete bytes as U+FFFD. The decoder can be used again
+        afterwards."""
 
 
 class Vocabulary(Protocol):
@@ -42,13 +44,13 @@ class Vocabulary(Protocol):
     def size(self) -> int: ...
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`, special tokens recognised by their spelling, nothing added around it."""
+        """Ids of `text`. Special tokens are recognised by their spelling; no token is added before or after."""
 
     def spell(self, token_id: int) -> str:
-        """One token by itself; bytes that are no character as U+FFFD."""
+        """The text of one token alone, with incomplete bytes as U+FFFD."""
 
     def detokenizer(self, context: Sequence[int] = ()) -> Detokenizer:
-        """A decoder for what follows `context`, the end of the prompt."""
+        """A decoder for the tokens that follow `context`, the end of the prompt."""
 
 
 class TokenizerVocabulary:
@@ -79,7 +81,7 @@ class TokenizerVocabulary:
 
 
 class StreamDetokenizer:
-    """`tokenizers.DecodeStream`, with the bytes it holds back bounded and flushed."""
+    """`tokenizers.DecodeStream` with a bound on the tokens that it holds back, and a flush at the end."""
 
     def __init__(self, tokenizer: Any, context: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
@@ -88,8 +90,9 @@ class StreamDetokenizer:
         self._restart()
 
     def _restart(self) -> None:
-        """A new stream after the context; one that ends within a character would be sent again as a whole."""
+        """Begin a new stream after the context."""
         del self._context[:-CONTEXT_TOKENS]
+        # DecodeStream would deliver a context that ends within a character a second time, so it begins without one.
         if self._decode(self._context).endswith("\ufffd"):
             self._context = []
         self._stream = DecodeStream(ids=self._context, skip_special_tokens=False)
@@ -98,7 +101,7 @@ class StreamDetokenizer:
         self._held.append(token_id)
         try:
             text: str | None = self._stream.step(self._tokenizer, token_id)
-        except Exception:  # the decoder rewrote what it had already given out
+        except Exception:  # DecodeStream raises when a token changes text that it has already delivered
             return self.flush()
         if text:
             self._settle()
@@ -130,7 +133,7 @@ class StreamDetokenizer:
 
 
 class ByteVocabulary:
-    """Ids 0 to 255 are bytes of UTF-8, the ids above are `specials` in order: a vocabulary that needs no files."""
+    """A vocabulary that needs no files: ids 0 to 255 are bytes of UTF-8, the ids above are `specials` in order."""
 
     def __init__(self, specials: Sequence[str] = ("<|im_start|>", "<|im_end|>", "<think>", "</think>")) -> None:
         self.specials: Mapping[str, int] = {text: 256 + index for index, text in enumerate(specials)}
@@ -174,7 +177,8 @@ class ByteDetokenizer:
 
 
 class StopString:
-    """Finds one string in a text that comes in pieces, by Knuth, Morris and Pratt: O(1) a character, amortised."""
+    """Finds one string in a text that comes in pieces, with the algorithm of Knuth, Morris and Pratt: amortised O(1)
+    for each character."""
 
     __slots__ = ("_fallback", "matched", "text")
 
@@ -184,7 +188,8 @@ class StopString:
         self._fallback = _fallbacks(text)
 
     def push(self, character: str) -> bool:
-        """True when the string ends with this character; `matched` is how much of it the text ends with."""
+        """True if the whole string has been found with this character. `matched`: how many of its first characters the
+        text ends with."""
         if self.matched == len(self.text):
             self.matched = self._fallback[-1]
         while self.matched and self.text[self.matched] != character:
@@ -205,15 +210,15 @@ def _fallbacks(text: str) -> list[int]:
 
 
 class OutputText:
-    """One generation's ids → Tokens that may be delivered.
+    """One generation's ids → the Tokens that may be delivered.
 
-    Tokens whose text may turn out to be the beginning of a stop string wait until that is decided, each with its own
-    text. When a stop string is complete, `stopped` is that string, and the tokens that it touches are released with
-    the text that precedes it. Of several stop strings the one that ends first counts, of two that end together the
-    longer. Up to `min_tokens` nothing is matched.
+    A token whose text may be the beginning of a stop string waits until that is decided. When a stop string is
+    complete, `stopped` is set to it, and the tokens that hold a part of it are released with the text before it. Of
+    several stop strings the one that ends first counts; if two end with the same character, the longer one. The first
+    `min_tokens` tokens are not searched.
 
-    generated: tokens that were delivered before. They come out no more, but a character or a stop string may have
-    begun in them, and `stopped` may be set at once.
+    generated: tokens that were delivered before. They are not released again, but a character or a stop string may
+    begin in them, and `stopped` may be set by them alone.
     """
 
     def __init__(
@@ -234,14 +239,14 @@ class OutputText:
             self._pass(token_id)
 
     def _pass(self, token_id: int) -> None:
-        """Take a token that was delivered before."""
+        """Take a token that another engine delivered."""
         self.count += 1
         text = self._decoder.push(token_id)
         if self.stopped is None and self.count > self._min_tokens:
             self._match(text)
 
     def restrict(self, stop: Iterable[str], min_tokens: int) -> None:
-        """New stop strings from the next token on; text that already waits may be their beginning."""
+        """Use other stop strings from the next token on. Text that is still waiting may be the beginning of one."""
         self._stops = [StopString(text) for text in dict.fromkeys(stop)]
         self._min_tokens = min_tokens
         for character in "".join(token.text for token in self._waiting):
@@ -249,7 +254,7 @@ class OutputText:
                 string.push(character)
 
     def drain(self) -> list[Token]:
-        """Everything that waits, for a generation that ends without another token."""
+        """All waiting tokens, for a generation that ends without another token."""
         return self._take(0)
 
     def push(
@@ -261,8 +266,8 @@ class OutputText:
         ends: bool = False,
         last: bool = False,
     ) -> list[Token]:
-        """Take one token; return those that may go out. `ends`: it is an end-of-sequence or stop token, which is
-        reported without its text. `last`: nothing follows, so that nothing is held back."""
+        """Take one token and return the tokens that may be delivered. `ends`: it is an end-of-sequence or stop token,
+        which is reported without its text. `last`: no token follows, so no token is held back."""
         self.count += 1
         text = self._decoder.flush() if ends else self._decoder.push(token_id)
         if last and not ends:
@@ -285,17 +290,18 @@ class OutputText:
         return self._take(held)
 
     def _match(self, text: str) -> int | None:
-        """Characters, counted from the end of everything so far, from the start of the stop string on."""
+        """The number of characters, counted back from the end of all text so far, at which the stop string starts; None
+        if no stop string is complete."""
         for index, character in enumerate(text):
-            found = [len(stop.text) for stop in self._stops if stop.push(character)]
-            if found:
-                longest = max(found)
+            complete = [len(stop.text) for stop in self._stops if stop.push(character)]
+            if complete:
+                longest = max(complete)
                 self.stopped = next(stop.text for stop in self._stops if _complete(stop, longest))
                 return longest + len(text) - index - 1
         return None
 
     def _cut(self, characters: int) -> list[Token]:
-        """Drop that many characters at the end of the waiting text; every waiting token goes out."""
+        """Release all waiting tokens, without that many characters at the end of their text."""
         cut: list[Token] = []
         for token in reversed(self._waiting):
             kept = max(0, len(token.text) - characters)
@@ -305,7 +311,8 @@ class OutputText:
         return cut[::-1]
 
     def _take(self, held: int) -> list[Token]:
-        """The waiting tokens that end before the last `held` characters, which may reach into what was delivered."""
+        """Release the waiting tokens that end before the last `held` characters. Those characters may begin in tokens
+        that were delivered already."""
         keep = len(self._waiting)
         while held > 0 and keep > 0:
             keep -= 1

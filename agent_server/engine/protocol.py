@@ -1,11 +1,11 @@
 """The contract between the server and whatever generates tokens.
 
-Token ids in; items out; the last item is always `Finished`, and it is the only success. A stream that ends without
-it, or that raises, failed. Every failure is one `EngineError` with a kind and whether a retry may help. Closing the
-stream (`aclose`) cancels the generation and frees its slot.
+An engine takes token ids and yields items. The last item is always `Finished`, and only a stream that ends with it
+succeeded: a stream that ends without it, or that raises, failed. Every failure is an `EngineError`, which has a kind
+and says whether a retry may help. Closing the stream (`aclose`) cancels the generation and frees its slot.
 
-Tokenizer, chat template and output parsing are not the engine's: they stay on this side of the protocol, so an
-engine can be a GPU in another process, a scripted replay or somebody else's server.
+The tokenizer, the chat template and the parsing of the output are not part of an engine. They stay on the caller's
+side, so an engine can be a GPU in another process, a replay of scripts or another project's inference server.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ ErrorKind = Literal[
     "invalid_request",  # parameters the engine cannot honour
     "context_length_exceeded",  # prompt (plus max_tokens) does not fit the model
     "overloaded",  # the queue is full; retry later
-    "unavailable",  # not loaded, shutting down or lost before the first token
-    "connection",  # the stream broke in the middle
-    "timeout",  # nothing arrived for too long
-    "out_of_memory",  # this request does not fit the device
-    "internal",  # a fault of ours
+    "unavailable",  # the engine is not loaded, is shutting down, or was lost before the first token
+    "connection",  # the stream broke after the first token
+    "timeout",  # nothing arrived within the time limit
+    "out_of_memory",  # the request needs more memory than the device has
+    "internal",  # a bug in this server or its engine
 ]
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -62,14 +62,15 @@ class Token(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Delta(msgspec.Struct, frozen=True, tag="delta", gc=False):
-    """Tokens in order, each delivered exactly once. `is_reasoning` is a worker's own statement, else None."""
+    """Tokens in order, each delivered exactly once. `is_reasoning`: whether they are reasoning, where a worker says
+    so."""
 
     tokens: tuple[Token, ...]
     is_reasoning: bool | None = None
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts in tokens. `cached_tokens` of the prompt were taken from the prefix cache."""
+    """Numbers of tokens. `cached_tokens`: how many of the prompt's were found in the prefix cache."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -77,7 +78,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds: in the queue, until the first token (from arrival), and in all."""
+    """Seconds. `queued`: spent in the queue. `first_token`: from arrival to the first token. `total`: from arrival to
+    the end."""
 
     queued: float = 0.0
     first_token: float | None = None
@@ -97,7 +99,8 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
 
 
 class Control(msgspec.Struct, frozen=True, kw_only=True, tag="control"):
-    """In-band acknowledgement that a control action took effect before the next token."""
+    """Acknowledges, within the stream, that a control action takes effect before the next token. `position`: tokens
+    generated so far."""
 
     action: Literal["paused", "resumed", "modified"]
     position: int
@@ -115,11 +118,12 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One sequence to generate. `tenant` separates prefix caches and shares capacity fairly.
+    """One sequence to generate. `tenant`: prefix caches are kept apart by it, and capacity is shared fairly between
+    tenants.
 
-    generated: the beginning of the answer, which another engine produced before it was lost. It is not yielded again,
-    and counts as generated for everything else: limits, penalties, stop strings, the grammar, the seed's random
-    numbers, positions and usage. Only for engines whose info says how they `continues`.
+    generated: the beginning of the answer, which another engine generated before it was lost. The engine does not yield
+    it again. It counts as generated for everything else: limits, penalties, stop strings, the grammar, the seed's
+    random numbers, positions and usage. Send it only to engines whose `EngineInfo.continues` is not "no".
     """
 
     request_id: str
@@ -143,12 +147,13 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What is loaded and what it can do; wires refuse what is False here instead of ignoring it.
+    """The loaded model and what the engine can do. The wires refuse a request for what is False here.
 
-    sampling: the attributes of SamplingParams that it honours; whatever else a request asks for is refused by name.
-    continues: how a request's `generated` is honoured. "exact": the rest is what this engine would have generated had
-    it begun itself, grammars and seeds included. "plain": as if those tokens were the prompt's, so that grammars,
-    seeds and penalties on the answer alone would start anew. "no": it is not looked at.
+    sampling: the attributes of SamplingParams that the engine honours. A request that sets another one is refused with
+    that parameter's name.
+    continues: how the engine honours a request's `generated`. "exact": it generates the same rest as if it had
+    generated the beginning too, with grammars and seeds. "plain": it treats those tokens as part of the prompt, so that
+    grammars, seeds and the penalties that count the answer alone start from zero. "no": it ignores them.
     """
 
     model: str
@@ -172,7 +177,7 @@ class Engine(Protocol):
     def status(self) -> EngineStatus: ...
 
     async def start(self) -> None:
-        """Load and become ready; raise EngineError with one clear sentence when that fails."""
+        """Load the model and return when the engine is ready. Raises EngineError with one sentence for the operator."""
 
     async def close(self) -> None:
         """End every generation with EngineError("unavailable") and free the device. Safe to call twice."""
@@ -181,7 +186,7 @@ class Engine(Protocol):
         """Yield Delta and Control items, then exactly one Finished. Raises EngineError; `aclose()` cancels."""
 
     async def pause(self, request_id: str) -> bool:
-        """False if no such generation runs. The stream acknowledges with Control."""
+        """False if no generation has this id. The stream acknowledges with Control."""
 
     async def resume(self, request_id: str) -> bool: ...
 
@@ -189,4 +194,4 @@ class Engine(Protocol):
         """Change sampling parameters (names of SamplingParams) from the very next token on."""
 
     def metrics(self) -> dict[str, float]:
-        """Gauges and counters by vLLM's metric names without their prefix, e.g. num_requests_running."""
+        """Gauges and counters under vLLM's metric names without their prefix, for example num_requests_running."""
