@@ -1,4 +1,4 @@
-"""The embedded engine: the generation core behind the Engine protocol, in a process of its own or in a thread."""
+"""The embedded engine: the generation core behind the Engine protocol, in its own process or in a thread."""
 
 from __future__ import annotations
 
@@ -48,16 +48,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("agent_server.engine")
 MAX_RESTARTS = 5
-"""Restarts in a row without a model that got ready."""
+"""Restarts in a row after which it gives up, if the model never became ready."""
 RESTART_SECONDS = 0.5
-"""Before the first restart; doubled with every further one."""
+"""The pause before the first restart; doubled with every further one."""
 READ_SECONDS = 0.05
+"""Time for reports that have arrived to be read before the process is judged silent."""
 STEP_TIME_LIMIT = 120.0
-"""Seconds that a process may say nothing while generations are open."""
+"""Seconds that a process may send no report while generations are running."""
 
 
 class Link(Protocol):
-    """The way to a worker."""
+    """The connection to the generation core, in a process or a thread."""
 
     async def open(self, config: Any) -> None: ...
 
@@ -68,7 +69,7 @@ class Link(Protocol):
 
 @dataclass(eq=False, slots=True)
 class _Stream:
-    """One generation as the server sees it."""
+    """One generation on the server's side, with the items that its reader has not taken yet."""
 
     number: int
     request: GenerationRequest
@@ -82,7 +83,7 @@ class _Stream:
         self.arrived.set()
 
     async def next(self) -> Reply:
-        """The next item; tokens that piled up while nobody read come in one Delta."""
+        """The next item. Deltas that have accumulated are joined into one."""
         while not self.items:
             self.arrived.clear()
             await self.arrived.wait()
@@ -97,9 +98,9 @@ class _Stream:
 
 
 class EmbeddedEngine:
-    """process: False runs the core in a thread. step_time_limit: a process that reports nothing for so many seconds
-    while generations are open is killed and started again; a thread cannot be. observe: called with a metric's name
-    and seconds for each time to first token and time per output token, for whoever keeps histograms."""
+    """process: False runs the core in a thread. step_time_limit: seconds after which a process that sends no report
+    while generations are running is killed and started again; a thread cannot be killed. observe: called with the
+    metric's name and the seconds for each time to first token and time per output token."""
 
     def __init__(
         self,
@@ -143,7 +144,7 @@ class EmbeddedEngine:
 
     @property
     def pid(self) -> int | None:
-        """The worker's process; None for a thread."""
+        """The process id of the generation core; None for a thread."""
         return self._link.pid if isinstance(self._link, ProcessLink) else None
 
     # starting and ending
@@ -158,6 +159,7 @@ class EmbeddedEngine:
         self._settled.clear()
         self._failure = None
         self._status = EngineStatus(state="loading", progress=0.0, message="starting")
+        # Reports carry their link: those of a process that has been replaced are dropped.
         link: Link
         if self._process:
             link = ProcessLink(lambda report: self._take(link, report), lambda reason: self._lost(link, reason))
@@ -171,7 +173,7 @@ class EmbeddedEngine:
             self._watching = asyncio.create_task(self._watch(link))
 
     async def _watch(self, link: ProcessLink) -> None:
-        """Ask the process for a word now and then, while somebody waits for it; kill it if none comes."""
+        """Ping the process at intervals while generations are running, and kill it if no report comes in time."""
         while link is self._link:
             await asyncio.sleep(self._step_time_limit / 4)
             if not self._streams or self._status.state != "ready":
@@ -179,7 +181,8 @@ class EmbeddedEngine:
             heard = self._heard
             link.send(Ping())
             await asyncio.sleep(self._step_time_limit)
-            await asyncio.sleep(READ_SECONDS)  # a word that came while this loop itself stood still is read first
+            # If this event loop was itself blocked, reports are waiting to be read: read them before judging.
+            await asyncio.sleep(READ_SECONDS)
             if heard == self._heard and link is self._link and self._status.state == "ready":
                 link.kill(f"The engine's process did not finish a step within {self._step_time_limit:g} seconds.")
                 return
@@ -201,7 +204,7 @@ class EmbeddedEngine:
         for stream in self._streams.values():
             stream.put(failure)
 
-    # what the worker says
+    # reports of the generation core
 
     def _take(self, link: Link, report: Report) -> None:
         if link is not self._link or self._closed:
@@ -211,7 +214,7 @@ class EmbeddedEngine:
             case Replies(items=items):
                 for number, reply in items:
                     stream = self._streams.get(number)
-                    if stream is not None:
+                    if stream is not None:  # else it was cancelled while the reply was on its way
                         stream.put(reply)
             case Measured(values=values):
                 self._measured = values
@@ -226,7 +229,8 @@ class EmbeddedEngine:
                 self._broken(failure)
 
     def _broken(self, failure: Failure) -> None:
-        """It could not load, or it ended by a fault: a process is about to be lost, a thread is gone."""
+        """The core could not load, or it ended with an error. A process will exit and be reported as lost; a thread has
+        already ended."""
         first = self._info is None
         self._failure = failure.error()
         self._status = EngineStatus(state="failed" if first else "starting", message=failure.message)
@@ -239,14 +243,15 @@ class EmbeddedEngine:
             self._lost_worker(reason)
 
     def _lost_worker(self, reason: str) -> None:
-        """Nobody is left waiting; then try again, unless the model could never be loaded."""
+        """End all generations with an error, and restart the core unless it failed before it was first ready."""
         for stream in self._streams.values():
             kind = "connection" if stream.started else "unavailable"
-            stream.put(Failure(kind, "The engine stopped while it generated.", True))  # type: ignore[arg-type]
+            stream.put(Failure(kind, "The engine stopped during the generation; try again.", True))  # type: ignore[arg-type]
         if self._failure is not None and self._info is None:
-            return
+            return  # `start` raises the failure that the core reported
         logger.error("%s", reason)
         self._status = EngineStatus(state="starting", message=f"{reason} It is being restarted.")
+        # A core that dies while it first loads would most likely die again: report it instead of restarting for ever.
         if self._info is None:
             self._failure = EngineError("unavailable", reason)
             self._status = EngineStatus(state="failed", message=reason)
@@ -258,7 +263,8 @@ class EmbeddedEngine:
         self.restarts += 1
         self._attempts += 1
         if self._attempts > MAX_RESTARTS:
-            self._status = EngineStatus(state="failed", message=f"{reason} It was restarted {MAX_RESTARTS} times.")
+            message = f"{reason} It was restarted {MAX_RESTARTS} times without success; start the server again."
+            self._status = EngineStatus(state="failed", message=message)
             return
         await asyncio.sleep(self._restart_seconds * 2 ** (self._attempts - 1))
         await self._open()
@@ -279,7 +285,7 @@ class EmbeddedEngine:
                     raise item.error()
                 if isinstance(item, Finished):
                     ended = True
-                    self._note(item)
+                    self._observe_times(item)
                     yield item
                     return
                 stream.started = stream.started or isinstance(item, Delta)
@@ -287,6 +293,7 @@ class EmbeddedEngine:
         finally:
             del self._streams[stream.number]
             del self._by_id[request.request_id]
+            # The reader closed the stream early: without this command the core would go on generating.
             if not ended:
                 link.send(Cancel(stream.number))
 
@@ -301,7 +308,7 @@ class EmbeddedEngine:
         self._streams[stream.number] = self._by_id[request.request_id] = stream
         return stream
 
-    def _note(self, finished: Finished) -> None:
+    def _observe_times(self, finished: Finished) -> None:
         if self._observe is None or finished.timings.first_token is None:
             return
         self._observe("time_to_first_token_seconds", finished.timings.first_token)
@@ -330,7 +337,7 @@ class EmbeddedEngine:
     def _check_length(self, stream: _Stream) -> None:
         wanted = len(stream.request.prompt_token_ids) + (stream.sampling.max_tokens or 0)
         if wanted > self.info.context_length:
-            message = f"max_tokens does not fit the context of {self.info.context_length} tokens."
+            message = f"The prompt and max_tokens together exceed the context of {self.info.context_length} tokens."
             raise EngineError("context_length_exceeded", message, param="max_tokens")
 
     def _command(self, request_id: str, command: type[Pause | Resume]) -> bool:
@@ -349,7 +356,7 @@ class EmbeddedEngine:
 
 
 def embedded_engine(source: str, name: str, settings: Settings) -> EmbeddedEngine:
-    """The engine that the server's settings ask for; `source` is a folder or a hub name."""
+    """The embedded engine for the server's settings. `source`: a folder or a hub name."""
     config = EngineConfig(
         model=source,
         name=name,

@@ -1,7 +1,8 @@
-"""An engine that replays: for tests, for front-end work without a model, and to show how a client meets failure.
+"""An engine that replays scripts: for tests, for front-end work without a model, and for trying how clients handle
+failures.
 
-It follows the contract to the letter (stop strings, limits, pause, resume, modify, cancel, a bounded queue) and
-fails, when its script says so, in every way that a real engine can.
+It implements the whole Engine protocol (stop strings, limits, pause, resume, modify, cancel, a bounded queue) and
+fails, when its script says so, in every way in which a real engine can.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ Now = Callable[[], float]
 
 
 class Clock(Protocol):
-    """What the delays are measured by; an event loop is one."""
+    """The clock of the delays; an event loop is one."""
 
     def time(self) -> float: ...
 
@@ -49,7 +50,7 @@ class Clock(Protocol):
 
 @dataclass(eq=False)
 class _Running:
-    """One generation's state. `wake` ends its sleep: for pause, resume, modify, and the engine's end."""
+    """One generation's state. `wake` ends its sleep when it is paused, resumed or modified, or the engine is closed."""
 
     request: GenerationRequest
     sampling: SamplingParams
@@ -75,7 +76,8 @@ class _Running:
             self.sleeping.set_result(None)
 
     async def sleep(self, loop: asyncio.AbstractEventLoop, seconds: float, clock: Clock) -> None:
-        """Until `wake`, at most for so long. One future and one timer: there is a sleep for every token."""
+        """Sleep until `wake`, at most for so many seconds. It is called for every token, hence one future and one timer
+        instead of a task."""
         self.sleeping = loop.create_future()
         timer = clock.call_later(seconds, self.wake) if seconds < math.inf else None
         try:
@@ -87,11 +89,11 @@ class _Running:
 
 
 class ScriptedEngine:
-    """Replays `scripts`: a list taken in turn, or a function of the request.
+    """Replays `scripts`: a list that is used in turn, or a function from request to script.
 
-    max_running, max_queued: slots and places in the queue. load_seconds: how long `start` takes. context_length: a
-    longer prompt is refused. `failure`: `start` raises it. `now` is the clock of the timings, `clock` that of the
-    delays (None: the event loop).
+    max_running: generations at a time. max_queued: generations that may wait. load_seconds: how long `start` takes.
+    context_length: a longer prompt is refused. failure: raised by `start`. now: the clock of the timings. clock: the
+    clock of the delays, None for the event loop.
     """
 
     def __init__(
@@ -157,13 +159,13 @@ class ScriptedEngine:
             running.wake()
 
     def crash(self) -> None:
-        """As if the engine's process died: everything open ends with EngineError("connection")."""
+        """Behave as if the engine's process died: every generation ends with EngineError("connection")."""
         self._status = EngineStatus(state="failed", message="The scripted engine crashed.")
         for running in self.running.values():
             running.wake()
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineItem, None]:
-        """One loop and no generator within a generator: this is played for every token of every stream."""
+        """Plays a script. It is one loop without nested generators because it runs for every token of every stream."""
         self._admit(request)
         async with self._running_slot(request) as running:
             script = self._script(request)
@@ -175,6 +177,8 @@ class ScriptedEngine:
             delay = script.first_delay
             due = clock.time() + delay
             while end is None:
+                # A paced script keeps its schedule however late its reader is; else a delay begins when the item is
+                # taken.
                 due = due if script.paced else clock.time() + delay
                 if delay <= 0:
                     await asyncio.sleep(0)
@@ -182,12 +186,14 @@ class ScriptedEngine:
                     while running.pending:
                         yield running.pending.pop(0)
                     self._check_alive()
+                    # Commands wake the sleep, so pauses and acknowledgements are looked at again after every sleep.
                     left = math.inf if running.paused else due - clock.time()
                     if left <= 0:
                         break
                     await running.sleep(loop, left, clock)
                     due = max(due, clock.time()) if left == math.inf else due
                 delay = script.delay
+                # The delays that passed while the reader was busy: their tokens are sent with this item.
                 late = int((clock.time() - due) / delay) if script.paced and delay > 0 else 0
                 due += (late + 1) * delay
                 size, limit = script.chunk * (late + 1), self._limit(running)
@@ -201,13 +207,14 @@ class ScriptedEngine:
                 if end is None and fault and _due(fault, running):
                     end = await self._fail(running, fault)
                     if end is None:
-                        return
+                        return  # the fault "end": the stream ends without Finished
             timings = running.timings(self._clock())
             yield msgspec.structs.replace(end, timings=timings)
 
     @contextlib.asynccontextmanager
     async def _running_slot(self, request: GenerationRequest) -> AsyncIterator[_Running]:
-        """A generation from its arrival to its end; one that does not come to its end was cancelled, or it failed."""
+        """Registers a generation from its arrival to its end and holds a slot for it. A generation that is closed early
+        or fails is added to `cancelled`."""
         sampling = request.sampling
         output = OutputText(
             self.vocabulary, request.prompt_token_ids, sampling.stop, sampling.min_tokens, request.generated
@@ -262,7 +269,7 @@ class ScriptedEngine:
     def _step(
         self, running: _Running, script: Script, tokens: Sequence[int], chunk: list[Token], limit: int
     ) -> Finished | None:
-        """Play one token into `chunk`; the end when this was the last."""
+        """Append the next token to `chunk`. Returns Finished if it was the last."""
         position, sampling = running.position, running.sampling
         if position >= limit:
             return self._end(running, script, "length")
@@ -301,7 +308,7 @@ class ScriptedEngine:
         return Finished(reason=reason, usage=usage, stop=stop)
 
     async def _fail(self, running: _Running, fault: Fault) -> Finished | None:
-        """Do what the fault says; None where the stream ends without a word."""
+        """Fail as the fault says. Returns None if the stream is to end without Finished."""
         if fault.action == "error":
             raise EngineError(fault.kind, fault.message, retryable=fault.retryable)
         if fault.action == "crash":

@@ -1,4 +1,4 @@
-"""What a scripted engine plays: the text or tokens of a generation, its pace, and what goes wrong with it."""
+"""Scripts of the scripted engine: the text or tokens of a generation, its pace, and its faults."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from agent_server.engine.protocol import ErrorKind, FinishReason, GenerationRequ
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """What goes wrong after `after` tokens.
 
-    "error" raises EngineError(kind); "end" ends the stream without Finished; "hang" never yields again; "cancelled"
-    finishes with that reason though nobody asked; "crash" raises an exception that is no EngineError.
+    "error" raises EngineError(kind); "end" ends the stream without Finished; "hang" yields no further item; "cancelled"
+    ends with Finished(reason="cancelled") although the reader did not cancel; "crash" raises an exception that is not
+    an EngineError.
     """
 
     action: Literal["error", "end", "hang", "cancelled", "crash"]
@@ -25,11 +26,11 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True):
-    """One generation. `text` is encoded where `tokens` is empty.
+    """One generation. `text` is encoded and used if `tokens` is empty.
 
-    first_delay, delay: seconds before the first item and before every further one. chunk: tokens in one Delta.
-    paced: the delays go on whether or not anybody takes the tokens, as in an engine that is a process of its own; what
-    was not taken in time comes in one item. reason: how it ends when the tokens run out; None repeats them until a
+    first_delay, delay: seconds before the first item and before every further one. chunk: tokens in one Delta. paced:
+    tokens become due on schedule even while the reader is busy, as in an engine with its own process; those that are
+    overdue come in one item. reason: how the generation ends after the last token; None repeats the tokens until a
     limit ends it.
     """
 
@@ -49,7 +50,7 @@ Scripts = Callable[[GenerationRequest], Script]
 
 DEMONSTRATION = (
     Script(
-        text="<think>\nNobody loaded a model, so I follow a script.\n</think>\n\n"
+        text="<think>\nNo model is loaded, so I follow a script.\n</think>\n\n"
         "This answer is scripted. It shows reasoning, text and streaming without a model behind it.",
         first_delay=0.2,
         delay=0.02,
@@ -64,11 +65,11 @@ DEMONSTRATION = (
 
 
 def cycle(scripts: Sequence[Script]) -> Scripts:
-    """The scripts in turn, whatever is asked."""
+    """The scripts in turn, whatever the request is."""
     turn = iter(range(1 << 62))
     return lambda request: scripts[next(turn) % len(scripts)]
 
 
 def load_scripts(data: bytes) -> tuple[Script, ...]:
-    """A JSON list of scripts, or one; msgspec.ValidationError names what is wrong."""
+    """Read a JSON list of scripts, or one script. Raises msgspec.ValidationError, which names the fault."""
     return msgspec.json.decode(data if data.lstrip().startswith(b"[") else b"[" + data + b"]", type=tuple[Script, ...])

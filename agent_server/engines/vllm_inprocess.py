@@ -1,7 +1,7 @@
-"""vLLM in this process (the extra `agent-server[vllm]`), for those who want one process to start and to watch.
+"""vLLM in this process (the extra `agent-server[vllm]`), for operators who want to start and watch one process only.
 
-The same words as over HTTP: the dialect's sampling and grammar, the same reading of how a generation ended. What
-vLLM itself starts below this process (its engine core, its workers) is its own.
+It uses the sampling parameters and grammars of the vLLM dialect, and reads how a generation ended in the same way. vLLM
+still starts and manages child processes of its own (its engine core and its workers).
 """
 
 from __future__ import annotations
@@ -26,18 +26,21 @@ from agent_server.engine.protocol import (
 from agent_server.engines.upstream.connection import Upstream
 from agent_server.engines.upstream.dialects import Piece, Served
 from agent_server.engines.upstream.dialects.vllm import SPELLING, VLLM, grammar_words
-from agent_server.engines.upstream.dialects.words import spoken
-from agent_server.engines.upstream.errors import MAX_SAID
+from agent_server.engines.upstream.dialects.words import sampling_fields
+from agent_server.engines.upstream.errors import MAX_MESSAGE
 from agent_server.engines.upstream.grammar import translate
 from agent_server.engines.upstream.model import Model
 from agent_server.engines.upstream.output import Output
 from agent_server.engines.upstream.sampling import bounded
 
-MISSING = "vLLM is not installed here: pip install 'agent-server[vllm]', or start it by itself and give its URL."
+MISSING = (
+    "vLLM is not installed here: run pip install 'agent-server[vllm]', or start vLLM as a server and give its URL "
+    "with --engine."
+)
 
 
 class VLLMEngine:
-    """load: reads our side of the model, in a thread. arguments: vLLM's engine arguments by name (dtype,
+    """load: reads the model's tokenizer and defaults, in a thread. arguments: vLLM's engine arguments by name (dtype,
     tensor_parallel_size, max_model_len ...)."""
 
     def __init__(self, load: Callable[[], Model], arguments: dict[str, Any] | None = None) -> None:
@@ -60,7 +63,7 @@ class VLLMEngine:
     @property
     def status(self) -> EngineStatus:
         if self._status.state == "ready" and self._llm.errored:
-            return EngineStatus(state="failed", message="vLLM's engine died; this server must be started again.")
+            return EngineStatus(state="failed", message="vLLM's engine died; start this server again.")
         return self._status
 
     async def start(self) -> None:
@@ -71,7 +74,7 @@ class VLLMEngine:
         except EngineError as error:
             self._status = EngineStatus(state="failed", message=error.message)
             raise
-        self._upstream = meet(self._llm, model)
+        self._upstream = describe(self._llm, model)
         self._status = EngineStatus(state="ready", progress=1.0)
 
     async def close(self) -> None:
@@ -86,12 +89,12 @@ class VLLMEngine:
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineItem, None]:
         upstream = self._admit(request)
         grammar = await translate(request.constraint, upstream.served.grammar, upstream.model.controls)
-        asked = upstream.asked(request, bounded(request, upstream), grammar)
-        output = Output(upstream, asked)
+        outgoing = upstream.outgoing(request, bounded(request, upstream), grammar)
+        output = Output(upstream, outgoing)
         if output.ended:
             yield output.finished()
             return
-        rest = as_prompt(msgspec.structs.replace(request, sampling=asked.sampling))
+        rest = as_prompt(msgspec.structs.replace(request, sampling=outgoing.sampling))
         params = sampling_params(rest.sampling, grammar_words(grammar))
         self._running[request.request_id] = False
         prompt = {"prompt_token_ids": list(rest.prompt_token_ids)}
@@ -114,8 +117,8 @@ class VLLMEngine:
             self._generated += output.count - len(request.generated)
 
     async def _items(self, stream: Any, output: Output) -> AsyncGenerator[EngineItem, None]:
-        async for found in stream:
-            tokens = output.take(piece_of(found, output.request.sampling.logprobs))
+        async for step in stream:
+            tokens = output.take(piece_of(step, output.request.sampling.logprobs))
             if tokens:
                 self._running[output.request.request_id] = True
                 yield Delta(tuple(tokens))
@@ -135,7 +138,7 @@ class VLLMEngine:
         return self._upstream
 
     def _lost(self, error: Exception, started: bool) -> EngineError:
-        """vLLM's EngineDeadError, or whatever else it lets out."""
+        """The error for vLLM's EngineDeadError, or for any other exception that vLLM raises."""
         if self._closed:
             return EngineError("unavailable", "The engine was closed.", retryable=True)
         return EngineError("connection" if started else "unavailable", f"vLLM: {_sentence(error)}", retryable=True)
@@ -160,7 +163,7 @@ class VLLMEngine:
 
 
 def open_engine(source: str, arguments: dict[str, Any]) -> Any:
-    """Load the model; blocks for as long as that takes. Raises EngineError."""
+    """Load the model; blocks until it is loaded. Raises EngineError."""
     try:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -173,16 +176,17 @@ def open_engine(source: str, arguments: dict[str, Any]) -> Any:
 
 
 def is_bad_request(error: Exception) -> bool:
-    """Whether vLLM refused the request, and did not fail."""
+    """Whether vLLM refused the request, rather than failed."""
     from vllm import exceptions
 
     names = ("VLLMClientError", "VLLMValidationError")
-    refusals = [found for name in names if (found := getattr(exceptions, name, None)) is not None]
+    # Which of these classes exist depends on vLLM's version.
+    refusals = [refusal for name in names if (refusal := getattr(exceptions, name, None)) is not None]
     return isinstance(error, (ValueError, *refusals))
 
 
-def meet(llm: Any, model: Model) -> Upstream:
-    """What it serves, as if it had been asked over HTTP."""
+def describe(llm: Any, model: Model) -> Upstream:
+    """What the loaded engine serves, in the form in which servers are described over HTTP."""
     config = llm.model_config
     lengths = [length for length in (config.max_model_len, model.context_length) if length]
     served = Served(
@@ -206,11 +210,11 @@ def meet(llm: Any, model: Model) -> Upstream:
 
 
 def sampling_params(sampling: Any, grammar: dict[str, Any] | None) -> Any:
-    """vLLM's own SamplingParams for the words that its HTTP endpoint takes."""
+    """vLLM's own SamplingParams, from the fields that its HTTP endpoint takes."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-    words = {**spoken(VLLM.words, sampling), **SPELLING}
+    words = {**sampling_fields(VLLM.words, sampling), **SPELLING}
     if "logit_bias" in words:
         words["logit_bias"] = dict(sampling.logit_bias)
     if grammar is not None:
@@ -221,14 +225,14 @@ def sampling_params(sampling: Any, grammar: dict[str, Any] | None) -> Any:
     )
 
 
-def piece_of(found: Any, alternatives: int | None) -> Piece:
-    """A RequestOutput's new tokens."""
-    output = found.outputs[0]
+def piece_of(step: Any, alternatives: int | None) -> Piece:
+    """The new tokens of a vLLM RequestOutput."""
+    output = step.outputs[0]
     piece = Piece(
         ids=list(output.token_ids),
         finish=output.finish_reason,
         stop=output.stop_reason,
-        cached=found.num_cached_tokens,
+        cached=step.num_cached_tokens,
     )
     if alternatives is not None and output.logprobs is not None:
         rows = [(number, row) for number, row in zip(output.token_ids, output.logprobs, strict=True)]
@@ -244,4 +248,4 @@ def _most_likely(row: dict[int, Any], count: int) -> list[tuple[int, float]]:
 
 def _sentence(error: BaseException) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
-    return text[:MAX_SAID]
+    return text[:MAX_MESSAGE]

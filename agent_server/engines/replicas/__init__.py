@@ -1,4 +1,4 @@
-"""Several engines as one: chosen by load and by what they have cached, and survived when they fail."""
+"""Several engines used as one: generations go to the least loaded or best cached one, and outlive its failure."""
 
 from agent_server.engines.replicas.metrics import ReplicaCollector
 from agent_server.engines.replicas.replica import distinct

@@ -1,7 +1,8 @@
-"""Which replica has computed the beginning of a prompt before: where its keys and values are probably still cached.
+"""Which replica has computed the beginning of a prompt before, and so probably still has its keys and values cached.
 
-A prompt is cut into blocks of token ids, and each block is named by a hash of itself and everything before it, so
-that one look-up answers for the whole prefix. The tenant is hashed in, as engines keep their prefix caches apart.
+A prompt is cut into blocks of token ids. The key of a block is a hash of the block and everything before it, so that
+one look-up answers for the whole prefix. The tenant is hashed too, because engines keep the prefix caches of tenants
+apart.
 """
 
 from __future__ import annotations
@@ -13,29 +14,32 @@ from hashlib import blake2b
 
 BLOCK_TOKENS = 32
 MAX_BLOCKS = 2048
-"""Of one prompt: what lies beyond is not looked at."""
+"""Blocks of one prompt that are considered; the rest of a longer prompt is not."""
 HASH_BYTES = 8
 
 Chain = tuple[bytes, ...]
 
 
 def chain_of(tenant: str, token_ids: Sequence[int]) -> Chain:
-    """One hash for each whole block of the prompt, each covering everything up to its end."""
+    """One hash for each whole block of the prompt; each covers everything up to the end of its block."""
     state = blake2b(tenant.encode(), digest_size=HASH_BYTES)
-    found: list[bytes] = []
+    hashes: list[bytes] = []
     for end in range(BLOCK_TOKENS, min(len(token_ids), MAX_BLOCKS * BLOCK_TOKENS) + 1, BLOCK_TOKENS):
         state.update(array("q", token_ids[end - BLOCK_TOKENS : end]).tobytes())
-        found.append(state.digest())
-    return tuple(found)
+        hashes.append(state.digest())
+    return tuple(hashes)
 
 
 MAX_BITS = 512
+"""Replicas, counting each restart of one, before the table is emptied."""
 
 
 class Prefixes:
-    """block → the replicas that computed it, as bits. The least recently used are forgotten beyond `most` blocks,
-    the ends of prompts before their beginnings. A replica that began anew gets another bit, so that nothing need be
-    searched for; when the bits run out, everything is forgotten."""
+    """Block → the replicas that computed it, one bit for each.
+
+    At most `most` blocks are kept: the least recently used are dropped first, and of one prompt the end before the
+    beginning. A replica that restarted gets a new bit, so that no block has to be searched for its old one. When all
+    bits have been given out, the table is emptied."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -47,8 +51,9 @@ class Prefixes:
         return len(self._holders)
 
     def add(self, chain: Chain, replica: int) -> None:
-        """The replica, by its number, computes this prompt."""
+        """Remember that the replica with this number computes the prompt."""
         bit = 1 << self._bit(replica)
+        # The first block is touched last: it is the one that most other prompts share, so it must be dropped last.
         for block in reversed(chain):
             self._holders[block] = self._holders.get(block, 0) | bit
             self._holders.move_to_end(block)
@@ -66,10 +71,12 @@ class Prefixes:
         return self._bits[replica]
 
     def shares(self, chain: Chain, replicas: int) -> list[float]:
-        """For each replica the share of the prompt's blocks that it has from the beginning on, 0 to 1."""
+        """For each replica, the share (0 to 1) of the prompt's blocks that it has computed without a gap from the
+        start."""
         lengths = [0] * replicas
         known = [(number, 1 << self._bits[number]) for number in range(replicas) if number in self._bits]
         left = sum(bit for _, bit in known)
+        # A prefix cache can only be used up to the first block that is missing, so a replica that lacks one drops out.
         for length, block in enumerate(chain, 1):
             left &= self._holders.get(block, 0)
             if not left:
@@ -80,5 +87,5 @@ class Prefixes:
         return [length / len(chain) for length in lengths] if chain else [0.0] * replicas
 
     def forget(self, replica: int) -> None:
-        """The replica began anew: nothing is cached there."""
+        """The replica restarted, so its cache is empty."""
         self._bits.pop(replica, None)

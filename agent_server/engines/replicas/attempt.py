@@ -1,4 +1,4 @@
-"""One attempt at a generation, on one replica: whatever goes wrong with it is an EngineError."""
+"""One attempt at a generation, on one replica. Whatever goes wrong with it is raised as an EngineError."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from agent_server.engines.replicas.watch import SilenceWatch
 
 logger = logging.getLogger("agent_server.replicas")
 OWN_FAULTS = frozenset({"connection", "timeout", "unavailable", "internal"})
-"""Errors that speak against the replica, not against the request."""
+"""Kinds of errors that are the replica's fault and count against it; the others are the request's."""
 
 
 class Attempt:
-    """`next` yields items until Finished; `close` frees the replica. now: seconds."""
+    """`next` returns the items up to Finished; `close` frees the replica. now: a clock, in seconds."""
 
     def __init__(self, flow: Flow, replica: Replica, settings: ReplicaSettings, now: Callable[[], float]) -> None:
         self.flow = flow
@@ -31,7 +31,7 @@ class Attempt:
         self._deferred: list[Callable[[], Awaitable[bool]]] = []
         self._stream = replica.engine.generate(request)
         self._watch = SilenceWatch(settings.first_token)
-        self._speaking = False
+        self._has_tokens = False
         self._on_trial = replica.breaker.begin()
         replica.counts.generations += 1
 
@@ -53,18 +53,20 @@ class Attempt:
         except EngineError:
             raise
         except StopAsyncIteration:
-            message = "The engine ended a generation without saying how."
+            # The protocol requires Finished as the last item: without it tokens may be missing.
+            message = "The engine ended a generation without its last item, Finished."
             raise EngineError("connection", message, retryable=True) from None
         except TimeoutError:
-            message = f"The engine {self.replica.name} was silent for too long."
+            message = f"The engine {self.replica.name} sent nothing within the time limit."
             raise EngineError("timeout", message, retryable=True) from None
         except Exception as error:
-            logger.exception("The engine %s failed in a way of its own.", self.replica.name)
+            logger.exception("The engine %s raised an unexpected exception.", self.replica.name)
             raise EngineError("internal", "The engine failed.", retryable=True) from error
 
     def _take(self, delta: Delta) -> None:
-        if not self._speaking and delta.tokens:
-            self._speaking = True
+        if not self._has_tokens and delta.tokens:
+            self._has_tokens = True
+            # The first token shows that the replica works, so a trial has succeeded although the generation goes on.
             self.replica.breaker.answered()
             if not self.flow.paused:
                 self._watch.set_limit(self._settings.idle)
@@ -72,13 +74,14 @@ class Attempt:
 
     def _end(self, finished: Finished) -> Finished:
         if finished.reason == "cancelled":
-            message = "The engine cancelled a generation that nobody asked it to."
+            # A cancelled reader closes this attempt instead of reading on, so the engine cancelled by itself.
+            message = "The engine cancelled a generation without being asked to."
             raise EngineError("connection", message, retryable=True)
         self.replica.breaker.succeeded()
         return self.flow.ended(finished, self._now())
 
     def failed(self, error: EngineError) -> None:
-        """What the error says about the replica."""
+        """Count the failure if it is the replica's fault."""
         if error.kind not in OWN_FAULTS:
             return
         self.replica.counts.failures += 1
@@ -86,7 +89,8 @@ class Attempt:
         self._on_trial = False
 
     async def close(self) -> None:
-        """Cancels what still runs."""
+        """Cancel the generation if it is still running."""
+        # A cancelled reader or an error of the request shows nothing about the replica: let another generation try.
         if self._on_trial:
             self.replica.breaker.give_up()
         self._watch.close()
@@ -96,8 +100,8 @@ class Attempt:
     # control
 
     async def tell(self, command: Callable[[], Awaitable[bool]]) -> bool:
-        """Pass a command on. An engine that has said nothing yet may not know the generation: it is told again with
-        its first word."""
+        """Pass a command on to the engine. An engine that has not answered yet may not know the generation: then the
+        command is repeated after its first item."""
         told = await command()
         if not told and not self.answering:
             self._deferred.append(command)
@@ -110,7 +114,7 @@ class Attempt:
             with contextlib.suppress(EngineError):
                 await command()
 
-    def hush(self, paused: bool) -> None:
-        """A paused generation may be silent."""
-        limit = self._settings.idle if self._speaking else self._settings.first_token
+    def set_paused(self, paused: bool) -> None:
+        """Lift the limit on silence while the generation is paused."""
+        limit = self._settings.idle if self._has_tokens else self._settings.first_token
         self._watch.set_limit(None if paused else limit)

@@ -1,4 +1,4 @@
-"""Which replica gets a generation, and who waits while none has room."""
+"""Gives generations to replicas, and lets them wait in a queue while every replica is full."""
 
 from __future__ import annotations
 
@@ -21,20 +21,23 @@ def _any(replica: Replica) -> bool:
 
 @dataclass(eq=False, slots=True)
 class Place:
-    """What a generation needs of a replica. `chain`: its prompt's blocks. `avoid`: replicas that lost it, which are
-    used again only where there is no other. `fits`: whether a replica can do what it asks. `urgent`: somebody is
-    reading already. `deserted`: since when there has been no replica for it, of those that wait."""
+    """What a generation needs of a replica.
+
+    chain: the blocks of its prompt. avoid: replicas that lost it, which are used again only if there is no other. fits:
+    whether a replica can do what it asks. urgent: its reader has already received tokens, so it goes before the others.
+    assigned: the replica that it waits for. stranded_since: when it was first seen waiting without any usable
+    replica."""
 
     chain: Chain
     avoid: set[Replica] = field(default_factory=set)
     fits: Callable[[Replica], bool] = _any
     urgent: bool = False
-    given: asyncio.Future[Replica] | None = None
-    deserted: float | None = None
+    assigned: asyncio.Future[Replica] | None = None
+    stranded_since: float | None = None
 
 
 class Balancer:
-    """Least loaded, with a preference for where the prompt's beginning is cached."""
+    """Chooses the least loaded replica, with a preference for one that has the prompt's beginning cached."""
 
     def __init__(self, replicas: Sequence[Replica], settings: ReplicaSettings, now: Callable[[], float]) -> None:
         self.replicas = replicas
@@ -49,75 +52,82 @@ class Balancer:
         return len(self._waiting)
 
     async def acquire(self, place: Place) -> Replica:
-        """A replica with room, now or later; `release` must follow. EngineError: overloaded where too many wait,
-        unavailable where there is no replica at all for too long."""
+        """A replica with room, as soon as there is one; the caller must `release` it. Raises EngineError("overloaded")
+        if the queue is full, EngineError("unavailable") if no replica can be used for `settings.wait` seconds."""
+        # While others wait, a new generation joins them at the end instead of taking the next free place.
         if not self._waiting or place.urgent:
             replica = self._choose(place)
             if replica is not None:
                 return self._take(replica, place)
         if not place.urgent and len(self._waiting) >= self._settings.queued:
-            raise EngineError("overloaded", "Every replica is busy and the queue is full.", retryable=True)
-        place.given = asyncio.get_running_loop().create_future()
+            message = "Every replica is busy and the queue is full; try again later."
+            raise EngineError("overloaded", message, retryable=True)
+        place.assigned = asyncio.get_running_loop().create_future()
         if place.urgent:
             self._waiting.appendleft(place)
         else:
             self._waiting.append(place)
         self.dispatch()
         try:
-            return await place.given
+            return await place.assigned
         except asyncio.CancelledError:
             self._withdraw(place)
             raise
 
     def _withdraw(self, place: Place) -> None:
-        """Nobody waits for this any more; what it was given in the meantime goes back."""
+        """The generation was cancelled: leave the queue."""
         with contextlib.suppress(ValueError):
             self._waiting.remove(place)
-        given = place.given
-        if given is not None and given.done() and not given.cancelled() and given.exception() is None:
-            self.release(given.result())
+        # A replica may have been assigned in the same turn of the event loop; without a release its place would be
+        # lost.
+        assigned = place.assigned
+        if assigned is not None and assigned.done() and not assigned.cancelled() and assigned.exception() is None:
+            self.release(assigned.result())
 
     def release(self, replica: Replica) -> None:
         replica.in_flight -= 1
         self.dispatch()
 
     def dispatch(self) -> None:
-        """Give what is free to those who wait, first come first served; who cannot use it does not block the rest."""
-        passed: list[Place] = []
+        """Give free replicas to the waiting generations in their order. One that cannot use any of them keeps its place
+        and does not block those behind it."""
+        skipped: list[Place] = []
         while self._waiting and any(self._free(each) for each in self.replicas):
             place = self._waiting.popleft()
             replica = self._choose(place)
             if replica is None:
-                passed.append(place)
-            elif place.given is not None and not place.given.done():
-                place.given.set_result(self._take(replica, place))
-        self._waiting.extendleft(reversed(passed))
+                skipped.append(place)
+            elif place.assigned is not None and not place.assigned.done():
+                place.assigned.set_result(self._take(replica, place))
+        self._waiting.extendleft(reversed(skipped))
 
     def tick(self) -> None:
-        """Look again at who may be used now, and tell those for whom there has long been nobody."""
+        """Called at intervals: retry the queue, since a cooldown may have ended without an event, and refuse
+        generations that have had no usable replica for `settings.wait` seconds."""
         self.dispatch()
         now = self._now()
         for place in list(self._waiting):
             if self._usable(place, now):
-                place.deserted = None
+                place.stranded_since = None
                 continue
-            place.deserted = now if place.deserted is None else place.deserted
-            if now - place.deserted >= self._settings.wait:
+            place.stranded_since = now if place.stranded_since is None else place.stranded_since
+            if now - place.stranded_since >= self._settings.wait:
                 self._waiting.remove(place)
-                self._refuse(place, EngineError("unavailable", "No replica is available.", retryable=True))
+                message = "No replica is available; try again later."
+                self._refuse(place, EngineError("unavailable", message, retryable=True))
 
     def _refuse(self, place: Place, error: EngineError) -> None:
-        if place.given is not None and not place.given.done():
-            place.given.set_exception(error)
+        if place.assigned is not None and not place.assigned.done():
+            place.assigned.set_exception(error)
 
     def fail(self, error: EngineError) -> None:
-        """Everybody who waits gets the error."""
+        """End the wait of every generation in the queue with the error."""
         for place in self._waiting:
             self._refuse(place, error)
         self._waiting.clear()
 
     def elsewhere(self, place: Place) -> bool:
-        """Whether there is a replica that has not lost this generation."""
+        """Whether a usable replica exists that has not lost this generation."""
         return any(replica not in place.avoid for replica in self._usable(place, self._now()))
 
     # choosing
@@ -129,8 +139,9 @@ class Balancer:
         return replica.in_flight < self._settings.in_flight and replica.available(self._now())
 
     def _choose(self, place: Place) -> Replica | None:
-        """The replica with the least to do, where a prompt's cached share counts like generations less. None while
-        those that may be used are full."""
+        """The replica with the fewest generations in flight, reduced by `affinity` times the share of the prompt that
+        it has cached; of several with the same number, the one used longest ago. None while all usable replicas are
+        full."""
         now = self._now()
         usable = self._usable(place, now)
         usable = [replica for replica in usable if replica not in place.avoid] or usable

@@ -1,4 +1,4 @@
-"""The circuit breaker of one replica: after failures in a row it is left alone, then tried with one generation."""
+"""The circuit breaker of one replica: after failures in a row it gets no generations, then one on trial."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ State = Literal["closed", "open", "half_open"]
 
 
 class Breaker:
-    """closed: everything passes. open: nothing, until the cooldown is over. half_open: one generation is on trial; its
-    first token closes the circuit, but one more failure opens it again, for twice as long. Times in seconds."""
+    """closed: every generation passes. open: none passes until the cooldown is over. half_open: one generation is on
+    trial; its first token closes the circuit, its failure opens it for twice as long. Times in seconds."""
 
     def __init__(self, failures: int, cooldown: float, longest_cooldown: float) -> None:
         self._allowed = failures
@@ -26,30 +26,32 @@ class Breaker:
         return not self._trying and (self.state == "half_open" or now >= self._until)
 
     def begin(self) -> bool:
-        """A generation that is allowed begins; True if it is on trial, and then `give_up` must follow unless another
-        word does."""
+        """A generation that `allows` admitted begins. True if it is on trial: then its result must be reported with
+        `answered`, `succeeded`, `failed` or `give_up`."""
         if self.state == "closed":
             return False
         self.state, self._trying = "half_open", True
         return True
 
     def give_up(self) -> None:
-        """The trial ended without saying anything about the replica."""
+        """The trial ended without showing whether the replica works, for example because its reader cancelled."""
         self._trying = False
 
     def answered(self) -> None:
-        """A first token came."""
+        """A generation yielded its first token."""
         if self.state != "closed":
             self.state, self._trying = "closed", False
+            # One token proves little: the next failure opens the circuit again at once, with the longer cooldown.
             self._failures = self._allowed - 1
 
     def succeeded(self) -> None:
-        """A generation came to its end."""
+        """A generation was completed, which resets the count of failures and the cooldown."""
         self.state, self._trying = "closed", False
         self._failures, self._cooldown = 0, self._first_cooldown
 
     def failed(self, now: float) -> None:
-        """A generation was lost. Those that are lost together while the circuit is open change nothing."""
+        """A generation was lost."""
+        # When a replica dies, all its generations fail together; only the first of them may start a cooldown.
         if self.state == "open":
             return
         self._failures += 1

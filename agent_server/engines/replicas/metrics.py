@@ -1,4 +1,4 @@
-"""What Prometheus reads about replicas, each with its name as a label."""
+"""Prometheus metrics of the replicas, labelled with their names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CIRCUITS = ("closed", "half_open", "open")
 
 
 class ReplicaCollector(Collector):
-    """Reads a set at scrape time."""
+    """Reads a ReplicaSet whenever Prometheus scrapes."""
 
     def __init__(self, replicas: ReplicaSet) -> None:
         self._set = replicas
@@ -24,7 +24,7 @@ class ReplicaCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         rows = self._set.describe()
         gauges = {
-            "requests_in_flight": ("Generations that the replica is at", "inFlight"),
+            "requests_in_flight": ("Generations that the replica is working on", "inFlight"),
             "healthy": ("1 while the replica is loaded and answers", "healthy"),
             "draining": ("1 while an operator keeps new generations away", "draining"),
         }
@@ -48,7 +48,7 @@ def _family(family: GaugeMetricFamily | CounterMetricFamily, rows: list[dict[str
 
 
 def _circuits(rows: list[dict[str, Any]]) -> Metric:
-    """One gauge for each state, of which one is 1."""
+    """One gauge for each state of the circuit; that of the present state is 1, the others are 0."""
     family = GaugeMetricFamily(PREFIX + "circuit", "1 for the state of the circuit", labels=["replica", "state"])
     for row in rows:
         for state in CIRCUITS:

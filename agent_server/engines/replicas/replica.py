@@ -1,4 +1,4 @@
-"""One engine of a set, with what the set knows about it."""
+"""One engine of a ReplicaSet and its bookkeeping."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ READY = frozenset({"ready", "degraded"})
 
 @dataclass(slots=True)
 class Counts:
-    """Since the start. retries: generations that had to be begun elsewhere; resumes: continued elsewhere."""
+    """Counted since the start. retries: generations that another replica began again; resumes: that another
+    continued."""
 
     generations: int = 0
     failures: int = 0
@@ -25,8 +26,9 @@ class Counts:
 
 @dataclass(eq=False, slots=True)
 class Replica:
-    """`number`: its place in the set. `refusal`: why it was never of use, so far. `starting`: the task that starts it
-    and tries again."""
+    """number: its index in the set. turn: grows with each use, so that equally loaded replicas are used in turn.
+    refusal: why it could not be started yet, for the operator. hopeless: starting it again would not help. starting:
+    the task that starts it."""
 
     number: int
     name: str
@@ -49,15 +51,15 @@ class Replica:
 
     @property
     def healthy(self) -> bool:
-        """It is loaded and says that it works."""
+        """Whether its engine has been started and reports that it is ready."""
         return self.started and self.engine.status.state in READY
 
     def available(self, now: float) -> bool:
-        """It may be given another generation, but for the number that it has."""
+        """Whether it may get another generation, apart from the limit on how many it has."""
         return not self.draining and self.healthy and self.breaker.allows(now)
 
     def condition(self, now: float) -> str:
-        """One word or sentence for a person."""
+        """Its condition in one word or sentence, for the operator."""
         if self.draining:
             return "draining"
         if not self.healthy:
@@ -67,17 +69,17 @@ class Replica:
 
 
 def distinct(names: Sequence[str]) -> list[str]:
-    """The names, numbered where one comes again."""
+    """The names, with `#2`, `#3` ... appended to repeated ones."""
     seen: dict[str, int] = {}
-    found: list[str] = []
+    numbered: list[str] = []
     for name in names:
         seen[name] = seen.get(name, 0) + 1
-        found.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
-    return found
+        numbered.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return numbered
 
 
 def described(replica: Replica, now: float) -> dict[str, Any]:
-    """What an operator is shown of a replica."""
+    """A replica as the operator's command and route show it."""
     counts = replica.counts
     return {
         "name": replica.name,

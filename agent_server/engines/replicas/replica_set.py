@@ -1,8 +1,8 @@
-"""Several engines as one: a generation outlives the engine that began it.
+"""Several engines used as one, so that a generation outlives the engine that began it.
 
-Before its first token a generation that failed is begun again elsewhere. After it, it goes on elsewhere from the
-tokens so far, where an engine can do that; its reader sees neither a gap nor a repetition, and is told at the end how
-often it happened. What the reader cancels is never tried again.
+A generation that fails before its first token begins again on another replica. One that fails later continues on
+another replica from the tokens so far, if an engine can do that. Its reader sees neither a gap nor a repetition;
+Finished counts how often it moved. A generation that its reader cancelled is not tried again.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from agent_server.engines.replicas.supervision import Supervisor
 
 logger = logging.getLogger("agent_server.replicas")
 RETRY_SECONDS = 0.1
-"""Before a generation returns to a replica that lost it, there being no other; doubled each time."""
+"""The pause before a generation returns to a replica that lost it because there is no other; doubled each time."""
 
 
 class ReplicaSet:
-    """engines: of the same model; names: what operators call them, by default their numbers. now: the clock, in
+    """engines: must serve the same model. names: shown to operators, by default the engines' numbers. now: a clock, in
     seconds."""
 
     def __init__(
@@ -67,16 +67,17 @@ class ReplicaSet:
 
     @property
     def info(self) -> EngineInfo:
-        """What all replicas that were ever ready can do; the shortest of their contexts."""
+        """What all replicas that have been started can do, with the shortest of their context lengths."""
         return self._supervisor.info
 
     @property
     def status(self) -> EngineStatus:
-        """ "degraded" while some replica cannot be used; not ready while none can."""
+        """ "degraded" while some replicas cannot be used, not ready while none can."""
         return EngineStatus(state="stopped") if self._closed else self._supervisor.status(self._now())
 
     async def start(self) -> None:
-        """Start every replica; returns once one is ready, raises once none can ever be. The others follow."""
+        """Start every replica. Returns when one is ready, while the others are still starting; raises EngineError when
+        none can ever be."""
         await self._supervisor.start()
 
     async def close(self) -> None:
@@ -85,6 +86,7 @@ class ReplicaSet:
         self._closed = True
         await self._supervisor.close()
         self.balancer.fail(_closed())
+        # Paused generations without a replica wait for this event; they see the closed set and end.
         for flow in self._flows.values():
             flow.changed.set()
         await asyncio.gather(*(replica.engine.close() for replica in self.replicas), return_exceptions=True)
@@ -95,27 +97,30 @@ class ReplicaSet:
         flow = self._begin(request)
         try:
             while True:
+                # Between attempts a pause is kept here: no replica is taken before it is lifted.
                 while flow.paused or flow.owed:
                     for control in flow.acknowledgements():
                         yield control
-                    await self._go_on(flow)
+                    await self._wait_while_paused(flow)
                 attempt = await self._attempt(flow)
                 if attempt is None:
-                    continue
+                    continue  # paused while it waited for a replica
                 try:
+                    # Commands that came while it waited already hold for this attempt; its engine will not confirm
+                    # them.
                     for control in flow.acknowledgements():
                         yield control
                     while True:
                         item = await attempt.next()
                         yield item
                         if isinstance(item, Finished):
-                            self._remember(flow, attempt.replica)
+                            self._remember_prefix(flow, attempt.replica)
                             return
                 except EngineError as error:
-                    self._lose(flow, attempt, error)
+                    self._count_or_raise(flow, attempt, error)
                 finally:
                     await self._end(flow, attempt)
-                await self._breathe(flow)
+                await self._back_off(flow)
         finally:
             del self._flows[request.request_id]
 
@@ -132,8 +137,8 @@ class ReplicaSet:
         self._flows[request.request_id] = flow
         return flow
 
-    async def _go_on(self, flow: Flow) -> None:
-        """Until the generation, which has no replica, is not paused or has something to say."""
+    async def _wait_while_paused(self, flow: Flow) -> None:
+        """Wait until the generation, which has no replica, is resumed or has an acknowledgement to yield."""
         while flow.paused and not flow.owed:
             flow.changed.clear()
             await flow.changed.wait()
@@ -141,7 +146,7 @@ class ReplicaSet:
                 raise _closed()
 
     async def _attempt(self, flow: Flow) -> Attempt | None:
-        """The next attempt, once there is room for it; None if it was paused meanwhile."""
+        """The next attempt, as soon as a replica has room for it; None if the generation was paused meanwhile."""
         replica = await self.balancer.acquire(flow.place)
         if flow.paused:
             self.balancer.release(replica)
@@ -150,7 +155,7 @@ class ReplicaSet:
             flow.placed = self._now()
         try:
             attempt = self._attempts[flow] = Attempt(flow, replica, self.settings, self._now)
-        except BaseException:
+        except BaseException:  # no attempt exists that would release the replica when it is closed
             self.balancer.release(replica)
             raise
         return attempt
@@ -162,8 +167,8 @@ class ReplicaSet:
         finally:
             self.balancer.release(attempt.replica)
 
-    def _lose(self, flow: Flow, attempt: Attempt, error: EngineError) -> None:
-        """Count the failure, and raise it unless another attempt may follow."""
+    def _count_or_raise(self, flow: Flow, attempt: Attempt, error: EngineError) -> None:
+        """Count the failure, and raise the error unless another attempt may follow."""
         replica = attempt.replica
         attempt.failed(error)
         if self._closed or not error.retryable or flow.attempts + 1 >= self.settings.attempts:
@@ -178,13 +183,13 @@ class ReplicaSet:
         else:
             replica.counts.retries += 1
 
-    async def _breathe(self, flow: Flow) -> None:
-        """A pause where the next attempt can only go where the last ones went."""
+    async def _back_off(self, flow: Flow) -> None:
+        """Pause before the next attempt if only replicas that lost the generation can take it."""
         if not self.balancer.elsewhere(flow.place):
             await asyncio.sleep(RETRY_SECONDS * 2 ** (flow.attempts - 1))
 
-    def _remember(self, flow: Flow, replica: Replica) -> None:
-        """The answer is cached too, for the conversation's next turn."""
+    def _remember_prefix(self, flow: Flow, replica: Replica) -> None:
+        """Note that the replica has cached prompt and answer, with which the conversation's next prompt begins."""
         if len(self.replicas) < 2:
             return
         whole = (*flow.request.prompt_token_ids, *flow.generated)
@@ -205,29 +210,32 @@ class ReplicaSet:
         return await self._switch(flow, "resumed")
 
     async def _switch(self, flow: Flow, action: Action) -> bool:
-        """Pause or resume, on the replica or, where there is none, for the next one."""
+        """Pause or resume on the replica; without one, the next attempt begins in that state."""
         attempt = self._attempts.get(flow)
         if attempt is not None and not attempt.replica.engine.info.supports_pause:
             return False
         pausing = action == "paused"
+        # The state is set before the engine is asked: if the engine is lost meanwhile, the next attempt must respect
+        # it.
         flow.paused = pausing
         flow.owed.append(action)
         flow.changed.set()
         if attempt is None:
             return True
-        attempt.hush(pausing)
+        attempt.set_paused(pausing)
         engine, name = attempt.replica.engine, attempt.request_id
         done = await attempt.tell(lambda: engine.pause(name) if pausing else engine.resume(name))
-        return done or self._taken_back(flow, attempt, action, lambda: setattr(flow, "paused", not pausing))
+        return done or self._undo_unless_lost(flow, attempt, action, lambda: setattr(flow, "paused", not pausing))
 
-    def _taken_back(self, flow: Flow, attempt: Attempt, action: Action, undo: Callable[[], None]) -> bool:
-        """The engine would not. If it was lost meanwhile, what was asked holds for the next one."""
+    def _undo_unless_lost(self, flow: Flow, attempt: Attempt, action: Action, undo: Callable[[], None]) -> bool:
+        """The engine did not carry out the command: undo it. If the engine was lost meanwhile, the command stays and
+        holds for the next attempt; then True if the generation still runs."""
         if self._attempts.get(flow) is not attempt:
             return flow.request.request_id in self._flows
         undo()
         if action in flow.owed:
             flow.owed.remove(action)
-        attempt.hush(flow.paused)
+        attempt.set_paused(flow.paused)
         return False
 
     async def modify(self, request_id: str, changes: dict[str, Any]) -> bool:
@@ -256,28 +264,28 @@ class ReplicaSet:
         try:
             done = await attempt.tell(command)
         except EngineError:
-            self._taken_back(flow, attempt, "modified", undo)
+            self._undo_unless_lost(flow, attempt, "modified", undo)
             raise
-        return done or self._taken_back(flow, attempt, "modified", undo)
+        return done or self._undo_unless_lost(flow, attempt, "modified", undo)
 
     # for operators
 
     def drain(self, name: str, draining: bool = True) -> bool:
-        """Give the replica no more generations, or give it some again; those under way are not disturbed. False if
-        there is no such replica."""
-        found = [replica for replica in self.replicas if replica.name == name]
-        for replica in found:
+        """Stop giving generations to the replica, or start again; generations that it has are not disturbed. False if
+        no replica has this name."""
+        named = [replica for replica in self.replicas if replica.name == name]
+        for replica in named:
             replica.draining = draining
         self.balancer.dispatch()
-        return bool(found)
+        return bool(named)
 
     def describe(self) -> list[dict[str, Any]]:
-        """Every replica as an operator sees it."""
+        """Every replica, as the operator's command and route show it."""
         now = self._now()
         return [described(replica, now) for replica in self.replicas]
 
     def metrics(self) -> dict[str, float]:
-        """The replicas' own gauges and counters together: shares as their mean, all else as their sum."""
+        """The metrics of all healthy replicas together: the mean of shares (`_perc`), the sum of all else."""
         read = [replica.engine.metrics() for replica in self.replicas if replica.healthy]
         together: dict[str, float] = {"num_replicas": float(len(self.replicas))}
         for name in sorted({name for values in read for name in values}):

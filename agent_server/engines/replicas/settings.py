@@ -1,4 +1,4 @@
-"""What an operator can set about replicas."""
+"""The operator's settings for replicas."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import msgspec
 class ReplicaSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Times in seconds.
 
-    in_flight: generations that one replica is given at a time. queued: generations that wait when every replica has
-    that many; beyond it they are refused. wait: how long a generation waits for a replica while there is none at all.
-    check: between two looks at the replicas. idle: the longest silence between two items of a stream, first_token:
-    before its first one (a full replica has a queue of its own); a pause is no silence. resume: whether a generation
-    that lost its replica in the middle goes on elsewhere. attempts: how many replicas one generation may lose, and
-    one more; what kills every engine that it meets must not meet them all.
-    failures: in a row, until a replica is left alone for `cooldown`, which doubles up to `longest_cooldown`.
-    affinity: generations in flight that a wholly cached prompt is worth. prefixes: blocks remembered for that.
+    in_flight: generations that one replica gets at a time. queued: generations that may wait while every replica has
+    that many; more are refused. wait: how long a generation waits while no replica can be used. check: between two
+    checks of the replicas. idle: the longest silence between two items of a stream. first_token: the longest silence
+    before the first item, longer because an engine has a queue of its own. A paused generation may be silent. resume:
+    whether a generation continues on another replica after its first token. attempts: the most attempts of one
+    generation, so that a request that crashes engines does not reach all of them.
+    failures: in a row, after which a replica gets no generations for `cooldown`, which doubles up to
+    `longest_cooldown`. affinity: how many generations in flight a wholly cached prompt outweighs. prefixes: blocks
+    remembered for that.
     """
 
     in_flight: int = 1024

@@ -1,4 +1,4 @@
-"""Starting replicas, watching them, and what they are together."""
+"""Starts replicas, checks them at intervals, and sums up their state and abilities."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from agent_server.engines.replicas.settings import ReplicaSettings
 
 logger = logging.getLogger("agent_server.replicas")
 RESTART_SECONDS = 30.0
-"""The longest pause before another attempt to start a replica."""
+"""The longest pause before a replica is started again."""
 MAX_NAMED = 8
+"""Replicas that a status message names."""
 
 
 class Supervisor:
-    """Starts replicas, again and again where that may help, and lets the balancer look at them regularly."""
+    """Starts replicas, repeatedly where that may help, and lets the balancer check its queue at intervals."""
 
     def __init__(
         self, replicas: Sequence[Replica], settings: ReplicaSettings, balancer: Balancer, now: Callable[[], float]
@@ -36,9 +37,10 @@ class Supervisor:
         self._conditions: dict[str, str] = {}
 
     async def start(self) -> None:
-        """Until one replica is ready; EngineError once none can ever be. The others follow in the background."""
+        """Returns when one replica is ready; the others go on starting in the background. Raises EngineError when none
+        can ever be ready."""
         self._tasks = [asyncio.create_task(self._keep_starting(replica)) for replica in self._replicas]
-        self._tasks.append(asyncio.create_task(self._look()))
+        self._tasks.append(asyncio.create_task(self._check()))
         await self._settled.wait()
         if not any(replica.started for replica in self._replicas):
             raise EngineError("unavailable", self._reasons(self._now()) or "There are no replicas.")
@@ -58,6 +60,7 @@ class Supervisor:
             except EngineError as error:
                 replica.refusal, replica.hopeless = error.message, not error.retryable
             except Exception as error:
+                # An error that is not an EngineError is a bug or a wrong installation, which time does not mend.
                 logger.exception("The replica %s cannot be started.", replica.name)
                 replica.refusal, replica.hopeless = f"It cannot be started: {error}", True
             if not replica.started and not replica.hopeless:
@@ -68,22 +71,26 @@ class Supervisor:
         self._balancer.dispatch()
 
     def _admit(self, replica: Replica) -> None:
-        """A replica with another vocabulary would go on with other words."""
+        """Accept a started engine. One with another vocabulary is refused: it would continue other engines' token ids
+        as different text."""
         size = replica.engine.info.vocab_size
         other = next((each for each in self._replicas if each.started), None)
         if other is not None and other.engine.info.vocab_size != size:
-            message = f"It serves a vocabulary of {size} tokens, {other.name} one of {other.engine.info.vocab_size}."
+            message = (
+                f"Its vocabulary has {size} tokens, that of {other.name} has {other.engine.info.vocab_size}: "
+                "all engines must serve the same model."
+            )
             raise EngineError("invalid_request", message)
         replica.started = True
 
-    async def _look(self) -> None:
+    async def _check(self) -> None:
         while True:
             await asyncio.sleep(self._settings.check)
             self._balancer.tick()
-            self._note()
+            self._log_changes()
 
-    def _note(self) -> None:
-        """What changed goes into the log; a replica that was away has lost what it had cached."""
+    def _log_changes(self) -> None:
+        """Log replicas whose condition changed, and forget what those had cached that are not healthy any more."""
         now = self._now()
         for replica in self._replicas:
             condition, before = replica.condition(now), self._conditions.get(replica.name)
@@ -95,13 +102,14 @@ class Supervisor:
             if before is not None and not replica.healthy:
                 self._balancer.prefixes.forget(replica.number)
 
-    # what they are together
+    # the replicas as one engine
 
     @property
     def info(self) -> EngineInfo:
         known = [replica.engine.info for replica in self._replicas if replica.started]
         if not known:
             raise EngineError("unavailable", self._reasons(self._now()), retryable=True)
+        # The engines' infos are compared by identity: this is read for every request, and a worker's info may change.
         if self._info is None or [id(each) for each in known] != [id(each) for each in self._known]:
             self._known, self._info = known, common(known)
         return self._info
@@ -128,7 +136,7 @@ class Supervisor:
 
 
 def common(infos: Sequence[EngineInfo]) -> EngineInfo:
-    """What can be relied on whichever engine a generation meets."""
+    """What every one of the engines can do, so that a generation may go to any of them."""
     continues = {info.continues for info in infos}
     return msgspec.structs.replace(
         infos[0],

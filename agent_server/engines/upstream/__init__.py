@@ -1,4 +1,4 @@
-"""Engines that are somebody else's server: vLLM, SGLang, llama.cpp and whatever speaks OpenAI's completions."""
+"""Engines that are other projects' servers: vLLM, SGLang, llama.cpp and any server with OpenAI's completions."""
 
 from agent_server.engines.upstream.address import Address, parse_address
 from agent_server.engines.upstream.engine import UpstreamEngine

@@ -1,4 +1,4 @@
-"""An upstream that was met: what a request to it needs to know."""
+"""A connected upstream: everything that a request to it needs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from agent_server.engine.protocol import EngineError, EngineInfo, GenerationRequest
-from agent_server.engines.upstream.dialects import Asked, Served
+from agent_server.engines.upstream.dialects import OutgoingRequest, Served
 from agent_server.engines.upstream.grammar import Grammar
 from agent_server.engines.upstream.model import Model
 from agent_server.engines.upstream.transport import Transport
@@ -15,15 +15,18 @@ from events.options import SamplingParams
 
 
 class Upstream(msgspec.Struct, frozen=True, kw_only=True):
-    """An upstream that was met: how to speak to it, what it serves, and our side of the model."""
+    """A connected upstream. dialect: how to speak to it. served: what it serves. model: the tokenizer and defaults on
+    this side. info: what it can do as an engine."""
 
     dialect: Any
     served: Served
     model: Model
     info: EngineInfo
 
-    def asked(self, request: GenerationRequest, sampling: SamplingParams, grammar: Grammar | None = None) -> Asked:
-        return Asked(
+    def outgoing(
+        self, request: GenerationRequest, sampling: SamplingParams, grammar: Grammar | None = None
+    ) -> OutgoingRequest:
+        return OutgoingRequest(
             request=request,
             sampling=sampling,
             served=self.served,
@@ -33,9 +36,9 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     async def verify(self, transport: Transport) -> None:
-        """EngineError if the server now serves something else."""
+        """Raises EngineError if the server now serves another model or context length."""
         served = await self.dialect.describe(transport, self.served.model)
         if (served.model, served.context_length) != (self.served.model, self.served.context_length):
             raise EngineError(
-                "unavailable", f"The upstream {transport.address.url} came back with another model, {served.model}."
+                "unavailable", f"The upstream {transport.address.url} was restarted with another model, {served.model}."
             )

@@ -1,4 +1,5 @@
-"""The constraint checked again on this side, token by token, where the upstream's library reads it in its own way."""
+"""Checks an upstream's output against the constraint, token by token, where its grammar library may read it
+otherwise."""
 
 from __future__ import annotations
 
@@ -10,28 +11,29 @@ from agent_server.engine.protocol import Constraint, EngineError
 from agent_server.engines.upstream.errors import refused
 from agent_server.engines.upstream.grammar import whole_tag
 
-LEFT = "The upstream's output left the grammar that it was to be held to."
-
+VIOLATION = "The upstream generated a token that the request's grammar does not allow."
 
 ANY_SPACE = {"whitespace_flexible": True, "item_separator": ",", "key_separator": ":"}
-"""xgrammar lets JSON's white space be any; that is no fault of the output."""
+"""Options of llguidance that allow any white space in JSON, as xgrammar does."""
 
 
 class ConstraintVerifier:
-    """One generation's place in its grammar. Raises EngineError("internal") for a token that does not belong there."""
+    """The state of one generation's grammar."""
 
     def __init__(self, matcher: Any) -> None:
         self._matcher = matcher
 
     def token(self, number: int, *, ends: bool) -> None:
-        """`ends`: the token ends the answer, which must be complete."""
+        """Take the next token. `ends`: it ends the answer, which must be complete. Raises EngineError("internal") if
+        the grammar does not allow it."""
         complete = self._matcher.accepting or self._matcher.finished
         if not (complete if ends else self._matcher.accept(number)):
-            raise EngineError("internal", LEFT)
+            raise EngineError("internal", VIOLATION)
 
 
 class ConstraintVerifiers:
-    """Compiles constraints; the vocabulary is read when the first one comes. Blocking: for a thread."""
+    """Compiles constraints into verifiers. The grammar library and the vocabulary are loaded with the first
+    constraint."""
 
     def __init__(self, vocabulary: Vocabulary, vocab_size: int, ends: frozenset[int]) -> None:
         self._vocabulary = vocabulary
@@ -39,7 +41,8 @@ class ConstraintVerifiers:
         self._ends = ends
         self._backend: Any = None
 
-    def judge(self, constraint: Constraint) -> ConstraintVerifier:
+    def verifier(self, constraint: Constraint) -> ConstraintVerifier:
+        """A verifier for one generation. It blocks, so call it in a thread. Raises EngineError("invalid_request")."""
         from agent_server.generation.constraint import ConstraintError
         from agent_server.generation.grammar import GrammarBackend
 
@@ -47,24 +50,24 @@ class ConstraintVerifiers:
         try:
             if self._backend is None:
                 self._backend = GrammarBackend(self._vocabulary.tokenizer, self._vocab_size, self._ends)
-            return ConstraintVerifier(self._backend.compile(spacious(constraint)).matcher())
+            return ConstraintVerifier(self._backend.compile(with_any_space(constraint)).matcher())
         except ConstraintError as error:
             raise refused("response_format", str(error)) from error
 
 
-def spacious(constraint: Constraint) -> Constraint:
-    """The constraint with JSON's white space free."""
+def with_any_space(constraint: Constraint) -> Constraint:
+    """The constraint with any white space allowed in its JSON."""
     if constraint.kind not in ("structural_tag", "json_schema", "json_object"):
         return constraint
-    return Constraint(kind="structural_tag", value=whole_tag(_spacious(node_of(constraint))))
+    return Constraint(kind="structural_tag", value=whole_tag(_with_any_space(node_of(constraint))))
 
 
-def _spacious(node: Any) -> Any:
+def _with_any_space(node: Any) -> Any:
     if isinstance(node, list):
-        return [_spacious(each) for each in node]
+        return [_with_any_space(each) for each in node]
     if not isinstance(node, dict):
         return node
     schema = node.get("json_schema")
     if node.get("type") == "json_schema" and isinstance(schema, dict):
         return {**node, "json_schema": {**schema, "x-guidance": {**schema.get("x-guidance", {}), **ANY_SPACE}}}
-    return {name: _spacious(value) for name, value in node.items()}
+    return {name: _with_any_space(value) for name, value in node.items()}

@@ -1,4 +1,4 @@
-"""Meeting an upstream: which dialect it speaks, whether it serves our model, and what it can do."""
+"""Connecting to an upstream: finding its dialect, checking that it serves our model, and asking what it can do."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from events.options import SamplingParams
 
 POLL_SECONDS = 0.5
 SAMPLE = "The quick brown fox: naïve 12345 + 你好, 🦉!\n\tif x <= 3:\n        return {'a': [1, 2]}"
-"""Text that tokenizers of different models take apart differently."""
+"""Text that the tokenizers of different models split differently."""
 MARKS = 8
-"""Special tokens that the sample ends with."""
+"""How many special tokens are appended to the sample."""
 OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp"}
 """`owned_by` of /v1/models → dialect."""
 PATHS = (("/get_model_info", "sglang"), ("/props", "llamacpp"))
@@ -32,26 +32,29 @@ PATHS = (("/get_model_info", "sglang"), ("/props", "llamacpp"))
 async def connect(
     transport: Transport, model: Model, settings: UpstreamSettings, report: Callable[[str], None]
 ) -> Upstream:
-    """Wait until the server has loaded its model, then check that it is ours. `report`: why it still waits.
+    """Wait until the server has loaded its model, then check that it is the same as ours. report: called with the
+    reason for each further wait.
 
-    Raises EngineError with one sentence: at once where waiting does not help.
+    Raises EngineError with one sentence, at once if waiting does not help.
     """
     loop = asyncio.get_running_loop()
     end = loop.time() + settings.start
     while True:
         try:
-            return await _meet(transport, model, settings)
+            return await _connect_once(transport, model, settings)
         except EngineError as error:
             if not error.retryable:
                 raise
             if loop.time() >= end:
-                message = f"{error.message} It was waited for for {settings.start:g} s."
+                message = (
+                    f"{error.message} Gave up after {settings.start:g} s; set AGENT_SERVER_ENGINE_START to wait longer."
+                )
                 raise EngineError("unavailable", message) from error
             report(error.message)
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def _meet(transport: Transport, model: Model, settings: UpstreamSettings) -> Upstream:
+async def _connect_once(transport: Transport, model: Model, settings: UpstreamSettings) -> Upstream:
     dialect = await _dialect(transport)
     url = transport.address.url
     health = await transport.ask(dialect.health)
@@ -75,7 +78,7 @@ async def _dialect(transport: Transport) -> Dialect:
 
 
 async def find(transport: Transport) -> str:
-    """The dialect that the server's own answers name. Raises EngineError, also where it is none that is known."""
+    """The dialect that the server's own answers show. Raises EngineError if it is not known."""
     models = await transport.ask("/v1/models")
     if models.status == 503:
         raise EngineError("unavailable", f"The upstream {transport.address.url} is still loading.", retryable=True)
@@ -91,7 +94,10 @@ async def find(transport: Transport) -> str:
             return dialect
     if entries:
         return "openai"
-    message = f"{transport.address.url} answers, but not as an inference server does (GET /v1/models: {models.status})."
+    message = (
+        f"{transport.address.url} is not an inference server that is known here: "
+        f"it answered GET /v1/models with status {models.status}."
+    )
     raise EngineError("unavailable", message)
 
 
@@ -103,13 +109,14 @@ def _mismatch(url: str, served: Served, model: Model, what: str) -> EngineError:
 
 
 def _check_size(url: str, served: Served, model: Model) -> None:
-    """Models have more rows than their tokenizers have words, never fewer."""
+    """Raises EngineError if the upstream's model has fewer token ids than our tokenizer. It may have more: models pad
+    their embeddings."""
     if served.vocab_size is not None and served.vocab_size < model.vocabulary.size:
         raise _mismatch(url, served, model, f"vocabulary of {served.vocab_size}")
 
 
 async def _check_tokens(transport: Transport, dialect: Dialect, served: Served, model: Model) -> None:
-    """What the server makes of a sample must be what our tokenizer makes of it."""
+    """Raises EngineError unless the server splits a sample into the same ids as our tokenizer."""
     text = SAMPLE + "".join(list(model.controls.values())[:MARKS])
     theirs = await dialect.tokenize(transport, served, text)
     if theirs is not None and theirs != model.vocabulary.encode(text):
@@ -119,9 +126,7 @@ async def _check_tokens(transport: Transport, dialect: Dialect, served: Served, 
 def _info(url: str, dialect: Dialect, served: Served, model: Model) -> EngineInfo:
     lengths = [length for length in (served.context_length, model.context_length) if length]
     if not lengths:
-        message = (
-            f"Neither {url} nor {model.source} says how long the context is; give it with AGENT_SERVER_MAX_CONTEXT."
-        )
+        message = f"Neither {url} nor {model.source} says how long the context is; set AGENT_SERVER_MAX_CONTEXT."
         raise EngineError("unavailable", message)
     details = {"upstream": url, "dialect": dialect.name, "served_model": served.model, "version": served.version}
     return EngineInfo(
@@ -138,16 +143,18 @@ def _info(url: str, dialect: Dialect, served: Served, model: Model) -> EngineInf
 
 
 async def _warm_up(transport: Transport, upstream: Upstream) -> None:
-    """One token after the vocabulary's last id: a server with a smaller vocabulary refuses it, and the first real
-    request does not pay for what servers put off until the first one."""
+    """Generate one token after a prompt of the vocabulary's last id.
+
+    A server with a smaller vocabulary refuses it. Servers also do some work only with their first request, such as
+    compiling, which this one takes over from the first client's."""
     request = GenerationRequest(
         request_id="warm-up",
         prompt_token_ids=(upstream.model.vocabulary.size - 1,),
         sampling=SamplingParams(max_tokens=1),
     )
-    asked = upstream.asked(request, upstream.model.fill(request.sampling))
-    body = msgspec.json.encode(upstream.dialect.body(asked))
-    output = Output(upstream, asked)
+    outgoing = upstream.outgoing(request, upstream.model.fill(request.sampling))
+    body = msgspec.json.encode(upstream.dialect.body(outgoing))
+    output = Output(upstream, outgoing)
 
     async def alive() -> bool:
         return True
@@ -157,5 +164,5 @@ async def _warm_up(transport: Transport, upstream: Upstream) -> None:
             output.read(frames)
         output.finished()
     except EngineError as error:
-        message = f"The upstream {transport.address.url} does not generate with the tokens of {upstream.model.source}: "
+        message = f"The upstream {transport.address.url} could not generate from a token of {upstream.model.source}: "
         raise EngineError("unavailable", message + error.message, retryable=error.retryable) from error

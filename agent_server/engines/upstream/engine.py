@@ -1,7 +1,7 @@
-"""An engine that is somebody else's server: ids out over HTTP, ids in, and everything that can go wrong in one error.
+"""An engine that is another project's server: it sends token ids over HTTP, reads token ids, and raises EngineError.
 
-Success is a finish reason that means success, and nothing else: not the status 200, not `[DONE]`, not the end of the
-body. The tokenizer, the template, the detokeniser and the stop strings are this side's.
+Only a finish reason that means success counts as success; the status 200, `[DONE]` and the end of the body do not. The
+tokenizer, the template, the detokenizer and the stop strings belong to this side.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ from agent_server.engines.upstream.settings import UpstreamSettings
 from agent_server.engines.upstream.transport import TAIL_SECONDS, Transport
 
 FAILED_PROBES = 2
-"""Questions about health in a row without a good answer before the status says so."""
-ENDED = "The engine was closed."
+"""Failed health checks in a row after which the engine is not ready any more."""
+CLOSED = "The engine was closed."
 
 
 class UpstreamEngine:
-    """load: reads our side of the model; called in a thread, once. The dialect is the address's, or is found out."""
+    """load: reads the model's tokenizer and defaults; called once, in a thread. The dialect is the address's; without
+    one it is found by asking the server."""
 
     def __init__(self, address: Address, load: Callable[[], Model], settings: UpstreamSettings | None = None) -> None:
         self.address = address
@@ -54,7 +55,7 @@ class UpstreamEngine:
         self._streams: set[str] = set()
         self._counters = dict.fromkeys(("prompt_tokens_total", "generation_tokens_total", "upstream_errors_total"), 0)
         self._started: set[str] = set()
-        self._court: ConstraintVerifiers | None = None
+        self._verifiers: ConstraintVerifiers | None = None
         self._closed = False
 
     @property
@@ -69,7 +70,7 @@ class UpstreamEngine:
 
     @property
     def dialect(self) -> str | None:
-        """Found or given; None before `start` has found it."""
+        """The name of the dialect; None if it is not given and `start` has not found it yet."""
         return self._upstream.dialect.name if self._upstream else self.address.dialect
 
     # starting and ending
@@ -100,7 +101,7 @@ class UpstreamEngine:
         await self._transport.close()
 
     async def _watch(self) -> None:
-        """Ask about health for as long as the engine lives; a server that came back must still serve this model."""
+        """Check the server's health at intervals. A server that answers again must still serve the same model."""
         failures = 0
         while True:
             await asyncio.sleep(self.settings.health)
@@ -108,7 +109,7 @@ class UpstreamEngine:
             if failures == 0 and self._status.state != "ready":
                 await self._recover()
             elif failures >= FAILED_PROBES:
-                message = f"The upstream {self.address.url} does not answer; it is asked again."
+                message = f"The upstream {self.address.url} does not answer; trying again."
                 self._status = EngineStatus(state="starting", message=message)
 
     async def _alive(self) -> bool:
@@ -131,18 +132,19 @@ class UpstreamEngine:
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineItem, None]:
         upstream = self._admit(request)
-        self._streams.add(request.request_id)  # before anything is awaited: the next one is admitted by their number
+        # Registered before the first await, because `_admit` counts the streams of requests that come meanwhile.
+        self._streams.add(request.request_id)
         output: Output | None = None
         try:
             grammar = await translate(request.constraint, upstream.served.grammar, upstream.model.controls)
-            asked = upstream.asked(request, bounded(request, upstream), grammar)
-            upstream.dialect.check(asked)
-            output = Output(upstream, asked, await self._judge(request))
-            if output.ended:
+            outgoing = upstream.outgoing(request, bounded(request, upstream), grammar)
+            upstream.dialect.check(outgoing)
+            output = Output(upstream, outgoing, await self._verifier(request))
+            if output.ended:  # the tokens so far are already the whole answer
                 yield output.finished()
                 return
-            rest = as_prompt(msgspec.structs.replace(request, sampling=asked.sampling))
-            body = upstream.dialect.body(upstream.asked(rest, rest.sampling, grammar))
+            rest = as_prompt(msgspec.structs.replace(request, sampling=outgoing.sampling))
+            body = upstream.dialect.body(upstream.outgoing(rest, rest.sampling, grammar))
             async with contextlib.aclosing(self._items(output, msgspec.json.encode(body))) as items:
                 async for item in items:
                     yield item
@@ -155,15 +157,15 @@ class UpstreamEngine:
                 self._counters["prompt_tokens_total"] += len(request.prompt_token_ids)
                 self._counters["generation_tokens_total"] += output.count - len(request.generated)
 
-    async def _judge(self, request: GenerationRequest) -> ConstraintVerifier | None:
-        """Only llguidance reads a grammar as it was meant here; what another library makes of it is checked."""
+    async def _verifier(self, request: GenerationRequest) -> ConstraintVerifier | None:
+        """Grammars are written for llguidance. Another library may read one differently, so its output is verified."""
         assert self._upstream is not None
         if request.constraint is None or self._upstream.served.grammar == "llguidance":
             return None
-        if self._court is None:
+        if self._verifiers is None:
             model = self._upstream.model
-            self._court = ConstraintVerifiers(model.vocabulary, self.info.vocab_size, model.ends)
-        return await asyncio.to_thread(self._court.judge, request.constraint)
+            self._verifiers = ConstraintVerifiers(model.vocabulary, self.info.vocab_size, model.ends)
+        return await asyncio.to_thread(self._verifiers.verifier, request.constraint)
 
     def _admit(self, request: GenerationRequest) -> Upstream:
         if self._upstream is None or self._status.state not in ("ready", "degraded"):
@@ -172,19 +174,21 @@ class UpstreamEngine:
         if request.request_id in self._streams:
             raise EngineError("invalid_request", f"A generation {request.request_id} is already running.")
         if len(self._streams) >= self.settings.in_flight:
-            raise EngineError("overloaded", f"{self.settings.in_flight} generations are in flight.", retryable=True)
+            message = f"{self.settings.in_flight} generations are running already; try again later."
+            raise EngineError("overloaded", message, retryable=True)
         check_length(request, self.info.context_length)
         check_supported(request, self.info)
         return self._upstream
 
     async def _items(self, output: Output, body: bytes) -> AsyncGenerator[EngineItem, None]:
-        """Tokens as they come, then how it ended. A stream that ends without a word about it failed; what breaks
-        behind that word, and is no error frame, breaks nothing."""
+        """The tokens as they come, then Finished. A stream that ends without a finish reason failed. After the finish
+        reason only an error frame is a failure; a broken connection is not."""
         assert self._upstream is not None
         stream = self._transport.stream(self._upstream.dialect.path, body, self._alive)
         async with contextlib.aclosing(stream):
             while not output.over:
                 try:
+                    # Usage may follow the finish reason, but it is not worth waiting for long.
                     if output.ended:
                         async with asyncio.timeout(TAIL_SECONDS):
                             frames = await anext(stream, None)
@@ -205,16 +209,17 @@ class UpstreamEngine:
         yield output.finished()
 
     def _failure(self, error: EngineError, request_id: str) -> EngineError:
-        """A stream that broke before its first token is as good as never begun."""
+        """The error as the caller gets it: a stream that broke before its first token counts as unavailable, since the
+        request can start anew elsewhere."""
         if self._closed:
-            return EngineError("unavailable", ENDED, retryable=True)
+            return EngineError("unavailable", CLOSED, retryable=True)
         if error.kind not in ("invalid_request", "context_length_exceeded"):
             self._counters["upstream_errors_total"] += 1
         if error.kind == "connection" and request_id not in self._started:
             return EngineError("unavailable", error.message, retryable=error.retryable, param=error.param)
         return error
 
-    # control: an upstream has no words for these
+    # control: no upstream can pause or change a running generation
 
     async def pause(self, request_id: str) -> bool:
         return False

@@ -1,4 +1,4 @@
-"""What an upstream says about a failure, as the one typed error that the rest of the server knows."""
+"""Translates the errors that upstreams send into EngineError."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import msgspec
 
 from agent_server.engine.protocol import EngineError, ErrorKind
 
-MAX_SAID = 400
+MAX_MESSAGE = 400
+"""Characters of an upstream's message that are passed on."""
 _TOO_LONG = ("context length", "context size", "maximum model length", "max_model_len", "exceed_context_size")
 _STATUS: dict[int, tuple[ErrorKind, bool]] = {
     408: ("timeout", True),
@@ -19,21 +20,25 @@ _STATUS: dict[int, tuple[ErrorKind, bool]] = {
 
 
 def refused(param: str, message: str) -> EngineError:
-    """A request that this upstream cannot honour."""
+    """The error for a request that this upstream cannot honour."""
     return EngineError("invalid_request", message, param=param)
 
 
 def error_of(status: int, body: bytes | Any) -> EngineError:
-    """The error of an answer with this status, or of an error frame with this code; `body` is JSON or already read."""
-    message, param = said(body)
+    """The error for an answer with this status, or for an error frame with this code. body: JSON, as bytes or
+    decoded."""
+    message, param = message_of(body)
     shown = f"The upstream says: {message}" if message else f"The upstream answered with status {status}."
     if status in _STATUS:
         kind, retryable = _STATUS[status]
         return EngineError(kind, shown, retryable=retryable)
     if status in (401, 403):
-        return EngineError("unavailable", f"The upstream refuses this server's key. {shown}")
+        return EngineError(
+            "unavailable", f"The upstream refuses this server's key; set AGENT_SERVER_ENGINE_KEY. {shown}"
+        )
     if status in (404, 405):
-        return EngineError("unavailable", f"The upstream does not serve what it served before. {shown}", retryable=True)
+        message = f"The upstream does not know this path or model any more. {shown}"
+        return EngineError("unavailable", message, retryable=True)
     if 400 <= status < 500:
         return _bad_request(shown, param)
     return EngineError("connection", shown, retryable=True)
@@ -46,15 +51,15 @@ def _bad_request(message: str, param: str | None) -> EngineError:
 
 
 def error_frame(error: Any) -> EngineError:
-    """The error of a frame that is one: {"code"?, "message", "type"?, "param"?} or a text."""
+    """The error for the `error` of a frame: {"code"?, "message", "type"?, "param"?} or a text."""
     code = error.get("code") if isinstance(error, dict) else None
     if isinstance(code, str) and code.isdigit():
         code = int(code)
     return error_of(code if isinstance(code, int) and code >= 400 else 500, {"error": error})
 
 
-def said(body: bytes | Any) -> tuple[str, str | None]:
-    """The message and the parameter that an error's body names, however it is written; not longer than a sentence."""
+def message_of(body: bytes | Any) -> tuple[str, str | None]:
+    """(message, parameter) of an error's body, whatever its shape. The message is cut to MAX_MESSAGE characters."""
     if isinstance(body, bytes):
         try:
             body = msgspec.json.decode(body)
@@ -70,4 +75,4 @@ def said(body: bytes | Any) -> tuple[str, str | None]:
 
 def _short(text: str) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= MAX_SAID else line[:MAX_SAID] + "..."
+    return line if len(line) <= MAX_MESSAGE else line[:MAX_MESSAGE] + "..."

@@ -1,18 +1,18 @@
-"""Server-sent events as upstreams send them, cut out of the bytes of a body as they arrive."""
+"""Splits the bytes of an upstream's body into the data of server-sent events as they arrive."""
 
 from __future__ import annotations
 
 MAX_FRAME = 16 * 2**20
-"""Bytes without an end of frame in them: nobody sends such a frame, something else is being sent."""
+"""Bytes without the end of a frame after which the body is taken for something other than server-sent events."""
 
 
 class FrameError(ValueError):
-    """What arrives are no frames."""
+    """The bytes are not server-sent events."""
 
 
 class FrameSplitter:
-    """`feed` returns the data of the frames that are complete. Comments and other fields are skipped; a frame that
-    the end of the body cuts off never comes, as the standard says."""
+    """`feed` takes bytes and returns the data of the frames that are complete. Comments and other fields are skipped. A
+    frame that the end of the body cuts off is dropped, as the standard demands."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -28,7 +28,7 @@ class FrameSplitter:
 
 
 def _with_line_feeds(block: bytes) -> bytes:
-    """Line ends as LF. A CR at the very end may be half of one: it stays until the rest is there."""
+    """The block with LF for every line end. A CR at its end may be the first half of CR LF, so it is kept for later."""
     held = block.endswith(b"\r")
     plain = block[: len(block) - held].replace(b"\r\n", b"\n")
     return plain + b"\r" if held else plain

@@ -1,4 +1,4 @@
-"""What an answer is held to, in the words of the upstream's own grammar library."""
+"""Translates a constraint into a grammar of the upstream's own library."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ HEADER = "%llguidance {}\n"
 
 
 class Grammar(msgspec.Struct, frozen=True):
-    """kind: "lark" and "ebnf" are texts, "structural_tag" and "json_schema" JSON values, "regex" a text."""
+    """value: a string for "lark", "ebnf" and "regex", a JSON value for "structural_tag" and "json_schema"."""
 
     kind: Literal["lark", "ebnf", "structural_tag", "json_schema", "regex"]
     value: Any
 
 
 async def translate(constraint: Constraint | None, language: str | None, controls: Mapping[int, str]) -> Grammar | None:
-    """For an upstream that takes `language`: "llguidance" or "xgrammar". `controls`: spellings of the tokens that are
-    no text. Raises EngineError("invalid_request") where it has no words for the constraint: what is not enforced is
-    never sent as if it were."""
+    """The constraint for an upstream that takes grammars for `language`: "llguidance" or "xgrammar". controls: the
+    spellings of control tokens by id. Raises EngineError("invalid_request") if the library cannot enforce the
+    constraint in full: an incomplete grammar is never sent."""
     if constraint is None:
         return None
     if language == "llguidance":
@@ -36,12 +36,13 @@ async def translate(constraint: Constraint | None, language: str | None, control
     try:
         return await asyncio.to_thread(for_xgrammar, constraint, controls)
     except Unwritable as error:
-        message = f"This upstream's grammars (xgrammar) cannot hold the output to what was asked for: {error}"
+        message = f"This upstream's grammar library (xgrammar) cannot enforce the requested output: {error}"
         raise refused("response_format", message) from error
 
 
 def for_llguidance(constraint: Constraint, controls: Sequence[int]) -> Grammar:
-    """The very grammar that the embedded engine uses. What Lark has no words for goes as the client wrote it."""
+    """The same grammar that the embedded engine uses. A constraint that Lark cannot express is sent as the client's
+    structural tag."""
     if constraint.kind == "lark":
         text = str(constraint.value)
         return Grammar("lark", text if "%llguidance" in text else HEADER + text)
@@ -54,7 +55,7 @@ def for_llguidance(constraint: Constraint, controls: Sequence[int]) -> Grammar:
 
 
 def for_xgrammar(constraint: Constraint, controls: Mapping[int, str]) -> Grammar:
-    """Raises Unwritable."""
+    """The constraint for xgrammar. Raises Unwritable if xgrammar cannot enforce it."""
     if constraint.kind in ("lark", "ebnf", "regex"):
         if constraint.kind == "lark":
             raise Unwritable("it has no Lark.")

@@ -1,4 +1,4 @@
-"""Our side of an upstream's model: its vocabulary, what ends an answer, and how it likes to be sampled."""
+"""What this side knows of an upstream's model: its vocabulary, the ids that end an answer, its sampling defaults."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from events.sampling import FROM_MODEL
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """name: as clients call it. source: folder or hub name. ends: ids that end an answer. controls: spellings of
-    the ids that are no text. defaults: sampling where a request says nothing. context_length: None if no file says."""
+    """name: the name that clients use. source: folder or hub name. ends: ids that end an answer. controls: spellings of
+    the control tokens by id. defaults: sampling parameters for requests that do not give them. context_length: None if
+    no file of the model gives it."""
 
     name: str
     source: str
@@ -27,14 +28,15 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     context_length: int | None = None
 
     def fill(self, sampling: SamplingParams) -> SamplingParams:
-        """The sampling with the model's own values in place of those not given; neutral ones where it has none."""
+        """The sampling with the model's defaults for parameters that are not given, or neutral values if it has
+        none."""
         values = {name: self.defaults.get(name, neutral) for name, neutral in FROM_MODEL.items()}
         missing = {name: value for name, value in values.items() if getattr(sampling, name) is None}
         return msgspec.structs.replace(sampling, **missing)
 
 
 def load_model(source: str, name: str) -> Model:
-    """From a folder or a hub name; reads no weights. Raises EngineError with one sentence."""
+    """Read a model's files from a folder or a hub name, without its weights. Raises EngineError with one sentence."""
     try:
         files = load_model_files(source)
     except FileNotFoundError as error:
@@ -53,15 +55,16 @@ def load_model(source: str, name: str) -> Model:
 
 
 def generation_config(source: str) -> dict[str, Any]:
-    """What generation_config.json says; empty where there is none."""
+    """The content of generation_config.json; empty if there is none."""
     try:
-        found = json.loads((model_folder(source) / "generation_config.json").read_text("utf-8"))
+        config = json.loads((model_folder(source) / "generation_config.json").read_text("utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return config if isinstance(config, dict) else {}
 
 
-def sampling_defaults(said: dict[str, Any]) -> dict[str, float | int]:
-    """As the embedded engine reads it: greedy only if the model says so."""
-    found = {name: said[name] for name in FROM_MODEL if isinstance(said.get(name), int | float)}
-    return {**found, "temperature": 0.0} if said.get("do_sample") is False else found
+def sampling_defaults(config: dict[str, Any]) -> dict[str, float | int]:
+    """The sampling defaults of a generation config, read as the embedded engine does: greedy only if `do_sample` is
+    false."""
+    defaults = {name: config[name] for name in FROM_MODEL if isinstance(config.get(name), int | float)}
+    return {**defaults, "temperature": 0.0} if config.get("do_sample") is False else defaults

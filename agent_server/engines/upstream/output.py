@@ -1,4 +1,4 @@
-"""One stream's frames → Tokens with their text, and how it ended."""
+"""Turns the frames of one stream into Tokens with their text, and finds how the generation ended."""
 
 from __future__ import annotations
 
@@ -19,28 +19,31 @@ from agent_server.engine.protocol import (
 )
 from agent_server.engines.upstream.connection import Upstream
 from agent_server.engines.upstream.constraint_verifier import ConstraintVerifier
-from agent_server.engines.upstream.dialects import Asked, Piece
+from agent_server.engines.upstream.dialects import OutgoingRequest, Piece
 from agent_server.engines.upstream.upstream_text import UpstreamText
 
 _REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
-"""Every other word for an end means that somebody ended it who was not asked to."""
+"""Upstream's finish reason → ours. Any other reason means that the upstream ended the generation by itself."""
 
 
 class Output:
-    """ended: the upstream, or a stop string, said how it ended. over: nothing more is wanted from the upstream."""
+    """One stream. ended: it is known how the generation ended. over: nothing more needs to be read from the upstream.
+    failure: an error that came behind tokens, to be raised once these are delivered."""
 
-    def __init__(self, upstream: Upstream, asked: Asked, judge: ConstraintVerifier | None = None) -> None:
-        request, sampling = asked.request, asked.sampling
+    def __init__(
+        self, upstream: Upstream, outgoing: OutgoingRequest, verifier: ConstraintVerifier | None = None
+    ) -> None:
+        request, sampling = outgoing.request, outgoing.sampling
         self.request = request
         self.count = len(request.generated)
         self.over = False
         self.failure: EngineError | None = None
         self._upstream = upstream
-        self._judge = judge
-        self._reader = upstream.dialect.reader(asked)
-        self._given = UpstreamText(upstream.model.vocabulary, upstream.model.controls)
+        self._verifier = verifier
+        self._reader = upstream.dialect.reader(outgoing)
+        self._upstream_text = UpstreamText(upstream.model.vocabulary, upstream.model.controls)
         self._text = OutputText(
-            self._given, request.prompt_token_ids, sampling.stop, sampling.min_tokens, request.generated
+            self._upstream_text, request.prompt_token_ids, sampling.stop, sampling.min_tokens, request.generated
         )
         own = frozenset() if sampling.ignore_eos else upstream.model.ends
         self._stop_ids = frozenset(sampling.stop_token_ids)
@@ -58,8 +61,8 @@ class Output:
         return self._finish is not None
 
     def read(self, frames: Sequence[bytes]) -> list[Token]:
-        """The tokens that may be delivered now. Raises EngineError; what came in front of a fault is delivered first,
-        and the fault is `failure`."""
+        """The tokens that may be delivered now. Raises EngineError. If tokens came before the error in the same frames,
+        they are returned and the error is stored in `failure`."""
         tokens: list[Token] = []
         try:
             for data in frames:
@@ -76,26 +79,29 @@ class Output:
         try:
             piece: Piece | None = self._reader.read(data)
         except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
-            message = f"The upstream sent what is no frame of {self._upstream.dialect.name}: {error}"
+            message = (
+                f"The upstream sent data that is not a frame of the dialect {self._upstream.dialect.name}: {error}"
+            )
             raise EngineError("connection", message, retryable=True) from error
         return piece
 
     def take(self, piece: Piece) -> list[Token]:
-        """The same for one frame that was read already."""
+        """The tokens of one decoded frame that may be delivered now. Raises EngineError."""
         self._cached = self._cached if piece.cached is None else piece.cached
         return [] if self.ended else self._take(piece)
 
     def _take(self, piece: Piece) -> list[Token]:
         if not self._upstream.dialect.tokens:
-            piece.ids = self._given.take(piece.text)
+            piece.ids = self._upstream_text.take(piece.text)
         elif piece.texts is not None:
-            self._given.expect(piece.texts)
+            self._upstream_text.expect(piece.texts)
         if self._first is None and piece.ids:
             self._first = self._clock() - self._began
         released: list[Token] = []
         for place in range(len(piece.ids)):
             released += self._push(piece, place)
             if self.ended:
+                # A stop string that only this side looks for leaves the upstream generating: the stream must be closed.
                 self.over = piece.finish is None and piece.ids[place] not in self._upstream.model.ends
                 return released
         if piece.finish is not None:
@@ -106,40 +112,42 @@ class Output:
     def _push(self, piece: Piece, place: int) -> list[Token]:
         number = piece.ids[place]
         if not 0 <= number < self._upstream.info.vocab_size:
-            raise EngineError("connection", f"The upstream sent the token id {number}, which does not exist.")
+            raise EngineError("connection", f"The upstream sent the token id {number}, which is not in the vocabulary.")
         self.count += 1
         last = piece.finish is not None and place == len(piece.ids) - 1
-        told = last and piece.finish == "stop" and not isinstance(piece.stop, str)
-        found = number in self._ends and self.count > self._min_tokens
-        ends = found or (told and self._is_end(number, piece))
-        if self._judge is not None:
-            self._judge.token(number, ends=ends)
+        # Two ways to see that a token ends the answer: it is a stop id, or the upstream stopped without a stop string.
+        stopped_here = last and piece.finish == "stop" and not isinstance(piece.stop, str)
+        is_stop_id = number in self._ends and self.count > self._min_tokens
+        ends = is_stop_id or (stopped_here and self._is_end(number, piece))
+        if self._verifier is not None:
+            self._verifier.token(number, ends=ends)
         logprob = piece.logprobs[place] if piece.logprobs is not None else None
         alternatives = piece.alternatives[place] if piece.alternatives is not None else None
         released = self._text.push(number, logprob, alternatives, ends=ends, last=last)
         if self._text.stopped is not None:
             self._finish = ("stop", self._text.stopped)
-        elif found:
+        elif is_stop_id:
             self._finish = ("stop", self._stop(number))
         return released
 
     def _is_end(self, number: int, piece: Piece) -> bool:
-        """SGLang names the last token whatever it was when a grammar is complete, so an ordinary one is none."""
+        """Whether the token that the upstream stopped at is an end token. When a grammar is complete, SGLang names the
+        last token as the match even if it is ordinary text; that is not one."""
         return number in self._ends or (number == piece.stop and number in self._upstream.model.controls)
 
     def _stop(self, matched: str | int | None) -> str | int | None:
-        """What is reported as the stop: the end of sequence is none."""
+        """`stop` as reported in Finished: None for the end of sequence."""
         return None if matched in self._upstream.model.ends else matched
 
     def _ending(self, piece: Piece) -> tuple[FinishReason, str | int | None]:
         reason = _REASONS.get(piece.finish or "")
         if reason is None:
-            message = f"The upstream ended the generation by itself ({piece.finish})."
+            message = f"The upstream ended the generation without being asked to (finish reason {piece.finish!r})."
             raise EngineError("connection", message, retryable=True)
         return reason, self._stop(piece.stop)
 
     def finished(self) -> Finished:
-        """The last item. EngineError("connection") where nobody said how it ended."""
+        """The last item. Raises EngineError("connection") if no finish reason came."""
         if self._finish is None:
             message = "The upstream ended the stream without saying how the generation ended."
             raise EngineError("connection", message, retryable=True)

@@ -1,4 +1,5 @@
-"""A request's sampling as an upstream gets it: every default filled in, and a limit that its context holds."""
+"""A request's sampling as it is sent to an upstream: with the model's defaults and a max_tokens that fits the
+context."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long an upstream may take, and how much is asked of it at once."""
+"""Time limits for an upstream, and how many generations it gets at once."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import msgspec
 
 
 class UpstreamSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds, all of them bounds.
+    """Limits in seconds.
 
-    connect: for a connection. idle: between two frames of a stream, and for an answer to a question about health.
-    first: until the first frame, as long as the server still answers meanwhile (its queue, a long prompt). total: for
-    one generation. start: until the server has loaded its model. health: between two questions about health.
-    in_flight: generations at once; more are refused as overloaded. check_tokenizer: a server that takes a sample apart
-    in another way than our tokenizer serves another model; a GGUF file may do so and still have the same ids.
+    connect: for opening a connection. idle: between two frames of a stream, and for any other answer. first: until the
+    first frame, as long as the server passes health checks meanwhile (it may be busy with its queue or a long prompt).
+    total: for one generation. start: until the server has loaded its model. health: between two health checks.
+    in_flight: generations at once; more are refused as overloaded. check_tokenizer: refuse a server that splits a
+    sample into other ids than our tokenizer; turn it off for a GGUF file that has the same ids but splits text
+    differently.
     """
 
     connect: float = 5.0

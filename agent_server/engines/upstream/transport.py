@@ -1,8 +1,8 @@
 """HTTP to one upstream: kept connections, every wait bounded, frames as they arrive.
 
-aiohttp, because its parser is compiled: a frame of a stream costs about a quarter of what it costs with httpx
-(8 to 11 µs against 30 to 37, 128 streams on one core). What is read is what was asked for: when nobody takes frames,
-the socket is not read either, and the upstream's writes wait.
+It uses aiohttp, because its parser is compiled: a frame of a stream costs about a quarter of what it costs with httpx
+(8 to 11 µs against 30 to 37, 128 streams on one core). The socket is only read while the caller takes frames, so a slow
+reader makes the upstream's writes wait.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from agent_server.engines.upstream.frames import FrameError, FrameSplitter
 from agent_server.engines.upstream.settings import UpstreamSettings
 
 KEEP_ALIVE_SECONDS = 4.0
-"""Below the five seconds after which uvicorn, under vLLM and SGLang, closes a connection that nobody uses."""
+"""How long an unused connection is kept: less than the five seconds after which uvicorn, which vLLM and SGLang use,
+closes it."""
 MAX_ANSWER = 16 * 2**20
-"""Bytes of an answer that is no stream."""
+"""Bytes of an answer that is not a stream."""
 TAIL_SECONDS = 2.0
-"""For the rest of a body whose last frame has come, so that the connection can be used again."""
+"""Time for reading the rest of a body after its last frame, so that the connection can be used again."""
 FAILURES = (aiohttp.ClientError, OSError, FrameError)
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """A whole answer; `json()` is None where the body is none."""
+class HttpAnswer(msgspec.Struct, frozen=True):
+    """A whole answer. `json()` is None if the body is not JSON."""
 
     status: int
     body: bytes
@@ -43,7 +44,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Transport:
-    """One upstream's connections. `close` ends them all."""
+    """The connections to one upstream. `close` ends them all."""
 
     def __init__(self, address: Address, settings: UpstreamSettings) -> None:
         self.address = address
@@ -53,7 +54,7 @@ class Transport:
         self._opening: set[asyncio.Future[aiohttp.ClientResponse]] = set()
 
     def _open_session(self) -> aiohttp.ClientSession:
-        """Made on first use, which is inside of the event loop."""
+        """The session, made on first use because it needs a running event loop."""
         if self._session is None:
             headers = {"Authorization": f"Bearer {self.address.key}"} if self.address.key else {}
             self._session = aiohttp.ClientSession(
@@ -66,7 +67,7 @@ class Transport:
         return self._session
 
     async def close(self) -> None:
-        """Whoever waits for something gets an EngineError."""
+        """Close all connections; requests and streams that are open end with an EngineError."""
         for opening in self._opening:
             opening.cancel()
         for response in self._responses:
@@ -74,8 +75,8 @@ class Transport:
         if self._session is not None:
             await self._session.close()
 
-    async def ask(self, path: str, body: Any = None, *, seconds: float | None = None) -> Answer:
-        """GET, or POST with a body: the whole answer. Raises EngineError("unavailable")."""
+    async def ask(self, path: str, body: Any = None, *, seconds: float | None = None) -> HttpAnswer:
+        """GET a path, or POST a body to it, and return the whole answer. Raises EngineError("unavailable")."""
         limit = seconds or self._settings.idle
         data = None if body is None else msgspec.json.encode(body)
         try:
@@ -83,7 +84,7 @@ class Transport:
                 asyncio.timeout(limit),
                 self._open_session().request("GET" if data is None else "POST", self._url(path), data=data) as response,
             ):
-                return Answer(response.status, await _whole(response))
+                return HttpAnswer(response.status, await _whole(response))
         except TimeoutError as error:
             raise self._unavailable(f"does not answer within {limit:g} s") from error
         except FAILURES as error:
@@ -98,11 +99,11 @@ class Transport:
     async def stream(
         self, path: str, body: bytes, alive: Callable[[], Awaitable[bool]], splitter: FrameSplitter | None = None
     ) -> AsyncGenerator[list[bytes], None]:
-        """The data of a stream's frames, in lists of what arrived together; ends when the body does.
+        """The data of a stream's frames, in lists of frames that arrived together, up to the end of the body.
 
-        Closing it closes the connection, which is how these servers are told that nobody wants the rest. `alive`: asked
-        when nothing comes before the first frame. splitter: for frames of another kind.
-        Raises EngineError: the status's, "timeout", "connection".
+        Closing the generator closes the connection, which tells these servers to cancel the generation. alive: a health
+        check, called while the first frame has not come within `idle` seconds. splitter: for frames of another kind.
+        Raises EngineError: that of the status, "timeout" or "connection".
         """
         response = await self._response(path, body, alive)
         self._responses.add(response)
@@ -116,14 +117,15 @@ class Transport:
             raise EngineError("connection", f"The upstream's stream broke: {_why(error)}.", retryable=True) from error
         finally:
             self._responses.discard(response)
+            # Only a body that was read to its end leaves a connection that can be used again.
             if complete:
                 response.release()
             else:
                 response.close()
 
     async def _response(self, path: str, body: bytes, alive: Callable[[], Awaitable[bool]]) -> aiohttp.ClientResponse:
-        """The head of the answer. A kept connection that the server had just closed is replaced once: it has not
-        read the request."""
+        """The status and headers of the answer. If the server closed a kept connection just before, it has not read the
+        request, so the request is sent once more on a new connection."""
         try:
             return await self._head(path, body, alive)
         except (aiohttp.ServerDisconnectedError, ConnectionResetError, BrokenPipeError):
@@ -145,7 +147,7 @@ class Transport:
                 if loop.time() >= patience or not await alive():
                     raise self._silent()
             if opening.cancelled():
-                raise self._unavailable("is not asked any more")
+                raise self._unavailable("is not used any more: the engine was closed")
             return opening.result()
         except BaseException:
             _abandon(opening)
@@ -165,7 +167,8 @@ class Transport:
     async def _frames(
         self, response: aiohttp.ClientResponse, alive: Callable[[], Awaitable[bool]], splitter: FrameSplitter
     ) -> AsyncGenerator[list[bytes], None]:
-        """Only frames count as a sign of life: a proxy's comments say nothing about what is behind it."""
+        """Lists of frames. Only frames reset the limit on silence: comments may come from a proxy whose server is
+        gone."""
         loop = asyncio.get_running_loop()
         idle = self._settings.idle
         end = loop.time() + self._settings.total
@@ -176,11 +179,14 @@ class Transport:
                 async with asyncio.timeout_at(deadline):
                     chunk = await response.content.readany()
             except aiohttp.ClientError:
+                # Tokens that arrived before the connection broke are delivered before the error is raised.
                 left = splitter.feed(_left(response.content))
                 if left:
                     yield left
                 raise
             except TimeoutError:
+                # Before the first frame silence is normal (a queue, a long prompt) while the server passes health
+                # checks.
                 if patience is None or loop.time() >= patience or not await alive():
                     raise self._silent() from None
                 deadline = loop.time() + idle
@@ -188,7 +194,10 @@ class Transport:
             if not chunk:
                 return
             if loop.time() >= end:
-                raise EngineError("timeout", f"The generation took longer than {self._settings.total:g} s.")
+                raise EngineError(
+                    "timeout",
+                    f"The generation took longer than {self._settings.total:g} s (AGENT_SERVER_RUN_TIME_LIMIT).",
+                )
             frames = splitter.feed(chunk)
             if frames:
                 patience = None
@@ -196,11 +205,13 @@ class Transport:
                 deadline = loop.time() + idle
 
     def _silent(self) -> EngineError:
-        return EngineError("timeout", f"The upstream {self.address.url} sent nothing for too long.", retryable=True)
+        return EngineError(
+            "timeout", f"The upstream {self.address.url} sent nothing within the time limit.", retryable=True
+        )
 
 
 def _left(content: aiohttp.StreamReader) -> bytes:
-    """What had arrived when the connection broke; aiohttp keeps it and does not give it out any more."""
+    """The bytes that had arrived when the connection broke. aiohttp has no public way to read them after the error."""
     buffer = getattr(content, "_buffer", ())
     left = b"".join(buffer)
     if buffer:
@@ -209,6 +220,7 @@ def _left(content: aiohttp.StreamReader) -> bytes:
 
 
 def _abandon(opening: asyncio.Future[aiohttp.ClientResponse]) -> None:
+    """Cancel the request, or close its response if that has come meanwhile."""
     if not opening.done():
         opening.cancel()
     elif not opening.cancelled() and opening.exception() is None:
@@ -225,6 +237,6 @@ async def _whole(response: aiohttp.ClientResponse) -> bytes:
 
 
 def _why(error: BaseException) -> str:
-    """One line about a failure of the connection; some have no text of their own."""
+    """One line about a failure of the connection; the name of its class if it has no text."""
     text = " ".join(str(error).split())
     return text[:200] if text else type(error).__name__

@@ -1,4 +1,4 @@
-"""Text that an upstream wrote, as tokens of our vocabulary: for servers that send nothing else, or not every id."""
+"""An upstream's text as tokens of our vocabulary, for servers that send text only, or not every token id."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from agent_server.engine.detokenizer import Detokenizer, Vocabulary
 
 
 class UpstreamText:
-    """A vocabulary whose tokens read as the upstream wrote them, whatever they would be decoded to by themselves.
+    """A vocabulary that gives tokens the text that the upstream wrote, instead of decoding their ids.
 
-    `take` encodes a piece of text: a control token that is spelled in it is that token, and the text between two of
-    them comes with the last of its ids.
+    `take` encodes a piece of text. A spelled control token becomes that token's id. Of the text between two control
+    tokens all ids but the last have no text, and the last has all of it.
     """
 
     def __init__(self, vocabulary: Vocabulary, controls: Mapping[int, str]) -> None:
@@ -25,16 +25,16 @@ class UpstreamText:
         self._texts: deque[str] = deque()
 
     def take(self, text: str) -> list[int]:
-        """The ids of the next piece; their texts wait for a detokenizer."""
+        """The ids of the next piece of text. Their texts are kept for the detokenizer."""
         ids: list[int] = []
         for part in filter(None, self._splitter.split(text) if self._splitter else [text]):
-            found = [self._ids[part]] if part in self._ids else self._vocabulary.encode(part) or [0]
-            ids += found
-            self._texts += [""] * (len(found) - 1) + [part]
+            part_ids = [self._ids[part]] if part in self._ids else self._vocabulary.encode(part) or [0]
+            ids += part_ids
+            self._texts += [""] * (len(part_ids) - 1) + [part]
         return ids
 
     def expect(self, texts: Sequence[str]) -> None:
-        """What the next ids read as."""
+        """Use these texts for the next ids."""
         self._texts += texts
 
     def encode(self, text: str) -> list[int]:
@@ -44,11 +44,11 @@ class UpstreamText:
         return self._vocabulary.spell(token_id)
 
     def detokenizer(self, context: Sequence[int] = ()) -> Detokenizer:
-        return _Given(self._texts, self._vocabulary.detokenizer(context))
+        return _GivenTexts(self._texts, self._vocabulary.detokenizer(context))
 
 
-class _Given:
-    """Gives an id the text that waits for it, and decodes it where none does."""
+class _GivenTexts:
+    """Returns the text that is kept for an id, and decodes the id if there is none."""
 
     def __init__(self, texts: deque[str], decoder: Detokenizer) -> None:
         self._texts = texts

@@ -1,7 +1,8 @@
-"""Our structural tags in xgrammar's own words, for upstreams that have no llguidance.
+"""Rewrites our structural tags for xgrammar, for upstreams that do not use llguidance.
 
-xgrammar sees a control token as text like any other. So wherever text may stand, the spellings of control tokens are
-excluded; what it has no words for is Unwritable, and what may still slip through is found by `upstream.judge`.
+xgrammar treats the spelling of a control token like any other text, so these spellings are excluded wherever text is
+allowed. A node that xgrammar cannot express raises Unwritable. `constraint_verifier` checks the output for whatever
+xgrammar still lets through.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from events.grammar.lark import Unwritable
 from events.grammar.nodes import Node, constant, sequence
 
 MOST_EXCLUDED = 64
-"""Spellings that are excluded everywhere; of a vocabulary with more control tokens only those in the grammar are."""
+"""The most control tokens whose spellings are all excluded; with more, only those that the grammar uses are."""
 BOUNDS = ("minLength", "maxLength", "pattern", "format")
-"""Beside these xgrammar does not exclude anything from a string, or leaves out the bound."""
+"""Keywords with which xgrammar either ignores the excluded texts of a string or the keyword itself."""
 UNKNOWN = frozenset(
     {"not", "if", "then", "else", "multipleOf", "uniqueItems", "contains", "minContains", "maxContains"}
     | {"propertyNames", "dependentRequired", "dependentSchemas", "unevaluatedProperties", "unevaluatedItems"}
 )
-"""Keywords that xgrammar passes over in silence."""
+"""Keywords that xgrammar ignores without an error."""
 
 
 class TagWriter:
-    """controls: spellings of the tokens that are no text."""
+    """controls: the spellings of control tokens by id."""
 
     def __init__(self, controls: Mapping[int, str]) -> None:
         self._controls = controls
@@ -56,7 +57,7 @@ class TagWriter:
                 return self._triggered(node)
             case "grammar" if node.get("syntax", "ebnf") == "ebnf":
                 return {"type": "grammar", "grammar": node["grammar"]}
-        raise Unwritable(f"it has no {node['type']!r} of this kind.")
+        raise Unwritable(f"it does not support this kind of {node['type']!r}.")
 
     def _excluded(self, node: Node) -> list[str]:
         return list(dict.fromkeys([*node.get("excludes", ()), *self._excludes]))
@@ -72,7 +73,8 @@ class TagWriter:
         return written if _has(schema, BOUNDS) else {**written, "excludes": self._excludes}
 
     def _tag(self, node: Node) -> Node:
-        """A greedy tag's text may hold its end; only what follows tells which one was the last."""
+        """The text of a greedy tag may contain its end marker, so it becomes a plain sequence, in which the last one
+        counts."""
         begin, content, end = node["begin"], self._node(node["content"]), node["end"]
         if node.get("greedy"):
             return sequence(constant(begin), content, constant(end))
@@ -87,7 +89,7 @@ class TagWriter:
 
 
 def _tokens(node: Any) -> Iterable[int]:
-    """The ids of every token that the grammar names."""
+    """The ids of all tokens that the grammar names."""
     if isinstance(node, Mapping):
         if node.get("type") == "token":
             yield node["token"]
@@ -100,7 +102,7 @@ def _tokens(node: Any) -> Iterable[int]:
 
 
 def _plain(schema: Any) -> Any:
-    """The schema without what is llguidance's own. Raises Unwritable for a keyword that would not be enforced."""
+    """The schema without llguidance's options. Raises Unwritable for a keyword that xgrammar would not enforce."""
     if isinstance(schema, list):
         return [_plain(each) for each in schema]
     if not isinstance(schema, Mapping):
@@ -113,7 +115,7 @@ def _plain(schema: Any) -> Any:
 
 
 def _named(key: str, value: Any) -> Any:
-    """Properties and definitions are named by the client: their names are no keywords."""
+    """The value of one keyword. The keys of properties and definitions are the client's names, not keywords."""
     if key in ("properties", "patternProperties", "$defs", "definitions") and isinstance(value, Mapping):
         return {name: _plain(each) for name, each in value.items()}
     return value if key in ("enum", "const", "default", "examples") else _plain(value)

@@ -1,5 +1,5 @@
 """An engine in another process, perhaps on another machine: the same protocol, over HTTP.
 
-The worker streams a generation's items as server-sent events. The last one is `event: complete_final`, which holds
-nothing and says that everything was sent; a stream that ends without it lost something, however cleanly it ended.
+The worker streams a generation's items as server-sent events. The last event is `event: complete_final`, which has no
+data and says that every item was sent. A stream that ends without it is incomplete, even if its HTTP body is not.
 """

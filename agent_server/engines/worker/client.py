@@ -25,12 +25,12 @@ from agent_server.engines.worker.frames import Command, Report, WorkerFrames, fa
 
 POLL_SECONDS = 0.5
 LOOK_SECONDS = 1.0
-"""Between two looks at a worker; a stream that breaks is a reason to look at once."""
+"""Between two status requests to a worker; a stream that breaks causes one at once."""
 ASK_SECONDS = 5.0
 
 
 class WorkerEngine:
-    """Speaks to `agent-server worker`. A stream without its last word is a lost one."""
+    """The engine of an `agent-server worker`. A stream without `complete_final` counts as lost."""
 
     def __init__(self, address: Address, settings: UpstreamSettings | None = None) -> None:
         self.address = address
@@ -56,10 +56,10 @@ class WorkerEngine:
     # beginning and ending
 
     async def start(self) -> None:
-        """Wait until the worker has loaded its model. Raises EngineError where waiting does not help."""
+        """Wait until the worker has loaded its model. Raises EngineError if waiting longer does not help."""
         while self._info is None or self._status.state not in ("ready", "degraded"):
             try:
-                self._heed(await self._ask())
+                self._apply(await self._ask())
             except EngineError as error:
                 self._status = EngineStatus(state="starting", message=error.message)
                 if not error.retryable:
@@ -85,22 +85,30 @@ class WorkerEngine:
     async def _ask(self) -> Report:
         answer = await self._transport.ask("/engine/status", seconds=ASK_SECONDS)
         if answer.status in (401, 403):
-            raise EngineError("unavailable", f"The worker {self.address.url} refuses this server's key.")
+            message = (
+                f"The worker {self.address.url} refuses this server's key; "
+                "set AGENT_SERVER_ENGINE_KEY to one of its keys."
+            )
+            raise EngineError("unavailable", message)
         try:
             return msgspec.json.decode(answer.body, type=Report)
         except msgspec.MsgspecError:
             raise EngineError(
-                "unavailable", f"{self.address.url} answers, but not as a worker does ({answer.status})."
+                "unavailable",
+                f"{self.address.url} is not an `agent-server worker`: its answer to GET /engine/status has status "
+                f"{answer.status} and is not a status report.",
             ) from None
 
-    def _heed(self, report: Report) -> None:
+    def _apply(self, report: Report) -> None:
         self._metrics = report.metrics
         self._status = report.status
         if report.info is None or report.info == self._info:
             return
+        # Gateways rely on the model and its vocabulary not changing; context length and abilities may change on a
+        # restart.
         known, self._info = self._info, self._info or report.info
         if known is not None and (known.model, known.vocab_size) != (report.info.model, report.info.vocab_size):
-            message = f"The worker {self.address.url} came back with another model, {report.info.model}."
+            message = f"The worker {self.address.url} was restarted with another model, {report.info.model}."
             self._status = EngineStatus(state="failed", message=message)
         else:
             self._info = report.info
@@ -108,16 +116,18 @@ class WorkerEngine:
     async def _watch(self) -> None:
         while not self._closed:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SECONDS):  # wait_for may lose a cancellation that comes with the event
+                # Not asyncio.wait_for: it may lose a cancellation that comes together with the event.
+                async with asyncio.timeout(LOOK_SECONDS):
                     await self._look_now.wait()
             self._look_now.clear()
             try:
-                self._heed(await self._ask())
+                self._apply(await self._ask())
             except EngineError as error:
                 self._status = EngineStatus(state="starting", message=error.message)
 
     async def _alive(self) -> bool:
         with contextlib.suppress(EngineError):
+            # A draining worker reports "stopped" and still finishes the generations that it has.
             return (await self._ask()).status.state in ("ready", "degraded", "stopped")
         return False
 
@@ -141,6 +151,7 @@ class WorkerEngine:
             return EngineError("unavailable", "The engine was closed.", retryable=True)
         if error.kind in ("connection", "unavailable", "timeout"):
             self._look_now.set()
+        # Before the first token a broken stream is the same as a worker that was not there: the request can start anew.
         if error.kind == "connection" and not began:
             return EngineError("unavailable", error.message, retryable=error.retryable)
         return error
@@ -159,7 +170,8 @@ class WorkerEngine:
     async def _command(
         self, request_id: str, action: Literal["pause", "resume", "modify"], changes: dict[str, Any] | None = None
     ) -> bool:
-        """Whether the worker did it; an unreachable one did not. EngineError where it refuses."""
+        """Whether the worker carried out the command; False if it cannot be reached. Raises EngineError if it
+        refuses."""
         command = Command(request_id=request_id, action=action, changes=changes or {})
         try:
             answer = await self._transport.ask("/engine/control", command, seconds=ASK_SECONDS)
@@ -167,15 +179,15 @@ class WorkerEngine:
             return False
         if answer.status == 400:
             raise failure_of(answer.body)
-        found = answer.json()
-        return isinstance(found, dict) and found.get("done") is True
+        result = answer.json()
+        return isinstance(result, dict) and result.get("done") is True
 
     def metrics(self) -> dict[str, float]:
         return self._metrics
 
 
 async def _items(stream: AsyncGenerator[list[bytes], None]) -> AsyncGenerator[EngineItem, None]:
-    """Items as they come. The end is held back until the stream's own last word says that everything was sent."""
+    """The items as they come. Finished is held back until `complete_final` says that every item was sent."""
     finished: Finished | None = None
     async for frames in stream:
         for frame in frames:
@@ -192,11 +204,13 @@ async def _items(stream: AsyncGenerator[list[bytes], None]) -> AsyncGenerator[En
                     finished = item
                 else:
                     yield item
-    raise EngineError("connection", "The worker's stream ended before it was complete.", retryable=True)
+    raise EngineError(
+        "connection", "The worker's stream ended without complete_final, so items are missing.", retryable=True
+    )
 
 
 async def _exhaust(stream: AsyncGenerator[list[bytes], None]) -> None:
-    """Read to the end of the body, so that the connection can be used again."""
+    """Read the body to its end, so that the connection can be used again."""
     with contextlib.suppress(TimeoutError, EngineError):
         async with asyncio.timeout(TAIL_SECONDS):
             await anext(stream, None)

@@ -1,4 +1,4 @@
-"""An engine at an address of which nobody said what it is: a worker of ours, or somebody else's server."""
+"""An engine at an address without a dialect: it is asked whether it is an `agent-server worker` or another server."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from agent_server.engines.worker.frames import KIND
 
 
 class DiscoveredEngine:
-    """Asks once, when it is started, and is from then on what it found. upstream: makes the engine for a server that
-    is no worker."""
+    """Asks the server when it is started and passes every call on to the engine that fits it. upstream: makes the
+    engine for a server that is not a worker."""
 
     def __init__(self, address: Address, upstream: Callable[[], Engine], settings: UpstreamSettings) -> None:
         self.address = address
@@ -25,7 +25,7 @@ class DiscoveredEngine:
 
     @property
     def engine(self) -> Engine:
-        """EngineError before anything answered there."""
+        """The engine that fits the server. Raises EngineError until the server has answered once."""
         if self._engine is None:
             raise EngineError("unavailable", f"Nothing has answered at {self.address.url} yet.", retryable=True)
         return self._engine
@@ -49,10 +49,10 @@ class DiscoveredEngine:
     async def _is_worker(self) -> bool:
         transport = Transport(self.address, self._settings)
         try:
-            said = (await transport.ask("/health", seconds=self._settings.connect)).json()
+            health = (await transport.ask("/health", seconds=self._settings.connect)).json()
         finally:
             await transport.close()
-        return isinstance(said, dict) and said.get("engine") == KIND
+        return isinstance(health, dict) and health.get("engine") == KIND
 
     async def close(self) -> None:
         if self._engine is not None:

@@ -1,7 +1,8 @@
 """The worker's stream: engine items as server-sent events, in both directions.
 
-A frame without an event's name holds an item as JSON. `error` holds a Failure; nothing follows it. `ping` is a sign
-of life. `complete_final` is the last frame of a stream that is complete (after NVIDIA Dynamo's proposal of that name).
+A frame without an event name holds an item as JSON. `error` holds a Failure and is the last frame. `ping` shows that
+the worker is alive. `complete_final` is the last frame of a complete stream; the name is that of NVIDIA Dynamo's
+proposal.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from agent_server.engines.upstream.frames import MAX_FRAME, FrameError, FrameSpl
 
 COMPLETE_FINAL = b"event: complete_final\n\n"
 KIND = "agent-server worker"
-"""What GET /health says to whoever wants to know whom they are speaking to."""
+"""The value of `engine` in the answer to GET /health, by which a gateway recognises a worker."""
 PING = b"event: ping\n\n"
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked of a generation under way. changes: for "modify"."""
+    """A command to a running generation. changes: new sampling parameters, for "modify"."""
 
     request_id: str
     action: Literal["pause", "resume", "modify", "cancel"]
@@ -28,7 +29,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker as its clients see it. info: None until the model is loaded. running: generations under way."""
+    """A worker's answer to GET /engine/status. info: None until the model is loaded. running: running generations."""
 
     status: EngineStatus
     info: EngineInfo | None = None
@@ -38,7 +39,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """An EngineError on its way."""
+    """An EngineError as JSON."""
 
     kind: ErrorKind
     message: str
@@ -67,23 +68,27 @@ def error_frame(error: EngineError) -> bytes:
 
 
 def item_of(data: bytes) -> EngineItem:
-    """EngineError("connection") for what is no item."""
+    """The item of a frame. Raises EngineError("connection") if the data is not an item."""
     try:
         return _items.decode(data)
     except msgspec.MsgspecError as error:
-        raise EngineError("connection", f"The worker sent something that is no item: {error}", retryable=True) from None
+        raise EngineError(
+            "connection", f"The worker sent data that is not an item of the stream: {error}", retryable=True
+        ) from None
 
 
 def failure_of(data: bytes) -> EngineError:
-    """The error that a worker tells of."""
+    """The error that a worker sent."""
     try:
         return _failures.decode(data).error()
     except msgspec.MsgspecError:
-        return EngineError("connection", "The worker failed without saying why.", retryable=True)
+        return EngineError(
+            "connection", "The worker failed and sent no readable reason; its log has it.", retryable=True
+        )
 
 
 class WorkerFrames(FrameSplitter):
-    """Bytes as they arrive → the frames that are complete, with their names still on them."""
+    """Bytes as they arrive → the complete frames, each with its lines `event:` and `data:`."""
 
     def feed(self, chunk: bytes) -> list[bytes]:
         *frames, self._rest = (self._rest + chunk).split(b"\n\n")
@@ -93,7 +98,7 @@ class WorkerFrames(FrameSplitter):
 
 
 def fields(frame: bytes) -> tuple[bytes, bytes]:
-    """The name of a frame, empty for an item, and its data."""
+    """The event name of a frame, empty for an item, and the frame's data."""
     if frame.startswith(b"data: "):
         return b"", frame[6:]
     head, _, data = frame.partition(b"\ndata: ")

@@ -266,7 +266,7 @@ async def test_no_more_are_in_flight_while_their_grammars_are_looked_at(monkeypa
             most = max(most, len(engine._streams))
             await asyncio.sleep(0.01)
 
-        monkeypatch.setattr(engine, "_judge", slowly)
+        monkeypatch.setattr(engine, "_verifier", slowly)
         ends = await asyncio.gather(*(whole(engine, name=str(n)) for n in range(6)), return_exceptions=True)
         refused = [end.kind for end in ends if isinstance(end, EngineError)]
         assert (most, refused) == (2, ["overloaded"] * 4)
@@ -351,7 +351,7 @@ async def test_loading_is_waited_for():
 async def test_what_is_no_inference_server_is_said_at_once():
     async with serving() as server:
         server.plays = {}
-        assert "not as an inference server does" in (await refused(server, start=60.0)).message
+        assert "is not an inference server that is known here" in (await refused(server, start=60.0)).message
 
 
 async def test_a_key_is_sent_and_a_wrong_one_is_told():

@@ -14,8 +14,8 @@ from agent_server.engine.detokenizer import ByteVocabulary, TokenizerVocabulary
 from agent_server.engine.protocol import Constraint, EngineError, GenerationRequest
 from agent_server.engines.upstream import Address, load_model, parse_address
 from agent_server.engines.upstream.constraint_verifier import ConstraintVerifiers
-from agent_server.engines.upstream.dialects import DIALECTS, Asked, Served
-from agent_server.engines.upstream.errors import error_frame, said
+from agent_server.engines.upstream.dialects import DIALECTS, OutgoingRequest, Served
+from agent_server.engines.upstream.errors import error_frame, message_of
 from agent_server.engines.upstream.frames import FrameSplitter
 from agent_server.engines.upstream.grammar import for_llguidance, for_xgrammar
 from agent_server.engines.upstream.upstream_text import UpstreamText
@@ -74,7 +74,7 @@ async def test_vllm_that_is_not_installed_is_said():
     ],
 )
 def test_errors_are_read_however_they_are_written(body: bytes, shown: tuple[str, str | None]):
-    assert said(body) == shown
+    assert message_of(body) == shown
 
 
 @pytest.mark.parametrize(
@@ -112,8 +112,9 @@ SAMPLING = SamplingParams(
 
 def body(name: str, **changes: Any) -> dict[str, Any]:
     request = GenerationRequest(request_id="r", prompt_token_ids=(65, 66), sampling=SAMPLING, **changes)
-    asked = Asked(request=request, sampling=SAMPLING, served=Served(model="m"), vocabulary=ByteVocabulary())
-    return json.loads(json.dumps(DIALECTS[name]().body(asked), default=list))
+    served = Served(model="m")
+    outgoing = OutgoingRequest(request=request, sampling=SAMPLING, served=served, vocabulary=ByteVocabulary())
+    return json.loads(json.dumps(DIALECTS[name]().body(outgoing), default=list))
 
 
 def test_what_vllm_is_asked():
@@ -233,16 +234,16 @@ def test_llguidance_gets_the_embedded_engines_grammar():
 
 def test_a_token_that_does_not_belong_is_found():
     files = load_model_files(BUNDLED)
-    court = ConstraintVerifiers(TokenizerVocabulary(files.tokenizer), 1536, frozenset(files.stop_token_ids))
+    verifiers = ConstraintVerifiers(TokenizerVocabulary(files.tokenizer), 1536, frozenset(files.stop_token_ids))
     encode = TokenizerVocabulary(files.tokenizer).encode
-    judge = court.judge(Constraint(kind="regex", value="[0-9]{3}"))
+    verifier = verifiers.verifier(Constraint(kind="regex", value="[0-9]{3}"))
     for number in encode("12"):
-        judge.token(number, ends=False)
-    with pytest.raises(EngineError, match="left the grammar"):
-        judge.token(2, ends=True)
-    with pytest.raises(EngineError, match="left the grammar"):
-        judge.token(encode("x")[0], ends=False)
-    whole = court.judge(Constraint(kind="regex", value="[0-9]{3}"))
+        verifier.token(number, ends=False)
+    with pytest.raises(EngineError, match="grammar does not allow"):
+        verifier.token(2, ends=True)
+    with pytest.raises(EngineError, match="grammar does not allow"):
+        verifier.token(encode("x")[0], ends=False)
+    whole = verifiers.verifier(Constraint(kind="regex", value="[0-9]{3}"))
     for number in encode("123"):
         whole.token(number, ends=False)
     whole.token(2, ends=True)
@@ -254,9 +255,9 @@ def test_white_space_of_json_is_no_fault(kind: Any):
     value = schema if kind == "json_schema" else tag({"type": "json_schema", "json_schema": schema}).value
     files = load_model_files(BUNDLED)
     vocabulary = TokenizerVocabulary(files.tokenizer)
-    judge = ConstraintVerifiers(vocabulary, 1536, frozenset(files.stop_token_ids)).judge(
+    verifier = ConstraintVerifiers(vocabulary, 1536, frozenset(files.stop_token_ids)).verifier(
         Constraint(kind=kind, value=value)
     )
     for number in vocabulary.encode('{\n  "a" : 1\n}'):
-        judge.token(number, ends=False)
-    judge.token(2, ends=True)
+        verifier.token(number, ends=False)
+    verifier.token(2, ends=True)

@@ -11,7 +11,7 @@ import pytest
 from agent_server.engine.checks import check_supported
 from agent_server.engine.detokenizer import ByteVocabulary
 from agent_server.engine.protocol import EngineError, EngineInfo, GenerationRequest
-from agent_server.engines.upstream.dialects import DIALECTS, Asked, Dialect, Served
+from agent_server.engines.upstream.dialects import DIALECTS, Dialect, OutgoingRequest, Served
 from agent_server.engines.upstream.dialects.words import HERE
 from agent_server.generation.generation import HONOURED
 from events.options import SamplingParams
@@ -34,10 +34,10 @@ def request_with(sampling: SamplingParams) -> GenerationRequest:
 
 
 def body_of(dialect: Dialect, sampling: SamplingParams) -> bytes:
-    asked = Asked(
+    outgoing = OutgoingRequest(
         request=request_with(sampling), sampling=sampling, served=Served(model="m"), vocabulary=ByteVocabulary()
     )
-    return msgspec.json.encode(dialect.body(asked))
+    return msgspec.json.encode(dialect.body(outgoing))
 
 
 def info_of(dialect: Dialect) -> EngineInfo:

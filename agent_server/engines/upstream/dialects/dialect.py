@@ -1,4 +1,4 @@
-"""What a dialect is: how one kind of server is asked for tokens, and how its frames are read."""
+"""The interface of a dialect: how to request tokens from one kind of server, and how to read its frames."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from events.options import SamplingParams
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server says of itself. model: the name that requests carry. models: all the names it has. None and ""
-    are what it does not say. grammar: the language in which it takes grammars (see `upstream.grammar`), None for none.
-    lacks: attributes of SamplingParams that this server, as it was started, does not honour.
+    """What a server says of itself; None and "" where it says nothing. model: the name to send in requests. models: all
+    names that it serves. grammar: the library whose grammars it takes (see `upstream.grammar`), None if it takes none.
+    lacks: attributes of SamplingParams that this server does not honour because of how it was started.
     """
 
     model: str
@@ -30,9 +30,9 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     lacks: tuple[str, ...] = ()
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """One generation as a dialect sees it. sampling: the request's with the model's defaults filled in. grammar: in
-    the upstream's own language. ends: ids that end an answer."""
+class OutgoingRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request before a dialect writes it. sampling: the request's with the model's defaults filled in. grammar: for
+    the upstream's own library. ends: ids that end an answer."""
 
     request: GenerationRequest
     sampling: SamplingParams
@@ -43,9 +43,9 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Piece(msgspec.Struct, kw_only=True):
-    """One frame, read. text: for dialects that have no ids. texts: what the ids read
-    as, where the server knows better than our decoder. logprobs and alternatives are as long as ids, where they
-    were asked for. finish: the upstream's word for why it ended; then stop is what matched, as far as it says."""
+    """A decoded frame. text: for dialects without ids. texts: the text of each id, where the server's is better than
+    our decoder's. logprobs and alternatives: one entry for each id, if they were requested. finish: the upstream's
+    finish reason; then stop is what matched, if it says so. cached: tokens of the prompt that it had cached."""
 
     ids: Sequence[int] = ()
     text: str = ""
@@ -61,14 +61,14 @@ class Reader(Protocol):
     """Reads the frames of one stream in order."""
 
     def read(self, data: bytes) -> Piece | None:
-        """None for a frame that says nothing. Raises EngineError for an error frame, msgspec.DecodeError for what is
-        no frame of this dialect."""
+        """The decoded frame; None if it holds nothing of use. Raises EngineError for an error frame,
+        msgspec.DecodeError for data that is not a frame of this dialect."""
 
 
 class Dialect(Protocol):
-    """One kind of server. name: as in front of a URL. path: where generations are asked for. health: answers 200
-    when the model is loaded. tokens: whether ids come back; without them the text is encoded here. words: for the
-    sampling parameters that are honoured; all others are refused."""
+    """One kind of server. name: the prefix of its URLs. path: where generations are requested. health: a path that
+    answers 200 when the model is loaded. tokens: whether it sends ids; if not, its text is encoded here. words: the
+    server's names for the sampling parameters that it honours; all others are refused."""
 
     name: str
     path: str
@@ -77,40 +77,41 @@ class Dialect(Protocol):
     words: Words
 
     async def describe(self, transport: Transport, wanted: str) -> Served:
-        """Ask the server what it serves; `wanted` chooses where it serves several models. Raises EngineError."""
+        """Ask the server what it serves. wanted: the model to choose if it serves several. Raises EngineError."""
 
     async def tokenize(self, transport: Transport, served: Served, text: str) -> list[int] | None:
-        """The server's own ids for a text in which special tokens are recognised; None where it does not tell."""
+        """The server's own ids for a text in which special tokens are recognised; None if it has no such endpoint."""
 
-    def check(self, asked: Asked) -> None:
-        """EngineError("invalid_request") for values that cannot be honoured, of parameters that can."""
+    def check(self, outgoing: OutgoingRequest) -> None:
+        """Raises EngineError("invalid_request") for a value that cannot be honoured of a parameter that can."""
 
-    def body(self, asked: Asked) -> dict[str, Any]:
+    def body(self, outgoing: OutgoingRequest) -> dict[str, Any]:
         """The request's JSON."""
 
-    def reader(self, asked: Asked) -> Reader: ...
+    def reader(self, outgoing: OutgoingRequest) -> Reader: ...
 
 
 def chosen_model(names: Sequence[str], wanted: str, url: str) -> str:
-    """The one model, or the one of several that is called like ours. Raises EngineError with the names there are."""
+    """The only model, or the one of several with our model's name. Raises EngineError, which lists the names."""
     if len(names) == 1:
         return names[0]
     if wanted in names:
         return wanted
-    found = [name for name in names if name.rsplit("/", 1)[-1] == wanted.rsplit("/", 1)[-1]]
-    if len(found) == 1:
-        return found[0]
+    # The same model may be named with and without its organisation, or by a folder.
+    same = [name for name in names if name.rsplit("/", 1)[-1] == wanted.rsplit("/", 1)[-1]]
+    if len(same) == 1:
+        return same[0]
     shown = ", ".join(names[:8]) or "none"
     raise EngineError("unavailable", f"The upstream {url} serves no model {wanted!r}; it has {shown}.")
 
 
 def known(answer: Any, name: str, kind: type) -> Any:
-    """A value of a JSON object, None if it is not there or of another type."""
+    """The value of a key of a JSON object; None if it is missing or has another type."""
     value = answer.get(name) if isinstance(answer, dict) else None
     return value if isinstance(value, kind) and not isinstance(value, bool) else None
 
 
 def ids_of(answer: Any, name: str = "tokens") -> list[int] | None:
-    """A list of ids in a JSON object."""
-    found = known(answer, name, list)
-    return found if found is not None and all(isinstance(number, int) for number in found) else None
+    """The list of token ids under a key of a JSON object; None if there is none."""
+    ids = known(answer, name, list)
+    return ids if ids is not None and all(isinstance(number, int) for number in ids) else None

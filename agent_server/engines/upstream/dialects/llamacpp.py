@@ -1,7 +1,7 @@
 """llama.cpp's `/completion`: ids in and out.
 
-It has no stop ids, and sends no ids of tokens that end within a character: the former are found here, the latter are
-guessed from the character once it is whole. Stop strings are found here too.
+The server takes no stop ids, so this side looks for them, and for stop strings. It does not send the ids of tokens that
+end within a character: they are guessed by encoding the character once it is complete.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from typing import Any
 import msgspec
 
 from agent_server.engine.detokenizer import Vocabulary
-from agent_server.engines.upstream.dialects.dialect import Asked, Piece, Reader, Served, ids_of, known
-from agent_server.engines.upstream.dialects.words import HERE, Word, Words, spoken
+from agent_server.engines.upstream.dialects.dialect import OutgoingRequest, Piece, Reader, Served, ids_of, known
+from agent_server.engines.upstream.dialects.words import HERE, Word, Words, sampling_fields
 from agent_server.engines.upstream.errors import error_frame, error_of
 from agent_server.engines.upstream.transport import Transport
 
 ORDER = ("penalties", "temperature", "top_k", "top_p", "min_p", "typ_p")
-"""Its samplers in the order in which every other engine here applies them."""
+"""llama.cpp's samplers in the order in which all other engines here apply them."""
 REASONS = {"eos": "stop", "word": "stop", "limit": "length"}
 MOST_SEEDS = 2**32 - 1
-"""The highest seed stands for a random one."""
+"""Seeds are taken modulo this, because llama.cpp reads the highest number of 32 bits as "choose a seed"."""
 
 
 class LlamaCpp:
-    """presence and frequency penalties count the prompt as well, which is not what was asked for: they are refused."""
+    """The server's presence and frequency penalties count the prompt as well, so these parameters are refused."""
 
     name = "llamacpp"
     path = "/completion"
@@ -66,30 +66,30 @@ class LlamaCpp:
         body = {"content": text, "add_special": False, "parse_special": True}
         return ids_of((await transport.ask("/tokenize", body)).json())
 
-    def check(self, asked: Asked) -> None:
+    def check(self, outgoing: OutgoingRequest) -> None:
         """Every value of the parameters that it has words for can be honoured."""
 
-    def body(self, asked: Asked) -> dict[str, Any]:
-        request, sampling = asked.request, asked.sampling
+    def body(self, outgoing: OutgoingRequest) -> dict[str, Any]:
+        request, sampling = outgoing.request, outgoing.sampling
         return {
             "prompt": request.prompt_token_ids,
             "stream": True,
             "return_tokens": True,
             "cache_prompt": True,
             "samplers": ORDER,
-            **spoken(self.words, sampling),
-            "repeat_last_n": _whole_length(asked),
+            **sampling_fields(self.words, sampling),
+            "repeat_last_n": _whole_length(outgoing),
         }
 
-    def reader(self, asked: Asked) -> Reader:
-        return LlamaCppReader(asked.vocabulary, asked.sampling.logprobs)
+    def reader(self, outgoing: OutgoingRequest) -> Reader:
+        return LlamaCppReader(outgoing.vocabulary, outgoing.sampling.logprobs)
 
 
-def _whole_length(asked: Asked) -> int:
-    """Tokens that the repetition penalty looks back on: all of them; none where there is no penalty."""
-    if asked.sampling.repetition_penalty in (None, 1.0):
+def _whole_length(outgoing: OutgoingRequest) -> int:
+    """The number of tokens that the repetition penalty looks back on: all of them, or 0 without a penalty."""
+    if outgoing.sampling.repetition_penalty in (None, 1.0):
         return 0
-    return len(asked.request.prompt_token_ids) + (asked.sampling.max_tokens or 0)
+    return len(outgoing.request.prompt_token_ids) + (outgoing.sampling.max_tokens or 0)
 
 
 class _Top(msgspec.Struct):
@@ -113,7 +113,7 @@ class _Frame(msgspec.Struct):
 
 
 class LlamaCppReader:
-    """alternatives: how many were asked for beside each token, None for no logprobs."""
+    """alternatives: how many were requested for each token, None for no log probabilities."""
 
     def __init__(self, vocabulary: Vocabulary, alternatives: int | None) -> None:
         self._vocabulary = vocabulary
@@ -139,17 +139,17 @@ class LlamaCppReader:
         return piece
 
     def _whole(self, frame: _Frame, missing: int) -> Piece:
-        """A character whose first tokens were not sent: its text is whole, and they are what our tokenizer makes of
-        it, as many as there were."""
+        """A frame with a whole character whose first tokens were not sent: these are taken from our own encoding of the
+        character, as many as are missing."""
         guessed = self._vocabulary.encode(frame.content)[:missing]
         guessed += [frame.tokens[0]] * (missing - len(guessed))
         return Piece(ids=[*guessed, *frame.tokens], texts=[""] * missing + [frame.content])
 
     def _add_logprobs(self, piece: Piece, frame: _Frame) -> None:
-        """Of tokens that were not sent nothing is known; they get the least there is."""
-        found = {each.id: each for each in frame.completion_probabilities}
-        least = _Probability(id=-1, logprob=-9999.0)
-        rows = [found.get(number, least) for number in piece.ids]
+        """Add log probabilities. Those of tokens that were not sent are unknown; they get the lowest value, -9999."""
+        sent = {each.id: each for each in frame.completion_probabilities}
+        unknown = _Probability(id=-1, logprob=-9999.0)
+        rows = [sent.get(number, unknown) for number in piece.ids]
         most = self._alternatives or 0
         piece.logprobs = [row.logprob for row in rows]
         piece.alternatives = [[(top.id, top.logprob) for top in row.top_logprobs[:most]] for row in rows]

@@ -1,8 +1,8 @@
-"""Any other server with OpenAI's `/v1/completions`: text in, text out, the last resort.
+"""Any other server with OpenAI's `/v1/completions`, which takes and sends text. It is used if no other dialect fits.
 
-The prompt is the rendered text with its control tokens spelled out, and what comes back is encoded here. A server
-that leaves special tokens out of its text hides a model's markers; there is no word to ask it not to. Stop strings are
-found here alone, since such a server does not say which one it found.
+The prompt is sent as text with its control tokens spelled out, and the answer's text is encoded here. A server that
+leaves special tokens out of its text hides the model's markers, and the protocol has no field to prevent that. Stop
+strings are only looked for here, because such a server does not say which one it found.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from agent_server.engine.detokenizer import Vocabulary
-from agent_server.engines.upstream.dialects.dialect import Asked, Reader, Served, chosen_model, known
+from agent_server.engines.upstream.dialects.dialect import OutgoingRequest, Reader, Served, chosen_model, known
 from agent_server.engines.upstream.dialects.openai_frames import CompletionReader
 from agent_server.engines.upstream.dialects.vllm import models
-from agent_server.engines.upstream.dialects.words import HERE, Word, Words, folded, spoken
+from agent_server.engines.upstream.dialects.words import HERE, Word, Words, folded, sampling_fields
 from agent_server.engines.upstream.errors import refused
 from agent_server.engines.upstream.transport import Transport
 
 
 class OpenAI:
-    """What speaks of token ids cannot be asked for, nor what OpenAI's endpoint has no parameter for."""
+    """Parameters that name token ids cannot be honoured, nor those that OpenAI's endpoint does not have."""
 
     name = "openai"
     path = "/v1/completions"
@@ -47,26 +47,28 @@ class OpenAI:
     async def tokenize(self, transport: Transport, served: Served, text: str) -> list[int] | None:
         return None
 
-    def check(self, asked: Asked) -> None:
-        """Ids that end an answer end it by themselves; others cannot be told from the text."""
-        if not set(asked.sampling.stop_token_ids) <= asked.ends:
-            raise refused("stop_token_ids", "The upstream (openai) sends text, in which no token can be a stop.")
+    def check(self, outgoing: OutgoingRequest) -> None:
+        """Only the model's own end tokens may be stop ids: the server stops at them anyway. Others cannot be seen in
+        text."""
+        if not set(outgoing.sampling.stop_token_ids) <= outgoing.ends:
+            message = "The upstream (openai) sends no token ids, so only the model's own end tokens can be stop ids."
+            raise refused("stop_token_ids", message)
 
-    def body(self, asked: Asked) -> dict[str, Any]:
-        request, sampling = asked.request, asked.sampling
+    def body(self, outgoing: OutgoingRequest) -> dict[str, Any]:
+        request, sampling = outgoing.request, outgoing.sampling
         return {
-            "model": asked.served.model,
-            "prompt": spelled(asked.vocabulary, request.prompt_token_ids),
+            "model": outgoing.served.model,
+            "prompt": spelled(outgoing.vocabulary, request.prompt_token_ids),
             "stream": True,
             "stream_options": {"include_usage": True},
-            **spoken(self.words, sampling),
+            **sampling_fields(self.words, sampling),
         }
 
-    def reader(self, asked: Asked) -> Reader:
+    def reader(self, outgoing: OutgoingRequest) -> Reader:
         return CompletionReader(ids=False, alternatives=None)
 
 
 def spelled(vocabulary: Vocabulary, ids: Sequence[int]) -> str:
-    """The prompt's text, control tokens by their spelling."""
+    """The prompt's text, with control tokens spelled out."""
     decoder = vocabulary.detokenizer()
     return "".join(map(decoder.push, ids)) + decoder.flush()

@@ -42,8 +42,8 @@ class _Chunk(msgspec.Struct):
 
 
 class CompletionReader:
-    """ids: the stream is to have them; a frame with text alone is then a fault. alternatives: how many were asked for
-    beside each token, None for no logprobs."""
+    """ids: whether the stream must have token ids; then a frame with text alone is an error. alternatives: how many
+    were requested for each token, None for no log probabilities."""
 
     def __init__(self, *, ids: bool, alternatives: int | None) -> None:
         self._ids = ids
@@ -74,16 +74,16 @@ class CompletionReader:
             self._add_logprobs(piece, choice.logprobs)
         return piece
 
-    def _add_logprobs(self, piece: Piece, found: _Logprobs | None) -> None:
-        values = found.token_logprobs if found is not None else []
+    def _add_logprobs(self, piece: Piece, logprobs: _Logprobs | None) -> None:
+        values = logprobs.token_logprobs if logprobs is not None else []
         if len(values) != len(piece.ids):
             raise EngineError("connection", "The upstream left out log probabilities.", retryable=True)
         piece.logprobs = [-9999.0 if value is None else value for value in values]
-        tops = (found.top_logprobs if found is not None else None) or [None] * len(values)
+        tops = (logprobs.top_logprobs if logprobs is not None else None) or [None] * len(values)
         piece.alternatives = [_alternatives(top or {}, self._alternatives or 0) for top in tops]
 
 
 def _alternatives(top: dict[str, float], most: int) -> list[tuple[int, float]]:
-    """The most likely tokens in order; the server adds the one that was taken where it is none of them."""
+    """The most likely tokens in order. The server adds the chosen token if it is not among them, so the list is cut."""
     pairs = [(int(name.removeprefix(ID_PREFIX)), value) for name, value in top.items() if name.startswith(ID_PREFIX)]
     return sorted(pairs, key=lambda pair: -pair[1])[:most]

@@ -1,7 +1,7 @@
 """SGLang's `/generate`: ids in and out, cumulative by default.
 
-A frame holds every id so far, or with `--incremental-streaming-output` only the new ones; `completion_tokens` tells
-how many of them are new in both cases. Read off SGLang 0.5.23's source.
+A frame holds all ids so far, or with `--incremental-streaming-output` only the new ones. In both cases the growth of
+`completion_tokens` tells how many are new. Written from the source of SGLang 0.5.23.
 """
 
 from __future__ import annotations
@@ -13,16 +13,23 @@ import msgspec
 
 from agent_server.engine.protocol import EngineError
 from agent_server.engines.upstream.cache_salt import cache_salt
-from agent_server.engines.upstream.dialects.dialect import Asked, Piece, Reader, Served, chosen_model, ids_of, known
+from agent_server.engines.upstream.dialects.dialect import (
+    OutgoingRequest,
+    Piece,
+    Reader,
+    Served,
+    chosen_model,
+    ids_of,
+    known,
+)
 from agent_server.engines.upstream.dialects.vllm import SPELLING, models
-from agent_server.engines.upstream.dialects.words import IN_BODY, Word, Words, folded, spelled_ids, spoken
+from agent_server.engines.upstream.dialects.words import IN_BODY, Word, Words, folded, sampling_fields, spelled_ids
 from agent_server.engines.upstream.errors import error_frame, error_of
 from agent_server.engines.upstream.grammar import Grammar
 from agent_server.engines.upstream.transport import Transport
 
 GRAMMARS = {"xgrammar": "xgrammar"}
-"""SGLang's grammar backend → the language that its grammars are written in."""
-
+"""SGLang's `grammar_backend` → the library for which grammars are written."""
 
 SAMPLING_WORDS: Words = {
     "max_tokens": Word("max_new_tokens"),
@@ -43,7 +50,7 @@ SAMPLING_WORDS: Words = {
 
 
 class SGLang:
-    """Seeds count only where the server runs deterministically; a server that does not say so refuses them."""
+    """SGLang honours seeds only with `--enable-deterministic-inference`; without it they are refused."""
 
     name = "sglang"
     path = "/generate"
@@ -55,14 +62,14 @@ class SGLang:
         entries = await models(transport)
         model = chosen_model([entry["id"] for entry in entries], wanted, transport.address.url)
         entry = next(entry for entry in entries if entry["id"] == model)
-        said = (await transport.ask("/server_info")).json()
-        seeds = isinstance(said, dict) and bool(said.get("enable_deterministic_inference"))
+        info = (await transport.ask("/server_info")).json()
+        seeds = isinstance(info, dict) and bool(info.get("enable_deterministic_inference"))
         return Served(
             model=model,
             models=tuple(each["id"] for each in entries),
-            version=known(said, "version", str) or "",
+            version=known(info, "version", str) or "",
             context_length=known(entry, "max_model_len", int),
-            grammar=GRAMMARS.get(known(said, "grammar_backend", str) or ""),
+            grammar=GRAMMARS.get(known(info, "grammar_backend", str) or ""),
             lacks=() if seeds else ("seed",),
         )
 
@@ -70,17 +77,21 @@ class SGLang:
         body = {"model": served.model, "prompt": text, "add_special_tokens": False}
         return ids_of((await transport.ask("/tokenize", body)).json())
 
-    def check(self, asked: Asked) -> None:
+    def check(self, outgoing: OutgoingRequest) -> None:
         """Every value of the parameters that it has words for can be honoured."""
 
-    def body(self, asked: Asked) -> dict[str, Any]:
-        request, sampling = asked.request, asked.sampling
+    def body(self, outgoing: OutgoingRequest) -> dict[str, Any]:
+        request, sampling = outgoing.request, outgoing.sampling
         wanted = sampling.logprobs is not None
         body = {
             "rid": request.request_id,
             "input_ids": request.prompt_token_ids,
             "stream": True,
-            "sampling_params": {**spoken(SAMPLING_WORDS, sampling), **SPELLING, **_grammar_words(asked.grammar)},
+            "sampling_params": {
+                **sampling_fields(SAMPLING_WORDS, sampling),
+                **SPELLING,
+                **_grammar_words(outgoing.grammar),
+            },
             "return_logprob": wanted or None,
             "top_logprobs_num": sampling.logprobs if wanted else None,
             "logprob_start_len": -1 if wanted else None,
@@ -89,8 +100,8 @@ class SGLang:
         }
         return {name: value for name, value in body.items() if value is not None}
 
-    def reader(self, asked: Asked) -> Reader:
-        return SGLangReader(asked.sampling.logprobs)
+    def reader(self, outgoing: OutgoingRequest) -> Reader:
+        return SGLangReader(outgoing.sampling.logprobs)
 
 
 def _grammar_words(grammar: Grammar | None) -> dict[str, Any]:
@@ -128,7 +139,7 @@ class _Frame(msgspec.Struct):
 
 
 class SGLangReader:
-    """alternatives: how many were asked for beside each token, None for no logprobs."""
+    """alternatives: how many were requested for each token, None for no log probabilities."""
 
     def __init__(self, alternatives: int | None) -> None:
         self._alternatives = alternatives
@@ -170,7 +181,7 @@ def _last(values: Sequence[Any], count: int, what: str) -> Sequence[Any]:
 
 
 def _end(piece: Piece, finish: _Finish) -> None:
-    """An abort says why, with the status that it would have as an answer."""
+    """Set how the generation ended. An abort has a message and the HTTP status that fits it, which are raised."""
     if finish.type == "abort" and finish.status_code:
         raise error_of(finish.status_code, {"error": {"message": finish.message}})
     piece.finish = finish.type

@@ -1,4 +1,4 @@
-"""vLLM's `/v1/completions`: token ids in and out, its stable contract."""
+"""vLLM's `/v1/completions` with token ids in and out, which is vLLM's stable interface."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import msgspec
 
 from agent_server.engine.protocol import EngineError
 from agent_server.engines.upstream.cache_salt import cache_salt
-from agent_server.engines.upstream.dialects.dialect import Asked, Reader, Served, chosen_model, ids_of, known
+from agent_server.engines.upstream.dialects.dialect import OutgoingRequest, Reader, Served, chosen_model, ids_of, known
 from agent_server.engines.upstream.dialects.openai_frames import CompletionReader
-from agent_server.engines.upstream.dialects.words import Word, Words, folded, spelled_ids, spoken
+from agent_server.engines.upstream.dialects.words import Word, Words, folded, sampling_fields, spelled_ids
 from agent_server.engines.upstream.errors import error_of
 from agent_server.engines.upstream.grammar import Grammar
 from agent_server.engines.upstream.transport import Transport
@@ -39,7 +39,7 @@ PROBE_TAG = '{"type":"structural_tag","format":{"type":"const_string","value":"a
 
 
 class VLLM:
-    """Its streams have no prompt_logprobs, and it has no typical_p."""
+    """vLLM streams no prompt_logprobs and has no typical_p, so both are refused."""
 
     name = "vllm"
     path = "/v1/completions"
@@ -63,30 +63,30 @@ class VLLM:
         body = {"model": served.model, "prompt": text, "add_special_tokens": False}
         return ids_of((await transport.ask("/tokenize", body)).json())
 
-    def check(self, asked: Asked) -> None:
+    def check(self, outgoing: OutgoingRequest) -> None:
         """Every value of the parameters that it has words for can be honoured."""
 
-    def body(self, asked: Asked) -> dict[str, Any]:
-        request, sampling = asked.request, asked.sampling
+    def body(self, outgoing: OutgoingRequest) -> dict[str, Any]:
+        request, sampling = outgoing.request, outgoing.sampling
         body = {
-            "model": asked.served.model,
+            "model": outgoing.served.model,
             "prompt": request.prompt_token_ids,
             "stream": True,
             "stream_options": {"include_usage": True},
             "request_id": request.request_id,
             "return_token_ids": True,
             "add_special_tokens": False,
-            **spoken(self.words, sampling),
+            **sampling_fields(self.words, sampling),
             **SPELLING,
             "return_tokens_as_token_ids": True if sampling.logprobs is not None else None,
-            "structured_outputs": grammar_words(asked.grammar),
+            "structured_outputs": grammar_words(outgoing.grammar),
             "priority": request.priority or None,
             "cache_salt": cache_salt(request.tenant),
         }
         return {name: value for name, value in body.items() if value is not None}
 
-    def reader(self, asked: Asked) -> Reader:
-        return CompletionReader(ids=True, alternatives=asked.sampling.logprobs)
+    def reader(self, outgoing: OutgoingRequest) -> Reader:
+        return CompletionReader(ids=True, alternatives=outgoing.sampling.logprobs)
 
 
 def grammar_words(grammar: Grammar | None) -> dict[str, Any] | None:
@@ -105,8 +105,8 @@ def grammar_words(grammar: Grammar | None) -> dict[str, Any] | None:
 
 
 async def _grammars(transport: Transport, model: str) -> str | None:
-    """The library behind structured outputs: vLLM's default takes llguidance's Lark where xgrammar refuses it; a
-    server that was told to use xgrammar alone refuses it, and one that was told so takes xgrammar's tags."""
+    """The library behind structured outputs, found by trying. With vLLM's default setting a grammar in llguidance's
+    Lark is accepted; a server that was started with xgrammar alone refuses it and accepts xgrammar's tags."""
     for language, words in (("llguidance", {"grammar": PROBE}), ("xgrammar", {"structural_tag": PROBE_TAG})):
         body = {"model": model, "prompt": [0], "max_tokens": 1, "structured_outputs": words}
         if (await transport.ask("/v1/completions", body)).status == 200:
@@ -120,7 +120,7 @@ async def models(transport: Transport) -> list[dict[str, Any]]:
     if answer.status != 200:
         raise error_of(answer.status, answer.body)
     data = known(answer.json(), "data", list) or []
-    found = [entry for entry in data if known(entry, "id", str) and not known(entry, "parent", str)]
-    if not found:
+    base_models = [entry for entry in data if known(entry, "id", str) and not known(entry, "parent", str)]
+    if not base_models:
         raise EngineError("unavailable", f"The upstream {transport.address.url} lists no models.", retryable=True)
-    return found
+    return base_models

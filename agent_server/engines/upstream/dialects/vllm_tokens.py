@@ -1,6 +1,6 @@
 """vLLM's token-in token-out endpoint, `/inference/v1/generate` (`vllm serve --enable-scale-out`, or `--tokens-only`).
 
-It detokenises nothing, so stop strings are this side's alone: when one is found the stream is closed.
+The endpoint sends no text, so only this side looks for stop strings, and closes the stream when it finds one.
 """
 
 from __future__ import annotations
@@ -11,30 +11,30 @@ import msgspec
 
 from agent_server.engine.protocol import EngineError
 from agent_server.engines.upstream.cache_salt import cache_salt
-from agent_server.engines.upstream.dialects.dialect import Asked, Piece, Reader
+from agent_server.engines.upstream.dialects.dialect import OutgoingRequest, Piece, Reader
 from agent_server.engines.upstream.dialects.openai_frames import Usage
 from agent_server.engines.upstream.dialects.vllm import SAMPLING_WORDS, SPELLING, VLLM, grammar_words
-from agent_server.engines.upstream.dialects.words import HERE, Word, Words, spoken
+from agent_server.engines.upstream.dialects.words import HERE, Word, Words, sampling_fields
 from agent_server.engines.upstream.errors import error_frame
 
 
 class VLLMTokens(VLLM):
-    """Answers about the model come from the same server's other endpoints."""
+    """The model is described by the same server's other endpoints, as for VLLM."""
 
     name = "vllm-tokens"
     path = "/inference/v1/generate"
     words: Words = {**SAMPLING_WORDS, "stop": HERE, "logprobs": Word("logprobs")}
 
-    def body(self, asked: Asked) -> dict[str, Any]:
-        request, sampling = asked.request, asked.sampling
-        grammar = grammar_words(asked.grammar)
+    def body(self, outgoing: OutgoingRequest) -> dict[str, Any]:
+        request, sampling = outgoing.request, outgoing.sampling
+        grammar = grammar_words(outgoing.grammar)
         params = {
-            **spoken(self.words, sampling),
+            **sampling_fields(self.words, sampling),
             **SPELLING,
             **({"structured_outputs": grammar} if grammar is not None else {}),
         }
         body = {
-            "model": asked.served.model,
+            "model": outgoing.served.model,
             "token_ids": request.prompt_token_ids,
             "request_id": request.request_id,
             "stream": True,
@@ -45,8 +45,8 @@ class VLLMTokens(VLLM):
         }
         return {name: value for name, value in body.items() if value is not None}
 
-    def reader(self, asked: Asked) -> Reader:
-        return TokensReader(asked.sampling.logprobs)
+    def reader(self, outgoing: OutgoingRequest) -> Reader:
+        return TokensReader(outgoing.sampling.logprobs)
 
 
 class _Logprob(msgspec.Struct):
@@ -76,7 +76,7 @@ class _Chunk(msgspec.Struct):
 
 
 class TokensReader:
-    """alternatives: how many were asked for beside each token, None for no logprobs."""
+    """alternatives: how many were requested for each token, None for no log probabilities."""
 
     def __init__(self, alternatives: int | None) -> None:
         self._alternatives = alternatives
@@ -98,8 +98,8 @@ class TokensReader:
                 self._add_logprobs(piece, choice.logprobs)
         return piece
 
-    def _add_logprobs(self, piece: Piece, found: _Logprobs | None) -> None:
-        content = (found.content if found is not None else None) or []
+    def _add_logprobs(self, piece: Piece, logprobs: _Logprobs | None) -> None:
+        content = (logprobs.content if logprobs is not None else None) or []
         if len(content) != len(piece.ids):
             raise EngineError("connection", "The upstream left out log probabilities.", retryable=True)
         most = self._alternatives or 0

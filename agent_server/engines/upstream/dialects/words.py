@@ -1,8 +1,8 @@
-"""An upstream's own words for the sampling parameters.
+"""An upstream's own names for the sampling parameters.
 
-A dialect honours exactly the parameters that it has a word for: the request is written from these words, and whatever
-else the table of parameters holds is refused by name before anything is sent. A parameter that a dialect was never
-taught is therefore refused by it, not ignored.
+A dialect honours exactly the parameters that it has a Word for: the request is written from its words, and every other
+parameter of the table is refused by name before anything is sent. So a dialect that was not extended for a new
+parameter refuses it instead of ignoring it.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ def same(value: Any) -> Any:
 
 
 class Word(msgspec.Struct, frozen=True):
-    """name: the upstream's field. value: our value as it takes it; None leaves the field out."""
+    """name: the upstream's field. value: converts our value for it; if it returns None, the field is left out."""
 
     name: str
     value: Callable[[Any], object] = same
 
 
 HERE = Word("")
-"""For a parameter that is honoured on this side of the connection, so that nothing of it is sent."""
+"""For a parameter that is honoured on this side, so that it is not sent."""
 IN_BODY = Word("")
-"""For a parameter that the dialect writes into the request by itself, in more than one field."""
+"""For a parameter that the dialect's `body` writes itself, for example because it takes several fields."""
 Words = Mapping[str, Word]
 """Attribute of SamplingParams → the upstream's word for it."""
 
 
-def spoken(words: Words, sampling: SamplingParams) -> dict[str, object]:
-    """The upstream's fields for all that the sampling asks for."""
-    found: dict[str, object] = {}
+def sampling_fields(words: Words, sampling: SamplingParams) -> dict[str, object]:
+    """The upstream's fields for the sampling parameters that differ from their defaults."""
+    fields: dict[str, object] = {}
     for name, word in words.items():
         value = getattr(sampling, name)
         if word.name and value is not None and value != DEFAULTS[name]:
-            said = word.value(value)
-            if said is not None:
-                found[word.name] = said
-    return found
+            converted = word.value(value)
+            if converted is not None:
+                fields[word.name] = converted
+    return fields
 
 
 def folded(seed: int) -> int:
-    """A seed of 64 bits in the 63 that vLLM and SGLang take for one: -1 is none to vLLM."""
+    """A seed of 64 bits folded to 63: vLLM and SGLang take signed numbers, and -1 means no seed to vLLM."""
     return seed & (2**63 - 1)
 
 
 def spelled_ids(bias: Mapping[int, float]) -> dict[str, float]:
-    """JSON's objects have strings for keys."""
+    """The bias with ids as strings, because the keys of JSON objects are strings."""
     return {str(number): value for number, value in bias.items()}
