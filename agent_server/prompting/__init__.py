@@ -1,1 +1,1 @@
-"""Messages and tools become token ids here, and the settings by which the output is read and held to a grammar."""
+"""Turns messages and tools into token ids, and chooses the grammar and the settings for reading the output."""

@@ -1,6 +1,6 @@
-"""What a turn's output must look like: the request's tools and response format, linted, as the engine's Constraint.
+"""Makes the engine's Constraint for a turn from the request's tools and response format, after checking their schemas.
 
-Plans are kept by content, so that an agent's unchanged tools cost nothing on the second turn.
+Plans are cached by content, so that an agent's unchanged tools cost nothing from the second turn on.
 """
 
 from __future__ import annotations
@@ -28,22 +28,23 @@ from events.parsing.policy import Policy
 
 MAX_CACHED = 128
 MAX_FINDINGS = 8
-"""Warnings about one request's schemas; the rest is counted."""
+"""Warnings for one schema; further ones are only counted."""
 MAX_BYTES = 512 * 1024
 LARGE = 32 * 1024
-"""Bytes of tools' schemas that are looked at before the prompt is made."""
+"""Bytes of the tools' schemas above which they are checked before the prompt is rendered."""
 MAX_CHOICES = 2000
 
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True):
-    """constraint: None where nothing is enforced. warnings: what was asked and is not."""
+    """constraint: None if nothing is enforced. warnings: what was requested and is not enforced."""
 
     constraint: Constraint | None = None
     warnings: tuple[str, ...] = ()
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a plan depends on. tools: (name, parameters) of the declared tools."""
+class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a plan depends on. tools: (name, parameters) of the declared tools. stage: where the output
+    starts. control_ids: spelling → id of the control tokens."""
 
     output_format: OutputFormat
     tools: tuple[tuple[str, Any], ...]
@@ -67,30 +68,31 @@ async def plan_constraint(
     settings: OutputSettings,
     info: EngineInfo,
 ) -> Planned:
-    """What the turn's output is held to. Raises EngineError("invalid_request") that names the tool or option: a choice
-    of a tool that is not declared, a schema that is refused or, where it is to be strict, not enforceable in full."""
-    wish = wish_of(prompt, control_ids, input, options, settings)
-    if wish is None:
+    """The constraint on the turn's output. Raises EngineError("invalid_request"), which names the tool or option, for a
+    choice of a tool that is not declared, for a schema that is refused, and for a strict schema that cannot be enforced
+    in full."""
+    request = plan_request(prompt, control_ids, input, options, settings)
+    if request is None:
         return Planned()
     if not info.supports_constraints:
-        return _without_grammars(wish)
-    key = msgspec.msgpack.encode(wish)
+        return _without_grammars(request)
+    key = msgspec.msgpack.encode(request)
     if len(key) > MAX_BYTES + _size(control_ids):
         raise _too_large()
     with _lock:
-        found = _plans.get(key)
-    if found is None:
-        found = await asyncio.to_thread(make_plan, wish)
+        planned = _plans.get(key)
+    if planned is None:
+        planned = await asyncio.to_thread(make_plan, request)
         with _lock:
-            _plans[key] = found
+            _plans[key] = planned
             while len(_plans) > MAX_CACHED:
                 _plans.popitem(last=False)
-    return found
+    return planned
 
 
 async def refuse_early(input: RunAgentInput, options: GenerationOptions, settings: OutputSettings) -> None:
-    """What `plan_constraint` would refuse of large tools, before a prompt is made of them: a template takes longer over
-    them than the look that tells that they are too much."""
+    """Raises what `plan_constraint` would raise for large tools, before a prompt is rendered with them, because
+    rendering them takes longer than this check."""
     tools = enforced_tools(input, options, settings)
     size = sum(len(msgspec.json.encode(parameters)) for _, parameters in tools)
     if size > MAX_BYTES:
@@ -115,20 +117,20 @@ def _size(control_ids: Mapping[str, int]) -> int:
     return sum(len(text.encode()) + 16 for text in control_ids) + 4096
 
 
-def wish_of(
+def plan_request(
     prompt: Prompt,
     control_ids: Mapping[str, int],
     input: RunAgentInput,
     options: GenerationOptions,
     settings: OutputSettings,
-) -> Wish | None:
-    """None where there is nothing to enforce."""
+) -> PlanRequest | None:
+    """What a plan for this turn depends on; None if there is nothing to enforce."""
     choice = options.tool_choice
     _check_choice(choice, [tool.name for tool in input.tools or ()])
     tools = enforced_tools(input, options, settings)
     if not tools and options.response_format is None:
         return None
-    return Wish(
+    return PlanRequest(
         output_format=prompt.output_format,
         tools=tools,
         choice=choice if tools else ToolChoice(),
@@ -143,7 +145,7 @@ def wish_of(
 def enforced_tools(
     input: RunAgentInput, options: GenerationOptions, settings: OutputSettings
 ) -> tuple[tuple[str, Any], ...]:
-    """(name, parameters) of the tools whose calls a grammar is to keep."""
+    """(name, parameters) of the tools whose calls a grammar must enforce."""
     enabled = settings.constrain_tools if options.constrain_tools is None else options.constrain_tools
     if not enabled or options.tool_choice.mode == "none" or options.raw_prompt is not None:
         return ()
@@ -164,20 +166,20 @@ def _refused(param: str, message: str) -> EngineError:
     return EngineError("invalid_request", message, param=param)
 
 
-def _without_grammars(wish: Wish) -> Planned:
-    """An engine that has no grammars: what must be enforced is refused, the rest is validated afterwards."""
-    if wish.choice.mode in ("required", "named"):
-        raise _refused("tool_choice", f"This engine cannot enforce tool_choice {wish.choice.mode!r}.")
-    strict = next((name for name, _ in wish.tools if name in wish.strict_tools), None)
+def _without_grammars(request: PlanRequest) -> Planned:
+    """The plan for an engine without grammars: what must be enforced is refused, everything else is validated later."""
+    if request.choice.mode in ("required", "named"):
+        raise _refused("tool_choice", f"This engine cannot enforce tool_choice {request.choice.mode!r}.")
+    strict = next((name for name, _ in request.tools if name in request.strict_tools), None)
     if strict is not None:
         raise _refused("tools", f"This engine cannot enforce the schema of the tool {strict[:64]!r} (strict).")
-    if wish.response_format is not None:
+    if request.response_format is not None:
         raise _refused("response_format", "This engine cannot enforce a response format.")
     return Planned()
 
 
 def grammar_stage(prompt: Prompt) -> Stage:
-    """Where the output starts, by the parser's own reading of what the prompt already opened."""
+    """The stage in which the output starts, found by the parser from what the prompt already opened."""
     if prompt.output_format.reasoning is None or not prompt.opened:
         return "start"
     parser = Parser(prompt.output_format, Policy(), opened=prompt.opened, marker_ids=prompt.marker_ids)
@@ -187,43 +189,45 @@ def grammar_stage(prompt: Prompt) -> Stage:
 # making a plan
 
 
-def make_plan(wish: Wish) -> Planned:
-    """Lint every schema, then plan. Takes milliseconds to tenths of a second: not for the event loop."""
+def make_plan(request: PlanRequest) -> Planned:
+    """Check every schema, then plan. It takes milliseconds to tenths of a second, so call it in a thread."""
     notes: list[str] = []
-    functions = [_function(wish, name, parameters, notes) for name, parameters in wish.tools]
-    wanted = _response_format(wish.response_format, notes)
+    functions = [_function(request, name, parameters, notes) for name, parameters in request.tools]
+    wanted = _response_format(request.response_format, notes)
     try:
         made = plan(
-            wish.output_format,
+            request.output_format,
             functions=functions,
-            choice=wish.choice,
-            parallel=wish.parallel,
+            choice=request.choice,
+            parallel=request.parallel,
             response_format=wanted,
-            stage=wish.stage,
-            marker_ids=wish.control_ids,
+            stage=request.stage,
+            marker_ids=request.control_ids,
         )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        made = _fallen_back(wish, error)
-    _check_enforced(wish, made)
+        made = _unenforced(request, error)
+    _check_enforced(request, made)
     constraint = None if made.tag is None else Constraint(kind="structural_tag", value=made.tag)
     return Planned(constraint=constraint, warnings=(*made.warnings, *notes))
 
 
-def _fallen_back(wish: Wish, error: Exception) -> Any:
+def _unenforced(request: PlanRequest, error: Exception) -> Any:
+    """The plan where the model's format cannot be written as a grammar: tools are not enforced, with a warning; a
+    response format is refused."""
     from events.grammar.plan import NOT_ENFORCED, Plan
 
-    if wish.response_format is not None:
+    if request.response_format is not None:
         raise _refused("response_format", f"The response format cannot be enforced: {error}") from error
     return Plan(warnings=(NOT_ENFORCED,))
 
 
-def _check_enforced(wish: Wish, made: Any) -> None:
-    """What must be enforced and is not is refused."""
-    if made.calls or not wish.tools:
+def _check_enforced(request: PlanRequest, made: Any) -> None:
+    """Raises EngineError if something that must be enforced is not."""
+    if made.calls or not request.tools:
         return
-    if wish.choice.mode in ("required", "named"):
-        raise _refused("tool_choice", f"tool_choice {wish.choice.mode!r} cannot be enforced in this model's format.")
-    strict = next((name for name, _ in wish.tools if name in wish.strict_tools), None)
+    if request.choice.mode in ("required", "named"):
+        raise _refused("tool_choice", f"tool_choice {request.choice.mode!r} cannot be enforced in this model's format.")
+    strict = next((name for name, _ in request.tools if name in request.strict_tools), None)
     if strict is not None:
         raise _refused("tools", f"The schema of {strict[:64]!r} (strict) cannot be enforced in this model's format.")
 
@@ -237,12 +241,12 @@ def _schema_of(parameters: Any) -> Any:
     return parameters if parameters is not None else {"type": "object"}
 
 
-def _function(wish: Wish, name: str, parameters: Any, notes: list[str]) -> Function:
+def _function(request: PlanRequest, name: str, parameters: Any, notes: list[str]) -> Function:
     where = _where(name)
     ready = _prepared(where, "tools", _schema_of(parameters))
-    tools = wish.output_format.tools
+    tools = request.output_format.tools
     findings = [*ready.findings, *_format_findings(tools, ready.schema)]
-    strict = name in wish.strict_tools
+    strict = name in request.strict_tools
     _note(where, "tools", findings, strict, notes)
     return Function(name, ready.schema)
 

@@ -1,13 +1,13 @@
-"""Keeping what users write from becoming control tokens, without taking it from the model's sight.
+"""Keeps text from clients from becoming control tokens, while the model still sees it as it was written.
 
 A tokenizer turns the text `<|im_end|>` into one control token wherever it stands, also in a user's message, a tool's
-result or a schema. So every control token that is spelled in a client's data is replaced by a *stand-in* (digits that
-no template changes) before the template renders; after rendering the stand-ins are put back and exactly the stretches
-that hold them are encoded by a copy of the tokenizer that knows no control tokens. All else is encoded as usual, so a
-prompt without such text has the very token ids of plain encoding.
+result or a schema. So before the template is rendered, every control token that is spelled in a client's data is
+replaced by a *stand-in*: digits that no template changes. After rendering, the stand-ins are replaced by the text
+again, and the stretches that hold them are encoded by a copy of the tokenizer without control tokens. Everything else
+is encoded as usual, so a prompt without such text has the same token ids as with plain encoding.
 
-A control token here is every added token, special or not, except plain runs of white space: those carry no meaning
-beyond themselves, and some tokenizers (OLMo, Gemma) need them for ordinary text.
+Every added token counts as a control token, special or not, except runs of white space: they have no other meaning, and
+some tokenizers (OLMo, Gemma) need them for ordinary text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SCHEMA_WORDS = frozenset(
 
 
 class ControlTokens:
-    """The control tokens of one tokenizer and the two ways of encoding text."""
+    """The control tokens of one tokenizer, and encoding text with and without them."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -53,29 +53,30 @@ class ControlTokens:
 
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Where control tokens are spelled in a text: (start, end), in order, not overlapping."""
-        found = self._spelled(text)
+        spelled = self._spelled(text)
         if not self._ask_tokenizer or not text:
-            return found
+            return spelled
+        # A tokenizer that normalises text may find a control token in text that is spelled differently.
         encoding = encoded(self._tokenizer, text)
         pairs = zip(encoding.ids, encoding.offsets, strict=True)
-        seen = [span for number, span in pairs if number in self._numbers and span[1] > span[0]]
-        return _apart(sorted({*found, *seen}))
+        tokenized = [span for number, span in pairs if number in self._numbers and span[1] > span[0]]
+        return _joined(sorted({*spelled, *tokenized}))
 
     def _spelled(self, text: str) -> list[tuple[int, int]]:
         if self._first is None:
             return []
-        found: list[tuple[int, int]] = []
+        spelled: list[tuple[int, int]] = []
         position = 0
         while match := self._first.search(text, position):
             start = match.start()
             length = next((size for size in self._lengths if text[start : start + size] in self.ids), 0)
             if length:
-                found.append((start, start + length))
+                spelled.append((start, start + length))
             position = start + max(length, 1)
-        return found
+        return spelled
 
     def encode(self, text: str, stand_ins: Mapping[str, str] | None = None, pattern: str = "") -> list[int]:
-        """Token ids of a rendered text whose stand-ins (matched by `pattern`) mean text that is not to be control."""
+        """Token ids of a rendered text. Its stand-ins, matched by `pattern`, become text and never control tokens."""
         encoding = encoded(self._tokenizer, text)
         if not stand_ins:
             return list(encoding.ids)
@@ -95,13 +96,15 @@ class ControlTokens:
         return ids
 
     def plain(self, text: str, first: bool = False) -> list[int]:
-        """Token ids of a text as text: no id of a control token is among them, whatever it spells.
+        """Token ids of a text, none of which is a control token, whatever the text spells.
 
         first: the text begins the prompt (some tokenizers put a space before the first word only).
         """
         if not text:
             return []
         tokenizer = self._plain_tokenizer()
+        # A tokenizer that puts a space before its first word must not do so in the middle of a prompt: the text is
+        # encoded behind a line break, whose ids are then cut off.
         if not first and self._adds_prefix():
             anchor = tokenizer.encode("\n", add_special_tokens=False).ids
             joined = encoded(tokenizer, "\n" + text)
@@ -112,7 +115,8 @@ class ControlTokens:
         return self._checked(text, list(encoding.ids), encoding.offsets)
 
     def _checked(self, text: str, ids: list[int], offsets: Sequence[tuple[int, int]]) -> list[int]:
-        """The ids, or those of the text cut inside the first piece that the model's own vocabulary makes control."""
+        """The ids. If the base vocabulary itself has a control token among them, the text is cut within that token and
+        the two parts are encoded separately."""
         for number, (start, end) in zip(ids, offsets, strict=True):
             if number in self._numbers:
                 if end - start < 2:
@@ -130,7 +134,7 @@ class ControlTokens:
         return self._plain
 
     def _adds_prefix(self) -> bool:
-        """Whether the plain tokenizer begins a text otherwise than it would go on after a control token."""
+        """Whether the plain tokenizer encodes the start of a text differently from text behind a control token."""
         if self._joins_prefix is None:
             content = next(iter(self.ids), None)
             alone = self._plain_tokenizer().encode("a b", add_special_tokens=False).ids
@@ -139,8 +143,8 @@ class ControlTokens:
         return self._joins_prefix
 
 
-def _apart(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Sorted spans with those joined that overlap."""
+def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Sorted spans, with overlapping ones joined."""
     joined: list[tuple[int, int]] = []
     for start, end in spans:
         if joined and start < joined[-1][1]:
@@ -151,15 +155,15 @@ def _apart(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def restore(text: str, stand_ins: Mapping[str, str], pattern: str) -> str:
-    """The text with every stand-in replaced by what it stands for."""
+    """The text with every stand-in replaced by the text that it stands for."""
     return re.sub(pattern, lambda match: stand_ins.get(match.group(), match.group()), text) if stand_ins else text
 
 
 class Disguise:
     """Replaces control tokens in one request's data by stand-ins.
 
-    A stand-in is a number that occurs nowhere in the data: a nine, which no later digit of it repeats, so that
-    neighbouring digits cannot be mistaken for its beginning.
+    A stand-in is a number that occurs nowhere in the data. It begins with a 9 and has no further 9 in its nonce, so
+    that digits next to it cannot be mistaken for its beginning.
     """
 
     def __init__(self, controls: ControlTokens, *data: Any) -> None:
@@ -194,8 +198,8 @@ class Disguise:
         return value
 
     def cover_names(self, value: Any) -> Any:
-        """The data with keys and names replaced whole where a template's own signs around them could make a control
-        token of them: the key `think` in a template that writes `<{{ key }}>`."""
+        """The data with whole keys and names replaced that could become control tokens together with the template's own
+        text: the key `think` in a template that writes `<{{ key }}>`."""
         if isinstance(value, Mapping):
             covered = {}
             for key, item in value.items():
@@ -228,7 +232,7 @@ def strings(value: Any) -> Iterable[str]:
 
 
 def _nonce(texts: Iterable[str]) -> str:
-    """ "9" and ten digits from 0 to 8 that none of the texts contains; the same for the same texts."""
+    """ "9" and ten digits from 0 to 8 that none of the texts contains. The same texts give the same nonce."""
     known = "\n".join(text for text in texts if "9" in text)
     seed = hashlib.sha256(known.encode("utf-8", "surrogatepass")).digest()
     while True:

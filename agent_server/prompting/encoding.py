@@ -1,4 +1,4 @@
-"""Encoding long texts without holding up the process: refused by their length first, then with the interpreter free."""
+"""Encodes long texts without blocking other threads, and bounds a text's tokens from below by its length."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from tokenizers import Encoding, Tokenizer
 from agent_server.engine.protocol import EngineError
 
 LONG = 256 * 1024
-"""Characters. The tokenizer needs up to 0.6 KB of memory for each, so texts longer than this take turns."""
+"""Characters above which only one text is encoded at a time: the tokenizer needs up to 0.6 KB of memory for each."""
 SHORT = 2048
-"""Characters that are encoded in about a millisecond, whatever they are."""
+"""Characters up to which any text is encoded in about a millisecond."""
 COMPOSED = 4
-"""Characters that a normal form makes one of, at most (U+1FA7 is four in the canonical decomposition)."""
+"""The most characters that a normal form composes into one (U+1FA7 decomposes into four)."""
 _turn = threading.Lock()
 
 
 def encoded(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False) -> Encoding:
-    """`tokenizer.encode` that lets other threads run meanwhile: only `encode_batch` gives the interpreter free. A run
-    of white space is one piece to a tokenizer, and a million characters of it take seconds.
+    """`tokenizer.encode` for texts of any length, which lets other threads run meanwhile.
 
-    Raises EngineError("overloaded") for a long text while another is being encoded.
+    `encode_batch` releases the interpreter lock and `encode` does not. That matters because a tokenizer takes a run of
+    white space as one piece, and needs seconds for a million such characters.
+
+    Raises EngineError("overloaded") for a very long text while another one is being encoded.
     """
     if len(text) <= SHORT:
         return tokenizer.encode(text, add_special_tokens=add_special_tokens)
@@ -41,17 +43,17 @@ def encoded(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False
 
 
 def _give_memory_back() -> None:
-    """glibc keeps what was freed in small pieces, which after a long encoding is most of a gigabyte."""
+    """Return freed memory to the system. glibc keeps small freed blocks, most of a gigabyte after a long encoding."""
     if sys.platform == "linux":
         try:
             ctypes.CDLL(None).malloc_trim(0)
-        except AttributeError:  # another C library
+        except AttributeError:  # a C library other than glibc
             return
 
 
 def characters_per_token(tokenizer: Tokenizer) -> int | None:
-    """The most characters of a text that one token can stand for, so that a text of n characters has at least
-    n / this many tokens. None where white space or unknown characters can vanish, and no such number exists."""
+    """The most characters that one token can stand for: a text of n characters has at least n / this many tokens. None
+    if the tokenizer can drop white space or unknown characters, since then there is no such number."""
     described: dict[str, Any] = json.loads(tokenizer.to_str())
     model, added = described["model"], described.get("added_tokens") or []
     normalizers = _steps(described.get("normalizer"), "normalizers")
@@ -85,7 +87,7 @@ def _keeps_length(normalizer: dict[str, Any]) -> bool:
 
 
 def _keeps_text(pre_tokenizer: dict[str, Any]) -> bool:
-    """Whether all characters of a text are in the pieces that this step cuts it into."""
+    """Whether the pieces into which this step splits a text hold all of its characters."""
     if pre_tokenizer["type"] == "Split":
         return bool(pre_tokenizer["behavior"] != "Removed")
     return pre_tokenizer["type"] in ("ByteLevel", "Metaspace", "Digits")

@@ -1,4 +1,4 @@
-"""How one turn's output is asked for and read: the request's options over the server's settings."""
+"""The sampling parameters and the reading of one turn's output: the request's options, else the server's settings."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ _JSON_KINDS = ("json_object", "json_schema")
 
 
 class OutputSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """A server's settings where a request gives none.
+    """The server's settings for requests that do not give their own.
 
-    undeclared: what becomes of a call of a tool that nobody declared (None: as the model's format says). failed: what
-    becomes of text that is no call after an opening marker. Both as in events.formats.output_format.Tools.
+    undeclared: what to do with a call of a tool that the request does not declare (None: as the model's format says).
+    failed: what to do with text behind a call's opening marker that is not a call. The values of both are those of
+    events.formats.output_format.Tools.
     """
 
     delivery: Literal["immediate", "adaptive"] = "immediate"
@@ -32,7 +33,7 @@ class OutputSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sampling_for(prompt: Prompt, sampling: SamplingParams) -> SamplingParams:
-    """The sampling with the ids that end an answer of this template, unless the end is to be ignored."""
+    """The sampling with the template's end tokens as stop ids, unless `ignore_eos` is set."""
     stops = prompt.stop_token_ids
     if sampling.ignore_eos or not stops:
         return sampling
@@ -46,7 +47,7 @@ def open_translator(
     settings: OutputSettings,
     new_id: Callable[[str], str],
 ) -> Translator | PlainTranslator:
-    """The translator for one turn's output. A raw prompt's output is text and nothing else."""
+    """The translator for one turn's output. The output of a raw prompt is treated as text only."""
     if options.raw_prompt is not None:
         return PlainTranslator(new_id)
     return Translator(

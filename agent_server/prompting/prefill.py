@@ -1,4 +1,4 @@
-"""Continuing the last assistant message, and the stage in which a model's output starts."""
+"""Prefills: continuing the last assistant message, and the stage in which the model's output starts behind a prompt."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from events.template.environment import Message
 from events.template.writer import write
 
 _TO_COME = "\0"
-Stage = Literal["REASONING_STAGE", "CONTENT_STAGE", "TOOL_CALL_STAGE"]
+"""Stands for content that the model is still to write."""
+OutputStage = Literal["REASONING_STAGE", "CONTENT_STAGE", "TOOL_CALL_STAGE"]
 
 
 def mark_end(message: Message, last_words: str, mark: str, restore: Callable[[str], str]) -> Message:
-    """The message with a mark behind its last words, wherever they stand in it. restore: makes the strings of the
-    message those of the client again."""
+    """The message with a mark behind every string that equals `last_words`. restore: replaces the stand-ins in a string
+    of the message by the client's text."""
     if not last_words:
         return {**message, "content": mark}
     marked: Message = _marked(message, last_words, mark, restore)
@@ -33,8 +34,8 @@ def _marked(value: Any, last_words: str, mark: str, restore: Callable[[str], str
 
 
 def unfinished(output_format: OutputFormat, reasoning: str, content: str, *, closed: bool = False) -> str:
-    """Reasoning and text as the model writes them, up to the last word: nothing is closed behind it. closed: but
-    reasoning is, where text is still to come."""
+    """Reasoning and content as the model writes them, without what closes the last part, so that the model continues
+    it. closed: close the reasoning even if there is no content yet."""
     if closed and reasoning and not content:
         return write(output_format, reasoning=reasoning, content=_TO_COME).partition(_TO_COME)[0]
     text = write(output_format, reasoning=reasoning, content=content)
@@ -42,9 +43,9 @@ def unfinished(output_format: OutputFormat, reasoning: str, content: str, *, clo
     return text[: text.rfind(last) + len(last)] if last else text
 
 
-def written_stage(output_format: OutputFormat, text: str) -> Stage:
-    """The stage behind a prompt, from the last of the format's markers in the assistant's message (everything behind
-    the last header; the whole text where there is none)."""
+def written_stage(output_format: OutputFormat, text: str) -> OutputStage:
+    """The stage in which the output behind a prompt starts, by the last marker of the format in the assistant's message
+    (everything behind the last message header, or the whole text if there is none)."""
     header = output_format.message_start.strip()
     written = text[text.rfind(header) :] if header and header in text else text
     described = output_format.reasoning

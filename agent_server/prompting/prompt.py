@@ -1,8 +1,10 @@
-"""From a run's input to token ids: the chat template rendered, control tokens in the client's text neutralised.
+"""Turns a run's input into token ids: renders the chat template and keeps the client's text from forming control
+tokens.
 
-The eight steps of `PromptBuilder.build`: choose the template (and its analysis), choose the tools, shape the messages,
-disguise control tokens, render, cut a prefill, encode, check the length. What the generation prompt (or the prefill)
-already wrote of the answer is returned as `opened`, for the translator to start in the right place.
+`PromptBuilder.build` takes eight steps: choose the template (and its analysis), choose the tools, shape the messages,
+replace control tokens by stand-ins, render, cut a prefill, encode, check the length. The part of the answer that the
+generation prompt (or the prefill) already holds is returned as `opened`, so that the translator starts in the right
+state.
 """
 
 from __future__ import annotations
@@ -38,11 +40,11 @@ RENDER_THREADS = 4
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
-    """What goes to the engine, and what the translator must know of it.
+    """The prompt for the engine, and what the translator must know of it.
 
-    text: the prompt as rendered, for inspection. opened: what it already holds of the answer, from the assistant's
-    header on. marker_ids: markers of the format that are one token in the vocabulary. stop_token_ids: ids that end
-    the answer. warnings: what was left out, mended or ignored, for a person.
+    text: the rendered prompt, for inspection. opened: the beginning of the answer that it already holds, from the
+    assistant's header on. marker_ids: the format's markers that are one token of the vocabulary, with their ids.
+    stop_token_ids: ids that end the answer. warnings: sentences about what was left out, changed or ignored.
     """
 
     token_ids: tuple[int, ...]
@@ -55,17 +57,17 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prompts(Protocol):
-    """What turns a conversation into token ids. `PromptBuilder` is one; tests have smaller ones."""
+    """Turns a conversation into token ids. `PromptBuilder` implements it; tests have smaller implementations."""
 
     @property
     def control_ids(self) -> Mapping[str, int]:
         """Text → id of every control token of the vocabulary."""
 
     def output_format(self, tools: bool = False) -> OutputFormat:
-        """How the model writes, with or without tools."""
+        """How the model writes its output, with or without tools."""
 
     def analysis(self, tools: bool = False) -> TemplateAnalysis | None:
-        """What is known of the chat template; None without one."""
+        """The analysis of the chat template; None without one."""
 
     async def build_async(
         self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None
@@ -74,10 +76,10 @@ class Prompts(Protocol):
 
 
 class PromptSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """chat_template: replaces the model's own. format, reasoning_parser, tool_call_parser: names of formats that
-    replace what the analysis found, whole or in part. context_length: in tokens, None: the model's. allowed_kwargs:
-    template variables that a request may set besides the thinking switches. max_characters: of one request's data
-    and of the rendered prompt. render_seconds: how long `build_async` waits."""
+    """chat_template: used instead of the model's own. format, reasoning_parser, tool_call_parser: names of formats that
+    replace the one that the analysis found, as a whole or in part. context_length: in tokens; None for the model's.
+    allowed_kwargs: template variables that a request may set besides the thinking switches. max_characters: the limit
+    on a request's data and on the rendered prompt. render_seconds: the time limit of `build_async`."""
 
     chat_template: str | None = None
     format: str | None = None
@@ -148,7 +150,7 @@ class PromptBuilder:
         return self._controls.ids
 
     def analysis(self, tools: bool = False) -> TemplateAnalysis | None:
-        """What is known of the template used with or without tools; None without a template."""
+        """The analysis of the template that is used with or without tools; None without a template."""
         chat = self._chosen(tools)
         return chat.analysis if chat else None
 
@@ -167,21 +169,21 @@ class PromptBuilder:
     async def build_async(
         self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None
     ) -> Prompt:
-        """`build` in a thread of its own, so that no template holds up the event loop. EngineError("timeout") after
-        `render_seconds`; the thread is one of a few, so a template that never ends cannot take the server's."""
+        """`build` in a thread, so that a slow template does not block the event loop. Raises EngineError("timeout")
+        after `render_seconds`. The threads are this builder's own, so a template that never ends cannot use up the
+        server's."""
         work = asyncio.get_running_loop().run_in_executor(self._threads, self.build, input, options, instructions)
         try:
-            async with asyncio.timeout(
-                self.settings.render_seconds
-            ):  # wait_for may lose a cancellation, see CPython 86296
+            # Not asyncio.wait_for, which may lose a cancellation (CPython issue 86296).
+            async with asyncio.timeout(self.settings.render_seconds):
                 return await work
         except TimeoutError as error:
             seconds = self.settings.render_seconds
             raise EngineError("timeout", f"the prompt could not be rendered within {seconds:g} s") from error
 
     def build(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None) -> Prompt:
-        """The prompt for one turn. Raises EngineError: "invalid_request" where the template refuses or is missing,
-        "context_length_exceeded" where the prompt, or it and max_tokens, do not fit."""
+        """The prompt for one turn. Raises EngineError("invalid_request") if there is no template or it refuses the
+        conversation, EngineError("context_length_exceeded") if the prompt, or prompt and max_tokens, do not fit."""
         limit = self.context_length
         if options.raw_prompt is not None:
             prompt = self._raw(options, limit)
@@ -191,12 +193,13 @@ class PromptBuilder:
         return prompt
 
     def count_tokens(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None) -> int:
-        """The number of prompt tokens of a run, however long; raises as `build` does where it cannot be rendered."""
+        """The number of prompt tokens of a run, without a check of the length. Raises what `build` raises for a prompt
+        that cannot be rendered."""
         made = self._raw(options) if options.raw_prompt is not None else self._rendered(input, options, instructions)
         return len(made.token_ids)
 
     def _raw(self, options: GenerationOptions, limit: int | None = None) -> Prompt:
-        """Text or ids that go to the model as they are. limit: tokens; text that has more is not even encoded."""
+        """The prompt for text or ids that go to the model unchanged. limit: in tokens; longer text is not encoded."""
         raw = options.raw_prompt
         stops = self.files.stop_token_ids
         if isinstance(raw, str):
@@ -264,7 +267,7 @@ class PromptBuilder:
             raise EngineError("context_length_exceeded", message, param="messages")
 
     def _check_characters(self, text: str, limit: int | None) -> None:
-        """Refuse what cannot fit whatever it says, before it is encoded."""
+        """Refuse, before it is encoded, a text that has more tokens than `limit` whatever its content is."""
         if limit is None or self._characters_per_token is None or len(text) <= limit * self._characters_per_token:
             return
         message = f"the prompt has {len(text)} characters, which are more than the {limit} tokens of the context"
@@ -281,7 +284,8 @@ class PromptBuilder:
     # --- text and ids
 
     def tokenize(self, text: str, *, add_special_tokens: bool = True, parse_control_tokens: bool = True) -> list[int]:
-        """Ids of a text as the tokenizer's own defaults have it; without `parse_control_tokens` as text alone."""
+        """Ids of a text, as the tokenizer encodes it by default. Without `parse_control_tokens` spelled control tokens
+        are encoded as text."""
         if not parse_control_tokens:
             return self._controls.plain(text, first=True)
         return list(encoded(self.tokenizer, text, add_special_tokens=add_special_tokens).ids)
@@ -290,8 +294,8 @@ class PromptBuilder:
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
     def detect_output_stage(self, token_ids: Sequence[int]) -> str:
-        """REASONING_STAGE, CONTENT_STAGE or TOOL_CALL_STAGE: where a model's output starts behind this prompt (the
-        DeepSeek proposal's `detect_output_stage`). The same answer as `opened` gives."""
+        """REASONING_STAGE, CONTENT_STAGE or TOOL_CALL_STAGE: the stage in which the output behind this prompt starts.
+        It agrees with `opened`."""
         chat = self._chosen(False)
         if chat is None:
             return "CONTENT_STAGE"
@@ -309,7 +313,7 @@ NO_TEMPLATE = (
 
 
 def chosen_tools(tools: Sequence[Tool], options: GenerationOptions) -> list[Tool]:
-    """The tools that the prompt declares: none for tool_choice "none", the named ones where the choice names any."""
+    """The tools that the prompt declares: none for tool_choice "none", only the named ones if the choice names any."""
     if options.tool_choice.mode == "none":
         return []
     names = options.tool_choice.names
@@ -317,7 +321,8 @@ def chosen_tools(tools: Sequence[Tool], options: GenerationOptions) -> list[Tool
 
 
 class _Shown(msgspec.Struct, frozen=True, kw_only=True):
-    """How the declared tools reach the model. words: for the system message, "" where the template shows them."""
+    """How the model is shown the declared tools. words: the description for the system message; "" if the template
+    shows the tools itself."""
 
     output_format: OutputFormat
     words: str = ""
@@ -325,8 +330,8 @@ class _Shown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _show_tools(chat: Chat, tools: Sequence[Tool]) -> _Shown:
-    """A template without a place for tools gets them described in the system message, with calls written as the
-    format does, or in the way most models know where the format has none."""
+    """If the template has no place for tools, describe them in the system message. Calls are then to be written in the
+    model's format, or as Hermes does, which most models know, if the format has no calls."""
     written = chat.output_format.tools or registry.named("hermes").tools
     if not tools or chat.analysis.capabilities.tools or written is None:
         return _Shown(output_format=chat.output_format)
@@ -338,7 +343,7 @@ def _show_tools(chat: Chat, tools: Sequence[Tool]) -> _Shown:
 
 
 def override(derived: OutputFormat, settings: PromptSettings) -> OutputFormat:
-    """The format with the parts that were chosen by name."""
+    """The derived format, with the parts replaced that the settings name."""
     try:
         if settings.format:
             derived = msgspec.structs.replace(registry.named(settings.format), message_start=derived.message_start)
@@ -350,8 +355,8 @@ def override(derived: OutputFormat, settings: PromptSettings) -> OutputFormat:
 
 
 def _stop_markers(analysis: TemplateAnalysis, output_format: OutputFormat) -> list[str]:
-    """Markers that end a turn, without those that also stand inside an answer (GigaChat's message separator stands
-    between an answer and its call, a channel format's `<|end|>` between two of its messages)."""
+    """The markers that end a turn, without those that also occur within an answer: GigaChat's message separator stands
+    between an answer and its call, and a channel format's `<|end|>` between two messages of one answer."""
     if output_format.channels:
         return []
     inner = msgspec.structs.replace(output_format, drop=())

@@ -1,4 +1,4 @@
-"""One request's way through a chat template."""
+"""Renders one request with a chat template."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from events.template.writer import writes_reasoning
 
 
 class Chat(msgspec.Struct, frozen=True):
-    """A template that can be rendered, with everything that is known of it."""
+    """A chat template with its analysis, its output format and the ids of its markers and end tokens."""
 
     template: ChatTemplate
     analysis: TemplateAnalysis
@@ -30,7 +30,7 @@ class Chat(msgspec.Struct, frozen=True):
 
 
 class Rendering:
-    """One request's way through the template, with the retries that keep a strange request from failing."""
+    """Renders one request. If the template refuses it, simpler variants of the request are tried."""
 
     def __init__(
         self,
@@ -60,12 +60,14 @@ class Rendering:
         self.disguise = Disguise(controls, conversation.messages, conversation.tools, self.spare, self.variables)
 
     def run(self) -> tuple[str, str, Disguise]:
-        """(prompt, opened, disguise), both texts with stand-ins."""
+        """(prompt, opened, disguise). Both texts hold stand-ins, which `disguise` replaces again."""
         messages = self.disguise.cover_all(self.conversation.messages)
         tools = self.disguise.cover_all(self.conversation.tools) if self.conversation.tools else None
         variables = self.disguise.cover_all(self.variables)
         text = self.render(messages, tools, variables)
-        if self._names_forge(text):
+        # The template's text around a name may spell a control token (`<{{ key }}>`): if replacing whole names leaves
+        # fewer control tokens in the prompt, the names had formed some.
+        if self._has_names():
             covered = [self.disguise.cover_names(value) for value in (messages, tools or [])]
             safer = self.attempt(covered[0], covered[1] or None, variables)
             if safer is not None and self._controls_in(safer) < self._controls_in(text):
@@ -73,8 +75,8 @@ class Rendering:
         return (*self._opened(text, messages, tools, variables), self.disguise)
 
     def render(self, messages: list[Message], tools: list[Message] | None, variables: dict[str, Any]) -> str:
-        """The text; a second try with simpler schemas, for templates that stumble over one, and a third with tools
-        that the request chose not to use, for templates that want to see what earlier calls called."""
+        """The rendered text. If the template fails, it is tried with simplified schemas, and then with the tools that
+        the request does not use in this turn, since some templates look up the tools of earlier calls."""
         try:
             return self._once(messages, tools, variables)
         except TemplateError as error:
@@ -109,7 +111,8 @@ class Rendering:
             **{**variables, **elsewhere},
         )
 
-    def _names_forge(self, text: str) -> bool:
+    def _has_names(self) -> bool:
+        """Whether the request holds names of tools or arguments, which a template may write next to its own text."""
         return bool(self.conversation.tools or any("tool_calls" in m for m in self.conversation.messages))
 
     def _controls_in(self, text: str) -> int:
@@ -141,8 +144,10 @@ class Rendering:
     def _prefill(
         self, messages: list[Message], tools: list[Message] | None, variables: dict[str, Any]
     ) -> tuple[str, str]:
-        """(prompt, opened) with the last message unfinished: rendered up to the end of its text; where the template
-        does not render all of it (QwQ drops reasoning), written behind the generation prompt as the model would."""
+        """(prompt, opened) with the last message left unfinished.
+
+        The prompt is rendered up to the end of that message's text. If the template does not render all of the message
+        (QwQ drops reasoning), it is written behind the generation prompt in the model's format instead."""
         *before, last = messages
         content = self.conversation.final_text
         reasoning = self.conversation.final_reasoning if writes_reasoning(self.chat.output_format) else ""
@@ -157,8 +162,9 @@ class Rendering:
         return self._written(before, tools, variables, self.disguise.cover(reasoning), self.disguise.cover(content))
 
     def _beginning(self, prompt: str, before: str) -> int:
-        """Where the unfinished message begins: behind the conversation before it, or at its own header where that
-        conversation's rendering already shares some of it (a generation prompt that cannot be left out)."""
+        """The position in the prompt at which the unfinished message begins. That is behind the conversation before it,
+        or at the message's header if the rendering of that conversation already holds a part of it, as with templates
+        whose generation prompt cannot be left out."""
         common, header = common_size(before, prompt), self.chat.output_format.message_start
         place = prompt.rfind(header, 0, common + len(header)) if header else -1
         return place if 0 <= place <= common <= place + len(header) else common
@@ -171,8 +177,8 @@ class Rendering:
         reasoning: str,
         content: str,
     ) -> tuple[str, str]:
-        """The generation prompt with the unfinished message behind it; a block of reasoning that the prompt opens
-        gives way to the message's own."""
+        """The generation prompt with the unfinished message behind it. If the prompt opens a block of reasoning, the
+        message's own replaces it."""
         self.continued = False
         base, opened = self._opened(self.render(before, tools, variables), before, tools, variables)
         self.continued = True

@@ -1,4 +1,4 @@
-"""JSON schemas of clients: prepared for a grammar, and finished arguments validated against them."""
+"""Clients' JSON schemas: preparing them for a grammar, and validating finished arguments against them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ from events.grammar.regexes import check_pattern
 MAX_PROBLEMS = 5
 EXPLAINED = {"oneOf": "the schemas may both fit one value, which a grammar cannot rule out; it is taken for anyOf"}
 LARGE = 16 * 1024
-"""Characters of arguments and schema above which validation leaves the event loop."""
+"""Characters of arguments and schema above which they are validated in a thread."""
 LIMITS = llguidance.LLParserLimits(max_grammar_size=100_000, initial_lexer_fuel=1_000_000, verbose_errors=False)
 
 
 def prepared(schema: Any) -> Prepared:
-    """The schema as the grammar takes it, and what it leaves out. Where the compiler still refuses, it is asked to be
-    lenient, and where even that fails, the value is only held to be JSON. Raises SchemaRefused."""
+    """The schema for the grammar, and findings about what it does not enforce.
+
+    If the compiler refuses the schema, its lenient mode is tried, which ignores what it does not support. If that fails
+    too, the value is only required to be JSON, or a JSON object. Raises SchemaRefused."""
     ready = prepare(schema)
     reason = refusal(ready.schema)
     if reason is None:
@@ -44,7 +46,7 @@ def prepared(schema: Any) -> Prepared:
 
 
 def refusal(schema: Mapping[str, Any]) -> str | None:
-    """Why llguidance does not take the schema; None if it does."""
+    """Why llguidance refuses the schema; None if it accepts it."""
     grammar = lark({"type": "json_schema", "json_schema": dict(schema)})
     failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, None, limits=LIMITS)
     if not failed:
@@ -54,7 +56,7 @@ def refusal(schema: Mapping[str, Any]) -> str | None:
 
 
 def keyword_of(reason: str) -> str:
-    """The keyword that a compiler's message is about, as far as it says."""
+    """The keyword that a message of the compiler is about; "schema" if it names none."""
     known = ("oneOf", "allOf", "anyOf", "patternProperties", "minProperties", "maxProperties", "format", "pattern")
     return next((keyword for keyword in known if keyword.lower() in reason.lower()), "schema")
 
@@ -67,7 +69,7 @@ def check_pattern_value(pattern: Any) -> str | None:
 
 
 class Invalid(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wrong with one call's arguments: (JSON pointer, sentence) pairs, the first few."""
+    """The first problems of one call's arguments, as pairs of JSON pointer and sentence."""
 
     problems: tuple[tuple[str, str], ...]
 
@@ -76,8 +78,8 @@ class Invalid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def validate(arguments: str, schema: Any) -> Invalid | None:
-    """What is wrong with finished arguments; None where nothing is, or the schema cannot be used. Not in the event loop
-    where either is large."""
+    """The problems of finished arguments; None if they are valid or the schema cannot be used. Large arguments and
+    schemas are validated in a thread."""
     if not isinstance(schema, Mapping) or not schema:
         return None
     text = json.dumps(schema)
@@ -94,21 +96,21 @@ def problems_of(arguments: str, schema: str) -> Invalid | None:
     validator = _validator(schema)
     if validator is None:
         return None
-    found: list[tuple[str, str]] = []
+    problems: list[tuple[str, str]] = []
     try:
         for error in validator.iter_errors(value):
             path = "".join(f"/{str(part).replace('~', '~0').replace('/', '~1')}" for part in error.absolute_path)
-            found.append((path, error.message[:300]))
-            if len(found) == MAX_PROBLEMS:
+            problems.append((path, error.message[:300]))
+            if len(problems) == MAX_PROBLEMS:
                 break
     except (referencing.exceptions.Unresolvable, RecursionError, TypeError, ValueError, KeyError):
         return None
-    return Invalid(problems=tuple(found)) if found else None
+    return Invalid(problems=tuple(problems)) if problems else None
 
 
 @lru_cache(maxsize=256)
 def _validator(text: str) -> Any:
-    """A validator that never fetches anything and never backtracks; None for a schema that is not one."""
+    """A validator that fetches no references and uses no backtracking patterns; None for an invalid schema."""
     schema = json.loads(text)
     try:
         _Validator.check_schema(schema)
@@ -121,13 +123,13 @@ def _validator(text: str) -> Any:
 
 
 def _backtracks(node: Mapping[str, Any]) -> bool:
-    """Whether a name's pattern, which Python's own engine runs, may take for ever."""
+    """Whether a pattern for property names, which Python's `re` matches, could take exponential time."""
     inner = node.get("patternProperties")
     return isinstance(inner, Mapping) and any(check_pattern(name) is not None for name in inner)
 
 
 def _pattern(validator: Any, pattern: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
-    """`pattern` by RE2, in linear time; one that it does not know is left alone."""
+    """Checks the keyword `pattern` with RE2, in linear time. A pattern that RE2 cannot compile is not checked."""
     if isinstance(instance, str) and (compiled := _compiled(pattern)) is not None and not compiled.search(instance):
         yield ValidationError(f"{instance[:100]!r} does not match {pattern[:100]!r}")
 

@@ -1,4 +1,4 @@
-"""Request options that become template variables: the thinking switches, and those that a client may set."""
+"""Template variables from a request: the thinking switches and the variables that a client may set."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from events.template.analyser import TemplateAnalysis
 from events.template.environment import variables
 from events.template.reasoning import Switch, switch_value
 
-# Variables of published templates that only choose among the template's own words, or add plain data.
+# Variables of published templates that only choose between texts of the template, or add plain data.
 HARMLESS = frozenset(
     {
         "add_vision_id",
@@ -39,8 +39,8 @@ _ON_LEVELS = ("medium", "high", "low", "max", "minimal", "xhigh")
 def template_variables(
     analysis: TemplateAnalysis, source: str, options: GenerationOptions, allowed: frozenset[str]
 ) -> tuple[dict[str, Any], list[str]]:
-    """(variables for the template, warnings). A request's own kwargs are taken if they are on the list and plain
-    data; thinking and reasoning_effort are put into whatever switch the template has, and win."""
+    """(variables for the template, warnings). The request's own kwargs are used if they are on the list and plain data.
+    `thinking` and `reasoning_effort` set the template's own switches and override the kwargs."""
     chosen, warnings = _kwargs(analysis, source, options.template_kwargs, allowed)
     thinking, effort = options.thinking, options.reasoning_effort
     if thinking is None and effort is None:
@@ -55,14 +55,15 @@ def template_variables(
 
 
 def switch_words(analysis: TemplateAnalysis, options: GenerationOptions) -> str:
-    """What is written into the system message to turn thinking off, for templates that look for it there."""
+    """The words that turn thinking off in the system message, for templates that look for them there; else ""."""
     off = options.thinking is False or (options.thinking is None and options.reasoning_effort == "none")
     words = [switch.name for switch in analysis.switches if switch.kind == "text"]
     return "\n".join(words) if off else ""
 
 
 def _value(switch: Switch, thinking: bool | None, effort: str | None) -> bool | str | int | None:
-    """What a switch is set to, None to leave it alone. Where both are given, `thinking` turns on and off."""
+    """The value for a switch; None to leave it unset. If both options are given, `thinking` decides between on and
+    off."""
     wanted = thinking if thinking is not None else effort != "none"
     if switch.kind != "effort":
         return switch_value(switch, wanted)
@@ -89,7 +90,8 @@ def _kwargs(
 
 
 def _is_plain(value: Any, depth: int = 0) -> bool:
-    """JSON data of moderate size: a number that a template loops over must not be a way to keep it busy."""
+    """Whether a value is JSON data of moderate size. Large numbers are refused because a template may loop up to
+    one."""
     if isinstance(value, (bool, str)) or value is None:
         return True
     if isinstance(value, (int, float)):
