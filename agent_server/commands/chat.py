@@ -31,13 +31,13 @@ def chat(
     props: dict[str, Any] = {"enable_thinking": thinking}
     if temperature is not None:
         props["temperature"] = temperature
-    conversation = Conversation(console, props)
+    session = ChatSession(console, props)
     timeout = httpx2.Timeout(10, read=None)
     with httpx2.Client(base_url=url, headers=headers, timeout=timeout) as client:
         path = "/agui" if agent == "default" else f"/agui/{agent}"
         while line := _ask(console, "[bold]> [/]"):
             try:
-                conversation.turn(client, path, line)
+                session.turn(client, path, line)
             except httpx2.HTTPError as error:
                 console.print(f"Cannot reach {url}: {error}", style=STYLES["error"], markup=False)
                 raise typer.Exit(1) from error
@@ -50,8 +50,8 @@ def _ask(console: Console, prompt: str) -> str:
         return ""
 
 
-class Conversation:
-    """The messages and the state so far, kept between runs as a client keeps them."""
+class ChatSession:
+    """The messages and the state of a conversation, kept between runs as any AG-UI client does."""
 
     def __init__(self, console: Console, props: dict[str, Any]) -> None:
         self.console = console
@@ -61,7 +61,7 @@ class Conversation:
         self.state: Any = {}
 
     def turn(self, client: httpx2.Client, path: str, text: str) -> None:
-        """Say something and show the answer; questions that the run stops for are put to the person."""
+        """Send a message and show the answer. If the run stops with interrupts, ask the user and resume it."""
         self.messages.append({"id": str(uuid.uuid4()), "role": "user", "content": text})
         resume: list[dict[str, Any]] | None = None
         while True:
@@ -93,7 +93,7 @@ class Conversation:
         return folder
 
     def decide(self, interrupt: v.Interrupt) -> dict[str, Any]:
-        """Anything but a clear yes is a no."""
+        """Ask the user to approve. Any answer but "y" or "yes" counts as a refusal."""
         question = interrupt.message or f"{interrupt.reason}: go on?"
         self.console.print(question, style="bold yellow", markup=False)
         approved = _ask(self.console, "approve? [y/N] ").lower() in ("y", "yes")

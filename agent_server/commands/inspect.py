@@ -1,4 +1,4 @@
-"""`agent-server inspect`: what was found in a chat template and why, with examples in the model's own format."""
+"""`agent-server inspect`: what the analysis found in a chat template and why, with examples in the model's format."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _CALLS = (
 
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
-    """source: what was inspected. name: which of its templates ("default", "tool_use"). examples: each kind of output
-    as the model writes it; a kind that the format has no way of writing is left out."""
+    """source: the file, folder or model that was inspected. name: which of its templates ("default", "tool_use").
+    examples: each kind of output in the model's format; kinds that the format cannot write are left out."""
 
     source: str
     name: str
@@ -35,7 +35,7 @@ def inspect(
     target: Annotated[str, typer.Argument(help="A model's folder or name, or a chat template's file.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print everything that was found as JSON.")] = False,
 ) -> None:
-    """Show what a chat template says about how its model writes, and why."""
+    """Show how a model writes its output, derived from its chat template, and why."""
     try:
         sources = read_templates(target)
     except (OSError, ValueError) as error:
@@ -49,7 +49,7 @@ def inspect(
 
 
 def read_templates(target: str) -> dict[str, str]:
-    """The templates of a file, a model's folder or a model's name, by their names. Raises OSError, ValueError."""
+    """Name → template, from a template's file, a model's folder or a model's name. Raises OSError, ValueError."""
     path = Path(target)
     if path.is_file():
         return {"default": path.read_text("utf-8")}
@@ -115,7 +115,7 @@ def _when(keys: list[str]) -> str:
 
 
 def _abilities(analysis: TemplateAnalysis) -> list[str]:
-    """What the template renders, one line each."""
+    """What the template can render, one line for each ability."""
     can = analysis.capabilities
     lines = ["renders system messages" if can.system_role else "has no system role: it is put into the user's message"]
     if can.alternation:

@@ -1,4 +1,4 @@
-"""`agent-server parse`: what a model's raw output says, as events or as the message."""
+"""`agent-server parse`: reads a model's raw output and prints the events, or the message that they make."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def read_tools(path: Path) -> Any:
     try:
         return json.loads(path.read_text("utf-8"))
     except ValueError as error:
-        raise CaseError(f"{path} is no JSON: {error}") from error
+        raise CaseError(f"{path} is not valid JSON: {error}") from error
 
 
 def show(events: list[Any]) -> None:
@@ -66,7 +66,8 @@ def show(events: list[Any]) -> None:
 
 
 def run_batch() -> None:
-    """Cases from standard input to results on standard output, a line each; a line that is no case is a result too."""
+    """Read one case from each line of standard input and print one result for each. A line that is not a case gives a
+    result with an error."""
     for line in sys.stdin:
         if not line.strip():
             continue

@@ -1,7 +1,7 @@
-"""One case of `agent-server parse`: a raw output and what is known of its request → the message.
+"""Runs one case of `agent-server parse`: turns a raw output, and what is known of its request, into the message.
 
-The same path as in the server: the template is analysed and rendered by the prompt builder (with a tokenizer that
-knows no tokens), and what the prompt opened starts the translator.
+It uses the same code as the server: the prompt builder analyses and renders the template, with a tokenizer that has no
+tokens, and the translator starts in the state that the prompt left.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ from events.vocabulary import Event, ReasoningMessageContent, TextMessageContent
 
 Case = Mapping[str, Any]
 LIMITS = Limits(messages=100_000)
-OURS = "call_of_ours_"
+GENERATED_ID = "generated_call_"
+"""Begins the ids that are made here for calls to which the model gave none."""
 
 
 class CaseError(Exception):
-    """Why a case cannot be run at all."""
+    """The reason why a case cannot be run."""
 
 
 def run_case(case: Case, directory: Path = Path()) -> dict[str, Any]:
-    """The result of one case, as `agent-server parse --batch` writes it. Never raises; `error` says what kept it."""
+    """The result of one case, as `agent-server parse --batch` prints it. Never raises; a failure is told in `error`."""
     result: dict[str, Any] = {"id": case.get("id"), **EMPTY}
     try:
         translator = translator_for(case, directory)
@@ -49,7 +50,7 @@ def run_case(case: Case, directory: Path = Path()) -> dict[str, Any]:
         events = [event for piece in pieces_of(text, case.get("split")) for event in translator.feed(piece)]
         if not case.get("is_partial"):
             events += translator.finish("stop")
-    except Exception as error:  # the next case is not to suffer for this one, whatever a template does
+    except Exception as error:  # whatever a template raises, the other cases must still be run
         return {**result, "error": f"{type(error).__name__}: {sentence(error)}"}
     reason = None if case.get("is_partial") else "error" if translator.failed else translator.finish_reason("stop")
     return {
@@ -62,7 +63,7 @@ def run_case(case: Case, directory: Path = Path()) -> dict[str, Any]:
 
 
 def sentence(error: Exception) -> str:
-    """What an error says, without the quotes and numbers that some classes add."""
+    """An error's message without the quotes and error numbers that `str` adds for some classes."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     return str(error.args[0]) if error.args else str(error)
@@ -87,7 +88,7 @@ def translator_for(case: Case, directory: Path) -> Translator:
         output_format,
         tools=None,
         opened=opened,
-        new_id=lambda kind: f"{OURS}{next(numbers)}" if kind == "tool_call" else f"{kind}_{next(numbers)}",
+        new_id=lambda kind: f"{GENERATED_ID}{next(numbers)}" if kind == "tool_call" else f"{kind}_{next(numbers)}",
         policy=policy_of(case),
         show_opened=known,
     )
@@ -107,7 +108,7 @@ def policy_of(case: Case) -> Policy:
 
 
 def tools_of(case: Case) -> list[dict[str, Any]] | None:
-    """The declared tools; CaseError where they are no list of objects."""
+    """The declared tools. Raises CaseError if they are not a list of objects."""
     tools = case.get("tools")
     if tools is None:
         return None
@@ -117,7 +118,7 @@ def tools_of(case: Case) -> list[dict[str, Any]] | None:
 
 
 def source_of(case: Case, directory: Path) -> tuple[OutputFormat, str | None, bool]:
-    """(format, what the prompt opened, whether that is known to be part of the message)."""
+    """(format, what the prompt already opened, whether that is known to be part of the message)."""
     if name := case.get("format"):
         prefix = case.get("prefix")
         return named(str(name)), prefix if isinstance(prefix, str) else None, False
@@ -126,7 +127,7 @@ def source_of(case: Case, directory: Path) -> tuple[OutputFormat, str | None, bo
     elif isinstance(path := case.get("template"), str):
         source = (directory / path).read_text("utf-8")
     else:
-        raise CaseError("one of `template`, `template_text` and `format` must be given")
+        raise CaseError("give one of `template`, `template_text` and `format`")
     if isinstance(prefix := case.get("prefix"), str) and prefix:
         return builder(source).output_format(), prefix, False
     prompt = builder(source).build(*request_of(case))
@@ -135,7 +136,7 @@ def source_of(case: Case, directory: Path) -> tuple[OutputFormat, str | None, bo
 
 @lru_cache(maxsize=64)
 def builder(template: str) -> PromptBuilder:
-    """Builds prompts for a template alone: no vocabulary, so that no marker is a token."""
+    """A prompt builder for a template without a model. Its vocabulary is empty, so no marker is a token."""
     tokenizer = Tokenizer(WordLevel({"?": 0}, unk_token="?"))
     return PromptBuilder(ModelFiles(tokenizer=tokenizer, templates={"default": template}))
 
@@ -165,7 +166,7 @@ def request_of(case: Case) -> tuple[RunAgentInput, GenerationOptions]:
 
 
 def continued_part(value: Any) -> bool | Literal["content"]:
-    """Which part of the last message goes on: "none", "reasoning", "content"."""
+    """Which part of the last message the model continues: "none", "reasoning" or "content"."""
     return "content" if value == "content" else value not in (None, False, "none")
 
 
@@ -189,14 +190,14 @@ def sizes(split: Any) -> Callable[[], int]:
     try:
         number = 1 if split == "chars" else int(split)
     except (TypeError, ValueError):
-        raise CaseError(f"`split` cannot be {split!r}") from None
+        raise CaseError(f"`split` must be whole, chars, a number or random:SEED, not {split!r}") from None
     if number < 1:
         raise CaseError("`split` must be at least 1")
     return lambda: number
 
 
 def message_of(events: list[Event]) -> dict[str, Any]:
-    """Reasoning, content and calls of the events. `id` is the model's own, or ""."""
+    """The reasoning, content and calls that the events make. A call's `id` is the one that the model wrote, or ""."""
     reasoning: list[str] = []
     content: list[str] = []
     calls: dict[str, dict[str, Any]] = {}
@@ -207,7 +208,7 @@ def message_of(events: list[Event]) -> dict[str, Any]:
         elif isinstance(event, ReasoningMessageContent):
             reasoning.append(event.delta)
         elif isinstance(event, ToolCallStart):
-            call_id = "" if event.tool_call_id.startswith(OURS) else event.tool_call_id
+            call_id = "" if event.tool_call_id.startswith(GENERATED_ID) else event.tool_call_id
             calls[event.tool_call_id] = {"id": call_id, "name": event.tool_call_name, "arguments": []}
             order.append(calls[event.tool_call_id])
         elif isinstance(event, ToolCallArgs):
@@ -220,7 +221,7 @@ def message_of(events: list[Event]) -> dict[str, Any]:
 
 
 def merged_types(events: list[Event]) -> list[str]:
-    """The events' types in order; deltas of one kind that follow each other count once."""
+    """The types of the events in order, with consecutive deltas of one kind counted once."""
     types = [event_type(event) for event in events]
     deltas = ("_CONTENT", "_ARGS")
     return [

@@ -1,4 +1,4 @@
-"""`agent-server replicas`: what a gateway's replicas are doing, and keeping new work away from one of them."""
+"""`agent-server replicas`: shows what a gateway's replicas are doing, and drains one of them."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ def replicas(
     server: Annotated[str, typer.Option(help="The gateway's URL.")] = "http://127.0.0.1:8000",
     key: Annotated[str, typer.Option(envvar="AGENT_SERVER_OPERATOR_KEY", help="An operator's key.")] = "",
 ) -> None:
-    """Show a gateway's replicas; with --drain or --undrain, say first which of them may get work."""
-    wish = {"name": drain or undrain, "draining": bool(drain)} if drain or undrain else None
-    found = _ask(f"{server.rstrip('/')}/operator/replicas", key, wish)
-    _show(found)
+    """Show a gateway's replicas, after draining one with --drain or giving it work again with --undrain."""
+    change = {"name": drain or undrain, "draining": bool(drain)} if drain or undrain else None
+    _show(_ask(f"{server.rstrip('/')}/operator/replicas", key, change))
 
 
-def _ask(url: str, key: str, wish: dict[str, Any] | None) -> dict[str, Any]:
-    """The gateway's answer; exits with one sentence where there is none."""
+def _ask(url: str, key: str, change: dict[str, Any] | None) -> dict[str, Any]:
+    """The gateway's answer. Without one, prints a sentence and exits."""
     import httpx2
 
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
-        answer = httpx2.request("POST" if wish else "GET", url, json=wish, headers=headers, timeout=SECONDS)
+        answer = httpx2.request("POST" if change else "GET", url, json=change, headers=headers, timeout=SECONDS)
         body = answer.json()
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
         _fail(f"{url} does not answer as a gateway does: {error}")
@@ -42,10 +41,10 @@ def _fail(message: str) -> Any:
     raise typer.Exit(1)
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(answer: dict[str, Any]) -> None:
     columns = ("name", "condition", "circuit", "inFlight", "generations", "failures", "retries", "resumes")
-    rows = [columns, *(tuple(str(row[column]) for column in columns) for row in found["replicas"])]
+    rows = [columns, *(tuple(str(row[column]) for column in columns) for row in answer["replicas"])]
     widths = [max(len(row[place]) for row in rows) for place in range(len(columns))]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-    print(f"{found['state']}, {found['waiting']} waiting")
+    print(f"{answer['state']}, {answer['waiting']} waiting")

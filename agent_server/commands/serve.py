@@ -1,4 +1,4 @@
-"""`agent-server serve`: bind first, say clearly what is wrong, show the loading, end runs properly on SIGTERM."""
+"""`agent-server serve`: binds the port, shows the loading of the model, and lets runs end on SIGTERM."""
 
 from __future__ import annotations
 
@@ -31,10 +31,9 @@ if TYPE_CHECKING:
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
 SPARE = 256
-"""Open files besides connections: the model's, the store's, the engines'."""
+"""File descriptors kept for the model, the store and the engines, besides those of connections."""
 GC_THRESHOLDS = (20_000, 10, 20)
-"""Young objects before the cycle collector looks at them (Python's own: 700), and collections before it looks at
-older ones."""
+"""Arguments of gc.set_threshold. The first is the number of new objects that starts a collection, 700 by default."""
 
 
 def serve(
@@ -80,7 +79,8 @@ def serve(
 
 
 def read_settings(given: Mapping[str, Any]) -> Settings:
-    """The settings, of which those given on the command line win; exits with one sentence where one does not do."""
+    """The settings; those given on the command line override the environment. Prints a sentence and exits if one is not
+    valid."""
     try:
         return Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
@@ -90,14 +90,14 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's event loops where there is uvloop; None: asyncio's own."""
+    """Makes uvloop's event loops; None, for asyncio's own, if uvloop is not installed."""
     return uvloop.new_event_loop if uvloop is not None else None
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A bound socket; exits with one sentence when the address cannot be had."""
+    """A socket that listens on the address. Prints a sentence and exits if it cannot be bound."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio sends small frames at once only where the socket says that it is TCP.
+    # asyncio turns Nagle's algorithm off, so that small frames are sent at once, only if the socket's protocol is TCP.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -124,9 +124,10 @@ def _fail(message: str) -> None:
 
 
 class GracefulServer(uvicorn.Server):
-    """Refuses new work at once on a signal and lets running work end before the connections are closed.
+    """A uvicorn server that refuses new work on a signal and lets running work end before the connections are closed.
 
-    on_exit: called by the first signal, and by the second, which is to end what still runs. The third cuts.
+    on_exit: called on the first signal, and on the second, after which running work is ended too. The third signal
+    closes all connections at once.
     """
 
     def __init__(self, config: uvicorn.Config, on_exit: Callable[[], None]) -> None:
@@ -143,8 +144,10 @@ class GracefulServer(uvicorn.Server):
             self.force_exit = True
 
     def take_signals(self) -> None:
-        """Take a closed terminal's signal like the others, unless whoever started us wants it ignored (nohup), and none
-        before the server runs or after it has ended."""
+        """Handle SIGHUP, that of a closed terminal, like the others, unless it is ignored, as under `nohup`.
+
+        uvicorn installs its handlers while it runs and raises the signals again afterwards. Before and after, they are
+        ignored, so that the exit status is ours."""
         for number in STOPS:
             signal.signal(number, lambda *_: None)
         if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
@@ -167,7 +170,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
 
 
 async def serve_web(server: Server, listener: socket.socket) -> int:
-    """Serve on a bound socket until told to stop; the exit status."""
+    """Serve on a bound socket until a signal. Returns the exit status."""
     from agent_server.app import build_app
 
     web = GracefulServer(web_config(build_app(server), server.settings, server.telemetry), server.begin_shutdown)
@@ -182,16 +185,18 @@ async def serve_web(server: Server, listener: socket.socket) -> int:
 
 
 def settle_heap() -> None:
-    """What was loaded stays, so the cycle collector need not walk it again, nor look at young objects after every few
-    hundred of them: a token's live as long as one step of the engine, for all streams together. Measured, the default
-    settings cost a sixth of a token."""
+    """Tune the garbage collector after loading.
+
+    Everything that has been loaded stays, so it is frozen and not traversed again. The objects of one token live for
+    one step of the engine, for all streams together, so collecting after every 700 new objects is useless work: with
+    Python's default thresholds it took a sixth of the CPU time of a token."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
 
 
 def connection_limits(settings: Settings) -> ConnectionLimits:
-    """As the settings say, but no more connections than the system gives descriptors for."""
+    """The limits of the settings, with no more connections than the process may have file descriptors for."""
     return ConnectionLimits(
         connections=min(settings.max_connections, descriptors(settings.max_connections + SPARE) - SPARE),
         head_bytes=settings.max_header_bytes,
@@ -201,7 +206,7 @@ def connection_limits(settings: Settings) -> ConnectionLimits:
 
 
 def descriptors(wanted: int) -> int:
-    """How many files this process may open: `wanted` where the system allows as many, after asking for them."""
+    """How many files this process may open. The limit is raised to `wanted` if the system allows it."""
     if sys.platform == "win32":
         return wanted
     import resource
@@ -229,7 +234,7 @@ def web_config(app: Any, settings: Settings, telemetry: Telemetry) -> uvicorn.Co
 
 
 async def announce(server: Any, port: int) -> None:
-    """Progress while loading, then where to go; a model that fails to load stops the server with its sentence."""
+    """Show the progress of loading, then the URLs. If the model cannot be loaded, print why and stop the server."""
     from rich.console import Console
 
     console = Console(stderr=True)

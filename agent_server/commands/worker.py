@@ -1,4 +1,4 @@
-"""`agent-server worker`: one engine for gateways on other processes and machines, and nothing else."""
+"""`agent-server worker`: serves one engine to gateways in other processes or on other machines."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
 
 
 async def _announce(served: Worker, web: Any, name: str, address: Any) -> None:
-    """One line when it is ready; one, and the end, when it never will be."""
+    """Print a line when the engine is ready. If it cannot be loaded, print why and stop."""
     await served.settled.wait()
     if served.failure is not None:
         print(f"agent-server: {served.failure}", file=sys.stderr)

@@ -9,7 +9,7 @@ import httpx
 from rich.console import Console
 
 from agent_server.agent import Agent, tool
-from agent_server.commands.chat import Conversation
+from agent_server.commands.chat import ChatSession
 from tests.server import scripted, serving
 
 CALL = '<think>\nHm.\n</think>\n\n<tool_call>\n{"name": "shout", "arguments": {"word": "hi"}}\n</tool_call>'
@@ -21,11 +21,11 @@ def shout(word: str) -> str:
     return word.upper()
 
 
-def talk(url: str, *lines: str, answers: str = "") -> tuple[str, Conversation]:
+def talk(url: str, *lines: str, answers: str = "") -> tuple[str, ChatSession]:
     output = io.StringIO()
     console = Console(file=output, force_terminal=False, width=200)
     console.input = lambda prompt="": answers  # type: ignore[method-assign, assignment]
-    conversation = Conversation(console, {})
+    conversation = ChatSession(console, {})
     with httpx.Client(base_url=url, timeout=30) as client:
         for line in lines:
             conversation.turn(client, "/agui", line)

@@ -130,7 +130,7 @@ def test_a_case_that_cannot_be_run_says_why(case: dict[str, Any]):
         (["nowhere.txt"], "No such file or directory: nowhere.txt"),
         (["--template", "bad.jinja"], "the chat template is not valid"),
         (["--format", "nonsense"], "no format is called 'nonsense'"),
-        (["--tools", "bad.jinja"], "bad.jinja is no JSON"),
+        (["--tools", "bad.jinja"], "bad.jinja is not valid JSON"),
     ],
 )
 def test_the_command_says_what_is_wrong_in_a_sentence(tmp_path: Path, arguments: list[str], said: str):

@@ -72,7 +72,7 @@ FOLDERS = "Give a folder with a model, or a hub name like Qwen/Qwen3-0.6B."
         (["--chat-template", "{}/bad.jinja"], "Cannot load agent-server-demo: the chat template is not valid"),
         (["--agent", "{}/none.py:agent"], "There is no file {}/none.py."),
         (["--store", "sqlite:///{}/file/threads.db"], "The store at sqlite+aiosqlite:///{}/file/threads.db cannot be"),
-        (["--store", "nonsense"], "This is not the URL of a database for threads"),
+        (["--store", "nonsense"], "The store's URL cannot be used"),
         (["--api-key", ""], "api_keys: Value error, A key may not be empty."),
         (["--log-level", "loud"], "log_level: Input should be 'debug', 'info', 'warning' or 'error'."),
         (["--dtype", "int3"], "int3 is not a dtype"),
