@@ -1,4 +1,4 @@
-"""From settings to a Server: which engine, which model, which agents, which store."""
+"""Builds a Server from the settings: chooses the engine, the model, the agents and the store."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("agent_server")
 LOCAL = ("torch", "transformers", "numpy")
-"""What the extra `local` brings: the generation core needs it and nothing else does."""
+"""Packages of the extra `local`, which only the generation core needs."""
 
 
 def build_server(settings: Settings, *, agents: Sequence[Agent] = (), engine: Engine | None = None) -> Server:
-    """Put the parts together; nothing heavy is loaded yet. Raises StartupError with one sentence."""
+    """Put the parts together; the model is not loaded yet. Raises StartupError with one sentence."""
     telemetry = ServerTelemetry()
     keys = Keys(key.get_secret_value() for key in settings.api_keys)
     model = chat_model(settings, engine)
@@ -55,7 +55,7 @@ def build_server(settings: Settings, *, agents: Sequence[Agent] = (), engine: En
         store=store,
         limits=run_limits(settings, keys.tenants),
         new_id=new_id,
-        observe=lambda run: count(telemetry, run),
+        observe=lambda run: count_run(telemetry, run),
         sharing=(gateway := sharing(settings)),
     )
     telemetry.watch_engine(model.engine.metrics)
@@ -70,8 +70,10 @@ def make_store(settings: Settings) -> Store:
     try:
         return Store(settings.database_url)
     except (SQLAlchemyError, ImportError) as error:
-        known = "sqlite:///PATH, postgresql://USER@HOST/NAME and memory are"
-        raise StartupError(f"This is not the URL of a database for threads ({error}); {known}.") from error
+        raise StartupError(
+            f"The store's URL cannot be used: {error}. "
+            "Give sqlite:///PATH, postgresql://USER@HOST/NAME or memory with --store."
+        ) from error
 
 
 def watch_replicas(telemetry: ServerTelemetry, engine: Engine) -> None:
@@ -82,14 +84,15 @@ def watch_replicas(telemetry: ServerTelemetry, engine: Engine) -> None:
 
 
 def default_agents(settings: Settings) -> list[Agent]:
-    """What is served when nobody named an agent: the demonstration's, or the model alone where the page is off."""
+    """The agents that are served if none is named: those of the demonstration, or none if the page is off. Without
+    agents the model is served alone."""
     from agent_server.demonstration import demonstration_agents
 
     return list(demonstration_agents()) if settings.demo else []
 
 
 def chat_model(settings: Settings, engine: Engine | None = None) -> ChatModel:
-    """The model that the settings name, with its engine."""
+    """The model that the settings name, with its engine. Raises StartupError."""
     source, name = named_model(settings)
     if settings.chat_template is not None and not settings.chat_template.is_file():
         raise StartupError(f"There is no chat template at {settings.chat_template}.")
@@ -98,7 +101,8 @@ def chat_model(settings: Settings, engine: Engine | None = None) -> ChatModel:
 
 
 def named_model(settings: Settings) -> tuple[str, str]:
-    """The model's folder or hub name, and what clients call it. A bare folder name that exists is a folder."""
+    """(folder or hub name of the model, the name that clients use). A name that is an existing folder is that
+    folder."""
     source = settings.model or str(BUNDLED)
     name = settings.served_name or (Path(source).name if settings.model else BUNDLED_NAME)
     if settings.model and not settings.engine and not Path(source).is_dir() and not _is_hub_name(source):
@@ -129,7 +133,7 @@ def choose_engine(settings: Settings, source: str, name: str) -> Engine:
     if settings.engine == ("vllm",):
         from agent_server.engines.vllm_inprocess import VLLMEngine
 
-        return VLLMEngine(partial(our_model, settings, source, name), vllm_arguments(settings))
+        return VLLMEngine(partial(upstream_model, settings, source, name), vllm_arguments(settings))
     if settings.engine:
         return upstream_engine(settings, source, name)
     for package in LOCAL:
@@ -157,7 +161,7 @@ def local_engine(settings: Settings, source: str, name: str) -> Engine:
 
 
 def upstream_engine(settings: Settings, source: str, name: str) -> Engine:
-    """The engines behind the URLs, as one; nothing is asked of them before they are started."""
+    """The engines behind the URLs, used as one. No request is sent to them before they are started."""
     from agent_server.engines.replicas import ReplicaSet, distinct
     from agent_server.engines.upstream import parse_address
 
@@ -171,21 +175,23 @@ def upstream_engine(settings: Settings, source: str, name: str) -> Engine:
 
 
 def engine_at(address: Address, settings: Settings, source: str, name: str) -> Engine:
-    """One engine: a worker, an upstream, or, where the address does not say, what it turns out to be."""
+    """The engine at an address: a worker or an upstream. Without a dialect it is asked which it is when it is
+    started."""
     from agent_server.engines.upstream import UpstreamEngine
     from agent_server.engines.upstream.address import WORKER
     from agent_server.engines.worker.client import WorkerEngine
     from agent_server.engines.worker.discovery import DiscoveredEngine
 
-    limits = waits(settings)
-    upstream = partial(UpstreamEngine, address, partial(our_model, settings, source, name), limits)
+    limits = upstream_settings(settings)
+    upstream = partial(UpstreamEngine, address, partial(upstream_model, settings, source, name), limits)
     if address.dialect == WORKER:
         return WorkerEngine(address, limits)
     return DiscoveredEngine(address, upstream, limits) if address.dialect is None else upstream()
 
 
 def replica_settings(settings: Settings) -> ReplicaSettings:
-    """The silences are a little longer than those of the streams themselves, which can say more about them."""
+    """The settings for replicas. Their limits on silence are longer than those of the engines themselves, whose errors
+    are more specific and should come first."""
     from agent_server.engines.replicas import ReplicaSettings
 
     return ReplicaSettings(
@@ -204,7 +210,7 @@ def replica_settings(settings: Settings) -> ReplicaSettings:
 
 
 def vllm_arguments(settings: Settings) -> dict[str, Any]:
-    """vLLM's own words for what the settings say; what is given for it by name goes before."""
+    """vLLM's engine arguments for the settings. Those in the setting `vllm` override the others."""
     words = {
         "dtype": settings.dtype if settings.dtype != "auto" else None,
         "max_model_len": settings.max_context or None,
@@ -212,15 +218,15 @@ def vllm_arguments(settings: Settings) -> dict[str, Any]:
     return {**{name: value for name, value in words.items() if value is not None}, **settings.vllm}
 
 
-def our_model(settings: Settings, source: str, name: str) -> Model:
-    """The tokenizer and the sampling defaults beside an upstream's weights."""
+def upstream_model(settings: Settings, source: str, name: str) -> Model:
+    """The tokenizer and the sampling defaults of a model whose weights an upstream has."""
     from agent_server.engines.upstream import load_model
 
     model = load_model(source, name)
     return msgspec.structs.replace(model, context_length=settings.max_context or model.context_length)
 
 
-def waits(settings: Settings) -> UpstreamSettings:
+def upstream_settings(settings: Settings) -> UpstreamSettings:
     from agent_server.engines.upstream import UpstreamSettings
 
     return UpstreamSettings(
@@ -236,7 +242,8 @@ def waits(settings: Settings) -> UpstreamSettings:
 
 
 def scripted_engine(source: str, name: str) -> Engine:
-    """The demonstration scripts in the model's own tokens: the whole server without the model's weights."""
+    """The scripted engine with the model's tokenizer: it serves the demonstration scripts without the model's
+    weights."""
     from agent_server.engine.detokenizer import TokenizerVocabulary
     from agent_server.engines.scripted import ScriptedEngine
     from agent_server.model_files import load_model_files
@@ -264,7 +271,7 @@ def load_prompts(settings: Settings, source: str) -> PromptBuilder:
 
 
 def sealer(settings: Settings) -> Sealer:
-    """The keys that hide reasoning; none configured means one that lives as long as the process."""
+    """The keys that encrypt hidden reasoning. Without configured keys one is made that lasts as long as the process."""
     try:
         return Sealer.from_settings([key.get_secret_value() for key in settings.encryption_keys])
     except ValueError as error:
@@ -276,7 +283,7 @@ def tool_limits(settings: Settings) -> Limits:
 
 
 def sharing(settings: Settings) -> Gateway | None:
-    """What makes this server one of several gateways; None for one alone."""
+    """The connection to the other gateways; None if this server is the only one."""
     if not settings.redis_url:
         return None
     try:
@@ -285,7 +292,8 @@ def sharing(settings: Settings) -> Gateway | None:
         raise StartupError("--redis needs the extra: pip install 'agent-server[redis]'.") from error
     if not settings.encryption_keys:
         logger.warning(
-            "several gateways need the same AGENT_SERVER_ENCRYPTION_KEYS, or none can open what another sealed"
+            "Set the same AGENT_SERVER_ENCRYPTION_KEYS on all gateways: without it none can decrypt reasoning "
+            "that another has hidden."
         )
     limits = SharingLimits(
         lease=settings.gateway_lease,
@@ -297,7 +305,9 @@ def sharing(settings: Settings) -> Gateway | None:
     try:
         return Gateway(settings.redis_url, prefix=settings.redis_prefix, limits=limits, logs=logs)
     except ValueError as error:
-        raise StartupError(f"This is not the URL of a Redis: {error}") from error
+        raise StartupError(
+            f"The URL of Redis cannot be used: {error}. Give redis://, rediss:// or unix:// with --redis."
+        ) from error
 
 
 def run_limits(settings: Settings, tenants: int = 1) -> RunLimits:
@@ -313,8 +323,8 @@ def run_limits(settings: Settings, tenants: int = 1) -> RunLimits:
     )
 
 
-def count(telemetry: ServerTelemetry, run: Run) -> None:
-    """Add a run that ended to the counters."""
+def count_run(telemetry: ServerTelemetry, run: Run) -> None:
+    """Add a run that has ended to the counters."""
     terminal = run.terminal
     metadata = finished_metadata(terminal)
     telemetry.runs.labels(reason=metadata.finish_reason or "error").inc()

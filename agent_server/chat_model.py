@@ -1,4 +1,4 @@
-"""A model as the rest of the server sees it: an engine and the prompt builder that belongs to it, and their loading."""
+"""A model as the rest of the server uses it: an engine with its prompt builder, and the loading of both."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ POLL_SECONDS = 0.1
 
 
 class ChatModel:
-    """One loaded model. Until it is ready, whoever asks for a prompt gets EngineError("unavailable")."""
+    """One model. `prompts` raises EngineError("unavailable") until it is ready."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class ChatModel:
         self._failure: str | None = None
 
     async def load(self) -> None:
-        """Tokenizer and template first (fast, and most mistakes show there), then the weights. Never raises:
+        """Load the tokenizer and template first, which is fast and shows most mistakes, then the weights. Never raises:
         the outcome is `status`."""
         try:
             self._prompts = await asyncio.to_thread(self._load_prompts)
@@ -63,7 +63,8 @@ class ChatModel:
 
     @property
     def prompts(self) -> PromptBuilder:
-        """The prompt builder; EngineError("unavailable") with the state while there is none."""
+        """The prompt builder. Raises EngineError("unavailable"), which tells the state, while the model is not
+        ready."""
         if self._prompts is None or not self.ready:
             raise EngineError("unavailable", self._absence(), retryable=True)
         return self._prompts
@@ -74,7 +75,7 @@ class ChatModel:
         return f"The model {self.name} is {status.state}{share}. {status.message}".strip()
 
     async def states(self) -> AsyncGenerator[EngineStatus, None]:
-        """Every change of the status while loading; ends after "ready", "failed" or "stopped"."""
+        """Each new status while the model is loading, up to "ready", "failed" or "stopped"."""
         last: EngineStatus | None = None
         while True:
             status = self.status

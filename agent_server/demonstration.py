@@ -1,7 +1,7 @@
-"""The agents that a server has when nobody gave it any: the model alone, and one that shows what an agent can do.
+"""The agents of a server that was started without any: the model alone, and one that shows what an agent can do.
 
-Nothing here leaves the machine: the weather is invented from the place's name, emails are not sent, and the search
-looks into a few notes about this server.
+Their tools send nothing to other machines: the weather is computed from the place's name, emails are not sent, and the
+search only looks through a few notes about this server.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NOTES = (
 
 
 def demonstration_agents() -> tuple[Agent, ...]:
-    """The model alone is `default`, so that a client of any wire gets what it asked for and no tools of ours."""
+    """`default` is the model alone, so that clients of any wire get answers without the demonstration's tools."""
     return (
         Agent(name="default", description="The model alone, with the tools that this page brings."),
         Agent(
@@ -66,12 +66,12 @@ def get_weather(location: str) -> dict[str, Any]:
 def get_time(timezone: str) -> dict[str, str]:
     """Look up the time of a city or a time zone."""
     wanted = timezone.strip().replace(" ", "_").lower()
-    found = next(
+    zone = next(
         (name for name in sorted(available_timezones()) if wanted in (name.lower(), name.lower().split("/")[-1])), None
     )
-    if found is None:
+    if zone is None:
         raise ToolFault("unknown location")
-    return {"time": f"{datetime.now(ZoneInfo(found)):%H:%M}", "timezone": timezone}
+    return {"time": f"{datetime.now(ZoneInfo(zone)):%H:%M}", "timezone": timezone}
 
 
 @tool
@@ -124,7 +124,7 @@ _OPERATIONS: dict[type[ast.AST], Callable[..., Any]] = {
 
 
 def _value(node: ast.expr) -> int | float:
-    """An expression of numbers and the usual operations; ValueError for anything else."""
+    """The value of an expression of numbers and arithmetic operations. Raises ValueError for anything else."""
     match node:
         case ast.Constant(value=int() | float() as number) if not isinstance(number, bool) and abs(number) < 1e15:
             return number

@@ -1,4 +1,4 @@
-"""The server's parts, put together once from the settings. Nothing here knows HTTP."""
+"""The parts of the server and their start and end. This module does not depend on HTTP."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ BUNDLED_NAME = "agent-server-demo"
 
 
 class StartupError(Exception):
-    """Why the server cannot start, in one sentence for the person who started it."""
+    """The server cannot start. The message is one sentence for the operator."""
 
 
 @dataclass
 class Server:
-    """Everything a route may need. One instance a process; tests build their own."""
+    """Everything that routes need. A process has one; tests build their own."""
 
     settings: Settings
     model: ChatModel
@@ -45,11 +45,13 @@ class Server:
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def start(self) -> None:
-        """Open the store, then load the model in the background: the port answers with the progress meanwhile. Once,
-        however often it is asked for; after a failure, asking again tries again. Raises StartupError."""
+        """Open the store, then load the model in the background, while the routes already answer with the progress.
+
+        Further calls wait for the first one and do not start again, unless it failed. Raises StartupError."""
         if self._starting is None:
             self._starting = asyncio.create_task(self._start())
         starting = self._starting
+        # Unlike `await starting`, asyncio.wait does not cancel the shared task when one of its callers is cancelled.
         if not starting.done():
             await asyncio.wait((starting,))
         if starting.cancelled() or starting.exception() is not None:
@@ -66,7 +68,7 @@ class Server:
         self._spawn(self.model.load())
 
     async def close(self) -> None:
-        """Let runs end within the drain time, then end them; free the device, close the store."""
+        """Wait for runs for the drain time and end the others; then close the agents, the model and the store."""
         self.closing = True
         await self.runs.close(self.settings.drain)
         await asyncio.gather(*(agent.close() for agent in set(self.agents.values())))
@@ -77,8 +79,8 @@ class Server:
         await self.store.close()
 
     def begin_shutdown(self) -> None:
-        """Refuse new runs from now on and begin to drain; asked again, end at once what still runs. Called from a
-        signal handler on the loop's thread."""
+        """Refuse new runs and begin to drain. A second call ends the runs that are left at once. Called by a signal
+        handler on the event loop's thread."""
         drain = 0.0 if self.closing else self.settings.drain
         self.closing = True
         self.runs.begin_shutdown()

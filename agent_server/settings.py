@@ -1,7 +1,7 @@
-"""Everything an operator can set, from the command line, the environment (`AGENT_SERVER_*`) or a `.env` file.
+"""All settings of an operator, from the command line, the environment (`AGENT_SERVER_*`) or a `.env` file.
 
-Durations are in seconds, sizes in bytes. The defaults suit one person on one machine; docs/operating.md says which
-ones to look at before other people connect.
+Durations are in seconds, sizes in bytes. The defaults suit one person on one machine; docs/operating.md lists those to
+check before other people connect.
 """
 
 from __future__ import annotations
@@ -22,168 +22,178 @@ class Settings(BaseSettings):
 
     # what is served
     model: str = ""
-    """Folder or hub name; empty is the bundled demonstration model."""
+    """Folder or hub name of the model; empty for the bundled demonstration model."""
     served_name: str = ""
-    """The name that clients see; empty is the folder's or the last part of the hub name."""
+    """The name that clients see; empty for the folder's name or the last part of the hub name."""
     engine: Annotated[tuple[str, ...], NoDecode] = ()
-    """Empty is the embedded engine; "scripted" replays; else URLs of upstream engines, with or without a dialect in
-    front (`http://host:8000`, `vllm+http://host:8000`); "vllm" is vLLM in this process."""
+    """Empty for the embedded engine, "scripted" for scripted answers, "vllm" for vLLM in this process, else URLs of
+    upstream engines, with or without a dialect in front (`http://host:8000`, `vllm+http://host:8000`)."""
     engine_process: bool = True
-    """The embedded engine in a process of its own, which is watched; off is a thread, for debugging."""
+    """Run the embedded engine in its own process, which is restarted if it fails; false runs it in a thread, for
+    debugging."""
     device: str = "auto"
-    """`cpu`, `cuda`, `cuda:1`, `mps`; auto takes CUDA before Apple's GPU before the CPU. Several (`cuda:0,cuda:1`) get
-    a replica of the model each."""
+    """`cpu`, `cuda`, `cuda:1` or `mps`; auto takes CUDA if there is one, else Apple's GPU, else the CPU. With several
+    (`cuda:0,cuda:1`) each gets a replica of the model."""
     dtype: str = "auto"
-    """`bfloat16`, `float16`, `float32`; auto is bfloat16 on CUDA where the chip has it, float32 on a CPU."""
+    """`bfloat16`, `float16` or `float32`; auto is bfloat16 on CUDA if the GPU supports it, float32 on a CPU."""
     kv_cache_dtype: str = "auto"
-    """The same for keys and values, on a CPU; auto keeps a bfloat16 checkpoint's in bfloat16 where that is fast."""
+    """The type of cached keys and values on a CPU; auto is bfloat16 for bfloat16 checkpoints if the CPU is fast with
+    it."""
     adapter: str = ""
     """Folder of a LoRA adapter."""
     agent: Annotated[tuple[str, ...], NoDecode] = ()
-    """`path/to/file.py:attribute` or `package.module:attribute`, one for each agent."""
+    """The agents to serve, each as `path/to/file.py:attribute` or `package.module:attribute`."""
 
     # where
     host: str = "127.0.0.1"
-    """Address to listen on; nobody else can connect until you say so."""
+    """Address to listen on; with the default only programs on this machine can connect."""
     port: int = Field(8000, ge=0, le=65535)
-    """0 takes a free one."""
+    """Port to listen on; 0 takes a free one."""
     data_dir: Path = Path.home() / ".local" / "share" / "agent-server"
-    """Where the default database is."""
+    """Folder of the default database."""
     store_url: str = ""
-    """SQLAlchemy URL; empty is SQLite in `data_dir`, "memory" keeps nothing."""
+    """SQLAlchemy URL of the database; empty for SQLite in `data_dir`, "memory" to keep nothing after the server
+    stops."""
 
     # several gateways over one database
     redis_url: str = ""
-    """`redis://`, `rediss://` or `unix://`; runs are then read, steered and listed from every gateway with the same."""
+    """`redis://`, `rediss://` or `unix://`; all gateways with the same Redis can read, control and list each other's
+    runs."""
     redis_prefix: str = "agent-server"
-    """Gateways with the same share their runs."""
+    """Prefix of the keys in Redis; gateways with the same prefix share their runs."""
     gateway_lease: float = Field(6, ge=0.5)
-    """A gateway that has not been heard of for so long is dead: the others end its runs with RUN_ERROR."""
+    """Seconds without a sign of life after which a gateway counts as dead and the others end its runs with
+    RUN_ERROR."""
 
     # how output is read
     chat_template: Path | None = None
-    """File that replaces the model's chat template."""
+    """File with a chat template that is used instead of the model's."""
     format: str = ""
-    """Output format by name instead of by analysis; an unknown one is answered with all that there are."""
+    """Name of the output format, used instead of the analysed one; an unknown name is refused with a list of all
+    names."""
     reasoning_parser: str = ""
-    """Reasoning format by name, the rest as it is."""
+    """Name of the format whose reasoning is used; calls stay as they were found."""
     tool_call_parser: str = ""
-    """Tool call format by name, the rest as it is."""
+    """Name of the format whose tool calls are used; reasoning stays as it was found."""
     delivery: Literal["immediate", "adaptive"] = "immediate"
     """`adaptive` sends reasoning by sentences and arguments at JSON boundaries."""
     boundaries: Literal["lenient", "strict"] | None = None
-    """`strict` follows the DeepSeek rules on text around calls, `lenient` lets text come anywhere; none is as the
-    format says."""
+    """`strict` accepts a call only right behind the reasoning or another call, `lenient` accepts text between them;
+    none for what the model's format says."""
     undeclared_tools: Literal["keep", "drop", "content"] | None = None
-    """A call of a tool that nobody declared; none is as the model's format says."""
+    """What to do with a call of a tool that the request does not declare; none for what the model's format says."""
     failed_calls: Literal["content", "text", "drop", "error"] | None = None
-    """Text that is no call after a call's marker; "error" ends the run with tool_call_parse_error."""
+    """What to do with text behind a call's marker that is not a call; "error" ends the run with
+    tool_call_parse_error."""
     constrain_tools: bool = True
-    """A grammar keeps calls to the declared tools and their schemas."""
+    """Restrict calls to the declared tools and their schemas by a grammar."""
     reasoning_content: bool = True
     """Also send reasoning under `reasoning_content` on the OpenAI wire."""
 
     # who may ask
     api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
-    """`key` or `tenant:key`; none means that everyone who can connect may ask."""
+    """`key` or `tenant:key`; without any, everyone who can connect may use the server."""
     operator_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
-    """Keys for the paths under /operator/; without any, nobody may use those."""
+    """Keys for the paths under /operator/; without any, these paths are closed."""
     cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
-    """Origins whose pages may ask from a browser, over HTTP and WebSockets; pages elsewhere may not."""
+    """Origins whose web pages may send requests, over HTTP and WebSockets; pages of other origins are refused."""
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
     """Names in the Host header that are served besides localhost, addresses and the machine's own name, such as the
     public name of a reverse proxy; `*.example.com` and `*` are understood. With API keys and none named: all."""
     cors_credentials: bool = False
-    """Pages on those origins may send cookies and HTTP authentication of their own (`credentials: "include"`)."""
+    """Let pages of `cors_origins` send cookies and HTTP authentication (`credentials: "include"`)."""
     encryption_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
-    """base64 of 32 bytes each; the first seals hidden reasoning, all of them open it (rotation)."""
+    """base64 of 32 bytes each; the first one encrypts hidden reasoning, all of them decrypt it, so that keys can be
+    rotated."""
 
     # limits
     max_body: int = Field(4 * 2**20, gt=0)
-    """Bytes; a longer body is refused while it is being read."""
+    """Bytes of a request body; a longer one is refused while it is being read."""
     max_connections: int = Field(8192, gt=0)
-    """At once; beyond it addresses with more than an equal share get no other one."""
+    """Connections at once; when all are taken, only addresses with less than an equal share get another one."""
     max_header_bytes: int = Field(32 * 2**10, ge=1024)
-    """Of a request's URL and headers together; more is refused with 431 while they are being read."""
+    """Bytes of a request's URL and headers together; more is refused with 431 while they are being read."""
     header_timeout: float = Field(10, gt=0)
     """Seconds from a connection to the end of its first request's headers, and from the first byte of a later one."""
     body_timeout: float = Field(60, gt=0)
     """Seconds from the end of the headers to the end of the body."""
     max_runs: int = Field(256, gt=0)
-    """At once; beyond it a run is refused with 503 and `Retry-After`."""
+    """Runs at once; further ones are refused with 503 and `Retry-After`."""
     max_runs_per_tenant: int = Field(0, ge=0)
-    """The same for each tenant; 0 is a fair share: everything where there is one tenant, else three times what is free,
-    so that one tenant alone never gets more than three quarters."""
+    """Runs of one tenant at once; 0 for a fair share: all if there is one tenant, else three times what is free, so
+    that one tenant alone never gets more than three quarters."""
     max_queued_per_thread: int = Field(4, ge=0)
-    """Runs that may wait for a thread's turn; runs on one thread never interleave."""
+    """Runs that may wait in one thread, in which one run is executed at a time."""
     run_time_limit: float = Field(3600, gt=0)
-    """Seconds, after which a run ends with RUN_ERROR."""
+    """Seconds after which a run is ended with RUN_ERROR."""
     tool_time_limit: float = Field(60, gt=0)
-    """Seconds for one call of a tool that sets none itself."""
+    """Seconds for one call of a tool that has no time limit of its own."""
     tool_result_limit: int = Field(256 * 2**10, gt=0)
-    """Characters of a tool's result that the model is told."""
+    """Characters of a tool's result that are given to the model."""
     render_time_limit: float = Field(5, gt=0)
     """Seconds for rendering one prompt."""
     log_bytes: int = Field(8 * 2**20, gt=0)
-    """Of one run's events that are kept for readers who come late or are slow."""
+    """Bytes of one run's events that are kept for late or slow readers."""
     replay_seconds: float = Field(600, ge=0)
-    """How long a run that ended can be read again."""
+    """Seconds for which a run can be read again after its end."""
     grace: float = Field(10, ge=0)
-    """A run whose last AG-UI reader is gone lives this long; OpenAI-style wires cancel at once."""
+    """Seconds after which a run is cancelled when its last AG-UI reader has left; OpenAI-style wires cancel at once."""
     keep_alive: float = Field(15, gt=0)
-    """Seconds of silence until a comment is sent, so that proxies keep the line."""
+    """Seconds of silence after which a comment is sent, so that proxies keep the connection open."""
     drain: float = Field(30, ge=0)
-    """Seconds that running runs get to end on SIGTERM; new ones are refused at once."""
+    """Seconds that running runs get to end after SIGTERM; new ones are refused at once."""
 
     # generation core
     max_batch: int = Field(64, gt=0)
-    """Sequences that are generated together."""
+    """Sequences that are generated at the same time."""
     max_queued: int = Field(512, ge=0)
     """Generations that may wait for a place; more are refused as overloaded."""
     step_tokens: int = Field(0, ge=0)
     """Tokens of prompts and answers in one step of the engine; 0 is 4096 on CUDA and 512 elsewhere."""
     kv_cache_bytes: int = Field(0, ge=0)
-    """0 chooses by the device's free memory."""
+    """Bytes for cached keys and values; 0 to choose by the device's free memory."""
     max_context: int = Field(0, ge=0)
     """Tokens of prompt and answer together; 0 is the model's own limit."""
     step_time_limit: float = Field(120, gt=0)
-    """Seconds without a word from the engine's process, while it generates, until it is killed and started again."""
+    """Seconds without a report from the engine's process, while it generates, after which it is killed and
+    restarted."""
     cuda_graphs: bool = True
     """Capture decoding in CUDA graphs."""
 
     # upstream engines
     engine_key: SecretStr = SecretStr("")
-    """The upstream's API key; one in its URL (`http://:KEY@host:8000`) goes before it."""
+    """API key for upstreams and workers; a key in a URL (`http://:KEY@host:8000`) is used instead."""
     engine_connect: float = Field(5, gt=0)
     """Seconds to connect to an upstream."""
     engine_idle: float = Field(30, gt=0)
-    """The longest silence between two frames of a stream; then the upstream is lost."""
+    """Seconds of silence between two frames of a stream after which the upstream counts as lost."""
     engine_first: float = Field(300, gt=0)
-    """Until the first token, as long as the upstream answers questions about its health meanwhile."""
+    """Seconds to wait for the first token while the upstream passes health checks."""
     engine_start: float = Field(1800, gt=0)
-    """How long an upstream may load its model."""
+    """Seconds that an upstream may take to load its model."""
     engine_health: float = Field(5, gt=0)
-    """Seconds for an upstream's answer to a question about its health."""
+    """Seconds between two health checks of an upstream."""
     engine_check_tokenizer: bool = True
-    """Off for an upstream that has the model's ids and yet takes text apart in its own way, as some GGUF files do."""
+    """Check that an upstream splits text as our tokenizer does; turn it off for GGUF files that only differ in that."""
     engine_in_flight: int = Field(1024, gt=0)
-    """Generations at once on one engine; where there are several, more of them wait."""
+    """Generations at once on one engine; further ones wait, see `engine_queued`."""
     engine_queued: int = Field(1024, ge=0)
-    """Generations that wait while every engine has as many as it may have; more are refused as overloaded."""
+    """Generations that may wait while every engine is full; more are refused as overloaded."""
     engine_wait: float = Field(10, ge=0)
-    """How long a generation waits while no engine is there at all."""
+    """Seconds that a generation waits while no engine is available."""
     engine_check: float = Field(1, gt=0)
-    """Between two looks at the engines."""
+    """Seconds between two checks of the engines."""
     engine_resume: bool = True
-    """Continue a generation elsewhere when its engine is lost after the first token."""
+    """Continue a generation on another engine if its engine is lost after the first token."""
     engine_attempts: int = Field(4, gt=0)
-    """How often one generation is tried in all."""
+    """The most attempts of one generation."""
     engine_failures: int = Field(3, gt=0)
-    """Failures in a row until an engine is left alone for `engine_cooldown` seconds, and twice as long each time."""
+    """Failures in a row after which an engine gets no generations for `engine_cooldown` seconds."""
     engine_cooldown: float = Field(1, gt=0)
-    """Seconds; see `engine_failures`."""
+    """Seconds without generations after failures in a row; doubled each time, up to 30."""
     engine_affinity: float = Field(4, ge=0)
-    """Generations in flight that a wholly cached prompt is worth when an engine is chosen."""
+    """How many more generations in flight an engine may have and still be chosen because it has the whole prompt
+    cached."""
 
     vllm: dict[str, Any] = {}
     """Engine arguments of vLLM in this process (`--engine vllm`), as JSON: {"tensor_parallel_size": 2}."""
@@ -192,9 +202,9 @@ class Settings(BaseSettings):
     metrics: bool = True
     """Serve Prometheus text at /metrics."""
     demo: bool = True
-    """Serve the page at / and its agents."""
+    """Serve the demonstration page at / and its agents."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """Logs hold no bodies, headers or prompts at any level."""
+    """The least severe messages that are logged; bodies, headers and prompts are logged at no level."""
 
     @field_validator(
         "engine", "agent", "api_keys", "operator_keys", "cors_origins", "allowed_hosts", "encryption_keys",
@@ -202,20 +212,20 @@ class Settings(BaseSettings):
     )  # fmt: skip
     @classmethod
     def _listed(cls, value: Any) -> Any:
-        """Lists come from the environment with commas between their items."""
+        """Split lists from the environment, whose items are separated by commas."""
         return tuple(item.strip() for item in value.split(",") if item.strip()) if isinstance(value, str) else value
 
     @field_validator("api_keys", "operator_keys")
     @classmethod
     def _not_empty(cls, keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
-        """An empty key, as of a variable that is not set, would be no lock at all."""
+        """Refuse empty keys, which come from variables that are not set and would admit everyone."""
         if any(not key.get_secret_value().rpartition(":")[2].strip() for key in keys):
             raise ValueError("A key may not be empty")
         return keys
 
     @property
     def database_url(self) -> str:
-        """The store's URL with the default filled in."""
+        """The store's URL, with the default filled in."""
         if self.store_url == "memory":
             return "sqlite+aiosqlite:///:memory:"
         return self.store_url or f"sqlite+aiosqlite:///{self.data_dir / 'threads.db'}"

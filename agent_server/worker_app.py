@@ -1,4 +1,4 @@
-"""The worker's side: one engine behind a few routes, and its end without losing anything."""
+"""The worker's HTTP application: one engine behind a few routes, and a shutdown that loses no generation."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ from agent_server.web.origins import BrowserGuard, BrowserPolicy
 
 logger = logging.getLogger("agent_server.worker")
 MAX_REQUEST = 64 * 2**20
-"""Bytes; a prompt of a million tokens has eight."""
+"""Bytes of a request; a prompt of a million tokens has eight million."""
 PING_SECONDS = 5.0
+"""Silence in a stream after which a ping is sent."""
 STATUSES = {
     "invalid_request": 400, "context_length_exceeded": 400, "overloaded": 503, "unavailable": 503,
     "out_of_memory": 507,
@@ -51,7 +52,7 @@ STATUSES = {
 
 
 class Worker:
-    """One engine, served. `drain` seconds are given to the generations under way when it is told to stop."""
+    """One engine and its running generations. drain: seconds that these get to end after a signal."""
 
     def __init__(self, engine: Engine, *, drain: float = 30.0) -> None:
         self.engine = engine
@@ -68,10 +69,10 @@ class Worker:
         self._cancelled: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    # beginning and ending
+    # starting and stopping
 
     async def load(self) -> None:
-        """Never raises; what went wrong is `failure`. Sets `settled`."""
+        """Load the model and set `settled`. Never raises: an error's message is stored in `failure`."""
         try:
             await self.engine.start()
         except EngineError as error:
@@ -79,8 +80,8 @@ class Worker:
         self.settled.set()
 
     def begin_shutdown(self) -> None:
-        """From a signal handler on the loop's thread: no more generations, and an end to those that take too long.
-        Asked again, it ends those that still run."""
+        """Take no more generations, and end the others after the drain time. A second call ends them at once. Called by
+        a signal handler on the event loop's thread."""
         if self._stopping:
             self._drain_seconds = 0.0
         self.draining = self._stopping = True
@@ -89,7 +90,8 @@ class Worker:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Those that are still under way after the drain time end with an error that lets them go on elsewhere."""
+        """Wait for the running generations for the drain time, then close the engine. Those that are left end with a
+        retryable error, so that the gateway continues them on another replica."""
         self.draining = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._drain_seconds):
@@ -101,7 +103,7 @@ class Worker:
         if self.failure is not None:
             return EngineStatus(state="failed", message=self.failure)
         if self.draining:
-            return EngineStatus(state="stopped", message="It is draining.")
+            return EngineStatus(state="stopped", message="The worker is draining.")
         return self.engine.status
 
     def report(self) -> Report:
@@ -123,7 +125,7 @@ class Worker:
     # generating
 
     async def frames(self, request: GenerationRequest) -> AsyncGenerator[bytes, None]:
-        """The stream of one generation. Whoever leaves it cancels."""
+        """The stream of one generation. Closing it cancels the generation."""
         self._enter(request.request_id)
         finished, count = False, len(request.generated)
         try:
@@ -135,6 +137,8 @@ class Worker:
             if finished:
                 yield COMPLETE_FINAL
         except asyncio.CancelledError:
+            # Only a cancel command ends the stream properly; a client that left, or a shutdown, cancels the task as
+            # usual.
             if request.request_id not in self._cancelled:
                 raise
             _uncancel()
@@ -143,7 +147,7 @@ class Worker:
         except EngineError as error:
             yield error_frame(error)
         except Exception:
-            logger.exception("The engine failed in a way of its own.")
+            logger.exception("The engine raised an unexpected exception.")
             yield error_frame(EngineError("internal", "The worker's engine failed.", retryable=True))
         finally:
             self._leave(request.request_id)
@@ -158,8 +162,8 @@ class Worker:
         if not self._streams:
             self._idle.set()
 
-    async def obey(self, command: Command) -> bool:
-        """False if no such generation is under way."""
+    async def execute(self, command: Command) -> bool:
+        """Carry out a command. False if no generation with this id is running."""
         if command.request_id not in self._streams:
             return False
         if command.action == "modify":
@@ -184,7 +188,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def worker_app(worker: Worker, keys: Keys) -> Starlette:
-    """The routes under `/engine/` ask for a key where keys are set."""
+    """The worker's application. If keys are set, the routes under `/engine/` require one."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -208,18 +212,18 @@ def worker_app(worker: Worker, keys: Keys) -> Starlette:
 
 def _engine_routes(worker: Worker) -> list[Route]:
     async def generate(request: Request) -> Response:
-        asked = _decoded(await read_body(request, MAX_REQUEST), GenerationRequest)
+        generation = _decoded(await read_body(request, MAX_REQUEST), GenerationRequest)
         if worker.draining:
             raise EngineError("unavailable", "The worker is draining.", retryable=True)
         return EventStream(
-            Generated(worker.frames(asked)),
+            Generated(worker.frames(generation)),
             content_type="text/event-stream",
             keep_alive=lambda: PING,
             interval=PING_SECONDS,
         )
 
     async def control(request: Request) -> Response:
-        return _json({"done": await worker.obey(_decoded(await read_body(request, MAX_REQUEST), Command))})
+        return _json({"done": await worker.execute(_decoded(await read_body(request, MAX_REQUEST), Command))})
 
     async def status(request: Request) -> Response:
         return _json(worker.report())
@@ -259,7 +263,7 @@ def _operations(worker: Worker) -> list[Route]:
 
 
 def _guarded(endpoint: Endpoint) -> Endpoint:
-    """Errors as a Failure, with the status that says most of it."""
+    """Turn the endpoint's errors into a Failure as JSON, with the status that fits its kind."""
 
     async def handle(request: Request) -> Response:
         try:
@@ -284,4 +288,4 @@ def _decoded(body: bytes, expected: type[Any]) -> Any:
     try:
         return msgspec.json.decode(body, type=expected)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise EngineError("invalid_request", f"The body is no {expected.__name__}: {error}") from None
+        raise EngineError("invalid_request", f"The body is not a valid {expected.__name__}: {error}") from None

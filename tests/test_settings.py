@@ -53,7 +53,7 @@ def test_the_page_of_settings_has_all_of_them_with_a_meaning():
 
 def test_a_room_that_is_used_alone_has_the_defaults_that_the_server_has():
     given = Settings(_env_file=None)
-    assert assemble.waits(given) == UpstreamSettings()
+    assert assemble.upstream_settings(given) == UpstreamSettings()
     assert assemble.replica_settings(given) == ReplicaSettings()
     assert assemble.output_settings(given) == OutputSettings()
     assert assemble.run_limits(given) == RunLimits()
