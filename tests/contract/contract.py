@@ -398,8 +398,8 @@ class Contract:
         await anext(stream)
         assert await target.engine.pause(request.request_id) == target.engine.info.supports_pause
         await stream.aclose()
-        assert not await target.engine.pause("nobody")
-        assert not await target.engine.modify("nobody", {"temperature": 0.5})
+        assert not await target.engine.pause("unknown")
+        assert not await target.engine.modify("unknown", {"temperature": 0.5})
 
 
 async def _metric_at(target: Target, count: int) -> bool:

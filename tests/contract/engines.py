@@ -72,7 +72,7 @@ async def listening(app: Any) -> AsyncIterator[str]:
 
 
 def upstream(url: str, settings: UpstreamSettings = QUICK) -> UpstreamEngine:
-    """Our side of the bundled model, and somebody else's server."""
+    """The engine of an upstream that serves the bundled model, with the tokenizer on this side."""
     return UpstreamEngine(parse_address(url), lambda: load_model(str(BUNDLED), "demo"), settings)
 
 

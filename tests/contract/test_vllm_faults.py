@@ -129,7 +129,7 @@ async def test_a_prompt_that_vllm_finds_too_long(lasting: VLLM) -> None:
         assert (raised.value.kind, raised.value.retryable) == ("context_length_exceeded", False)
 
 
-async def test_an_abort_that_nobody_asked_for(lasting: VLLM) -> None:
+async def test_an_abort_by_another_client(lasting: VLLM) -> None:
     """vLLM's own abort, from another client: the finish reason is "abort"."""
     async with started(upstream("vllm-tokens+" + lasting.url, SETTINGS)) as engine:
 

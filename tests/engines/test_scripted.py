@@ -111,7 +111,7 @@ async def test_pause_resume_and_modify_are_acknowledged_in_the_stream():
     assert await anext(stream) == Control(action="modified", position=2)
     assert text([await anext(stream)]) == "a"
     assert (await anext(stream)).reason == "length"
-    assert not await made.pause("nobody")
+    assert not await made.pause("unknown")
 
 
 async def test_a_modification_out_of_range_is_refused_and_changes_nothing():

@@ -55,9 +55,9 @@ def test_the_same_tools_are_planned_once():
     assert planned().constraint is planned().constraint
 
 
-def test_a_choice_that_names_nobody_is_refused():
-    assert refused(tool_choice=ToolChoice("named", ("nobody",)))[0] == "tool_choice"
-    assert refused(tool_choice=ToolChoice("auto", ("nobody",)))[0] == "tool_choice"
+def test_a_choice_of_an_undeclared_tool_is_refused():
+    assert refused(tool_choice=ToolChoice("named", ("undeclared",)))[0] == "tool_choice"
+    assert refused(tool_choice=ToolChoice("auto", ("undeclared",)))[0] == "tool_choice"
     assert refused(tools=(), tool_choice=ToolChoice("required"))[0] == "tool_choice"
 
 

@@ -23,7 +23,7 @@ KNOWN = {
 
 def app(backend: Backend) -> Starlette:
     async def models(request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [{"id": "demo", "object": "model", "owned_by": "somebody"}]})
+        return JSONResponse({"object": "list", "data": [{"id": "demo", "object": "model", "owned_by": "another"}]})
 
     async def completions(request: Request) -> Response:
         body = await request.json()

@@ -216,7 +216,7 @@ def test_a_draining_replica_ends_what_it_is_at_and_gets_nothing_new():
         engines = await started([Script(text=TEXT, delay=0.1)], 2, names=("a", "b"))
         tasks = begin(engines, "1", "2")
         await asyncio.sleep(0.05)
-        assert engines.drain("a") and not engines.drain("nobody")
+        assert engines.drain("a") and not engines.drain("unknown")
         for number in range(3):
             await collect(engines, request(f"more-{number}"))
         answers = await asyncio.gather(*tasks)
@@ -260,7 +260,7 @@ def test_a_set_starts_with_its_first_replica_and_keeps_trying_the_others():
         async def start(self):
             self.tries += 1
             if self.tries < 4:
-                raise EngineError("unavailable", "Nobody listens there.", retryable=True)
+                raise EngineError("unavailable", "Connection refused.", retryable=True)
             await super().start()
 
     async def work():
@@ -272,7 +272,7 @@ def test_a_set_starts_with_its_first_replica_and_keeps_trying_the_others():
         with pytest.raises(EngineError):
             _ = engines.info
         assert engines.status.state == "loading" and 0 < engines.status.progress < 1
-        assert "late: starting: Nobody listens there." in engines.status.message
+        assert "late: starting: Connection refused." in engines.status.message
         await loading
         assert engines.status.state == "degraded"
         assert engines.info.model == "scripted"

@@ -1,4 +1,4 @@
-"""Two real workers behind a real gateway, one of them killed in mid-stream: nobody sees it in the events."""
+"""Two real workers behind a real gateway, one of them killed in mid-stream: the events do not show it."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ BROKEN = {
     "a body that breaks off": (says(SOME, close=True), "connection", True, "hi"),
     "a frame that is cut off": (says(SOME, LAST[:-6]), "connection", True, "hi"),
     "an abort": (says(SOME, token_frame([], "abort"), DONE), "connection", True, "hi"),
-    "a reason that nobody knows": (says(SOME, token_frame([], "repetition")), "connection", True, "hi"),
+    "an unknown finish reason": (says(SOME, token_frame([], "repetition")), "connection", True, "hi"),
     "no JSON": (says(SOME, b"data: <html>\n\n"), "connection", True, "hi"),
     "JSON of another kind": (says(SOME, b'data: {"choices": "none"}\n\n'), "connection", True, "hi"),
     "text without ids": (says(b'data: {"choices": [{"text": "x"}]}\n\n'), "unavailable", False, ""),
@@ -181,7 +181,7 @@ async def test_connections_are_kept_and_a_stale_one_is_replaced():
         assert server.connections == before + 1
 
 
-async def test_nothing_is_read_that_nobody_takes():
+async def test_nothing_is_read_before_the_caller_takes_it():
     """A reader that stops makes the upstream wait: its buffers fill, and no more."""
     sent = 0
 

@@ -152,7 +152,7 @@ async def test_silence_is_told_from_work(monkeypatch):
         with pytest.raises(EngineError):
             await client.modify("one", {"temperature": -1})
         await stream.aclose()
-        assert not await client.pause("nobody")
+        assert not await client.pause("unknown")
 
 
 async def test_a_worker_that_hangs_is_given_up():
