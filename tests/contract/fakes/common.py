@@ -17,7 +17,7 @@ _numbers = itertools.count()
 
 
 class Backend:
-    """running: ids of the generations that have not ended."""
+    """running: how many generations have not ended."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
