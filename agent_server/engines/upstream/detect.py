@@ -57,6 +57,7 @@ async def connect(
 async def _connect_once(transport: Transport, model: Model, settings: UpstreamSettings) -> Upstream:
     dialect = await _dialect(transport)
     url = transport.address.url
+    # The checks go from cheap to expensive, and each names a mismatch more precisely than the generated token would.
     health = await transport.ask(dialect.health)
     if health.status == 503:
         raise EngineError("unavailable", f"The upstream {url} is still loading its model.", retryable=True)
@@ -89,6 +90,7 @@ async def find(transport: Transport) -> str:
     for owner, dialect in OWNERS.items():
         if owner in owners:
             return dialect
+    # Without a known owner, try paths that only one kind of server has.
     for path, dialect in PATHS:
         if (await transport.ask(path)).status == 200:
             return dialect

@@ -105,6 +105,7 @@ class UpstreamEngine:
         failures = 0
         while True:
             await asyncio.sleep(self.settings.health)
+            # A single failed check may be chance, for example while the server is under full load.
             failures = 0 if await self._alive() else failures + 1
             if failures == 0 and self._status.state != "ready":
                 await self._recover()
@@ -153,6 +154,7 @@ class UpstreamEngine:
         finally:
             self._streams.discard(request.request_id)
             self._started.discard(request.request_id)
+            # A request that was refused before it was sent is not counted.
             if output is not None:
                 self._counters["prompt_tokens_total"] += len(request.prompt_token_ids)
                 self._counters["generation_tokens_total"] += output.count - len(request.generated)
@@ -204,6 +206,7 @@ class UpstreamEngine:
                 if tokens:
                     self._started.add(output.request.request_id)
                     yield Delta(tuple(tokens))
+                # An error that arrived together with tokens is raised after they have been delivered.
                 if output.failure is not None:
                     raise output.failure
         yield output.finished()

@@ -45,6 +45,7 @@ class Output:
         self._text = OutputText(
             self._upstream_text, request.prompt_token_ids, sampling.stop, sampling.min_tokens, request.generated
         )
+        # With `ignore_eos` the model's own end tokens are ordinary tokens; the stop ids of the request still count.
         own = frozenset() if sampling.ignore_eos else upstream.model.ends
         self._stop_ids = frozenset(sampling.stop_token_ids)
         self._min_tokens = sampling.min_tokens
@@ -88,6 +89,7 @@ class Output:
     def take(self, piece: Piece) -> list[Token]:
         """The tokens of one decoded frame that may be delivered now. Raises EngineError."""
         self._cached = self._cached if piece.cached is None else piece.cached
+        # Frames behind the end may still carry usage, but their tokens are not part of the answer.
         return [] if self.ended else self._take(piece)
 
     def _take(self, piece: Piece) -> list[Token]:
@@ -105,6 +107,7 @@ class Output:
                 self.over = piece.finish is None and piece.ids[place] not in self._upstream.model.ends
                 return released
         if piece.finish is not None:
+            # No token will follow that could complete a stop string, so text that was held back for one is released.
             released += self._text.drain()
             self._finish = self._ending(piece)
         return released

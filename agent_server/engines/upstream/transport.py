@@ -58,6 +58,7 @@ class Transport:
         if self._session is None:
             headers = {"Authorization": f"Bearer {self.address.key}"} if self.address.key else {}
             self._session = aiohttp.ClientSession(
+                # No limit here: the engine itself limits how many generations run at once.
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._settings.connect),
                 headers={**headers, "Content-Type": "application/json"},
@@ -68,6 +69,7 @@ class Transport:
 
     async def close(self) -> None:
         """Close all connections; requests and streams that are open end with an EngineError."""
+        # Requests whose answer has not begun have no response yet that could be closed.
         for opening in self._opening:
             opening.cancel()
         for response in self._responses:
@@ -140,6 +142,8 @@ class Transport:
     async def _head(self, path: str, body: bytes, alive: Callable[[], Awaitable[bool]]) -> aiohttp.ClientResponse:
         loop = asyncio.get_running_loop()
         patience = loop.time() + self._settings.first
+        # A task of its own: a time-out around the call would cancel the request, which must go on during a health
+        # check.
         opening = asyncio.ensure_future(self._open_session().post(self._url(path), data=body))
         self._opening.add(opening)
         try:
@@ -193,6 +197,7 @@ class Transport:
                 continue
             if not chunk:
                 return
+            # Checked only when data arrives, because silence has a shorter limit of its own.
             if loop.time() >= end:
                 raise EngineError(
                     "timeout",
