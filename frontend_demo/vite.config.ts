@@ -1,21 +1,31 @@
 import react from "@vitejs/plugin-react";
+import { fileURLToPath } from "node:url";
 import { defineConfig } from "vitest/config";
+
+const local = (path: string): string => fileURLToPath(new URL(path, import.meta.url));
 
 const server = process.env.AGENT_SERVER_URL ?? "http://127.0.0.1:8000";
 
 export default defineConfig({
   base: "./",
   plugins: [react()],
+  resolve: {
+    alias: [
+      // Each @ag-ui package brings a zod of its own, all with the same interface: one copy is enough.
+      { find: /^zod(\/v3)?$/, replacement: local("node_modules/zod/v3/index.js") },
+      { find: "@ag-ui/proto", replacement: local("src/kit/absent/proto.ts") },
+      { find: "phoenix", replacement: local("src/kit/absent/phoenix.ts") },
+    ],
+  },
   build: {
     outDir: "../agent_server/static/demo",
     emptyOutDir: true,
     target: "es2022",
-    chunkSizeWarningLimit: 1200,
     // Licence texts of the bundled packages stay in node_modules; the page ships code alone.
     license: false,
   },
   server: {
     proxy: Object.fromEntries(["/copilotkit", "/agui", "/demo", "/v1", "/ready", "/health"].map((path) => [path, server])),
   },
-  test: { environment: "jsdom", include: ["src/**/*.test.{ts,tsx}"], restoreMocks: true },
+  test: { server: { deps: { inline: [/@ag-ui/, /@copilotkit/, "zod-to-json-schema"] } }, environment: "jsdom", include: ["src/**/*.test.{ts,tsx}"], restoreMocks: true },
 });

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import mimetypes
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
@@ -43,15 +45,47 @@ then <code>make demo</code>.
 The wires do not need it: <code>/agui</code>, <code>/copilotkit</code>, <code>/v1/chat/completions</code>.</p></html>"""
 
 
+ENCODINGS = {"br": ".br", "gzip": ".gz"}
+"""Content codings, the smallest first, and the endings of the files that the build writes beside the plain ones."""
+
+
 class Assets(StaticFiles):
     """Files with content hashes in their names, kept for a year; theme.js alone has none."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
-        response = await super().get_response(path, scope)
+        folder = Path(str(self.directory))
+        coding = _coding(Headers(scope=scope).get("accept-encoding", ""), folder / path)
+        response = await super().get_response(path + ENCODINGS.get(coding, ""), scope)
         lasting = response.status_code < 400 and path != "theme.js"
         response.headers["cache-control"] = "public, max-age=31536000, immutable" if lasting else "no-cache"
-        response.headers.update(PAGE_HEADERS)
+        response.headers.update(PAGE_HEADERS | _coded(coding, path))
         return response
+
+
+def _coding(accepted: str, file: Path) -> str:
+    """The first of ENCODINGS that the client takes and the build has written for this file; "" for neither."""
+    taken = dict(_weighed(each) for each in accepted.lower().split(","))
+    for coding, ending in ENCODINGS.items():
+        if taken.get(coding, taken.get("*", 0)) > 0 and file.with_name(file.name + ending).is_file():
+            return coding
+    return ""
+
+
+def _weighed(item: str) -> tuple[str, float]:
+    """One item of Accept-Encoding with its weight, which is 1 where none is given and 0 where it cannot be read."""
+    name, _, weight = item.partition(";")
+    try:
+        return name.strip(), float(weight.strip().removeprefix("q=") or 1)
+    except ValueError:
+        return name.strip(), 0
+
+
+def _coded(coding: str, name: str) -> dict[str, str]:
+    """What a compressed file is, for the client that decodes it, and for a cache that also serves others."""
+    if not coding:
+        return {"vary": "accept-encoding"}
+    kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
+    return {"vary": "accept-encoding", "content-encoding": coding, "content-type": f"{kind}; charset=utf-8"}
 
 
 def routes(server: Server) -> list[BaseRoute]:

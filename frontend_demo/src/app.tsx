@@ -1,14 +1,15 @@
 /** The page: its frame, its server, its errors. What happens inside a conversation is the workspace's. */
 
-import { useCallback, useEffect, useMemo, useState } from "react";
+import { lazy, Suspense, useCallback, useEffect, useMemo, useState } from "react";
 import { createCore, explain, RUNTIME_URL, useKey } from "./kit/core";
 import { useServer } from "./kit/info";
 import { Kit, type KitError } from "./kit/provider";
-import { Replay } from "./replay/Replay";
 import { replayAddress } from "./replay/load";
 import { KeyDialog } from "./ui/KeyDialog";
 import { ToastList, useToasts } from "./ui/toasts";
 import { Workspace } from "./workspace";
+
+const Replay = lazy(() => import("./replay/Replay").then((module) => ({ default: module.Replay })));
 
 const TITLES: Record<string, string> = {
   agent_run_error_event: "The run failed",
@@ -62,7 +63,7 @@ export function App() {
     <Kit core={core} onError={onError}>
       {address === null
         ? <Workspace server={server} failure={failure} setFailure={setFailure} notify={show} forgive={forgive} />
-        : <Replay address={address} notify={show} />}
+        : <Suspense><Replay address={address} notify={show} /></Suspense>}
       <ToastList toasts={toasts} />
       {server.reach === "locked" && address === null && <KeyDialog onKey={unlock} />}
     </Kit>

@@ -1,4 +1,3 @@
-import "./strict";
 import { createRoot } from "react-dom/client";
 import { App } from "./app";
 import "./styles/base.css";

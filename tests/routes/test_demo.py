@@ -40,6 +40,35 @@ async def test_the_built_page_is_served_and_its_hashed_files_are_kept(built: Pat
     assert missing.status_code == outside.status_code == 404
 
 
+@pytest.mark.parametrize(
+    ("accepted", "coding", "body"),
+    [
+        ("gzip, deflate, br", "br", b"brotli"),
+        ("br;q=0, gzip;q=0.5", "gzip", b"gzip"),
+        ("*", "br", b"brotli"),
+        ("*;q=0, deflate", None, b"plain"),
+        ("gzip;q=nonsense", None, b"plain"),
+        ("", None, b"plain"),
+    ],
+)
+async def test_the_smallest_file_that_the_client_decodes_is_sent(
+    built: Path, accepted: str, coding: str | None, body: bytes
+):
+    script = built / "assets" / "index-abc123.js"
+    for ending, text in (("", b"plain"), (".br", b"brotli"), (".gz", b"gzip")):
+        script.with_name(script.name + ending).write_bytes(text)
+    headers = {"accept-encoding": accepted}
+    async with serving(scripted("x")) as running, httpx.AsyncClient(base_url=running.url) as client:
+        request = client.build_request("GET", "/assets/index-abc123.js", headers=headers)
+        response = await client.send(request, stream=True)
+        sent = b"".join([each async for each in response.aiter_raw()])
+        theme = await client.get("/assets/theme.js", headers=headers)
+    assert (response.headers.get("content-encoding"), sent) == (coding, body)
+    assert response.headers["content-type"] == "text/javascript; charset=utf-8"
+    assert response.headers["vary"] == "accept-encoding" and "immutable" in response.headers["cache-control"]
+    assert theme.text == "2" and "content-encoding" not in theme.headers, "none was built for it"
+
+
 async def test_without_a_build_a_page_says_how_to_make_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(demo, "BUILT", tmp_path)
     async with serving(scripted("x")) as running, httpx.AsyncClient(base_url=running.url) as client:

@@ -1,6 +1,7 @@
 /** Where a person writes. Enter sends, Shift+Enter breaks the line, Escape stops. */
 
 import { useEffect, useRef, useState, type KeyboardEvent } from "react";
+import { prepareMarkdown } from "./Markdown";
 import { Icon } from "../ui/icons";
 
 interface Props {
@@ -53,7 +54,7 @@ export function Composer({ running, disabled, onSend, onStop }: Props) {
     <form className="composer" onSubmit={(event) => { event.preventDefault(); send(); }}>
       <label className="visually-hidden" htmlFor="message">Message</label>
       <textarea id="message" ref={box} rows={1} value={text} autoFocus={matchMedia("(pointer: fine)").matches} autoComplete="off"
-        placeholder={disabled ?? "Ask something"} onChange={(event) => setText(event.target.value)} onKeyDown={key} />
+        placeholder={disabled ?? "Ask something"} onChange={(event) => { setText(event.target.value); prepareMarkdown(); }} onKeyDown={key} />
       {running ? (
         <button type="button" className="send stop" aria-label="Stop" title="Stop (Esc)" onClick={onStop}><Icon name="stop" /></button>
       ) : (

@@ -1,34 +1,23 @@
-/** Markdown as models write it. Raw HTML stays text, images are not fetched, links open outside. */
+/** Markdown, by a renderer that is fetched after the first screen; until it is there, the text as the model wrote it. */
 
-import { memo, type ReactNode } from "react";
-import ReactMarkdown, { type Components } from "react-markdown";
-import remarkGfm from "remark-gfm";
-import { Copy } from "../ui/copy";
+import { lazy, Suspense, type ComponentType } from "react";
 
-const components: Components = {
-  a: ({ href, children }) => <a href={href} target="_blank" rel="noreferrer noopener">{children}</a>,
-  img: ({ alt, src }) => <a href={typeof src === "string" ? src : undefined} target="_blank" rel="noreferrer noopener">{alt || "image"}</a>,
-  table: ({ children }) => <div className="table" tabIndex={0} role="region" aria-label="Table"><table>{children}</table></div>,
-  pre: ({ children }) => (
-    <div className="code-block">
-      <pre tabIndex={0}>{children}</pre>
-      <Copy text={plain(children).replace(/\n$/, "")} label="Copy code" />
-    </div>
-  ),
-};
-const plugins = [remarkGfm];
+interface Props {
+  text: string;
+}
 
-export const Markdown = memo(function Markdown({ text }: { text: string }) {
+const Plain = ({ text }: Props) => <p className="plain">{text}</p>;
+// Without a network the answer is still to be read.
+const fetched = (): Promise<{ default: ComponentType<Props> }> => import("./rendered").catch(() => ({ default: Plain }));
+const Rendered = lazy(fetched);
+
+/** Fetches the renderer before it is needed. */
+export const prepareMarkdown = (): void => void fetched();
+
+export function Markdown({ text }: Props) {
   return (
     <div className="prose">
-      <ReactMarkdown remarkPlugins={plugins} components={components}>{text}</ReactMarkdown>
+      <Suspense fallback={<Plain text={text} />}><Rendered text={text} /></Suspense>
     </div>
   );
-});
-
-function plain(node: ReactNode): string {
-  if (typeof node === "string" || typeof node === "number") return String(node);
-  if (Array.isArray(node)) return node.map(plain).join("");
-  if (node && typeof node === "object" && "props" in node) return plain((node.props as { children?: ReactNode }).children);
-  return "";
 }

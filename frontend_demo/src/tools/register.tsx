@@ -1,7 +1,7 @@
 /** The page's own tools, told to the model with every run, and how each tool call looks. */
 
 import { useFrontendTool, useHumanInTheLoop, useRenderTool } from "@copilotkit/react-core/v2/headless";
-import { z } from "zod";
+import { z } from "zod/v3";
 import { isBackground } from "../ui/theme";
 import { Background } from "./Background";
 import { DocumentCard } from "./DocumentCard";

@@ -1,0 +1,59 @@
+// What the first screen costs a visitor with a slow line.
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { browser, openPage, server, withServer } from "./harness.mjs";
+
+withServer();
+
+const MOST_BYTES = 250_000;
+/** What 50 kB/s carry in five seconds, less four turns of 400 ms: connection, page, script, what the server says. */
+const MOST_BEFORE_USE = 50 * 1024 * (5 - 4 * 0.4);
+
+/** A page that counts what comes over the line, as the browser receives it. */
+async function weighed() {
+  const page = await openPage(browser);
+  const session = await page.context().newCDPSession(page);
+  const received = new Map();
+  await session.send("Network.enable");
+  session.on("Network.responseReceived", ({ requestId, response }) => received.set(requestId, { response, bytes: 0 }));
+  session.on("Network.loadingFinished", ({ requestId, encodedDataLength }) => received.has(requestId) && (received.get(requestId).bytes = encodedDataLength));
+  const path = ({ response }) => new URL(response.url).pathname;
+  return { page, entries: () => [...received.values()].map((entry) => ({ ...entry, path: path(entry) })) };
+}
+
+const total = (entries) => entries.reduce((sum, { bytes }) => sum + bytes, 0);
+const told = (entries) => entries.map(({ path, bytes }) => `${bytes} ${path}`).join("\n");
+
+test("the first screen weighs at most 250 kB, and little of it is needed before one can write", { timeout: 60_000 }, async () => {
+  const { page, entries } = await weighed();
+  await page.goto(server.url);
+  await page.getByPlaceholder("Ask something").waitFor();
+  await page.waitForLoadState("networkidle");
+  const all = entries();
+  console.log(`# first screen: ${total(all)} bytes`);
+  assert.ok(total(all) <= MOST_BYTES, `${total(all)} bytes:\n${told(all)}`);
+  const html = await (await fetch(server.url)).text();
+  const named = all.filter(({ path }) => path === "/" || path.endsWith("/info") || (path.startsWith("/assets/") && html.includes(`.${path}"`)));
+  assert.ok(total(named) <= MOST_BEFORE_USE, `${total(named)} bytes before use:\n${told(named)}`);
+  await page.leave();
+});
+
+test("scripts and styles come compressed, are kept for a year, and are not fetched again", { timeout: 60_000 }, async () => {
+  const { page, entries } = await weighed();
+  await page.goto(server.url);
+  await page.getByPlaceholder("Ask something").waitFor();
+  await page.waitForLoadState("networkidle");
+  const header = ({ response }, name) => Object.entries(response.headers).find(([each]) => each.toLowerCase() === name)?.[1] ?? "";
+  const hashed = entries().filter(({ path }) => /^\/assets\/.*-[\w-]{8}\.(js|css)$/.test(path));
+  assert.ok(hashed.length >= 2, told(hashed));
+  for (const entry of hashed) {
+    assert.match(header(entry, "content-encoding"), /^(br|gzip)$/, entry.path);
+    assert.match(header(entry, "cache-control"), /max-age=31536000, immutable/, entry.path);
+  }
+  const seen = entries().length;
+  await page.reload();
+  await page.getByPlaceholder("Ask something").waitFor();
+  const again = entries().slice(seen).filter(({ path, bytes }) => /-[\w-]{8}\.(js|css)$/.test(path) && bytes > 0);
+  assert.deepEqual(again.filter(({ response }) => !response.fromDiskCache), [], told(again));
+  await page.leave();
+});
