@@ -1,8 +1,10 @@
 /** One thread of one agent: restoring it, sending, stopping, trying again. */
 
-import { randomUUID, type AbstractAgent, type RunAgentInput } from "@ag-ui/client";
+import { HttpAgent, randomUUID, type AbstractAgent, type Message, type RunAgentInput } from "@ag-ui/client";
 import { useAgent, useCopilotKit } from "@copilotkit/react-core/v2/headless";
-import { useCallback, useEffect, useRef, useState } from "react";
+import { useCallback, useEffect, useLayoutEffect, useRef, useState } from "react";
+import { authorization, url } from "./core";
+import { patience, reconnecting } from "./reconnect";
 
 export interface Conversation {
   agent: AbstractAgent;
@@ -12,9 +14,21 @@ export interface Conversation {
   restored: boolean;
   /** A run is going on, including one that a reload joined. */
   running: boolean;
+  /** The line broke in the middle of a run, and is being taken up again. */
+  reconnecting: boolean;
   send: (text: string) => void;
   stop: () => void;
   retry: () => void;
+  /** Asks once more from this message of the person's, in these words; what followed it goes. */
+  edit: (id: string, text: string) => void;
+  /** The thread as the server has it, once more. */
+  refresh: () => void;
+}
+
+/** Events of a run after one that is known, as AG-UI's own SSE. */
+function resume(runId: string, after: number, signal: AbortSignal | null): Promise<Response> {
+  const headers = { ...authorization(), accept: "text/event-stream", "last-event-id": String(after) };
+  return fetch(url(`agui/runs/${encodeURIComponent(runId)}/events`), { headers, signal });
 }
 
 export function useConversation(agentId: string, threadId: string, reconnections: number): Conversation {
@@ -22,7 +36,12 @@ export function useConversation(agentId: string, threadId: string, reconnections
   const { agent, isReady } = useAgent({ agentId });
   const [restored, setRestored] = useState("");
   const [refusals, setRefusals] = useState(0);
+  const [broken, setBroken] = useState(false);
   const stopping = useRef(false);
+
+  useLayoutEffect(() => {
+    if (agent instanceof HttpAgent) agent.fetch = reconnecting({ fetch: (input, init) => fetch(input, init), resume, wait: patience, onChange: setBroken });
+  }, [agent]);
 
   // CopilotKit forgets what a run waited for when the answer to it is refused; the thread still knows, so it is asked again
   useEffect(() => {
@@ -85,10 +104,25 @@ export function useConversation(agentId: string, threadId: string, reconnections
     run();
   }, [agent, run]);
 
+  const edit = useCallback(
+    (id: string, text: string) => {
+      const at = agent.messages.findIndex((message) => message.id === id);
+      if (at < 0) return;
+      // under its own id: the thread then knows that these are other words for the same message
+      agent.setMessages([...agent.messages.slice(0, at), { id, role: "user", content: text } satisfies Message]);
+      run();
+    },
+    [agent, run],
+  );
+  const refresh = useCallback(() => {
+    agent.setMessages([]); // a snapshot adds to what is there, behind it, and takes nothing away
+    setRefusals((count) => count + 1);
+  }, [agent]);
+
   const stop = useCallback(() => {
     stopping.current = true;
     copilotkit.stopAgent({ agent });
   }, [copilotkit, agent]);
 
-  return { agent, ready: isReady, restored: restored === threadId, running: agent.isRunning, send, stop, retry };
+  return { agent, ready: isReady, restored: restored === threadId, running: agent.isRunning, reconnecting: broken, send, stop, retry, edit, refresh };
 }

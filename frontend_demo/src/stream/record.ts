@@ -22,6 +22,8 @@ export interface Recording {
   over: boolean;
   /** Followed from the middle: its first events were old when they came. */
   joined: boolean;
+  /** Not the run's own events, which are gone, but what its thread holds. */
+  remains?: boolean;
   /** The messages that the run began from: a log without the question is half a report. */
   before: readonly unknown[];
 }

@@ -2,6 +2,7 @@
 
 import { useSyncExternalStore } from "react";
 import { ask, ServerError } from "../kit/core";
+import { patience } from "../kit/reconnect";
 import type { AgEvent } from "./describe";
 import { frames, type Frame } from "./sse";
 import { addChunk, addEvent, empty, type Recording } from "./record";
@@ -50,6 +51,18 @@ export class StreamStore {
     }, GRACE_MS);
   }
 
+  /** A run that is over. If its events are not kept any more, what `remains` reads in their place. */
+  async past(runId: string, remains: () => Promise<Recording>): Promise<void> {
+    this.#stop?.abort();
+    const stop = new AbortController();
+    this.#stop = stop;
+    const recording = { ...empty(runId), joined: true };
+    await this.#read(recording, stop.signal);
+    if (stop.signal.aborted || recording.rows.length) return;
+    const found = await remains().catch(() => null);
+    if (found && !stop.signal.aborted) this.#change({ recording: found, trouble: null });
+  }
+
   show(recording: Recording): void {
     this.#stop?.abort();
     this.#change({ recording, trouble: null });
@@ -63,16 +76,19 @@ export class StreamStore {
     this.#change({});
   }
 
-  async #read(recording: Recording, signal: AbortSignal): Promise<void> {
+  async #read(recording: Recording, signal: AbortSignal, attempt = 0, known = 0): Promise<void> {
     this.#change({ recording, trouble: null });
     try {
       // The run that a replay announces may be long over: then there is nothing to see, and that is no error.
       const unknown = recording.joined ? "&unknown=empty" : "";
       const response = await ask(`demo/runs/${encodeURIComponent(recording.runId)}/wires?wire=agui&wire=openai${unknown}`, { signal });
       if (response.status === NOTHING || !response.body) return;
-      for await (const frame of frames(response.body)) this.#add(recording, frame);
+      for await (const frame of frames(response.body)) if (!(Number(frame.id) <= known)) this.#add(recording, frame);
     } catch (error) {
-      if (!signal.aborted) this.#change({ trouble: trouble(error) });
+      if (signal.aborted) return;
+      if (error instanceof ServerError || !(await patience(attempt)) || signal.aborted) return this.#change({ trouble: trouble(error) });
+      recording.rows.pop(); // the frames of the last event may have been cut in two
+      await this.#read(recording, signal, attempt + 1, recording.rows.at(-1)?.sequence ?? 0);
     }
   }
 
