@@ -1,24 +1,31 @@
 /** One conversation and everything around it. */
 
 import { useCopilotKit, useInterrupt } from "@copilotkit/react-core/v2/headless";
-import { randomUUID, type AbstractAgent, type Interrupt } from "@ag-ui/client";
+import { randomUUID, type AbstractAgent, type Interrupt, type Message } from "@ag-ui/client";
 import { useCallback, useEffect, useMemo, useRef, useState, type ReactNode } from "react";
 import { Conversation } from "./chat/Conversation";
+import { refusal } from "./chat/long";
+import { plainText } from "./chat/Messages";
+import { suggestionsFor, type ToolInfo } from "./chat/suggestions";
+import { takeAway, turnOf } from "./chat/turns";
 import { useConversation } from "./kit/conversation";
 import { ask } from "./kit/core";
-import type { Server } from "./kit/info";
+import type { AgentInfo, Server } from "./kit/info";
 import { DocumentPanel } from "./panel/DocumentPanel";
 import { Inspector, type Tab } from "./panel/Inspector";
 import { ModelPanel } from "./panel/ModelPanel";
+import { usePastRuns } from "./panel/pastRuns";
+import { RunPicker } from "./panel/RunPicker";
 import { StatePanel } from "./panel/StatePanel";
 import { StreamPanel } from "./panel/StreamPanel";
 import { usePredicted } from "./panel/usePredicted";
 import { StreamStore, useStream } from "./stream/store";
+import type { ThreadEntry } from "./threads/api";
 import { chooseAgent, readPlace, writePlace, type Place } from "./threads/place";
 import { Threads } from "./threads/Threads";
 import { useThreadList } from "./threads/useThreadList";
 import { Approval, callOf } from "./tools/Approval";
-import { usePageTools } from "./tools/register";
+import { PAGE_TOOLS, usePageTools } from "./tools/register";
 import { textOn, useTheme } from "./ui/theme";
 import type { Toasts } from "./ui/toasts";
 import { TopBar } from "./ui/TopBar";
@@ -83,6 +90,7 @@ export function Workspace({ server, failure, setFailure, notify, forgive }: Prop
   }, [agent, store, setFailure]);
 
   const [interrupt, asked] = useApproval(agentId, agent);
+  const past = usePastRuns(place.threadId, thread.restored && !thread.running, agent.messages.some(({ role }) => role !== "user"), store);
 
   const go = (next: Place) => {
     forgive();
@@ -90,10 +98,37 @@ export function Workspace({ server, failure, setFailure, notify, forgive }: Prop
     setPlace(next);
     if (!matchMedia(WIDE).matches) setThreadsOpen(false);
   };
-  const send = (text: string) => {
+  /** Null when `text` fits behind these messages, else why it does not. */
+  const refused = (text: string, before: readonly Message[]) => refusal(text, textOf(before), server.info?.server?.contextLength ?? 0, countTokens).catch((error: Error) => error.message);
+  const send = async (text: string) => {
+    const reason = await refused(text, agent.messages);
+    if (reason !== null) return reason;
     forgive();
     history.replaceState(null, "", writePlace({ agentId, threadId: place.threadId }));
     thread.send(text);
+    return null;
+  };
+  const editMessage = async (id: string, words: string) => {
+    const reason = await refused(words, agent.messages.slice(0, agent.messages.findIndex((message) => message.id === id)));
+    if (reason !== null) return reason;
+    forgive();
+    thread.edit(id, words);
+    return null;
+  };
+  const deleteTurn = (id: string) => {
+    const failed = (error: Error) => notify({ kind: "error", title: "The turn was not deleted", text: error.message });
+    forgive();
+    takeAway(place.threadId, turnOf(agent.messages, id))
+      .then((bringBack) => {
+        thread.refresh();
+        notify({ kind: "notice", title: "Turn deleted", text: "The model no longer sees it.", action: { label: "Undo", run: () => void bringBack().then(thread.refresh, failed) } });
+      })
+      .catch(failed);
+  };
+  const remove = (entry: ThreadEntry) => {
+    const shown = entry.id === place.threadId;
+    threads.remove(entry, () => shown && go({ agentId, threadId: entry.id }));
+    if (shown) go({ agentId, threadId: randomUUID() });
   };
   const retry = () => {
     forgive();
@@ -117,23 +152,26 @@ export function Workspace({ server, failure, setFailure, notify, forgive }: Prop
   const state = { ...(agent.state as Record<string, unknown> | null), ...predicted.values };
   const edit = (next: unknown) => agent.setState(next as Record<string, unknown>);
   const model = server.info?.server;
+  const suggestions = suggestionsFor({ tools: toolsOf(server.info?.agents[agentId]), bundled: model?.bundled ?? false, state });
   const agents = Object.entries(server.info?.agents ?? {}).map(([id, one]) => ({ id, name: one.name || id }));
 
   return (
     <div className="app" data-threads={threadsOpen ? "open" : "closed"} data-inspector={inspectorOpen ? "open" : "closed"}>
+      <a className="skip" href="#message" onClick={(event) => { event.preventDefault(); document.getElementById("message")?.focus(); }}>Skip to the message</a>
       <TopBar theme={theme} onTheme={toggleTheme} threadsOpen={threadsOpen} onThreads={() => setThreadsOpen(!threadsOpen)} inspectorOpen={inspectorOpen}
         onInspector={() => setInspectorOpen(!inspectorOpen)} onModel={() => open("model")} onNew={() => go({ agentId: place.agentId, threadId: randomUUID() })}
         reach={server.reach} model={model} agents={agents} agentId={agentId} onAgent={(id) => go({ agentId: id, threadId: randomUUID() })} />
       <div className="columns">
         {threadsOpen && <button className="scrim for-threads" aria-label="Close the conversations" onClick={() => setThreadsOpen(false)} />}
         <Threads threads={threads.list} current={place.threadId} onNew={() => go({ agentId: place.agentId, threadId: randomUUID() })} onOpen={(threadId) => go({ agentId, threadId })}
-          onRename={threads.rename} onDelete={(id) => { threads.remove(id); if (id === place.threadId) go({ agentId, threadId: randomUUID() }); }} />
-        <Conversation thread={thread} modelName={model?.model ?? null} bundled={model?.bundled ?? false} blocked={blockedBy(server, thread.ready && thread.restored) ?? (interrupt || awaitsTool(agent, executingToolCallIds) ? "Waiting for your answer" : null)}
-          failure={failure} interrupt={interrupt} asked={asked} onSend={send} onRetry={retry} />
+          onRename={threads.rename} onDelete={remove} />
+        <Conversation title={threads.list?.find((entry) => entry.id === place.threadId)?.name || "New conversation"} thread={thread} modelName={model?.model ?? null} bundled={model?.bundled ?? false} blocked={blockedBy(server, thread.ready && thread.restored) ?? (interrupt || awaitsTool(agent, executingToolCallIds) ? "Waiting for your answer" : null)}
+          failure={failure} interrupt={interrupt} asked={asked} suggestions={suggestions}
+          own={{ onEdit: editMessage, onDelete: deleteTurn }} onOpen={open} onSend={send} onRetry={retry} />
         {inspectorOpen && <button className="scrim for-inspector" aria-label="Close the inspector" onClick={() => setInspectorOpen(false)} />}
         {inspectorOpen && (
           <Inspector tab={tab} fresh={fresh} onTab={open} onClose={() => setInspectorOpen(false)}>
-            {tab === "stream" && <StreamPanel view={view} controls={controls} />}
+            {tab === "stream" && <StreamPanel view={view} controls={controls} top={past.runs.length > 1 && <RunPicker runs={past.runs} current={runId} onPick={past.show} />} />}
             {tab === "state" && <StatePanel state={state} running={thread.running} onApply={edit} />}
             {tab === "document" && <DocumentPanel text={text(state.document)} writing={predicted.writing} onEdit={(document) => edit({ ...state, document })} />}
             {tab === "model" && <ModelPanel info={server.info} />}
@@ -142,6 +180,22 @@ export function Workspace({ server, failure, setFailure, notify, forgive }: Prop
       </div>
     </div>
   );
+}
+
+/** All that may be called here; nothing where the model has no way to call. */
+function toolsOf(agent: AgentInfo | undefined): readonly ToolInfo[] {
+  const told = agent?.capabilities?.tools as { supported?: boolean; items?: ToolInfo[] } | undefined;
+  return told?.supported ? [...(told.items ?? []), ...PAGE_TOOLS] : [];
+}
+
+async function countTokens(prompt: string): Promise<number> {
+  const response = await ask("tokenize", { method: "POST", body: JSON.stringify({ prompt }) });
+  return ((await response.json()) as { count: number }).count;
+}
+
+/** What a model is told of these messages, near enough to count it. */
+function textOf(messages: readonly Message[]): string {
+  return messages.filter(({ role }) => role !== "reasoning" && role !== "activity").map((message) => plainText(message.content)).join("\n");
 }
 
 /** The forms for what the run waits for, and the tool calls that they are about. */

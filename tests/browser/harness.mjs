@@ -2,6 +2,7 @@
 import { spawn } from "node:child_process";
 import { createRequire } from "node:module";
 import { mkdirSync } from "node:fs";
+import net from "node:net";
 import path from "node:path";
 import { after, before } from "node:test";
 import { fileURLToPath } from "node:url";
@@ -126,4 +127,26 @@ export async function picture(page, name) {
   if (!folder) return;
   mkdirSync(folder, { recursive: true });
   await page.screenshot({ path: path.join(folder, `${name}.png`) });
+}
+
+/** A line to the server that can be cut and mended, for pages that are opened through it. */
+export async function openLine(target) {
+  const { hostname, port } = new URL(target);
+  const sockets = new Set();
+  let whole = true;
+  const gate = net.createServer((near) => {
+    if (!whole) return near.destroy();
+    const far = net.connect(Number(port), hostname);
+    for (const [one, other] of [[near, far], [far, near]]) {
+      sockets.add(one);
+      one.on("error", () => other.destroy()).on("close", () => { sockets.delete(one); other.destroy(); });
+    }
+    near.pipe(far).pipe(near);
+  });
+  await new Promise((resolve) => gate.listen(0, "127.0.0.1", resolve));
+  const cut = () => {
+    whole = false;
+    for (const socket of sockets) socket.destroy();
+  };
+  return { url: `http://127.0.0.1:${gate.address().port}`, cut, mend: () => (whole = true), close: () => { cut(); gate.close(); } };
 }

@@ -34,6 +34,14 @@ LIST = "I can do a few things:\n\n1. Look up the **weather**\n2. Calculate\n\n``
 OWLS = (
     "# Owls\n\nOwls hunt at **night**. Their feathers are soft, so they fly in silence.\n\n- Large eyes\n- Sharp ears"
 )
+TABLE = """
+| Internationalisation | Telecommunication | Responsibilities | Characteristically |
+|---|---|---|---|
+| Incomprehensibilities | Counterrevolutionary | Uncharacteristically | Electroencephalograph |
+
+- [x] Booked
+- [ ] Packed
+"""
 STEPS = [{"description": each, "status": "enabled"} for each in ("Book a train", "Find a hotel", "Visit the museum")]
 EMAIL = {"to": "anna@example.com", "subject": "Lunch", "body": "Shall we have lunch at noon?"}
 
@@ -57,6 +65,7 @@ RULES: tuple[tuple[str, str], ...] = (
     (r"choose a colour", call("choose_colour")),
     (r"add salt", call("add_ingredient", name="salt")),
     (r"progress", call("count_slowly")),
+    (r"show me a table", TABLE),
     (r"remember", "I keep it in mind."),
     (r"long", LONG),
     (r"break", "This will not end well, because the engine"),
@@ -137,7 +146,7 @@ def engine() -> ScriptedEngine:
     def script(request: GenerationRequest) -> Script:
         return answer(tokenizer.decode(list(request.prompt_token_ids), skip_special_tokens=False))
 
-    return engine_class()(script, vocabulary=TokenizerVocabulary(tokenizer), model="agent-server-demo")
+    return engine_class()(script, vocabulary=TokenizerVocabulary(tokenizer), model="agent-server-demo", context_length=4096)
 
 
 def main() -> None:

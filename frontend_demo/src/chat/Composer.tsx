@@ -1,22 +1,40 @@
 /** Where a person writes. Enter sends, Shift+Enter breaks the line, Escape stops. */
 
-import { useEffect, useRef, useState, type KeyboardEvent } from "react";
+import { useEffect, useRef, useState, type ClipboardEvent, type KeyboardEvent, type MouseEvent } from "react";
+import { isLong, sizeOf } from "./long";
 import { prepareMarkdown } from "./Markdown";
 import { Icon } from "../ui/icons";
 
 interface Props {
   running: boolean;
   disabled: string | null;
-  onSend: (text: string) => void;
+  /** Words to begin with, as often as they change. */
+  draft: Draft | null;
+  /** Why this cannot be sent, for a person; null when it was. What was refused stays to be shortened. */
+  onSend: (text: string) => Promise<string | null>;
   onStop: () => void;
 }
 
+export interface Draft {
+  text: string;
+}
+
 const MAX_HEIGHT = 190;
+/** Stop stands where Send was: what is clicked there this soon after sending was a second click on Send. */
+const SECOND_CLICK_MS = 400;
 
-export function Composer({ running, disabled, onSend, onStop }: Props) {
+export function Composer({ running, disabled, draft, onSend, onStop }: Props) {
   const [text, setText] = useState("");
+  const [pasted, setPasted] = useState<readonly string[]>([]);
+  const [refused, setRefused] = useState<string | null>(null);
   const box = useRef<HTMLTextAreaElement>(null);
+  const sentAt = useRef(-Infinity);
 
+  useEffect(() => {
+    if (!draft) return;
+    setText(draft.text);
+    box.current?.focus();
+  }, [draft]);
   useEffect(() => {
     const area = box.current;
     if (!area) return;
@@ -37,29 +55,64 @@ export function Composer({ running, disabled, onSend, onStop }: Props) {
     return () => window.removeEventListener("keydown", focus);
   }, []);
 
-  const ready = text.trim() !== "" && !running && disabled === null;
-  const send = () => {
+  const whole = [text.trim(), ...pasted].filter(Boolean).join("\n\n");
+  const ready = whole !== "" && !running && disabled === null;
+  const send = async (at: number) => {
     if (!ready) return;
-    onSend(text.trim());
+    sentAt.current = at;
     setText("");
+    setPasted([]);
+    const reason = await onSend(whole);
+    setRefused(reason);
+    if (reason === null) return;
+    setText(text);
+    setPasted(pasted);
+  };
+  const stop = (event: MouseEvent) => {
+    if (event.timeStamp - sentAt.current >= SECOND_CLICK_MS) onStop();
+  };
+  const paste = (event: ClipboardEvent) => {
+    const more = event.clipboardData.getData("text/plain");
+    if (!isLong(more)) return;
+    event.preventDefault();
+    setPasted([...pasted, more.trim()]);
+  };
+  const without = (index: number) => setPasted(pasted.filter((_, at) => at !== index));
+  const unfold = (index: number) => {
+    setText([text, pasted[index]].filter(Boolean).join("\n\n"));
+    without(index);
   };
   const key = (event: KeyboardEvent) => {
     if (event.key === "Enter" && !event.shiftKey && !event.nativeEvent.isComposing) {
       event.preventDefault();
-      send();
+      void send(event.timeStamp);
     } else if (event.key === "Escape" && running) onStop();
   };
 
   return (
-    <form className="composer" onSubmit={(event) => { event.preventDefault(); send(); }}>
+    <>
+    {refused && <p className="refused" role="alert">{refused}</p>}
+    <form className="composer" onSubmit={(event) => { event.preventDefault(); void send(event.timeStamp); }}>
+      {pasted.length > 0 && (
+        <ul className="pasted" aria-label="Pasted text">
+          {pasted.map((part, index) => (
+            <li key={index}>
+              <Icon name="document" /><span>Pasted text, {sizeOf(part)}</span>
+              <button type="button" className="button small" onClick={() => unfold(index)}>Show</button>
+              <button type="button" className="icon-button small" aria-label={`Remove the pasted text of ${sizeOf(part)}`} onClick={() => without(index)}><Icon name="close" /></button>
+            </li>
+          ))}
+        </ul>
+      )}
       <label className="visually-hidden" htmlFor="message">Message</label>
       <textarea id="message" ref={box} rows={1} value={text} autoFocus={matchMedia("(pointer: fine)").matches} autoComplete="off"
-        placeholder={disabled ?? "Ask something"} onChange={(event) => { setText(event.target.value); prepareMarkdown(); }} onKeyDown={key} />
+        placeholder={disabled ?? "Ask something"} onChange={(event) => { setText(event.target.value); setRefused(null); prepareMarkdown(); }} onPaste={paste} onKeyDown={key} />
       {running ? (
-        <button type="button" className="send stop" aria-label="Stop" title="Stop (Esc)" onClick={onStop}><Icon name="stop" /></button>
+        <button type="button" className="send stop" aria-label="Stop" title="Stop (Esc)" onClick={stop}><Icon name="stop" /></button>
       ) : (
         <button type="submit" className="send" aria-label="Send" disabled={!ready}><Icon name="send" /></button>
       )}
     </form>
+    </>
   );
 }

@@ -4,11 +4,14 @@ import { useEffect, useLayoutEffect, useRef, useState, type ReactNode } from "re
 import type { Conversation as Thread } from "../kit/conversation";
 import { Icon } from "../ui/icons";
 import { RunningContext } from "../tools/status";
-import { Composer } from "./Composer";
+import type { Own } from "./Asked";
+import { Composer, type Draft } from "./Composer";
+import { prepareMarkdown } from "./Markdown";
 import { Messages } from "./Messages";
-import { SUGGESTIONS, type Suggestion } from "./suggestions";
+import type { Suggestion } from "./suggestions";
 
 interface Props {
+  title: string;
   thread: Thread;
   modelName: string | null;
   bundled: boolean;
@@ -18,18 +21,24 @@ interface Props {
   /** Tool calls that the interrupt asks about: its form shows them, so the conversation does not. */
   asked?: ReadonlySet<string>;
   readOnly?: boolean;
-  onSend: (text: string) => void;
+  suggestions?: readonly Suggestion[];
+  own?: Own;
+  onOpen?: (tab: "state" | "document") => void;
+  /** Resolves to why this cannot be sent, or to null when it was. */
+  onSend: (text: string) => Promise<string | null>;
   onRetry: () => void;
 }
 
 const NEAR_BOTTOM = 80;
+const NO_SUGGESTIONS: readonly Suggestion[] = [];
 const NOTHING_ASKED: ReadonlySet<string> = new Set();
 
-export function Conversation({ thread, modelName, bundled, blocked, failure, interrupt, asked = NOTHING_ASKED, readOnly = false, onSend, onRetry }: Props) {
+export function Conversation({ title, thread, modelName, bundled, blocked, failure, interrupt, asked = NOTHING_ASKED, readOnly = false, suggestions = NO_SUGGESTIONS, own, onOpen, onSend, onRetry }: Props) {
   const { messages } = thread.agent;
   const scroller = useRef<HTMLDivElement>(null);
   const pinned = useRef(true);
   const [away, setAway] = useState(false);
+  const [draft, setDraft] = useState<Draft | null>(null);
 
   const follow = () => {
     const box = scroller.current;
@@ -57,20 +66,28 @@ export function Conversation({ thread, modelName, bundled, blocked, failure, int
   };
   const send = (text: string) => {
     toBottom();
-    onSend(text);
+    prepareMarkdown();
+    return onSend(text);
+  };
+  const pick = ({ prompt, unfinished, opens }: Suggestion) => {
+    if (opens) onOpen?.(opens);
+    else if (unfinished) setDraft({ text: prompt });
+    else void send(prompt);
   };
   const visible = messages.filter((message) => message.role !== "system" && message.role !== "developer");
   const fresh = visible.length === 0;
 
   return (
     <main className="conversation panel" aria-label="Conversation">
+      <h1 className="visually-hidden">{title}</h1>
       <div className="scroller" ref={scroller} onScroll={scrolled} tabIndex={0} role="region" aria-label="Conversation history">
         <div className="messages" role="log" aria-label="Messages" aria-busy={thread.running}>
-          {fresh && !readOnly && thread.restored && <Empty modelName={modelName} bundled={bundled} disabled={blocked !== null} onPick={send} />}
+          {fresh && !readOnly && thread.restored && <Empty modelName={modelName} bundled={bundled} disabled={blocked !== null} suggestions={suggestions} onPick={pick} />}
           <RunningContext value={thread.running}>
-            <Messages messages={visible} running={thread.running} asked={asked} onRetry={readOnly ? undefined : onRetry} />
+            <Messages messages={visible} running={thread.running} asked={asked} onRetry={readOnly ? undefined : onRetry} own={readOnly || blocked !== null ? undefined : own} />
           </RunningContext>
           {interrupt}
+          {thread.reconnecting && <div className="notice quiet" role="status"><span className="spinner" aria-hidden="true" /><span>Reconnecting</span></div>}
           {failure && (
             <div className="notice" role="status">
               <span>{failure}</span>
@@ -82,43 +99,48 @@ export function Conversation({ thread, modelName, bundled, blocked, failure, int
       {!readOnly && (
         <div className="dock">
           {away && <button className="to-bottom" aria-label="To the newest message" onClick={toBottom}><Icon name="down" /></button>}
-          {!fresh && !thread.running && blocked === null && <Chips onPick={send} />}
-          <Composer running={thread.running} disabled={blocked} onSend={send} onStop={thread.stop} />
+          {!fresh && !thread.running && blocked === null && <Chips suggestions={suggestions} onPick={pick} />}
+          <Composer running={thread.running} disabled={blocked} draft={draft} onSend={send} onStop={thread.stop} />
         </div>
       )}
     </main>
   );
 }
 
-function Empty({ modelName, bundled, disabled, onPick }: { modelName: string | null; bundled: boolean; disabled: boolean; onPick: (text: string) => void }) {
+interface Offers {
+  suggestions: readonly Suggestion[];
+  onPick: (suggestion: Suggestion) => void;
+}
+
+function Empty({ modelName, bundled, disabled, suggestions, onPick }: Offers & { modelName: string | null; bundled: boolean; disabled: boolean }) {
   return (
     <div className="empty">
-      <h1>{bundled || !modelName ? "A model is running on this machine." : `${modelName} is running on this machine.`}</h1>
+      <h2>{bundled || !modelName ? "A model is running on this machine." : `${modelName} is running on this machine.`}</h2>
       <p className="lead">
         {bundled
           ? "It is tiny and trained for this page, so keep questions small. What you see around it is the real thing: every token becomes an AG-UI event, and you can watch each one arrive."
           : "Ask it anything. Every token becomes an AG-UI event, and you can watch each one arrive."}
       </p>
       <ul className="suggestions" aria-label="Suggestions">
-        {SUGGESTIONS.map((suggestion) => <li key={suggestion.title}><Card suggestion={suggestion} disabled={disabled} onPick={onPick} /></li>)}
+        {suggestions.map((suggestion) => <li key={suggestion.title}><Card suggestion={suggestion} disabled={disabled} onPick={onPick} /></li>)}
       </ul>
     </div>
   );
 }
 
-function Card({ suggestion, disabled, onPick }: { suggestion: Suggestion; disabled: boolean; onPick: (text: string) => void }) {
+function Card({ suggestion, disabled, onPick }: { suggestion: Suggestion; disabled: boolean; onPick: Offers["onPick"] }) {
   return (
-    <button className="suggestion" disabled={disabled} onClick={() => onPick(suggestion.prompt)}>
+    <button className="suggestion" disabled={disabled} onClick={() => onPick(suggestion)}>
       <Icon name={suggestion.icon} />
       <span><b>{suggestion.title}</b><small>{suggestion.about}</small></span>
     </button>
   );
 }
 
-function Chips({ onPick }: { onPick: (text: string) => void }) {
+function Chips({ suggestions, onPick }: Offers) {
   return (
     <ul className="chips" aria-label="Suggestions">
-      {SUGGESTIONS.map(({ title, prompt }) => <li key={title}><button onClick={() => onPick(prompt)}>{title}</button></li>)}
+      {suggestions.map((suggestion) => <li key={suggestion.title}><button onClick={() => onPick(suggestion)}>{suggestion.title}</button></li>)}
     </ul>
   );
 }

@@ -6,6 +6,7 @@ import { memo } from "react";
 import { titleOf } from "../tools/status";
 import { Copy } from "../ui/copy";
 import { Icon } from "../ui/icons";
+import { Asked, type Own } from "./Asked";
 import { Markdown } from "./Markdown";
 import { Reasoning } from "./Reasoning";
 
@@ -15,16 +16,18 @@ interface Props {
   /** Tool calls that wait for a person elsewhere on the page. */
   asked: ReadonlySet<string>;
   onRetry: (() => void) | undefined;
+  /** Changing the person's own messages; undefined where the conversation is only to be read. */
+  own: Own | undefined;
 }
 
-export function Messages({ messages, running, asked, onRetry }: Props) {
+export function Messages({ messages, running, asked, onRetry, own }: Props) {
   const last = messages.at(-1);
   const answered = messages.findLast((message) => message.role === "assistant" && plainText(message.content));
   return (
     <>
       {messages.map((message) => (
         <One key={message.id} message={message} messages={messages} asked={asked} streaming={running && message === last}
-          onRetry={!running && message === answered ? onRetry : undefined} />
+          onRetry={!running && message === answered ? onRetry : undefined} own={running ? undefined : own} />
       ))}
       {running && isWaiting(last) && <Waiting />}
     </>
@@ -37,12 +40,13 @@ interface OneProps<Kind = Message> {
   asked: ReadonlySet<string>;
   streaming: boolean;
   onRetry?: (() => void) | undefined;
+  own?: Own | undefined;
 }
 
-function One({ message, messages, asked, streaming, onRetry }: OneProps) {
+function One({ message, messages, asked, streaming, onRetry, own }: OneProps) {
   switch (message.role) {
     case "user":
-      return <div className="message user" data-role="user">{plainText(message.content)}</div>;
+      return <Asked id={message.id} text={plainText(message.content)} own={own} />;
     case "reasoning":
       return <Reasoning text={message.content} thinking={streaming} />;
     case "assistant":
@@ -86,7 +90,7 @@ const Activity = memo(function Activity({ message }: { message: ActivityMessage 
   const rest = toolName === undefined && toolCallId !== undefined ? { toolCallId, ...content } : content;
   return (
     <section className="activity" aria-label={`Progress: ${words}`}>
-      <h3>{words}</h3>
+      <p className="part">{words}</p>
       <dl className="arguments">
         {Object.entries(rest).map(([name, value]) => (
           <div key={name} style={{ display: "contents" }}>

@@ -8,6 +8,7 @@ import { Copy } from "../ui/copy";
 const components: Components = {
   a: ({ href, children }) => <a href={href} target="_blank" rel="noreferrer noopener">{children}</a>,
   img: ({ alt, src }) => <a href={typeof src === "string" ? src : undefined} target="_blank" rel="noreferrer noopener">{alt || "image"}</a>,
+  input: ({ checked }) => <input type="checkbox" disabled checked={checked === true} aria-label={checked ? "Done" : "Not done"} />,
   table: ({ children }) => <div className="table" tabIndex={0} role="region" aria-label="Table"><table>{children}</table></div>,
   pre: ({ children }) => (
     <div className="code-block">

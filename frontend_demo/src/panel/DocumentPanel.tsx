@@ -17,7 +17,7 @@ export function DocumentPanel({ text, writing, onEdit }: Props) {
     return (
       <div className="panel-empty">
         <Icon name="document" />
-        <h3>No document yet</h3>
+        <h2>No document yet</h2>
         <p>When an agent writes one with <code>write_document</code>, it appears here word by word.</p>
       </div>
     );
@@ -40,7 +40,7 @@ export function DocumentPanel({ text, writing, onEdit }: Props) {
         )}
       </div>
       {draft === null
-        ? <div className={`document ${writing ? "streaming" : ""}`} tabIndex={0} role="region" aria-label="Document"><Markdown text={text} /></div>
+        ? <div className={`document ${writing ? "streaming" : ""}`} tabIndex={0} role="region" aria-label="Document text"><Markdown text={text} /></div>
         : <div className="editor"><textarea className="field" aria-label="Document as markdown" value={draft} onChange={(event) => setDraft(event.target.value)} /></div>}
     </>
   );

@@ -11,19 +11,19 @@ export function ModelPanel({ info }: { info: Info | null }) {
     <div className="about" tabIndex={0} role="region" aria-label="Model">
       {server && <Loaded server={server} />}
       <section>
-        <h3>Agents</h3>
+        <h2>Agents</h2>
         <ul className="agent-list">
           {Object.entries(info?.agents ?? {}).map(([id, agent]) => <li key={id}><b>{agent.name || id}</b>{agent.description && <p>{agent.description}</p>}</li>)}
         </ul>
       </section>
       <section>
-        <h3>The same model on every wire</h3>
+        <h2>The same model on every wire</h2>
         <Command text={curl("agui", { threadId: "t1", runId: "r1", messages: [{ id: "1", role: "user", content: "Hello" }], tools: [], context: [], state: {}, forwardedProps: {} })} label="AG-UI" />
         <Command text={curl("v1/chat/completions", { model: server?.model ?? "default", stream: true, messages: [{ role: "user", content: "Hello" }] })} label="OpenAI" />
       </section>
       {server?.bundled && (
         <section>
-          <h3>Load a real model</h3>
+          <h2>Load a real model</h2>
           <p>Stop the server and start it with a folder or a hub name:</p>
           <Command text="agent-server serve Qwen/Qwen3-0.6B" label="command" />
         </section>
@@ -36,7 +36,7 @@ function Loaded({ server }: { server: ModelInfo }) {
   const ready = server.state === "ready";
   return (
     <section>
-      <h3>{ready ? "Loaded" : titleOf(server.state)}</h3>
+      <h2>{ready ? "Loaded" : titleOf(server.state)}</h2>
       <p className="model-name">{server.model}</p>
       {!ready && <p role="status">{server.message}</p>}
       {!ready && server.progress !== undefined && <div className="progress" role="progressbar" aria-label="Loading" aria-valuenow={Math.round(server.progress * 100)}><i style={{ width: `${server.progress * 100}%` }} /></div>}

@@ -19,6 +19,7 @@ export function StreamPanel({ view, controls, top }: { view: View; controls: Run
       {top}
       <Meters recording={recording} version={version} />
       {controls && <Controls controls={controls} live={live} onSave={recording.rows.length ? () => save(recording) : null} />}
+      {recording.remains && <p className="remains" role="status">The events of this run are no longer kept. This is what its conversation still holds.</p>}
       <Rows recording={recording} version={version} live={live} trouble={trouble} />
     </>
   );
@@ -120,11 +121,11 @@ function Detail({ row }: { row: Row }) {
   return (
     <div className="wire-detail">
       <div>
-        <h4>AG-UI event {row.sequence}<Copy text={json} label="Copy event" /></h4>
+        <p className="part">AG-UI event {row.sequence}<Copy text={json} label="Copy event" /></p>
         <pre tabIndex={0}>{json}</pre>
       </div>
       <div>
-        <h4>On the OpenAI wire{row.chunks.length > 0 && <Copy text={row.chunks.map((chunk) => `data: ${chunk}`).join("\n\n")} label="Copy chunks" />}</h4>
+        <p className="part">On the OpenAI wire{row.chunks.length > 0 && <Copy text={row.chunks.map((chunk) => `data: ${chunk}`).join("\n\n")} label="Copy chunks" />}</p>
         {row.chunks.length
           ? <pre tabIndex={0}>{row.chunks.map((chunk) => `data: ${pretty(chunk)}`).join("\n\n")}</pre>
           : <p>Nothing. This wire has no word for it.</p>}
@@ -134,7 +135,7 @@ function Detail({ row }: { row: Row }) {
 }
 
 function Nothing({ title, text }: { title: string; text: string }) {
-  return <div className="panel-empty"><Icon name="stream" /><h3>{title}</h3><p>{text}</p></div>;
+  return <div className="panel-empty"><Icon name="stream" /><h2>{title}</h2><p>{text}</p></div>;
 }
 
 function save(recording: Recording): void {

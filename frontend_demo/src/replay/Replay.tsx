@@ -51,7 +51,7 @@ function Invitation({ waiting }: { waiting: boolean }) {
     <main className="conversation panel">
       <div className="panel-empty">
         <Icon name="play" />
-        <h3>{waiting ? "Loading the event log" : "Watch a recorded run"}</h3>
+        <h1>{waiting ? "Loading the event log" : "Watch a recorded run"}</h1>
         <p>Drop an event log here: one AG-UI event in each line, as the stream panel saves it.</p>
       </div>
     </main>
@@ -87,10 +87,10 @@ function Stage({ player, store, name }: { player: ReplayAgent; store: StreamStor
   useEffect(() => player.subscribe({ onRunErrorEvent: ({ event }) => setFailure(event.message) }).unsubscribe, [player]);
   useEffect(play, [play]);
 
-  const thread: Thread = { agent, ready: true, restored: true, running: agent.isRunning, send: nothing, stop: nothing, retry: nothing };
+  const thread: Thread = { agent, ready: true, restored: true, running: agent.isRunning, reconnecting: false, send: nothing, stop: nothing, retry: nothing, edit: nothing, refresh: nothing };
   return (
     <>
-      <Conversation thread={thread} modelName={null} bundled={false} blocked={null} failure={failure} interrupt={null} readOnly onSend={nothing} onRetry={nothing} />
+      <Conversation title={name || "A recorded run"} thread={thread} modelName={null} bundled={false} blocked={null} failure={failure} interrupt={null} readOnly onSend={async () => null} onRetry={nothing} />
       <aside className="inspector panel" aria-label="Stream"><StreamPanel view={view} controls={null} top={<ReplayBar agent={player} name={name} onAgain={play} />} /></aside>
     </>
   );

@@ -10,22 +10,28 @@ interface Props {
   onNew: () => void;
   onOpen: (id: string) => void;
   onRename: (id: string, name: string) => void;
-  onDelete: (id: string) => void;
+  onDelete: (thread: ThreadEntry) => void;
 }
 
 const UNTITLED = "New conversation";
 
 export function Threads({ threads, current, onNew, onOpen, onRename, onDelete }: Props) {
   const [editing, setEditing] = useState<string | null>(null);
+  const [wanted, setWanted] = useState("");
+  const found = threads?.filter((thread) => matches(thread, wanted));
   return (
     <nav className="threads panel" aria-label="Conversations">
       <header>
         <h2>Conversations</h2>
         <button className="icon-button small" aria-label="New conversation" title="New conversation" onClick={onNew}><Icon name="plus" /></button>
       </header>
+      {threads && threads.length > 1 && (
+        <input className="field find" type="search" placeholder="Search conversations" aria-label="Search conversations" value={wanted} onChange={(event) => setWanted(event.target.value)} />
+      )}
+      {threads?.length !== 0 && found?.length === 0 && <p className="nothing" role="status">No conversation has these words in its name.</p>}
       {threads?.length === 0 && <p className="nothing">What you ask is kept here, and is still here after a reload.</p>}
       <ul className="thread-list">
-        {threads?.map((thread) => (
+        {found?.map((thread) => (
           <li key={thread.id} className="thread" data-current={thread.id === current}>
             {editing === thread.id
               ? <Rename name={thread.name ?? ""} onDone={(name) => { setEditing(null); if (name) onRename(thread.id, name); }} />
@@ -42,7 +48,7 @@ interface EntryProps {
   current: boolean;
   onOpen: (id: string) => void;
   onEdit: (id: string) => void;
-  onDelete: (id: string) => void;
+  onDelete: (thread: ThreadEntry) => void;
 }
 
 function Entry({ thread, current, onOpen, onEdit, onDelete }: EntryProps) {
@@ -55,7 +61,7 @@ function Entry({ thread, current, onOpen, onEdit, onDelete }: EntryProps) {
       </button>
       <span className="actions">
         <button className="icon-button small" aria-label={`Rename ${title}`} title="Rename" onClick={() => onEdit(thread.id)}><Icon name="pencil" /></button>
-        <button className="icon-button small" aria-label={`Delete ${title}`} title="Delete" onClick={() => onDelete(thread.id)}><Icon name="trash" /></button>
+        <button className="icon-button small" aria-label={`Delete ${title}`} title="Delete" onClick={() => onDelete(thread)}><Icon name="trash" /></button>
       </span>
     </>
   );
@@ -69,6 +75,12 @@ function Rename({ name, onDone }: { name: string; onDone: (name: string | null) 
         onBlur={() => onDone(text.trim())} onKeyDown={(event) => event.key === "Escape" && onDone(null)} style={{ width: "calc(100% - 8px)" }} />
     </form>
   );
+}
+
+/** Whether a conversation's name has all the words that are looked for. */
+export function matches(thread: Pick<ThreadEntry, "name">, wanted: string): boolean {
+  const name = (thread.name || UNTITLED).toLowerCase();
+  return wanted.toLowerCase().split(/\s+/).every((word) => name.includes(word));
 }
 
 const UNITS: readonly [Intl.RelativeTimeFormatUnit, number][] = [["day", 86_400], ["hour", 3_600], ["minute", 60]];

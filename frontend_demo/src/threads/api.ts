@@ -17,5 +17,11 @@ export async function renameThread(id: string, agentId: string, name: string): P
 }
 
 export async function deleteThread(id: string, agentId: string): Promise<void> {
-  await ask(`copilotkit/threads/${encodeURIComponent(id)}`, { method: "DELETE", body: JSON.stringify({ agentId }) });
+  // kept alive: it may be the last thing that a page which is being left does
+  await ask(`copilotkit/threads/${encodeURIComponent(id)}`, { method: "DELETE", body: JSON.stringify({ agentId }), keepalive: true });
+}
+
+/** Out of the list, or back in it, with everything that the conversation holds. */
+export async function archiveThread(id: string, agentId: string, archived: boolean): Promise<void> {
+  await ask(`copilotkit/threads/${encodeURIComponent(id)}`, { method: "PATCH", body: JSON.stringify({ archived, agentId }) });
 }

@@ -1,14 +1,15 @@
 /** The list of conversations, fetched again whenever a run ends. */
 
 import type { AbstractAgent } from "@ag-ui/client";
-import { useCallback, useEffect, useState } from "react";
-import type { Toasts } from "../ui/toasts";
-import { deleteThread, listThreads, renameThread, type ThreadEntry } from "./api";
+import { useCallback, useEffect, useRef, useState } from "react";
+import { NOTICE_MS, type Toasts } from "../ui/toasts";
+import { archiveThread, deleteThread, listThreads, renameThread, type ThreadEntry } from "./api";
 
 export interface ThreadList {
   list: ThreadEntry[] | null;
   rename: (id: string, name: string) => void;
-  remove: (id: string) => void;
+  /** Takes a conversation away; for some seconds it can be had back, and `onUndo` is called when it was. */
+  remove: (thread: ThreadEntry, onUndo: () => void) => void;
 }
 
 export function useThreadList(agentId: string, agent: AbstractAgent, reached: boolean, notify: Toasts["show"]): ThreadList {
@@ -34,9 +35,40 @@ export function useThreadList(agentId: string, agent: AbstractAgent, reached: bo
     setList((now) => now?.map((thread) => (thread.id === id ? { ...thread, name } : thread)) ?? null);
     attempt("The conversation was not renamed", renameThread(id, agentId, name));
   }, [agentId, attempt]);
-  const remove = useCallback((id: string) => {
-    setList((now) => now?.filter((thread) => thread.id !== id) ?? null);
-    attempt("The conversation was not deleted", deleteThread(id, agentId));
-  }, [agentId, attempt]);
+  const bury = useBurial(agentId);
+  const remove = useCallback((thread: ThreadEntry, onUndo: () => void) => {
+    setList((now) => now?.filter((other) => other.id !== thread.id) ?? null);
+    attempt("The conversation was not deleted", archiveThread(thread.id, agentId, true));
+    const rescue = bury(thread.id);
+    const undo = () => {
+      rescue();
+      attempt("The conversation was not brought back", archiveThread(thread.id, agentId, false));
+      onUndo();
+    };
+    notify({ kind: "notice", title: "Conversation deleted", text: thread.name || "New conversation", action: { label: "Undo", run: undo } });
+  }, [agentId, attempt, bury, notify]);
   return { list, rename, remove };
+}
+
+/** Deletes a thread once its undo is over, or when the page is left before that; returns how to rescue one. */
+function useBurial(agentId: string): (id: string) => () => void {
+  const waiting = useRef(new Map<string, () => void>());
+  useEffect(() => {
+    const all = () => waiting.current.forEach((now) => now());
+    window.addEventListener("pagehide", all);
+    return () => window.removeEventListener("pagehide", all);
+  }, []);
+  return useCallback((id: string) => {
+    const rescue = () => {
+      clearTimeout(timer);
+      waiting.current.delete(id);
+    };
+    const bury = () => {
+      rescue();
+      void deleteThread(id, agentId).catch(() => undefined); // archived all the same: it is in no list
+    };
+    const timer = setTimeout(bury, NOTICE_MS);
+    waiting.current.set(id, bury);
+    return rescue;
+  }, [agentId]);
 }

@@ -2,11 +2,12 @@
 
 import { useContext } from "react";
 import { Icon, type IconName } from "../ui/icons";
-import { asText, failureOf, readResult, RunningContext, titleOf, type ToolProps } from "./status";
+import { asText, failureOf, outcomeOf, readResult, RunningContext, titleOf, type Outcome, type ToolProps } from "./status";
 
 const BRIEF = 90;
 
 export function ToolCard({ name, args, status, result, icon = iconOf(name) }: ToolProps & { icon?: IconName }) {
+  const outcome = status === "complete" ? outcomeOf(result) : null;
   const failed = status === "complete" ? failureOf(result) : null;
   const running = useContext(RunningContext);
   return (
@@ -15,14 +16,14 @@ export function ToolCard({ name, args, status, result, icon = iconOf(name) }: To
         <Icon name={icon} className="kind" />
         <span className="name">{titleOf(name)}</span>
         <span className="brief">{brief(args, status, result)}</span>
-        <Status status={status} failed={failed !== null} />
+        <Status status={status} outcome={outcome ?? "done"} />
         <Icon name="chevron" className="chevron" />
       </summary>
       <div className="body">
         <Arguments args={args} streaming={running && status === "inProgress"} />
         {status === "complete" && (
           <div className="result">
-            <h4>{failed ? "Failed" : "Result"}</h4>
+            <p className="part">{outcome === null || outcome === "done" ? "Result" : NAMES[outcome]}</p>
             <pre tabIndex={0}>{failed ?? asText(readResult(result))}</pre>
           </div>
         )}
@@ -31,9 +32,11 @@ export function ToolCard({ name, args, status, result, icon = iconOf(name) }: To
   );
 }
 
-export function Status({ status, failed = false }: { status: ToolProps["status"]; failed?: boolean }) {
+const NAMES: Record<Exclude<Outcome, "done">, string> = { failed: "Failed", denied: "Denied", cancelled: "Cancelled" };
+
+export function Status({ status, outcome = "done" }: { status: ToolProps["status"]; outcome?: Outcome }) {
   const running = useContext(RunningContext);
-  if (failed) return <span className="pill danger">Failed</span>;
+  if (status === "complete" && outcome !== "done") return <span className="pill danger"><Icon name="close" className="tick" />{NAMES[outcome]}</span>;
   if (status === "complete") return <span className="pill ok"><Icon name="check" className="tick" />Done</span>;
   if (!running && status === "inProgress") return <span className="pill">No result</span>;
   return <><span className="spinner" aria-hidden="true" /><span className="visually-hidden">Running</span></>;
@@ -44,7 +47,7 @@ export function Arguments({ args, streaming }: { args: Record<string, unknown>; 
   if (!entries.length) return streaming ? <p className="caret"><span className="visually-hidden">Arguments arrive</span></p> : <p>No arguments</p>;
   return (
     <div>
-      <h4>Arguments</h4>
+      <p className="part">Arguments</p>
       <dl className="arguments">
         {entries.map(([key, value], index) => (
           <div key={key} style={{ display: "contents" }}>

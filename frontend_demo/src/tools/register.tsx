@@ -13,6 +13,9 @@ import { Weather } from "./Weather";
 
 const anyArguments = z.record(z.string(), z.unknown());
 
+/** Names of the tools that every agent may call on this page. */
+export const PAGE_TOOLS = [{ name: "generate_task_steps" }, { name: "change_background" }];
+
 export function usePageTools({ paint, openDocument }: { paint: (background: string) => void; openDocument: () => void }): void {
   useFrontendTool({
     name: "change_background",

@@ -42,3 +42,17 @@ export function failureOf(result: unknown): string | null {
   }
   return typeof value === "string" && /^error:/i.test(value) ? value : null;
 }
+
+export type Outcome = "done" | "failed" | "denied" | "cancelled";
+
+/** What became of a call, by its result: this server's refusal of a denied call, the answer that CopilotKit notes in its
+ * place until the thread is read again, or an error. */
+export function outcomeOf(result: unknown): Outcome {
+  const value = readResult(result);
+  if (typeof value === "string" && value.startsWith("The user did not approve this call")) return "denied";
+  if (typeof value === "object" && value !== null) {
+    if ("approved" in value && value.approved === false) return "denied";
+    if ("status" in value && value.status === "cancelled") return "cancelled";
+  }
+  return failureOf(result) === null ? "done" : "failed";
+}

@@ -18,7 +18,8 @@ export interface Toasts {
   dismissErrors: () => void;
 }
 
-const NOTICE_MS = 6_000;
+/** How long a notice stays, and with it what it offers to undo. */
+export const NOTICE_MS = 6_000;
 const MOST = 3;
 
 export function useToasts(): Toasts {

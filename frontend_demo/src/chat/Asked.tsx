@@ -1,0 +1,66 @@
+/** A message of the person's own: folded where it is long, and open to other words or to being taken away. */
+
+import { useState } from "react";
+import { Copy } from "../ui/copy";
+import { Icon } from "../ui/icons";
+import { beginningOf, isLong, sizeOf } from "./long";
+
+export interface Own {
+  /** Asks again in these words; resolves to why that is not possible, or null. */
+  onEdit: (id: string, text: string) => Promise<string | null>;
+  /** Takes the message away, with all that answered it. */
+  onDelete: (id: string) => void;
+}
+
+interface Props {
+  id: string;
+  text: string;
+  own: Own | undefined;
+}
+
+export function Asked({ id, text, own }: Props) {
+  const [editing, setEditing] = useState(false);
+  if (editing && own) return <Edit text={text} onDone={() => setEditing(false)} onSend={(next) => own.onEdit(id, next)} />;
+  return (
+    <div className="asked">
+      <div className="message user" data-role="user">{isLong(text) ? <Folded text={text} /> : text}</div>
+      {own && (
+        <div className="message-actions">
+          <Copy text={text} label="Copy message" />
+          <button className="icon-button small" aria-label="Change message" title="Edit and send again" onClick={() => setEditing(true)}><Icon name="pencil" /></button>
+          <button className="icon-button small" aria-label="Delete message" title="Delete this turn" onClick={() => own.onDelete(id)}><Icon name="trash" /></button>
+        </div>
+      )}
+    </div>
+  );
+}
+
+function Folded({ text }: { text: string }) {
+  const [open, setOpen] = useState(false);
+  return (
+    <>
+      {open ? text : `${beginningOf(text)} …`}
+      <button className="unfold" aria-expanded={open} onClick={() => setOpen(!open)}>{open ? "Show less" : `Show all ${sizeOf(text)}`}</button>
+    </>
+  );
+}
+
+function Edit({ text, onDone, onSend }: { text: string; onDone: () => void; onSend: (text: string) => Promise<string | null> }) {
+  const [words, setWords] = useState(text);
+  const [refused, setRefused] = useState<string | null>(null);
+  const send = async () => {
+    const reason = await onSend(words.trim());
+    setRefused(reason);
+    if (reason === null) onDone();
+  };
+  return (
+    <form className="asked edit" onSubmit={(event) => { event.preventDefault(); void send(); }} onKeyDown={(event) => event.key === "Escape" && onDone()}>
+      <textarea className="field" aria-label="Your message in other words" autoFocus rows={Math.min(10, text.split("\n").length + 1)} value={words} onChange={(event) => setWords(event.target.value)} />
+      {refused && <p className="refused" role="alert">{refused}</p>}
+      <div className="choices">
+        <button className="button small primary" disabled={!words.trim()}>Send again</button>
+        <button type="button" className="button small" onClick={onDone}>Cancel</button>
+      </div>
+    </form>
+  );
+}

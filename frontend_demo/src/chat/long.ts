@@ -1,0 +1,34 @@
+/** Long text: what is folded, what it is called, and whether the model can hold it. */
+
+const LONG_CHARACTERS = 2_000;
+const LONG_LINES = 40;
+const SHOWN_CHARACTERS = 600;
+const SHOWN_LINES = 12;
+
+export function isLong(text: string): boolean {
+  return text.length > LONG_CHARACTERS || text.split("\n", LONG_LINES + 1).length > LONG_LINES;
+}
+
+/** The beginning of a long text, ending at a word. */
+export function beginningOf(text: string): string {
+  const lines = text.split("\n", SHOWN_LINES).join("\n");
+  return lines.length <= SHOWN_CHARACTERS ? lines : lines.slice(0, SHOWN_CHARACTERS).replace(/\s+\S*$/, "");
+}
+
+/** "812 bytes", "50 kB", "1.2 MB". */
+export function sizeOf(text: string): string {
+  const bytes = new TextEncoder().encode(text).length;
+  if (bytes < 1_000) return `${bytes} bytes`;
+  return bytes < 1_000_000 ? `${Math.round(bytes / 1_000)} kB` : `${(bytes / 1_000_000).toFixed(1)} MB`;
+}
+
+/** Whether `text`, after a conversation of `before`, fits into `room` tokens: null when it does, else a sentence that
+ * says what to do. A token has at least one byte, so that short texts need not be counted. */
+export async function refusal(text: string, before: string, room: number, count: (text: string) => Promise<number>): Promise<string | null> {
+  if (!room || new TextEncoder().encode(before + text).length < room) return null;
+  const [own, earlier] = [await count(text), before ? await count(before) : 0];
+  if (own + earlier < room) return null;
+  const held = `The model holds ${room.toLocaleString("en")} tokens`;
+  if (own >= room) return `This message has ${own.toLocaleString("en")} tokens. ${held}: shorten it, or send it in parts.`;
+  return `${held}. This message has ${own.toLocaleString("en")} and the conversation before it ${earlier.toLocaleString("en")}: delete earlier turns, or begin a new conversation.`;
+}

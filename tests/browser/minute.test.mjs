@@ -1,0 +1,247 @@
+// What a stranger does within a minute: clicks twice, loses the line, pastes a book, deletes the wrong thing.
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { browser, converse, openDemo, openLine, picture, say, sendButton, server, settled, withServer } from "./harness.mjs";
+
+withServer();
+
+function feature(name, work, options = {}) {
+  test(name, { timeout: 90_000 }, async () => {
+    const page = await openDemo(browser, server.url, options);
+    try {
+      await work(page);
+      assert.deepEqual(page.faults, []);
+    } finally {
+      await page.leave();
+    }
+  });
+}
+
+const assistant = (page) => page.locator('[data-role="assistant"]');
+const asked = (page) => page.locator('[data-role="user"]');
+const threads = (page) => page.getByRole("navigation", { name: "Conversations" });
+const box = (page) => page.getByRole("textbox", { name: "Message" });
+const newConversation = (page) => page.getByRole("banner").getByRole("button", { name: "New conversation" }).click();
+
+/** Pastes as a person does: one event with the text. */
+async function paste(page, text) {
+  await box(page).focus();
+  await page.evaluate((words) => {
+    const data = new DataTransfer();
+    data.setData("text/plain", words);
+    document.activeElement.dispatchEvent(new ClipboardEvent("paste", { clipboardData: data, bubbles: true, cancelable: true }));
+  }, text);
+}
+
+const prose = (bytes) => "All work and no play makes a dull day. ".repeat(Math.ceil(bytes / 39)).slice(0, bytes).trim();
+
+feature("a double click on Send sends, and does not stop", async (page) => {
+  await box(page).fill("hello");
+  await sendButton(page).dblclick();
+  await assistant(page).getByText("Hello! How can I help?").waitFor();
+  await settled(page);
+});
+
+test("a line that is cut in mid-answer is taken up again, with nothing lost and nothing doubled", { timeout: 90_000 }, async () => {
+  const line = await openLine(server.url);
+  const page = await openDemo(browser, line.url, { expected: [/ERR_EMPTY_RESPONSE|ERR_CONNECTION|ERR_INCOMPLETE|ERR_SOCKET/] });
+  try {
+    await say(page, "A long answer please");
+    await assistant(page).getByText("Sentence 2 of").waitFor();
+    line.cut();
+    await page.getByRole("status").getByText("Reconnecting").waitFor();
+    await picture(page, "reconnecting");
+    line.mend();
+    await page.getByText("Reconnecting").waitFor({ state: "detached" });
+    await assistant(page).getByText("Sentence 9 of").waitFor();
+    const numbers = (await assistant(page).innerText()).match(/Sentence \d+ of/g).slice(0, 9);
+    assert.deepEqual(numbers, Array.from({ length: 9 }, (_, at) => `Sentence ${at + 1} of`));
+    assert.equal(await page.getByRole("alert").count(), 0);
+    const events = await page.locator('.wire-row[data-type="TEXT_MESSAGE_CONTENT"]').count();
+    assert.ok(events > 9, `the panel went on, too: ${events} events`);
+    await page.getByRole("button", { name: "Stop", exact: true }).click();
+    await settled(page);
+    assert.deepEqual(page.faults, []);
+  } finally {
+    await page.leave();
+    line.close();
+  }
+});
+
+feature("a long paste is folded in the composer and in the conversation, and the thread goes on", async (page) => {
+  await box(page).fill("hello");
+  await paste(page, prose(5_000));
+  await page.getByRole("list", { name: "Pasted text" }).getByText("Pasted text, 5 kB").waitFor();
+  assert.equal(await box(page).inputValue(), "hello", "the words of one's own stay apart");
+  await picture(page, "pasted");
+  await sendButton(page).click();
+  await assistant(page).first().waitFor();
+  await settled(page);
+  const message = asked(page).first();
+  assert.ok((await message.innerText()).length < 1_000);
+  await picture(page, "folded");
+  await message.getByRole("button", { name: "Show all 5 kB" }).click();
+  assert.ok((await message.innerText()).length > 4_900);
+  await message.getByRole("button", { name: "Show less" }).click();
+  await converse(page, "What can you do?");
+  await assistant(page).getByText("I can do a few things").waitFor();
+});
+
+feature("50 kB are refused before they are sent, stay in the composer, and harm nothing", async (page) => {
+  await converse(page, "hello");
+  await paste(page, prose(50_000));
+  await sendButton(page).click();
+  await page.getByRole("alert").getByText(/This message has [\d,]+ tokens\. The model holds 4,096 tokens/).waitFor();
+  await picture(page, "too-long");
+  assert.equal(await asked(page).count(), 1);
+  await page.getByRole("button", { name: "Remove the pasted text of 50 kB" }).click();
+  await converse(page, "What can you do?");
+  await assistant(page).getByText("I can do a few things").waitFor();
+  assert.equal(await page.getByRole("alert").count(), 0);
+});
+
+feature("a conversation that grew too long is refused, and is usable once a turn is deleted", async (page) => {
+  await paste(page, `hello ${prose(4_000)}`);
+  await sendButton(page).click();
+  await assistant(page).first().waitFor();
+  await settled(page);
+  await paste(page, `hello again ${prose(4_000)}`);
+  await sendButton(page).click();
+  await page.getByRole("alert").getByText(/delete earlier turns, or begin a new conversation/).waitFor();
+  await asked(page).first().hover();
+  await page.getByRole("button", { name: "Delete message" }).first().click();
+  await page.getByRole("status").getByText("Turn deleted").waitFor();
+  await asked(page).first().waitFor({ state: "detached" });
+  await page.getByPlaceholder("Ask something").waitFor();
+  await sendButton(page).click();
+  await assistant(page).getByText("Hello! How can I help?").waitFor();
+});
+
+feature("a message is asked again in other words, and the thread keeps those", async (page) => {
+  await converse(page, "hello");
+  await asked(page).first().hover();
+  await page.getByRole("button", { name: "Change message" }).click();
+  await page.getByRole("textbox", { name: "Your message in other words" }).fill("What can you do?");
+  await page.getByRole("button", { name: "Send again" }).click();
+  await assistant(page).getByText("I can do a few things").waitFor();
+  await settled(page);
+  await page.reload();
+  await assistant(page).getByText("I can do a few things").waitFor();
+  assert.deepEqual(await asked(page).allInnerTexts(), ["What can you do?"]);
+  assert.equal(await assistant(page).count(), 1);
+});
+
+feature("a turn is deleted with its answer, and can be had back", async (page) => {
+  await converse(page, "hello");
+  await converse(page, "What can you do?");
+  await asked(page).first().hover();
+  await page.getByRole("button", { name: "Delete message" }).first().click();
+  await page.getByRole("status").getByText("Turn deleted").waitFor();
+  await page.getByText("Hello! How can I help?").waitFor({ state: "detached" });
+  assert.deepEqual(await asked(page).allInnerTexts(), ["What can you do?"]);
+  await page.getByRole("button", { name: "Undo" }).click();
+  await page.getByText("Hello! How can I help?").waitFor();
+  assert.deepEqual(await asked(page).allInnerTexts(), ["hello", "What can you do?"]);
+});
+
+feature("a reopened conversation shows its last run, and each earlier one", async (page) => {
+  await converse(page, "hello");
+  await converse(page, "What can you do?");
+  await newConversation(page);
+  await page.getByText("Nothing has run yet").waitFor();
+  await threads(page).getByRole("button", { name: /^hello/ }).first().click();
+  await page.locator('.wire-row[data-type="RUN_FINISHED"]').waitFor();
+  const runs = page.getByLabel("Run", { exact: true });
+  assert.match(await runs.locator("option:checked").innerText(), /^2 of 2, .*finished$/);
+  await runs.selectOption({ index: 0 });
+  await page.locator(".wire-row .payload", { hasText: "Hello" }).first().waitFor();
+  assert.equal(await page.locator(".wire-row .payload", { hasText: "I can" }).count(), 0);
+});
+
+feature("a deleted conversation can be had back, and is gone for good after that", async (page) => {
+  await converse(page, "hello");
+  const remove = async () => {
+    await threads(page).getByRole("listitem").filter({ hasText: "hello" }).first().hover();
+    await threads(page).getByRole("button", { name: "Delete hello" }).first().click();
+    await page.getByRole("status").getByText("Conversation deleted").waitFor();
+  };
+  const before = await threads(page).getByRole("listitem").filter({ hasText: "hello" }).count();
+  await remove();
+  await page.getByText("Hello! How can I help?").waitFor({ state: "detached" });
+  await page.getByRole("button", { name: "Undo" }).click();
+  await page.getByText("Hello! How can I help?").waitFor();
+  await page.waitForFunction((wanted) => [...document.querySelectorAll(".thread")].filter((each) => each.innerText.startsWith("hello")).length === wanted, before);
+  const id = new URLSearchParams(new URL(page.url()).hash.slice(1)).get("thread");
+  const status = async () => (await fetch(`${server.url}/agui/threads/${id}`)).status;
+  await remove();
+  assert.equal(await status(), 200, "it can still be had back");
+  await page.goto("about:blank");
+  while ((await status()) !== 404) await new Promise((resolve) => setTimeout(resolve, 20));
+});
+
+feature("a conversation is found by a word of its name", async (page) => {
+  await converse(page, "What is the weather in Oslo?");
+  await newConversation(page);
+  await converse(page, "What can you do?");
+  await threads(page).getByRole("searchbox").fill("oslo");
+  await threads(page).getByText("What can you do?").first().waitFor({ state: "detached" });
+  await threads(page).getByText("What is the weather in Oslo?").first().waitFor();
+  await threads(page).getByRole("searchbox").fill("nowhere");
+  await page.getByText("No conversation has these words in its name.").waitFor();
+});
+
+feature("each agent is offered what it can do, and each offer reaches the tool that it names", async (page) => {
+  const offers = page.getByRole("list", { name: "Suggestions" }).getByRole("button");
+  const titles = () => offers.locator("b").allInnerTexts();
+  await page.getByLabel("Agent").selectOption("default");
+  await page.getByRole("button", { name: /Weather in Oslo/ }).waitFor({ state: "detached" });
+  assert.deepEqual(await titles(), ["Plan a trip to Rome", "Make the background teal", "What can you do?", "Load a real model"]);
+  await offers.filter({ hasText: "Make the background teal" }).click();
+  await page.waitForFunction(() => getComputedStyle(document.querySelector(".app")).backgroundColor === "rgb(0, 128, 128)");
+  await settled(page);
+  await page.getByLabel("Agent").selectOption("cook");
+  await page.getByRole("button", { name: /Add ingredient/ }).click();
+  assert.equal(await box(page).inputValue(), "Add ingredient, name: ");
+  await picture(page, "offers");
+  await box(page).fill("Please add salt");
+  await page.keyboard.press("Enter");
+  await page.locator('[data-tool="add_ingredient"]').waitFor();
+  await settled(page);
+  await offers.filter({ hasText: "See the shared state" }).click();
+  assert.match(await page.getByRole("textbox", { name: "Shared state as JSON" }).inputValue(), /salt/);
+});
+
+feature("a wide table scrolls and keeps its words whole; boxes have names", async (page) => {
+  await converse(page, "Show me a table");
+  const table = page.getByRole("region", { name: "Table" });
+  assert.ok(await table.evaluate((node) => node.scrollWidth > node.clientWidth), "it scrolls");
+  const broken = await table.evaluate((node) => [...node.querySelectorAll("td")].filter((cell) => {
+    const range = document.createRange();
+    range.selectNodeContents(cell);
+    return !cell.innerText.includes(" ") && range.getClientRects().length > 1;
+  }).map((cell) => cell.innerText));
+  assert.deepEqual(broken, []);
+  await page.getByRole("checkbox", { name: "Not done" }).waitFor();
+  await page.getByRole("checkbox", { name: "Done", exact: true }).waitFor();
+}, { viewport: { width: 390, height: 844 } });
+
+feature("a keyboard reaches the composer at once, and the page has a heading", async (page) => {
+  assert.equal(await page.evaluate(() => document.querySelector("a[href], button, input, select, textarea, [tabindex]").textContent), "Skip to the message");
+  await page.getByRole("link", { name: "Skip to the message" }).focus();
+  await picture(page, "skip");
+  await page.keyboard.press("Enter");
+  assert.equal(await page.evaluate(() => document.activeElement.id), "message");
+  assert.equal(await page.getByRole("heading", { level: 1 }).count(), 1);
+  await converse(page, "hello");
+  assert.equal(await page.getByRole("heading", { level: 1 }).count(), 1);
+});
+
+feature("a call that was denied does not look done", async (page) => {
+  await say(page, "Send an email");
+  await page.getByRole("button", { name: "Deny" }).click();
+  await settled(page);
+  const card = page.locator('[data-tool="send_email"]');
+  assert.match(await card.innerText(), /Denied/);
+  assert.doesNotMatch(await card.innerText(), /Done/);
+  await picture(page, "denied");
+});
