@@ -21,6 +21,7 @@ export default defineConfig({
     outDir: "../agent_server/static/demo",
     emptyOutDir: true,
     target: "es2022",
+    modulePreload: { polyfill: false },
     // Licence texts of the bundled packages stay in node_modules; the page ships code alone.
     license: false,
   },

@@ -146,7 +146,9 @@ def engine() -> ScriptedEngine:
     def script(request: GenerationRequest) -> Script:
         return answer(tokenizer.decode(list(request.prompt_token_ids), skip_special_tokens=False))
 
-    return engine_class()(script, vocabulary=TokenizerVocabulary(tokenizer), model="agent-server-demo", context_length=4096)
+    return engine_class()(
+        script, vocabulary=TokenizerVocabulary(tokenizer), model="agent-server-demo", context_length=4096
+    )
 
 
 def main() -> None:
