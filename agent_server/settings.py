@@ -155,8 +155,8 @@ class Settings(BaseSettings):
     max_context: int = Field(0, ge=0)
     """Tokens of prompt and answer together; 0 is the model's own limit."""
     step_time_limit: float = Field(120, gt=0)
-    """Seconds without a report from the engine's process, while it generates, after which it is killed and
-    restarted."""
+    """Seconds without a report from the engine's process after which it is killed and restarted; it is not ready after
+    half of them."""
     cuda_graphs: bool = True
     """Capture decoding in CUDA graphs."""
 

@@ -21,6 +21,7 @@ from agent_server.engine.protocol import (
     Finished,
     GenerationRequest,
 )
+from agent_server.engines.watchdog import Watchdog
 from agent_server.generation.config import EngineConfig
 from agent_server.generation.messages import (
     Broken,
@@ -51,10 +52,8 @@ MAX_RESTARTS = 5
 """Restarts in a row after which it gives up, if the model never became ready."""
 RESTART_SECONDS = 0.5
 """The pause before the first restart; doubled with every further one."""
-READ_SECONDS = 0.05
-"""Time for reports that have arrived to be read before the process is judged silent."""
 STEP_TIME_LIMIT = 120.0
-"""Seconds that a process may send no report while generations are running."""
+"""Seconds that a process may leave a ping unanswered."""
 
 
 class Link(Protocol):
@@ -98,9 +97,9 @@ class _Stream:
 
 
 class EmbeddedEngine:
-    """process: False runs the core in a thread. step_time_limit: seconds after which a process that sends no report
-    while generations are running is killed and started again; a thread cannot be killed. observe: called with the
-    metric's name and the seconds for each time to first token and time per output token."""
+    """process: False runs the core in a thread. step_time_limit: seconds without an answer after which the process is
+    killed and started again; after half of them it gets no new work. A thread cannot be killed. observe: called with
+    the metric's name and the seconds for each time to first token and time per output token."""
 
     def __init__(
         self,
@@ -127,7 +126,7 @@ class EmbeddedEngine:
         self._failure: EngineError | None = None
         self._restarting: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._heard = 0
+        self._watchdog: Watchdog | None = None
         self._closed = False
         self.restarts = 0
         self._attempts = 0
@@ -140,7 +139,13 @@ class EmbeddedEngine:
 
     @property
     def status(self) -> EngineStatus:
-        return self._status
+        """What was last told; "starting" while a process that was ready leaves questions unanswered, since work that it
+        is given would wait for its recovery or its restart."""
+        if self._status.state != "ready" or self._watchdog is None or not self._watchdog.silent:
+            return self._status
+        silence, limit = self._watchdog.silence, self._step_time_limit
+        message = f"The engine's process has said nothing for {silence:.3g} seconds; after {limit:g} it is restarted."
+        return EngineStatus(state="starting", message=message)
 
     @property
     def pid(self) -> int | None:
@@ -170,22 +175,16 @@ class EmbeddedEngine:
         self._link = link
         await link.open(self.config)
         if isinstance(link, ProcessLink):
-            self._watching = asyncio.create_task(self._watch(link))
+            watchdog = self._watchdog = Watchdog(
+                self._step_time_limit, lambda: link.send(Ping()), lambda: self._status.state == "ready"
+            )
+            self._watching = asyncio.create_task(self._watch(link, watchdog))
 
-    async def _watch(self, link: ProcessLink) -> None:
-        """Ping the process at intervals while generations are running, and kill it if no report comes in time."""
-        while link is self._link:
-            await asyncio.sleep(self._step_time_limit / 4)
-            if not self._streams or self._status.state != "ready":
-                continue
-            heard = self._heard
-            link.send(Ping())
-            await asyncio.sleep(self._step_time_limit)
-            # If this event loop was itself blocked, reports are waiting to be read: read them before judging.
-            await asyncio.sleep(READ_SECONDS)
-            if heard == self._heard and link is self._link and self._status.state == "ready":
-                link.kill(f"The engine's process did not finish a step within {self._step_time_limit:g} seconds.")
-                return
+    async def _watch(self, link: ProcessLink, watchdog: Watchdog) -> None:
+        """Kill a process that does not answer; its end is then told like any other."""
+        await watchdog.overdue()
+        if link is self._link:
+            link.kill(f"The engine's process did not finish a step within {self._step_time_limit:g} seconds.")
 
     async def close(self) -> None:
         if self._closed:
@@ -209,7 +208,8 @@ class EmbeddedEngine:
     def _take(self, link: Link, report: Report) -> None:
         if link is not self._link or self._closed:
             return
-        self._heard += 1
+        if self._watchdog is not None:
+            self._watchdog.heard()
         match report:
             case Replies(items=items):
                 for number, reply in items:
@@ -298,9 +298,10 @@ class EmbeddedEngine:
                 link.send(Cancel(stream.number))
 
     def _begin(self, request: GenerationRequest) -> _Stream:
-        if self._status.state != "ready":
-            message = self._status.message or f"The engine is {self._status.state}."
-            raise EngineError("unavailable", message, retryable=self._status.state != "failed")
+        status = self.status
+        if status.state != "ready":
+            message = status.message or f"The engine is {status.state}."
+            raise EngineError("unavailable", message, retryable=status.state != "failed")
         if request.request_id in self._by_id:
             raise EngineError("invalid_request", f"A generation {request.request_id} is already running.")
         check_supported(request, self.info)
