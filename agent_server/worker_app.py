@@ -253,7 +253,7 @@ def _operations(worker: Worker) -> list[Route]:
 
     async def ready(request: Request) -> Response:
         status = worker.status
-        good = status.state in ("ready", "degraded")
+        good = status.state in ("ready", "degraded") and not status.silent
         return _json({"ready": good, "state": status.state, "message": status.message}, 200 if good else 503)
 
     async def metrics(request: Request) -> Response:

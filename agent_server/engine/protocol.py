@@ -139,11 +139,13 @@ EngineItem = Delta | Control | Finished
 
 
 class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """`progress` is 0..1 while loading. `message` is one sentence for a person."""
+    """`progress` is 0..1 while loading. `message` is one sentence for a person. `silent`: the engine has left questions
+    unanswered for a while. Work that it is given waits for it; a load balancer should send requests elsewhere."""
 
     state: Literal["starting", "loading", "ready", "degraded", "failed", "stopped"]
     progress: float | None = None
     message: str = ""
+    silent: bool = False
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

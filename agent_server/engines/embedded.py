@@ -139,13 +139,13 @@ class EmbeddedEngine:
 
     @property
     def status(self) -> EngineStatus:
-        """What was last told; "starting" while a process that was ready leaves questions unanswered, since work that it
-        is given would wait for its recovery or its restart."""
+        """What was last told; "degraded" and silent while a process that was ready leaves questions unanswered: a long
+        step may be the reason, and work that it is given waits for its answer or its restart."""
         if self._status.state != "ready" or self._watchdog is None or not self._watchdog.silent:
             return self._status
-        silence, limit = self._watchdog.silence, self._step_time_limit
-        message = f"The engine's process has said nothing for {silence:.3g} seconds; after {limit:g} it is restarted."
-        return EngineStatus(state="starting", message=message)
+        limit = self._step_time_limit
+        message = f"The engine's process does not answer; after {limit:g} seconds without an answer it is restarted."
+        return EngineStatus(state="degraded", message=message, silent=True)
 
     @property
     def pid(self) -> int | None:

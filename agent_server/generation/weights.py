@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from agent_server.generation.device import free_bytes, weight_bytes
 from agent_server.generation.faults import first_line
 
 Report = Callable[[EngineStatus], None]
+_LOADING = threading.Lock()
+"""transformers changes functions of torch and of its own while it loads, for every thread: of two loads at once, one
+would leave tied weights out and the changes behind."""
 
 
 def check_folder(model: str) -> None:
@@ -59,6 +63,11 @@ def check_memory(model: str, dtype: torch.dtype, device: torch.device) -> None:
 def load_weights(config: EngineConfig, settings: Any, device: torch.device, dtype: torch.dtype, report: Report) -> Any:
     """The model in evaluation mode. Weights for another device than the CPU go straight there, one tensor of a mapped
     file after the other: host memory never holds the model."""
+    with _LOADING:
+        return _load_weights(config, settings, device, dtype, report)
+
+
+def _load_weights(config: EngineConfig, settings: Any, device: torch.device, dtype: torch.dtype, report: Report) -> Any:
     quantised = getattr(settings, "quantization_config", None) is not None
     before = transformers.utils.logging.set_tqdm_hook(_progress_hook(report))
     try:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -118,8 +119,30 @@ def _validator(text: str) -> Any:
             return None
     except (jsonschema.SchemaError, SchemaRefused, RecursionError):
         return None
-    checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
-    return _Validator(schema, registry=referencing.Registry(), format_checker=checker)
+    return _Validator(schema, registry=referencing.Registry(), format_checker=FORMATS)
+
+
+def _formats() -> jsonschema.FormatChecker:
+    """jsonschema's checks, with the leap second that RFC 3339 (section 5.6) allows in a time. jsonschema reads times
+    with Python's `datetime`, which has none; grammars write it, and what they write must not be called invalid."""
+    checker = jsonschema.FormatChecker()
+    checker.checkers = dict(jsonschema.Draft202012Validator.FORMAT_CHECKER.checkers)
+    for name in ("time", "date-time"):
+        if name in checker.checkers:
+            check, raises = checker.checkers[name]
+            checker.checkers[name] = (_without_leap_second(check), raises)
+    return checker
+
+
+def _without_leap_second(check: Callable[[object], bool]) -> Callable[[object], bool]:
+    def checked(instance: object) -> bool:
+        return check(LEAP_SECOND.sub(r"\1:59", instance) if isinstance(instance, str) else instance)
+
+    return checked
+
+
+LEAP_SECOND = re.compile(r"(\d\d:\d\d):60")
+FORMATS = _formats()
 
 
 def _backtracks(node: Mapping[str, Any]) -> bool:

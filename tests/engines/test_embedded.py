@@ -243,8 +243,8 @@ async def test_a_process_that_hangs_is_killed_and_comes_back(folder):
         await until(lambda: any(stream.started for stream in own._streams.values()))
         hung = own.pid
         os.kill(hung, signal.SIGSTOP)
-        await until(lambda: own.status.state != "ready")
-        assert own.pid == hung and own.restarts == 0 and "has said nothing for" in own.status.message
+        await until(lambda: own.status.silent)
+        assert own.pid == hung and own.restarts == 0 and "does not answer" in own.status.message
         with pytest.raises(EngineError) as raised:
             await asyncio.wait_for(task, 10)
         assert (raised.value.kind, raised.value.retryable) == ("connection", True)

@@ -10,6 +10,7 @@ from agent_server.engine.protocol import EngineError, EngineInfo, GenerationRequ
 from agent_server.generation import scheduler, worker
 from agent_server.generation.config import EngineConfig
 from agent_server.generation.faults import DeviceLost, first_line, out_of_memory, raise_if_lost
+from agent_server.generation.generation import HONOURED
 from agent_server.generation.messages import Broken, Failure, Ready, Replies, Submit
 from events.options import SamplingParams
 from tests.generation.harness import Driver, expected, prompts
@@ -158,7 +159,7 @@ LOST = torch.AcceleratorError("CUDA error: an illegal memory access was encounte
 def test_a_lost_device_with_nothing_in_flight_ends_the_worker_and_its_runs(model, monkeypatch):
     driver = make(model, max_batch=1)
     failing(driver, lambda tokens: True, LOST)
-    info = EngineInfo(model="tiny", context_length=8, vocab_size=8)
+    info = EngineInfo(model="tiny", context_length=8, vocab_size=8, sampling=HONOURED)
     monkeypatch.setattr(worker, "load", lambda *_: (driver.core, info))
     inbox, said = SimpleQueue(), []
     for number in (1, 2):

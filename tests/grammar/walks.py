@@ -30,6 +30,7 @@ from agent_server.generation.messages import Submit
 from agent_server.generation.sampler import Sampler, Settings
 from agent_server.generation.step import Core
 from agent_server.model_files import ModelFiles
+from agent_server.prompting.schemas import FORMATS
 from events.formats import registry
 from events.formats.output_format import OutputFormat, markers
 from events.grammar import Function, Stage, plan
@@ -251,9 +252,7 @@ def judge(
             problems.append("undeclared name")
             continue
         try:
-            jsonschema.validate(
-                json.loads(arguments), declared[name], format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
-            )
+            jsonschema.validate(json.loads(arguments), declared[name], format_checker=FORMATS)
         except ValueError:
             problems.append("no JSON")
         except jsonschema.ValidationError as error:
