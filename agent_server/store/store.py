@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -38,11 +39,15 @@ OPEN_SECONDS = 20.0
 END_PATIENCE_SECONDS = 20.0
 """How long the ending of a run waits for a database that is locked or out of reach."""
 WATCH_SECONDS = 2.0
+PROBE_BYTES = 256 * 1024
 
 
 async def _probe(connection: AsyncConnection) -> None:
-    """A write that changes nothing."""
-    await connection.exec_driver_sql("UPDATE alembic_version SET version_num = version_num")
+    """A write that leaves nothing behind. It is as large as a long message: a database that has room for a changed row
+    alone still refuses what it is there for."""
+    row = {"tenant": "", "id": f"probe-{secrets.token_hex(8)}", "body": "x" * PROBE_BYTES, "created_at": 0}
+    await connection.execute(schema.responses.insert().values(row))
+    await connection.execute(schema.responses.delete().where(schema.responses.c.id == row["id"]))
 
 
 async def _look(connection: AsyncConnection) -> None:
