@@ -19,7 +19,7 @@ from adapters.body import wrong
 from adapters.errors import RequestError
 from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits, read_json
 from adapters.legacy import downgrade
-from adapters.sampling import read_options
+from adapters.request_options import read_options
 from events.encode import encode
 from events.options import GenerationOptions
 from events.vocabulary import Event

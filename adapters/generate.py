@@ -17,13 +17,13 @@ from ag_ui.core import Message, RunAgentInput, Tool, UserMessage
 from adapters import sse
 from adapters.answer import Answer, fold, own_events, raise_failure
 from adapters.body import convert, flag, read_object, wrong
+from adapters.client_history import NewId
 from adapters.errors import payload, row
-from adapters.history import NewId
+from adapters.frame_json import json_bytes, json_string
 from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
-from adapters.json_text import json_bytes, json_string
-from adapters.openai_chat.inbound import read_conversation
+from adapters.openai_chat.chat_inbound import read_conversation
 from adapters.openai_tokens import TokenDetail, combined_usage, tokens_of
-from adapters.sampling import KNOWN, read_options
+from adapters.request_options import KNOWN, read_options
 from adapters.tool_choice import check_tool_choice
 from events.options import GenerationOptions
 from events.vocabulary import (

@@ -10,12 +10,12 @@ from ag_ui.core import RunAgentInput
 
 from adapters.answer import Answer, fold, raise_failure
 from adapters.body import flag, read_object, wrong
+from adapters.client_history import NewId
 from adapters.errors import RequestError
-from adapters.history import NewId
+from adapters.frame_json import json_bytes, json_string
 from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
-from adapters.json_text import json_bytes, json_string
-from adapters.openai_chat.inbound import read_stream_options
-from adapters.openai_chat.outbound import ANSWERED, DONE, error_object, stop_text, wire_finish
+from adapters.openai_chat.chat_inbound import read_stream_options
+from adapters.openai_chat.chat_outbound import ANSWERED, DONE, error_object, stop_text, wire_finish
 from adapters.openai_tokens import TokenDetail, combined_usage, tokens_of
 from adapters.request_fields import (
     BOOLEAN,
@@ -31,7 +31,7 @@ from adapters.request_fields import (
     sampling_fields,
     warnings_of,
 )
-from adapters.sampling import read_options
+from adapters.request_options import read_options
 from events.vocabulary import Event, RunError, RunFinished, TextMessageContent, TokenUsage
 
 DEFAULT_MAX_TOKENS = 16

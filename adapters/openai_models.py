@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from adapters.errors import RequestError
-from adapters.json_text import json_bytes
+from adapters.frame_json import json_bytes
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,12 +9,12 @@ import msgspec
 from ag_ui.core import RunAgentInput
 
 from adapters.body import convert, flag, read_object, wrong
-from adapters.history import NewId
+from adapters.client_history import NewId
+from adapters.frame_json import json_bytes
 from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
-from adapters.json_text import json_bytes
-from adapters.openai_chat.inbound import read_conversation
+from adapters.openai_chat.chat_inbound import read_conversation
 from adapters.request_fields import BOOLEAN, Field, check_names, check_values, honoured
-from adapters.sampling import read_options
+from adapters.request_options import read_options
 
 FIELDS: dict[str, Field] = {
     "model": honoured("a name of `/v1/models`"),

@@ -13,7 +13,9 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from adapters.body import convert, wrong
+from adapters.client_history import NewId
 from adapters.errors import RequestError, row
+from adapters.frame_json import json_bytes
 from adapters.generate import (
     Clock,
     GenerateFlags,
@@ -23,10 +25,8 @@ from adapters.generate import (
     read_config,
     status_message,
 )
-from adapters.history import NewId
 from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits, read_json
-from adapters.json_text import json_bytes
-from adapters.sampling import SAMPLING
+from adapters.request_options import SAMPLING
 from events.vocabulary import Custom, Event, RunError, RunFinished
 
 State = Literal["waiting", "running", "idle"]

@@ -1,9 +1,9 @@
 """Anthropic's Messages."""
 
-from adapters.anthropic_messages.fields import FIELDS
-from adapters.anthropic_messages.inbound import MessageFlags, fitted, parse, parse_count
+from adapters.anthropic_messages.anthropic_fields import FIELDS
+from adapters.anthropic_messages.anthropic_inbound import MessageFlags, fitted, parse, parse_count
+from adapters.anthropic_messages.anthropic_outbound import MessageIdentity, MessageStream, count_body, message_body
 from adapters.anthropic_messages.models import model_page, one_model
-from adapters.anthropic_messages.outbound import MessageIdentity, MessageStream, count_body, message_body
 
 __all__ = [
     "FIELDS",

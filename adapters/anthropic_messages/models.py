@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from adapters.json_text import json_bytes
+from adapters.frame_json import json_bytes
 from adapters.openai_models import ModelCard, no_such_model
 
 

@@ -1,9 +1,9 @@
 """OpenAI's Responses."""
 
-from adapters.openai_responses.fields import FIELDS
-from adapters.openai_responses.inbound import Continuation, ResponseFlags, parse, with_history
 from adapters.openai_responses.items import referenced, response_of
-from adapters.openai_responses.outbound import ResponseIdentity, ResponseStream, response_object
+from adapters.openai_responses.responses_fields import FIELDS
+from adapters.openai_responses.responses_inbound import Continuation, ResponseFlags, parse, with_history
+from adapters.openai_responses.responses_outbound import ResponseIdentity, ResponseStream, response_object
 from adapters.openai_responses.stored import ResponseRecord, deleted_body, item_list, read_query
 
 __all__ = [

@@ -27,9 +27,9 @@ from ag_ui.core import (
 )
 
 from adapters.body import wrong
-from adapters.history import NewId, Placed, object_text
+from adapters.client_history import NewId, Placed, object_text
 from adapters.inbound import Limits
-from adapters.openai_chat.messages import read_part
+from adapters.openai_chat.chat_messages import read_part
 from adapters.sealed import unwrap
 
 Items = Mapping[str, Mapping[str, Any]]

@@ -9,8 +9,8 @@ import msgspec
 
 from adapters.body import wrong
 from adapters.errors import RequestError
-from adapters.json_text import json_bytes
-from adapters.openai_responses.inbound import ResponseFlags
+from adapters.frame_json import json_bytes
+from adapters.openai_responses.responses_inbound import ResponseFlags
 
 PAGE, MAX_PAGE = 20, 100
 

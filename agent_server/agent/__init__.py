@@ -1,14 +1,14 @@
 """Agents: instructions, tools and the loop that drives a model with them."""
 
 from agent_server.agent.agent import Agent
-from agent_server.agent.context import InputRequired, ToolContext
 from agent_server.agent.loading import LoadError, load_agents
 from agent_server.agent.mcp_server import McpServer
 from agent_server.agent.running import Limits
 from agent_server.agent.sealing import Sealer
 from agent_server.agent.served import ServedAgent, serve_agents
+from agent_server.agent.server_tools import Tool, ToolFault, tool
 from agent_server.agent.state import PredictState
-from agent_server.agent.tools import Tool, ToolFault, tool
+from agent_server.agent.tool_context import InputRequired, ToolContext
 
 __all__ = [
     "Agent",

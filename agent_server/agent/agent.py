@@ -10,9 +10,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from agent_server.agent.mcp_server import McpServer
-from agent_server.agent.reasoning import ReasoningMode
+from agent_server.agent.reasoning_policy import ReasoningMode
+from agent_server.agent.server_tools import Tool, tool
 from agent_server.agent.state import PredictState
-from agent_server.agent.tools import Tool, tool
 from events.options import SamplingParams
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")

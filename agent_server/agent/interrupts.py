@@ -14,8 +14,8 @@ import msgspec
 from ag_ui.core import ResumeEntry
 
 from adapters.errors import RequestError
-from agent_server.agent.context import InputRequired
-from agent_server.agent.tools import Tool
+from agent_server.agent.server_tools import Tool
+from agent_server.agent.tool_context import InputRequired
 from agent_server.store.records import InterruptRecord
 from events.vocabulary import Interrupt
 

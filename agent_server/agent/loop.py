@@ -11,12 +11,12 @@ from ag_ui.core import RunAgentInput, ToolCall, ToolMessage
 
 from agent_server.agent import interrupts
 from agent_server.agent.agent import Agent
-from agent_server.agent.context import InputRequired, ToolContext
 from agent_server.agent.conversation import Conversation, instructions_of
 from agent_server.agent.resuming import Opening, Settled
 from agent_server.agent.running import Answer, Callee, Pending, answer_all, failure
+from agent_server.agent.server_tools import Tool, ToolFault, read_arguments
 from agent_server.agent.state import SharedState
-from agent_server.agent.tools import Tool, ToolFault, read_arguments
+from agent_server.agent.tool_context import InputRequired, ToolContext
 from agent_server.agent.turn import TurnTaker
 from agent_server.runs import Ending, Recorder, RunContext
 from events.options import GenerationOptions, ToolChoice

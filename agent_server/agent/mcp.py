@@ -20,10 +20,10 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import AudioContent, CallToolResult, ContentBlock, EmbeddedResource, ImageContent, TextContent
 from mcp_types import Tool as McpTool
 
-from agent_server.agent.context import ToolContext
 from agent_server.agent.mcp_server import McpServer
 from agent_server.agent.running import Answer, Limits, failure
-from agent_server.agent.tools import Tool, capped, result_content
+from agent_server.agent.server_tools import Tool, capped, result_content
+from agent_server.agent.tool_context import ToolContext
 from agent_server.prompting.schemas import problems_of
 
 logger = logging.getLogger("agent_server.mcp")

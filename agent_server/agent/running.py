@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from agent_server.agent.context import InputRequired, ToolContext
-from agent_server.agent.tools import Tool, ToolFault, capped, result_content
+from agent_server.agent.server_tools import Tool, ToolFault, capped, result_content
+from agent_server.agent.tool_context import InputRequired, ToolContext
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):

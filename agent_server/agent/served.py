@@ -15,7 +15,7 @@ from agent_server.agent.agent import Agent
 from agent_server.agent.conversation import Conversation, wire
 from agent_server.agent.loop import Loop, Outcome, Talk, Toolset, ending_of
 from agent_server.agent.mcp_server import McpServer
-from agent_server.agent.reasoning import ReasoningPolicy, unsealed
+from agent_server.agent.reasoning_policy import ReasoningPolicy, unsealed
 from agent_server.agent.resuming import Opening, open_run
 from agent_server.agent.running import Callee, FunctionCallee, Limits
 from agent_server.agent.sealing import Sealer

@@ -10,7 +10,7 @@ import msgspec
 from partial_json_parser import Allow, loads
 from pydantic import BaseModel, ValidationError
 
-from agent_server.agent.tools import ToolFault
+from agent_server.agent.server_tools import ToolFault
 from events.vocabulary import Custom, Event, StateDelta, StateSnapshot, ToolCallArgs, ToolCallEnd, ToolCallStart
 
 Emit = Callable[[Event], None]

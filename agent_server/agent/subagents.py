@@ -10,11 +10,11 @@ from ag_ui.core import Message, Tool, UserMessage
 
 from adapters.errors import RequestError
 from agent_server.agent.agent import Agent
-from agent_server.agent.context import ToolContext
 from agent_server.agent.conversation import Conversation
 from agent_server.agent.loop import Outcome
 from agent_server.agent.running import Answer, failure
-from agent_server.agent.tools import capped
+from agent_server.agent.server_tools import capped
+from agent_server.agent.tool_context import ToolContext
 from agent_server.engine.protocol import EngineError
 from events.vocabulary import AttributableEvent, Event, SubagentError, SubagentFinished, SubagentStarted
 

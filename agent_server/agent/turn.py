@@ -11,7 +11,7 @@ import msgspec
 from ag_ui.core import AssistantMessage, Message, RunAgentInput, ToolCall
 
 from agent_server.agent.conversation import parsed
-from agent_server.agent.reasoning import ReasoningPolicy
+from agent_server.agent.reasoning_policy import ReasoningPolicy
 from agent_server.engine.protocol import Control, Delta, Engine, EngineError, Finished, GenerationRequest
 from agent_server.prompting.constraints import plan_constraint, refuse_early
 from agent_server.prompting.output import OutputSettings, open_translator, sampling_for

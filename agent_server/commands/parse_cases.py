@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from adapters.inbound import Limits
-from adapters.openai_chat.inbound import read_conversation
+from adapters.openai_chat.chat_inbound import read_conversation
 from agent_server.model_files import ModelFiles
 from agent_server.prompting.prompt import PromptBuilder
 from events.formats.output_format import OutputFormat

@@ -14,8 +14,8 @@ from adapters import anthropic_messages, openai_chat, openai_completions, openai
 from adapters import tokenize as tokenizing
 from adapters.request_fields import Field
 from agent_server.openapi import answers
-from agent_server.routes.replicas import Wish
-from agent_server.routes.threads import Change, Feedback
+from agent_server.routes.replicas_routes import Wish
+from agent_server.routes.threads_routes import Change, Feedback
 from agent_server.store.records import FeedbackRecord, Removal, RunRecord, ThreadRecord
 
 Tag = Literal[

@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute
 if TYPE_CHECKING:
     from agent_server.server import Server
 
-LAST = "demo"
+LAST = "demo_routes"
 
 
 def all_routes(server: Server) -> list[BaseRoute]:

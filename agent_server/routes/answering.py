@@ -29,7 +29,7 @@ from events.vocabulary import Event, RunError, RunFinished, RunStarted
 if TYPE_CHECKING:
     from agent_server.agent import Agent
     from agent_server.runs import Run
-    from agent_server.runs.sharing.protocol import AnyRun
+    from agent_server.runs.sharing.interfaces import AnyRun
     from agent_server.server import Server
 
 LARGE = 64 * 1024

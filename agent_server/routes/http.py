@@ -23,7 +23,7 @@ from agent_server.web.context import stream_send
 from agent_server.web.errors import error_response
 
 if TYPE_CHECKING:
-    from agent_server.runs.sharing.protocol import AnyRun
+    from agent_server.runs.sharing.interfaces import AnyRun
     from events.vocabulary import Event
 
 RETRY_AFTER = 1.0

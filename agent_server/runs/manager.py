@@ -22,7 +22,7 @@ from agent_server.runs.run import INSIST_SECONDS, Observer, Run
 from events.options import GenerationOptions
 
 if TYPE_CHECKING:
-    from agent_server.runs.sharing.protocol import AnyRun, Sharing
+    from agent_server.runs.sharing.interfaces import AnyRun, Sharing
     from agent_server.store import Store
 
 log = logging.getLogger("agent_server.runs")

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from adapters.client_history import close_object
 from adapters.errors import RequestError
-from adapters.history import close_object
 from adapters.inbound import Inbound, Limits
 from adapters.openai_chat import parse
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from adapters.sampling import read_options
+from adapters.request_options import read_options
 from agent_server.agent import Agent
 from agent_server.agent.served import effective_options
 from events.options import SamplingParams

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from agent_server.agent import Agent, LoadError, ToolContext, ToolFault, load_agents, tool
-from agent_server.agent.tools import capped, read_arguments, read_docstring, result_content
+from agent_server.agent.server_tools import capped, read_arguments, read_docstring, result_content
 
 
 class Colour(enum.Enum):

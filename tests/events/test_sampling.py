@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from adapters import anthropic_messages, openai_chat, openai_completions, openai_responses
-from adapters.sampling import SAMPLING, read_options
+from adapters.request_options import SAMPLING, read_options
 from events.options import OptionError, SamplingParams
 from events.sampling import DEFAULTS, PARAMETERS, WIRES, Parameter, Wire, _declared, json_schema, names_on
 

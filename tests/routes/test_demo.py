@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from adapters import sse
-from agent_server.routes import demo
+from agent_server.routes import demo_routes
 from tests.server import scripted, serving
 
 RUN = {"threadId": "t1", "runId": "r1", "messages": [{"id": "u1", "role": "user", "content": "Hi"}]}
@@ -22,7 +22,7 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "index.html").write_text("<!doctype html><title>built</title>")
     (tmp_path / "assets" / "index-abc123.js").write_text("1")
     (tmp_path / "assets" / "theme.js").write_text("2")
-    monkeypatch.setattr(demo, "BUILT", tmp_path)
+    monkeypatch.setattr(demo_routes, "BUILT", tmp_path)
     return tmp_path
 
 
@@ -70,7 +70,7 @@ async def test_the_smallest_file_that_the_client_decodes_is_sent(
 
 
 async def test_without_a_build_a_page_says_how_to_make_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(demo, "BUILT", tmp_path)
+    monkeypatch.setattr(demo_routes, "BUILT", tmp_path)
     async with serving(scripted("x")) as running, httpx.AsyncClient(base_url=running.url) as client:
         page = await client.get("/")
     assert page.status_code == 200 and "make demo" in page.text

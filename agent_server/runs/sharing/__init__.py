@@ -1,9 +1,9 @@
 """Runs shared between gateways through Redis: read, steered and listed from any of them. One gateway needs none."""
 
 from agent_server.runs.sharing.gateway import Gateway
+from agent_server.runs.sharing.interfaces import AnyRun, Sharing
 from agent_server.runs.sharing.limits import SharingLimits
 from agent_server.runs.sharing.link import Link
-from agent_server.runs.sharing.protocol import AnyRun, Sharing
 from agent_server.runs.sharing.remote import RemoteRun
 
 __all__ = ["AnyRun", "Gateway", "Link", "RemoteRun", "Sharing", "SharingLimits"]

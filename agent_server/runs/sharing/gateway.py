@@ -22,10 +22,10 @@ from agent_server.runs.sharing.follower import Follower
 from agent_server.runs.sharing.keys import Keys, Place, place_of
 from agent_server.runs.sharing.limits import SharingLimits
 from agent_server.runs.sharing.link import Link, Unreachable
+from agent_server.runs.sharing.lua_scripts import ENTER
 from agent_server.runs.sharing.publisher import Publisher
 from agent_server.runs.sharing.reaper import Reaper
 from agent_server.runs.sharing.remote import RemoteRun, record_of
-from agent_server.runs.sharing.scripts import ENTER
 from agent_server.runs.sharing.shared import Shared
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from agent_server.runs.sharing.entries import Entry, cut, entry_id
 from agent_server.runs.sharing.keys import Keys, Place
 from agent_server.runs.sharing.limits import SharingLimits
 from agent_server.runs.sharing.link import Link, Unreachable
-from agent_server.runs.sharing.scripts import APPEND, LEAVE
+from agent_server.runs.sharing.lua_scripts import APPEND, LEAVE
 from agent_server.runs.sharing.shared import Shared
 
 log = logging.getLogger("agent_server.sharing")

@@ -8,7 +8,7 @@ from agent_server.runs.sharing.entries import RawEntry, closing, entry_id, numbe
 from agent_server.runs.sharing.keys import Keys, Place, place_of
 from agent_server.runs.sharing.limits import SharingLimits
 from agent_server.runs.sharing.link import Link
-from agent_server.runs.sharing.scripts import END_DEAD
+from agent_server.runs.sharing.lua_scripts import END_DEAD
 from events.encode import encode
 
 log = logging.getLogger("agent_server.sharing")

@@ -12,7 +12,7 @@ import msgspec
 from ag_ui.core import Tool as ToolDeclaration
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, TypeAdapter, ValidationError, create_model
 
-from agent_server.agent.context import ToolContext
+from agent_server.agent.tool_context import ToolContext
 
 Kind = Literal["sync", "async", "generator"]
 Approval = bool | Callable[[dict[str, Any]], bool]

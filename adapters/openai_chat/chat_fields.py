@@ -22,7 +22,7 @@ from adapters.request_fields import (
     refused,
     sampling_fields,
 )
-from adapters.sampling import EFFORTS
+from adapters.request_options import EFFORTS
 
 FIELDS: dict[str, Field] = {
     **sampling_fields("chat"),

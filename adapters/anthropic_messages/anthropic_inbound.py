@@ -8,14 +8,14 @@ from typing import Any, Literal
 import msgspec
 from ag_ui.core import Message, RunAgentInput, SystemMessage
 
-from adapters.anthropic_messages.content import Turn, read_turns, sealed_thread, system_text
-from adapters.anthropic_messages.fields import COUNTED, FIELDS
+from adapters.anthropic_messages.anthropic_content import Turn, read_turns, sealed_thread, system_text
+from adapters.anthropic_messages.anthropic_fields import COUNTED, FIELDS
 from adapters.body import convert, flag, read_object, wrong
-from adapters.history import NewId
+from adapters.client_history import NewId
 from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
 from adapters.request_fields import check_names, check_values
+from adapters.request_options import SAMPLING, read_options
 from adapters.response_shape import response_format
-from adapters.sampling import SAMPLING, read_options
 from adapters.tool_choice import check_tool_choice
 from adapters.tool_list import Tools, ToolSpec, read_tools
 from events.options import GenerationOptions, ToolChoice

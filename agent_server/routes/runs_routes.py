@@ -16,12 +16,12 @@ from starlette.routing import BaseRoute, Route
 from adapters import agui, agui_protobuf
 from adapters.errors import RequestError
 from adapters.inbound import read_json
+from agent_server.routes.health_routes import json_response
 from agent_server.routes.http import Encoder, guarded, read_body, stream_run
-from agent_server.routes.operations import json_response
 from events.vocabulary import PROTOCOL_VERSION
 
 if TYPE_CHECKING:
-    from agent_server.runs.sharing.protocol import AnyRun
+    from agent_server.runs.sharing.interfaces import AnyRun
     from agent_server.server import Server
 
 DIGITS = 15

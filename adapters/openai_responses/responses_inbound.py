@@ -10,13 +10,13 @@ import msgspec
 from ag_ui.core import Message, RunAgentInput, SystemMessage
 
 from adapters.body import convert, flag, read_object, wrong
-from adapters.history import NewId, Placed, put_in_order
+from adapters.client_history import NewId, Placed, put_in_order
 from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
-from adapters.openai_responses.fields import FIELDS
 from adapters.openai_responses.items import Items, read_input, sealed_thread
+from adapters.openai_responses.responses_fields import FIELDS
 from adapters.request_fields import check_names, check_values
+from adapters.request_options import read_options
 from adapters.response_shape import response_format
-from adapters.sampling import read_options
 from adapters.tool_choice import check_tool_choice
 from adapters.tool_list import Tools, ToolSpec, read_tools
 from events.options import GenerationOptions, ResponseFormat

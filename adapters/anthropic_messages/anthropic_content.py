@@ -27,7 +27,7 @@ from ag_ui.core import (
 
 from adapters.anthropic_messages.signature import digest, is_digest
 from adapters.body import wrong
-from adapters.history import NewId, Placed, object_text, put_in_order
+from adapters.client_history import NewId, Placed, object_text, put_in_order
 from adapters.inbound import Limits
 from adapters.sealed import unwrap
 

@@ -12,8 +12,8 @@ import msgspec
 
 from adapters.answer import Answer, PromptOf, field_on, finish_reason, fold, raise_failure, unknown_prompt
 from adapters.errors import payload
-from adapters.json_text import json_bytes, json_string
-from adapters.openai_chat.inbound import ChatFlags
+from adapters.frame_json import json_bytes, json_string
+from adapters.openai_chat.chat_inbound import ChatFlags
 from adapters.openai_tokens import TokenDetail, chat_logprobs, combined_usage, tokens_of
 from events.sampling import Wire
 from events.vocabulary import (

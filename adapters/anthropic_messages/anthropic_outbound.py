@@ -9,10 +9,10 @@ import msgspec
 
 from adapters import sse
 from adapters.answer import Answer, PromptOf, fold, raise_failure, unknown_prompt
+from adapters.anthropic_messages.anthropic_inbound import MessageFlags
 from adapters.anthropic_messages.blocks import Blocks, Closed, Filled, Opened, Step
-from adapters.anthropic_messages.inbound import MessageFlags
 from adapters.errors import payload
-from adapters.json_text import json_bytes, json_string
+from adapters.frame_json import json_bytes, json_string
 from events.vocabulary import Event, RunError, RunFinished, RunStarted, TextMessageContent, TokenUsage
 
 NO_FLAGS = MessageFlags()

@@ -35,7 +35,7 @@ from ag_ui.core import (
 )
 
 from adapters.body import wrong
-from adapters.history import NewId, Placed, object_text, put_in_order
+from adapters.client_history import NewId, Placed, object_text, put_in_order
 from adapters.inbound import Limits
 
 

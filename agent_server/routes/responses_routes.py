@@ -17,8 +17,8 @@ from starlette.routing import BaseRoute, Route
 
 from adapters import openai_responses
 from adapters.errors import RequestError
+from adapters.frame_json import json_bytes
 from adapters.inbound import Inbound
-from adapters.json_text import json_bytes
 from adapters.openai_responses import (
     Continuation,
     ResponseFlags,
@@ -47,13 +47,13 @@ from agent_server.routes.answering import (
     stream_answer,
 )
 from agent_server.routes.http import guarded, read_body
-from agent_server.routes.tokenize import prompt_tokens
+from agent_server.routes.tokenize_routes import prompt_tokens
 from events.message import fold, to_dicts, to_models
 from events.vocabulary import Event, RunError
 
 if TYPE_CHECKING:
     from agent_server.runs import Run
-    from agent_server.runs.sharing.protocol import AnyRun
+    from agent_server.runs.sharing.interfaces import AnyRun
     from agent_server.server import Server
 
 logger = logging.getLogger("agent_server.responses")

@@ -9,12 +9,12 @@ import msgspec
 from ag_ui.core import Message, RunAgentInput, Tool
 
 from adapters.body import convert, flag, read_object, wrong
-from adapters.history import NewId
+from adapters.client_history import NewId
 from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
-from adapters.openai_chat.fields import FIELDS
-from adapters.openai_chat.messages import ChatMessage, read_messages
+from adapters.openai_chat.chat_fields import FIELDS
+from adapters.openai_chat.chat_messages import ChatMessage, read_messages
 from adapters.request_fields import check_names, check_values, warnings_of
-from adapters.sampling import read_options
+from adapters.request_options import read_options
 from adapters.tool_choice import check_tool_choice
 from adapters.tool_list import Tools, ToolSpec, read_tools
 from events.options import GenerationOptions

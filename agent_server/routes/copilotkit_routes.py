@@ -18,13 +18,13 @@ from adapters.errors import RequestError
 from adapters.inbound import read_json
 from agent_server.agent.capabilities import capabilities_of
 from agent_server.engine.protocol import EngineError
+from agent_server.routes.health_routes import json_response
 from agent_server.routes.http import EventStream, Generated, RunFrames, each_of, guarded, read_body, stream_run
-from agent_server.routes.operations import json_response
 from agent_server.store.records import ThreadRecord
 from agent_server.version import version
 
 if TYPE_CHECKING:
-    from agent_server.runs.sharing.protocol import AnyRun
+    from agent_server.runs.sharing.interfaces import AnyRun
     from agent_server.server import Server
 
 BASE = "/copilotkit"

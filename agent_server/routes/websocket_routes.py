@@ -24,12 +24,12 @@ from adapters.inbound import Inbound, Limits
 from agent_server.engine.protocol import EngineError
 from agent_server.ids import new_id
 from agent_server.routes.answering import agent_for
-from agent_server.routes.generate import generate_identity
+from agent_server.routes.generate_routes import generate_identity
 from events.vocabulary import RunError, RunFinished, TextMessageStart
 
 if TYPE_CHECKING:
     from agent_server.runs import Run
-    from agent_server.runs.sharing.protocol import AnyRun
+    from agent_server.runs.sharing.interfaces import AnyRun
     from agent_server.server import Server
 
 logger = logging.getLogger("agent_server.websocket")

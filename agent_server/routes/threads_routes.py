@@ -10,8 +10,8 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from adapters.errors import RequestError
+from agent_server.routes.health_routes import json_response
 from agent_server.routes.http import guarded, read_body
-from agent_server.routes.operations import json_response
 
 if TYPE_CHECKING:
     from agent_server.server import Server

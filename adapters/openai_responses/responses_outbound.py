@@ -13,8 +13,8 @@ import msgspec
 
 from adapters import sse
 from adapters.answer import finish_reason
-from adapters.json_text import json_bytes, json_string
-from adapters.openai_responses.inbound import ResponseFlags
+from adapters.frame_json import json_bytes, json_string
+from adapters.openai_responses.responses_inbound import ResponseFlags
 from adapters.openai_tokens import TokenDetail, chat_logprobs, tokens_of
 from adapters.sealed import Seal, wrap
 from events.vocabulary import (
