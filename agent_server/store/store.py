@@ -105,7 +105,7 @@ class Store:
 
     async def _prepare(self) -> None:
         if self._file is not None:
-            await self._file.prove_sound(self._engine)
+            await self._file.prove_sound()
         await migrate(self._engine)
 
     async def _watch(self) -> None:
@@ -139,6 +139,8 @@ class Store:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
         await self._writer.stop()
+        if self._file is not None:
+            await self._file.close()
         await self._owners.release()
         await self._engine.dispose()
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sqlite3
 import stat
+import threading
 
 import httpx
 import pytest
 
 from agent_server.agent import Agent
 from agent_server.store import Store, store, writer
+from agent_server.store import file as store_file
 from agent_server.store.faults import StoreUnavailable
+from agent_server.store.file import DatabaseFile
 from events.vocabulary import RunError, RunFinished
 from tests.agent.harness import House
 from tests.agent.models import Model
@@ -160,6 +164,54 @@ async def test_a_damaged_database_is_found_at_the_start(file, damage):
     with pytest.raises(StoreUnavailable, match=r"damaged|no database"):
         await again.open()
     await again.close()
+
+
+async def test_a_large_file_is_checked_while_the_server_runs(file, monkeypatch):
+    """Large: reading it takes longer than the start waits."""
+    made = Store(f"sqlite:///{file}")
+    await made.open()
+    await made.begin_run("", "t", "r", messages=[user(f"u{n}", "x" * 3000) for n in range(50)])
+    await made.close()
+    content = bytearray(file.read_bytes())
+    content[4096 * 20 : 4096 * 30] = b"\xa5" * 4096 * 10
+    file.write_bytes(content)
+    may_read = threading.Event()
+    check = DatabaseFile._quick_check
+    monkeypatch.setattr(DatabaseFile, "_quick_check", lambda self: may_read.wait(30) and check(self))
+    monkeypatch.setattr(store_file, "CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(store, "WATCH_SECONDS", 0.02)
+    again = Store(f"sqlite:///{file}")
+    await again.open()
+    await again.begin_run("", "t2", "r")
+    may_read.set()
+    await until_fault(again, "damaged")
+    with pytest.raises(StoreUnavailable, match="damaged"):
+        await again.begin_run("", "t3", "r")
+    await again.close()
+    assert not list(file.parent.glob("*.rescued-*"))
+
+
+async def test_a_check_that_goes_on_does_not_hold_up_the_end(file, monkeypatch):
+    made = Store(f"sqlite:///{file}")
+    begun, ended = threading.Event(), threading.Event()
+
+    def endless(self: DatabaseFile) -> str:
+        with contextlib.closing(sqlite3.connect(":memory:", check_same_thread=False)) as connection:
+            self._checking = connection
+            begun.set()
+            try:
+                connection.execute("WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x FROM n) SELECT count(*) FROM n")
+            finally:
+                ended.set()
+        return "ok"
+
+    monkeypatch.setattr(DatabaseFile, "_quick_check", endless)
+    monkeypatch.setattr(store_file, "CHECK_SECONDS", 0.0)
+    await made.open()
+    assert await asyncio.to_thread(begun.wait, 10)
+    async with asyncio.timeout(10):
+        await made.close()
+    assert ended.is_set()
 
 
 async def test_a_database_out_of_reach_is_told_in_a_sentence(monkeypatch):

@@ -1,4 +1,8 @@
-"""Threads, their messages, runs, interrupts and feedback."""
+"""Threads, their messages, runs, interrupts and feedback.
+
+What is there already stays. SQLite keeps each CREATE TABLE that a server ran before it was killed, or before another
+one overtook it, in versions that did not migrate in one transaction; the version then says that nothing was made.
+"""
 
 import sqlalchemy as sa
 from alembic import op
@@ -21,8 +25,9 @@ def upgrade() -> None:
         sa.Column("metadata", sa.Text, nullable=False),
         sa.Column("created_at", sa.BigInteger, nullable=False),
         sa.Column("updated_at", sa.BigInteger, nullable=False),
+        if_not_exists=True,
     )
-    op.create_index("threads_by_time", "threads", ["tenant", "updated_at", "id"])
+    op.create_index("threads_by_time", "threads", ["tenant", "updated_at", "id"], if_not_exists=True)
     op.create_table(
         "messages",
         sa.Column("tenant", sa.Text, primary_key=True),
@@ -31,6 +36,7 @@ def upgrade() -> None:
         sa.Column("position", sa.Integer, nullable=False),
         sa.Column("digest", sa.Text, nullable=False),
         sa.Column("body", sa.Text, nullable=False),
+        if_not_exists=True,
     )
     op.create_table(
         "runs",
@@ -46,8 +52,9 @@ def upgrade() -> None:
         sa.Column("usage", sa.Text),
         sa.Column("created_at", sa.BigInteger, nullable=False),
         sa.Column("ended_at", sa.BigInteger),
+        if_not_exists=True,
     )
-    op.create_index("runs_by_status", "runs", ["status", "owner"])
+    op.create_index("runs_by_status", "runs", ["status", "owner"], if_not_exists=True)
     op.create_table(
         "interrupts",
         sa.Column("tenant", sa.Text, primary_key=True),
@@ -61,6 +68,7 @@ def upgrade() -> None:
         sa.Column("result", sa.Text),
         sa.Column("result_message_id", sa.Text),
         sa.Column("resumed_by", sa.Text),
+        if_not_exists=True,
     )
     op.create_table(
         "feedback",
@@ -71,6 +79,7 @@ def upgrade() -> None:
         sa.Column("score", sa.Float, nullable=False),
         sa.Column("comment", sa.Text, nullable=False),
         sa.Column("created_at", sa.BigInteger, nullable=False),
+        if_not_exists=True,
     )
     op.create_table(
         "responses",
@@ -78,9 +87,10 @@ def upgrade() -> None:
         sa.Column("id", sa.Text, primary_key=True),
         sa.Column("body", sa.Text, nullable=False),
         sa.Column("created_at", sa.BigInteger, nullable=False),
+        if_not_exists=True,
     )
 
 
 def downgrade() -> None:
     for name in ("responses", "feedback", "interrupts", "runs", "messages", "threads"):
-        op.drop_table(name)
+        op.drop_table(name, if_exists=True)

@@ -21,10 +21,11 @@ def upgrade() -> None:
         sa.Column("after_id", sa.Text),
         sa.Column("body", sa.Text, nullable=False),
         sa.Column("removed_at", sa.BigInteger, nullable=False),
+        if_not_exists=True,
     )
 
 
 def downgrade() -> None:
     """What was set aside goes with its table; the threads as they stand stay."""
-    op.drop_table("removed_messages")
+    op.drop_table("removed_messages", if_exists=True)
     op.execute("UPDATE runs SET status = 'broken' WHERE status = 'waiting'")
