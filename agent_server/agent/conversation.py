@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
-from ag_ui.core import AssistantMessage, Message, ToolMessage
+from ag_ui.core import ActivityMessage, AssistantMessage, Message, ToolMessage
 from pydantic import TypeAdapter
 
 MESSAGES: TypeAdapter[list[Message]] = TypeAdapter(list[Message])
@@ -16,7 +16,7 @@ class Conversation:
     """`prompt`: the messages for the model (reasoning opened, edits applied). `shown`: the same for everyone else."""
 
     def __init__(self, prompt: Iterable[Message], shown: Iterable[Message]) -> None:
-        self.prompt: list[Message] = list(prompt)
+        self.prompt: list[Message] = [each for each in prompt if not isinstance(each, ActivityMessage)]
         self.shown: list[Message] = list(shown)
 
     def add(self, prompt: Sequence[Message], shown: Sequence[Message] | None = None) -> None:
@@ -27,6 +27,18 @@ class Conversation:
         """Put a result after the message that made the call and its other results, as clients do."""
         for messages in (self.prompt, self.shown):
             messages.insert(_after_call(messages, message.tool_call_id), message)
+
+    def add_activity(self, call_id: str, activity: ActivityMessage) -> None:
+        """Put an activity after the call that it belongs to, with that call's results; in its own place if it is
+        there already. The model is told nothing of it."""
+        for index, message in enumerate(self.shown):
+            if message.id == activity.id:
+                self.shown[index] = activity
+                return
+        index = _after_call(self.shown, call_id)
+        while index < len(self.shown) and isinstance(self.shown[index], ActivityMessage):
+            index += 1
+        self.shown.insert(index, activity)
 
     def answered(self, call_id: str) -> bool:
         return any(isinstance(each, ToolMessage) and each.tool_call_id == call_id for each in self.prompt)
@@ -46,8 +58,13 @@ class Conversation:
                 self.prompt[index] = copy
 
     def wire(self) -> list[dict[str, Any]]:
-        """The messages as snapshots and the store have them."""
+        """The messages as the store has them."""
         return wire(self.shown)
+
+    def snapshot(self) -> list[dict[str, Any]]:
+        """The messages for a snapshot in mid-run. Clients keep their activities if it has none, and drop those that it
+        leaves out if it has any (`@ag-ui/client`, MESSAGES_SNAPSHOT): clients send none back, so it has none."""
+        return wire([each for each in self.shown if not isinstance(each, ActivityMessage)])
 
 
 def parsed(messages: Iterable[dict[str, Any]]) -> list[Message]:

@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
-from ag_ui.core import RunAgentInput, ToolCall, ToolMessage
+from ag_ui.core import ActivityMessage, RunAgentInput, ToolCall, ToolMessage
 
 from agent_server.agent import interrupts
 from agent_server.agent.agent import Agent
 from agent_server.agent.conversation import Conversation, instructions_of
 from agent_server.agent.resuming import Opening, Settled
-from agent_server.agent.running import Answer, Callee, Pending, answer_all, failure
+from agent_server.agent.running import Activity, Answer, Callee, Pending, answer_all, failure
 from agent_server.agent.server_tools import Tool, ToolFault, read_arguments
 from agent_server.agent.state import SharedState
 from agent_server.agent.tool_context import InputRequired, ToolContext
@@ -236,6 +236,19 @@ class Loop:
         )
         message = ToolMessage(id=message_id, tool_call_id=call_id, content=answer.content, metadata=metadata)
         self._conversation.add_result(message)
+        for activity in answer.activities:
+            self._show(call_id, activity)
+
+    def _show(self, call_id: str, activity: Activity) -> None:
+        """Send an activity of a call's, and keep it with the thread."""
+        id = activity.id or self._context.new_id("activity")
+        if not activity.told:
+            self._emit(
+                ActivitySnapshot(message_id=id, activity_type=activity.kind, content=activity.content, replace=True)
+            )
+        self._conversation.add_activity(
+            call_id, ActivityMessage(id=id, activity_type=activity.kind, content=activity.content)
+        )
 
     def _pending(
         self, call_id: str, name: str, arguments: dict[str, Any], callee: Callee, answers: Sequence[Any] = ()

@@ -10,16 +10,27 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
 import httpx2
 from ag_ui.core import Tool as ToolDeclaration
 from mcp import Client, MCPError, StdioServerParameters
+from mcp.client import Transport
+from mcp.client.extension import advertise
 from mcp.client.streamable_http import streamable_http_client
-from mcp_types import AudioContent, CallToolResult, ContentBlock, EmbeddedResource, ImageContent, TextContent
+from mcp_types import (
+    AudioContent,
+    CallToolResult,
+    ContentBlock,
+    EmbeddedResource,
+    ImageContent,
+    ReadResourceResult,
+    TextContent,
+)
 from mcp_types import Tool as McpTool
 
+from agent_server.agent.mcp_apps import APPS, APPS_SETTINGS, app_activity, app_of
 from agent_server.agent.mcp_server import McpServer
 from agent_server.agent.running import Answer, Limits, failure
 from agent_server.agent.server_tools import Tool, capped, result_content
@@ -27,6 +38,7 @@ from agent_server.agent.tool_context import ToolContext
 from agent_server.prompting.schemas import problems_of
 
 logger = logging.getLogger("agent_server.mcp")
+T = TypeVar("T")
 Offered = tuple[ToolDeclaration, "McpCallee", Tool | None]
 CONNECT_SECONDS = 20.0
 TOOL_PAGES = 100
@@ -66,7 +78,21 @@ class McpConnection:
             context.progress({key: value for key, value in told.items() if value is not None})
 
         client = await self._connected()
-        calling = asyncio.ensure_future(client.call_tool(name, arguments, progress_callback=progress))
+        return await self._while_alive(client.call_tool(name, arguments, progress_callback=progress))
+
+    async def call_for_app(self, name: str, arguments: dict[str, Any]) -> CallToolResult:
+        """The same for a call that no run waits for."""
+        client = await self._connected()
+        return await self._while_alive(client.call_tool(name, arguments))
+
+    async def read(self, uri: str) -> ReadResourceResult:
+        """A resource of the server's. Raises as `call` does."""
+        client = await self._connected()
+        return await self._while_alive(client.read_resource(uri))
+
+    async def _while_alive(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of a request, or the end of the connection."""
+        calling = asyncio.ensure_future(work)
         task = self._task
         assert task is not None
         try:
@@ -108,12 +134,12 @@ class McpConnection:
     async def _live(self, ready: asyncio.Future[Client], leave: asyncio.Event) -> None:
         try:
             if self.server.command:
-                await self._stay(Client(self._stdio()), ready, leave)
+                await self._stay(self._client_on(self._stdio()), ready, leave)
             else:
                 patience = httpx2.Timeout(30, read=300)
                 async with httpx2.AsyncClient(headers=self.server.headers, timeout=patience) as http:
                     transport = streamable_http_client(self.server.url, http_client=http)
-                    await self._stay(Client(transport), ready, leave)
+                    await self._stay(self._client_on(transport), ready, leave)
         except asyncio.CancelledError:
             if not ready.done():
                 ready.set_exception(ConnectionError("the connection was given up"))
@@ -131,6 +157,9 @@ class McpConnection:
             if not ready.done():
                 ready.set_result(client)
             await leave.wait()
+
+    def _client_on(self, transport: StdioServerParameters | Transport) -> Client:
+        return Client(transport, extensions=[advertise(APPS, APPS_SETTINGS)])
 
     def _stdio(self) -> StdioServerParameters:
         program, *arguments = self.server.command
@@ -166,7 +195,10 @@ class McpCallee:
         finally:
             context.cancel()
         content = capped(content_of(result), self._characters)
-        return Answer(content=content, failed=True) if result.is_error else Answer(content=content)
+        if result.is_error:
+            return Answer(content=content, failed=True)
+        shown = app_activity(self._connection.server.name, self._tool, arguments, result)
+        return Answer(content=content, activities=() if shown is None else (shown,))
 
     def _lost(self, reason: str) -> Answer:
         self._connection.forget()
@@ -217,11 +249,25 @@ def reason_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {line}" if line else type(error).__name__
 
 
+class McpConnections:
+    """One connection to each server, however many agents name it."""
+
+    def __init__(self) -> None:
+        self._made: list[McpConnection] = []
+
+    def of(self, server: McpServer) -> McpConnection:
+        found = next((each for each in self._made if each.server == server), None)
+        if found is None:
+            found = McpConnection(server)
+            self._made.append(found)
+        return found
+
+
 class McpTools:
     """The tools of an agent's MCP servers, ready for one run."""
 
-    def __init__(self, servers: tuple[McpServer, ...]) -> None:
-        self.connections = tuple(McpConnection(server) for server in servers)
+    def __init__(self, connections: Sequence[McpConnection]) -> None:
+        self.connections = tuple(connections)
 
     async def offer(self, limits: Limits) -> tuple[list[Offered], list[str]]:
         """(declaration, callee, what needs approval) of every tool, and a sentence for each server that is away."""
@@ -233,22 +279,26 @@ class McpTools:
                 connection.forget()
                 away.append(f"The MCP server {connection.server.name} is not available; its tools are missing.")
                 continue
-            found += [_offered(connection, tool, limits) for tool in listing]
+            found += [_offered(connection, tool, limits) for tool in listing if app_of(tool).for_model]
         return found, away
 
     async def close(self) -> None:
+        """Safe to call twice, and while others use the same connections no more."""
         await asyncio.gather(*(connection.close() for connection in self.connections))
+
+
+def asks(server: McpServer, tool: McpTool) -> bool:
+    """Whether a person must agree to a call of the tool."""
+    said = tool.annotations
+    return server.asks(tool.name, read_only=bool(said is not None and said.read_only_hint))
 
 
 def _offered(connection: McpConnection, tool: McpTool, limits: Limits) -> Offered:
     server = connection.server
     name = server.prefix + tool.name
     declaration = ToolDeclaration(name=name, description=tool.description or tool.name, parameters=tool.input_schema)
-    asks = server.requires_approval is True or (
-        not isinstance(server.requires_approval, bool) and tool.name in server.requires_approval
-    )
     approving = None
-    if asks:
+    if asks(server, tool):
         approving = Tool(
             name=name,
             description=declaration.description,

@@ -3,6 +3,9 @@ so it is loaded where an agent has such a server."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Literal
+
 import msgspec
 
 
@@ -11,7 +14,8 @@ class McpServer(msgspec.Struct, frozen=True, kw_only=True):
 
     env: added to the little that the program inherits anyway; headers: sent with every request. only: names of the
     tools to offer; none means all. prefix: put before the tools' names. requires_approval: a person is asked before
-    any call (True) or before calls of these tools.
+    any call (True), before calls of these tools, or before calls of every tool that does not declare itself read-only
+    ("writes"). approvals: tool → whether a person is asked, whatever requires_approval says.
     """
 
     name: str
@@ -22,9 +26,19 @@ class McpServer(msgspec.Struct, frozen=True, kw_only=True):
     headers: dict[str, str] = {}
     only: frozenset[str] = frozenset()
     prefix: str = ""
-    requires_approval: bool | frozenset[str] = False
+    requires_approval: bool | Literal["writes"] | frozenset[str] = False
+    approvals: Mapping[str, bool] = {}
     time_limit: float | None = None
 
     def __post_init__(self) -> None:
         if bool(self.command) == bool(self.url):
             raise ValueError(f"MCP server {self.name}: give either a command or a url")
+
+    def asks(self, tool: str, *, read_only: bool) -> bool:
+        """Whether a person must agree to a call of the tool. read_only: the server says that it changes nothing."""
+        rule = self.requires_approval
+        if tool in self.approvals:
+            return self.approvals[tool]
+        if isinstance(rule, bool):
+            return rule
+        return not read_only if rule == "writes" else tool in rule

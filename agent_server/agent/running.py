@@ -24,12 +24,24 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     characters: int = 256 * 2**10
 
 
+class Activity(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that clients show for a call, kept with the thread. kind: ACTIVITY_SNAPSHOT's activityType. id: None
+    for a new one; one that is there already is replaced. told: it was sent before, and is only to be kept."""
+
+    kind: str
+    content: dict[str, Any]
+    id: str | None = None
+    told: bool = False
+
+
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a call gave: a result for the model (`failed`: an error told to it), or a question for a person."""
+    """What a call gave: a result for the model (`failed`: an error told to it), or a question for a person.
+    activities: told behind the result."""
 
     content: str | list[Any] = ""
     failed: bool = False
     question: InputRequired | None = None
+    activities: tuple[Activity, ...] = ()
 
 
 def failure(message: str) -> Answer:

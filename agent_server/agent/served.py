@@ -14,7 +14,6 @@ from agent_server.agent import interrupts, subagents
 from agent_server.agent.agent import Agent
 from agent_server.agent.conversation import Conversation, wire
 from agent_server.agent.loop import Loop, Outcome, Talk, Toolset, ending_of
-from agent_server.agent.mcp_server import McpServer
 from agent_server.agent.reasoning_policy import ReasoningPolicy, unsealed
 from agent_server.agent.resuming import Opening, open_run
 from agent_server.agent.running import Callee, FunctionCallee, Limits
@@ -28,7 +27,9 @@ from events.options import GenerationOptions, SamplingParams
 from events.vocabulary import Event, MessagesSnapshot, RunOutcome, SuccessOutcome, ToolCallResult
 
 if TYPE_CHECKING:
-    from agent_server.agent.mcp import McpTools
+    from adapters.proxied_requests import ProxiedRequest
+    from agent_server.agent.app_requests import AppRequests
+    from agent_server.agent.mcp import McpConnections, McpTools
 
 Emit = Callable[[Event], None]
 SUMMARY_INSTRUCTIONS = "Summarise the following thoughts in one or two short sentences, in their language."
@@ -39,18 +40,33 @@ class ServedAgent:
     """Runs one agent. One instance serves every run; what belongs to a run is made in `run`."""
 
     def __init__(
-        self, agent: Agent, model: LanguageModel, *, sealer: Sealer | None = None, limits: Limits | None = None
+        self,
+        agent: Agent,
+        model: LanguageModel,
+        *,
+        sealer: Sealer | None = None,
+        limits: Limits | None = None,
+        mcp: McpConnections | None = None,
     ) -> None:
         self.agent = agent
         self.name = agent.name
         self._model = model
         self._sealer = sealer or Sealer()
         self._limits = limits or Limits()
-        self._mcp = {each.name: mcp_tools(each.mcp_servers) for each in family(agent) if each.mcp_servers}
+        self._mcp: dict[str, McpTools] = {}
+        self._apps: AppRequests | None = None
+        if any(each.mcp_servers for each in family(agent)):
+            self._mcp, self._apps = mcp_of(agent, mcp, self._limits)
 
     async def close(self) -> None:
         """Let go of the MCP servers. Safe to call twice."""
         await asyncio.gather(*(tools.close() for tools in self._mcp.values()))
+
+    async def answer_app(self, request: ProxiedRequest, tenant: str) -> Mapping[str, object]:
+        """What the page of an MCP app asks of its server: the MCP result, or why there is none."""
+        if self._apps is None:
+            return {"error": f"The agent {self.name} has no MCP servers."}
+        return await self._apps.answer(request, tenant)
 
     async def run(self, context: RunContext, recorder: Recorder) -> Ending:
         """One run: apply what it resumes, then let the loop work. See `resuming` and `loop`."""
@@ -66,7 +82,7 @@ class ServedAgent:
             talk.state.snapshot()
         if outcome.waiting:
             recorder.interrupts = list(outcome.waiting)
-            recorder.emit(MessagesSnapshot(messages=talk.conversation.wire()))
+            recorder.emit(MessagesSnapshot(messages=talk.conversation.snapshot()))
         return ending_of(outcome)
 
     def _talk(self, context: RunContext, recorder: Recorder, opening: Opening) -> Talk:
@@ -215,11 +231,20 @@ def family(agent: Agent) -> list[Agent]:
     return [agent, *(each for child in agent.subagents for each in family(child))]
 
 
-def mcp_tools(servers: Sequence[McpServer]) -> McpTools:
-    """Their tools; the client is imported here, because most servers have no such tools."""
-    from agent_server.agent.mcp import McpTools
+def mcp_of(agent: Agent, shared: McpConnections | None, limits: Limits) -> tuple[dict[str, McpTools], AppRequests]:
+    """The MCP tools of an agent and of those that it may call, by their names, and what answers the tools' pages. The
+    client is imported here, because most servers have no such tools. ValueError for two servers of one name."""
+    from agent_server.agent.app_requests import AppRequests
+    from agent_server.agent.mcp import McpConnections, McpTools
 
-    return McpTools(tuple(servers))
+    connections = shared or McpConnections()
+    own = {each.name: [connections.of(server) for server in each.mcp_servers] for each in family(agent)}
+    distinct = list(dict.fromkeys(connection for found in own.values() for connection in found))
+    names = [connection.server.name for connection in distinct]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"agent {agent.name}: more than one MCP server is called {sorted(twice)[0]}")
+    tools = {name: McpTools(found) for name, found in own.items() if found}
+    return tools, AppRequests(distinct, limits.seconds)
 
 
 def _schema(agent: Agent) -> type[BaseModel] | None:
@@ -258,11 +283,20 @@ def serve_agents(
 ) -> Mapping[str, ServedAgent]:
     """Agents by name, for the run manager. The first one also answers as "default" if none is called that; with no
     agent at all the default one serves the model as it is."""
-    shared = sealer or Sealer()
-    served = {agent.name: ServedAgent(agent, model, sealer=shared, limits=limits) for agent in agents}
+    shared, mcp = sealer or Sealer(), mcp_connections(agents)
+    served = {agent.name: ServedAgent(agent, model, sealer=shared, limits=limits, mcp=mcp) for agent in agents}
     if len(served) != len(agents):
         raise ValueError("two agents have the same name")
     if "default" not in served:
         first = agents[0] if agents else Agent(name="default")
-        served["default"] = ServedAgent(first, model, sealer=shared, limits=limits)
+        served["default"] = ServedAgent(first, model, sealer=shared, limits=limits, mcp=mcp)
     return served
+
+
+def mcp_connections(agents: Sequence[Agent]) -> McpConnections | None:
+    """What agents share of MCP servers; None if they name none."""
+    if not any(each.mcp_servers for agent in agents for each in family(agent)):
+        return None
+    from agent_server.agent.mcp import McpConnections
+
+    return McpConnections()

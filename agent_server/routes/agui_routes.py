@@ -14,6 +14,7 @@ from adapters.errors import RequestError
 from adapters.inbound import Inbound
 from agent_server.agent.capabilities import capabilities_of
 from agent_server.ids import new_id
+from agent_server.routes.app_answers import app_answer, stream_answer_of_app
 from agent_server.routes.http import Encoder, guarded, read_body, stream_run
 
 if TYPE_CHECKING:
@@ -34,10 +35,13 @@ def routes(server: Server) -> list[BaseRoute]:
         body = await read_body(request, settings.max_body)
         inbound = await parse_off_loop(body)
         encoder = encoder_for(request.headers.get("accept"), inbound)
+        agent = request.path_params.get("agent", "default")
+        if (answer := app_answer(server, agent, inbound, request.state.tenant)) is not None:
+            return stream_answer_of_app(answer, encoder, settings.keep_alive)
         started = await server.runs.start(
             inbound.input,
             inbound.options,
-            agent=request.path_params.get("agent", "default"),
+            agent=agent,
             tenant=request.state.tenant,
             grace=settings.grace,
             warnings=inbound.extra.warnings,

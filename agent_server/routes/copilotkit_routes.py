@@ -18,6 +18,7 @@ from adapters.errors import RequestError
 from adapters.inbound import read_json
 from agent_server.agent.capabilities import capabilities_of
 from agent_server.engine.protocol import EngineError
+from agent_server.routes.app_answers import app_answer, stream_answer_of_app
 from agent_server.routes.health_routes import json_response
 from agent_server.routes.http import EventStream, Generated, RunFrames, each_of, guarded, read_body, stream_run
 from agent_server.store.records import ThreadRecord
@@ -132,6 +133,9 @@ class Runtime:
         messages = wire.get("messages") if isinstance(wire, dict) else None
         size = len(messages) * 1024 if isinstance(messages, list) else 0
         inbound = await _off_loop(size, copilotkit.from_wire, wire)
+        encoder = copilotkit.Encoder(legacy=inbound.extra.legacy)
+        if (answer := app_answer(self._server, agent, inbound, tenant)) is not None:
+            return stream_answer_of_app(answer, encoder, self._settings.keep_alive)
         run = await self._server.runs.start(
             inbound.input,
             inbound.options,
@@ -140,7 +144,6 @@ class Runtime:
             grace=self._settings.grace,
             warnings=inbound.extra.warnings,
         )
-        encoder = copilotkit.Encoder(legacy=inbound.extra.legacy)
         return stream_run(run, encoder, interval=self._settings.keep_alive)
 
     def _connect(self, wire: Any, tenant: str) -> Response:

@@ -24,6 +24,7 @@ from adapters.inbound import Inbound, Limits
 from agent_server.engine.protocol import EngineError
 from agent_server.ids import new_id
 from agent_server.routes.answering import agent_for
+from agent_server.routes.app_answers import app_answer
 from agent_server.routes.generate_routes import generate_identity
 from events.vocabulary import RunError, RunFinished, TextMessageStart
 
@@ -294,6 +295,11 @@ class AguiConnection(Connection):
 
     async def _run(self, inbound: Inbound, agent: str) -> None:
         try:
+            if (answer := app_answer(self.server, agent, inbound, self.tenant)) is not None:
+                self.run = None
+                async for event in answer:
+                    await self.perform(self._session.event(event))
+                return
             self.run = await self.server.runs.start(
                 inbound.input,
                 inbound.options,

@@ -63,6 +63,7 @@ def retold(stored: Sequence[Message], given: Sequence[Message]) -> dict[str, str
 
     It must tell all that is stored, or the model's own words among it: a user may well say "yes" twice.
     """
+    stored = [each for each in stored if each.get("role") != "activity"]  # which no client tells
     told = 0
     while told < min(len(stored), len(given)) and _told(stored[told]) == _told(given[told]):
         told += 1

@@ -212,15 +212,26 @@ async def load(connection: AsyncConnection, tenant: str, thread_id: str) -> list
 
 
 async def remove(connection: AsyncConnection, tenant: str, thread_id: str, message_id: str, removal: str) -> None:
-    """Delete a message at a person's wish, with the results of the calls that it made. RequestError("not_found")."""
+    """Delete a message at a person's wish, with its calls' results and activities. RequestError("not_found")."""
     thread = await Thread.read(connection, tenant, thread_id)
     if message_id not in thread.order:
         raise RequestError("not_found", "There is no such message in this thread.", "messageId")
     bodies = {str(each["id"]): each for each in await thread.bodies()}
-    calls = {call["id"] for call in bodies[message_id].get("toolCalls") or ()}
-    gone = [id for id, each in bodies.items() if id == message_id or each.get("toolCallId") in calls]
+    gone = _with_what_it_caused(bodies, message_id)
     await thread.set_aside({id: encoded(bodies[id]) or "" for id in gone}, "deleted", removal)
     await thread.take_out(gone)
+
+
+def _with_what_it_caused(bodies: Mapping[str, Wire], message_id: str) -> list[str]:
+    """A message, the results of its calls, and the activities behind those."""
+    calls = {call["id"] for call in bodies[message_id].get("toolCalls") or ()}
+    gone: list[str] = []
+    following = False
+    for id, each in bodies.items():
+        shown = following and each.get("role") == "activity"
+        following = shown or id == message_id or each.get("toolCallId") in calls
+        gone += [id] if following else []
+    return gone
 
 
 async def removals(connection: AsyncConnection, tenant: str, thread_id: str) -> list[Removal]:

@@ -182,3 +182,27 @@ def test_nothing_is_lost_or_doubled_and_a_client_s_order_holds(stored: list[str]
         assert sorted(order) == sorted({*stored, *shown})
         assert [id for id in order if id in shown] == shown
         assert [id for id in order if id not in shown] == [id for id in stored if id not in shown]
+
+
+CALLED = {"id": "c1", "role": "assistant", "toolCalls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}  # fmt: skip
+RESULT = {"id": "t1", "role": "tool", "toolCallId": "c", "content": "done"}
+SHOWN = {"id": "v1", "role": "activity", "activityType": "mcp-apps", "content": {"result": {}}}
+
+
+async def test_activities_stay_with_the_thread_though_no_client_sends_them_back(store: Store):
+    await run(store, [U1, CALLED, RESULT, SHOWN], A1)
+    await run(store, [U1, CALLED, RESULT, A1, U2], A2)
+    assert await store.messages("", "t") == [U1, CALLED, RESULT, SHOWN, A1, U2, A2]
+    renamed = [{**each, "id": f"x{each['id']}"} for each in (U1, CALLED, RESULT, A1, U2, A2)]
+    assert await run(store, [*renamed, user("u3", "e")]) == ()
+    assert [each["id"] for each in await store.messages("", "t")] == [
+        "xu1", "xc1", "xt1", "v1", "xa1", "xu2", "xa2", "u3",
+    ]  # fmt: skip
+    assert await removed(store) == []
+
+
+async def test_a_message_that_is_deleted_takes_what_its_calls_show_with_it(store: Store):
+    await run(store, [U1, CALLED, RESULT, SHOWN], A1)
+    await store.delete_message("", "t", "c1")
+    assert await store.messages("", "t") == [U1, A1]
+    assert await removed(store) == [("deleted", [CALLED, RESULT, SHOWN])]
