@@ -26,7 +26,7 @@ from agent_server.server import StartupError
 from agent_server.settings import Settings
 from agent_server.version import version
 from agent_server.web.context import REQUEST_ID_HEADER, RequestContext, enter, given_request_id
-from agent_server.web.errors import error_response, refuse_websocket, route_path
+from agent_server.web.errors import deny_websocket, error_response, refuse_websocket, route_path
 from agent_server.web.origins import BrowserGuard, BrowserPolicy, server_names
 
 if TYPE_CHECKING:
@@ -129,10 +129,17 @@ class Application(FastAPI):
 
     def _answering(self, scope: Scope, context: RequestContext, send: Send) -> Send:
         """`send`, with the request's id on every answer, and every answer counted."""
+        own = (REQUEST_ID_HEADER, context.request_id.encode())
+        answered = False
 
         async def answer(message: Message) -> None:
-            if message["type"] in ("http.response.start", "websocket.accept"):
-                own = (REQUEST_ID_HEADER, context.request_id.encode())
+            nonlocal answered
+            if message["type"] == "websocket.close" and not answered:  # the router's, for a path that it does not know
+                answered = True
+                await deny_websocket(scope, answer, RequestError("not_found", "There is no WebSocket at this path."))
+                return
+            if message["type"] in ("http.response.start", "websocket.accept", "websocket.http.response.start"):
+                answered = True
                 message = {**message, "headers": [*message.get("headers", ()), own]}
                 self._count(scope, context, message.get("status", SWITCHING))
             await send(message)

@@ -61,3 +61,13 @@ async def refuse_websocket(scope: Scope, receive: Receive, send: Send, error: Re
     body = errors.payload("websocket", error.kind, error.message)
     await send({"type": "websocket.send", "text": msgspec.json.encode(body).decode()})
     await send({"type": "websocket.close", "code": errors.row(error.kind).close, "reason": error.kind})
+
+
+async def deny_websocket(scope: Scope, send: Send, error: RequestError) -> None:
+    """An HTTP answer to a handshake, for what is no WebSocket at all (ASGI's extension "websocket.http.response")."""
+    answer = error_response(scope, error)
+    if "websocket.http.response" not in scope.get("extensions", {}):
+        await send({"type": "websocket.close", "code": errors.row(error.kind).close, "reason": error.kind})
+        return
+    await send({"type": "websocket.http.response.start", "status": answer.status_code, "headers": answer.raw_headers})
+    await send({"type": "websocket.http.response.body", "body": bytes(answer.body)})

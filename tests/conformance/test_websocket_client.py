@@ -172,7 +172,7 @@ async def test_close_codes_follow_the_error_message(data: str | bytes, code: int
         error = await hear(socket)
         assert (error["type"], error["recoverable"]) == ("error", False)
         with pytest.raises(ConnectionClosed):
-            await socket.recv()
+            await asyncio.wait_for(socket.recv(), 10)
         assert socket.close_code == code
 
 

@@ -157,7 +157,7 @@ async def test_a_websocket_reads_on_and_stops_at_the_other_gateway(a, gateways):
     ask = body("count 1000 0.02")
     await begin(a, ask, 6)
     address = gateways[1].url.replace("http", "ws") + "/agui/ws"
-    async with websockets.connect(address) as socket:
+    async with asyncio.timeout(30), websockets.connect(address) as socket:
         await socket.send(json.dumps({"type": "subscribe", "runId": ask["runId"], "after": 6}))
         first = json.loads(await socket.recv())
         assert first["type"] == "TEXT_MESSAGE_CONTENT"

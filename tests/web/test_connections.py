@@ -54,7 +54,7 @@ class Service:
 
     async def socket(self, websocket: WebSocket) -> None:
         await websocket.accept()
-        await websocket.send_text(await websocket.receive_text())
+        await websocket.send_text(await asyncio.wait_for(websocket.receive_text(), 10))
         await websocket.close()
 
     def app(self) -> Starlette:

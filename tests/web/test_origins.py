@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -86,8 +87,9 @@ async def test_no_route_that_changes_anything_is_open_to_pages_elsewhere(client:
 @shared
 async def test_no_websocket_is_open_to_pages_elsewhere(running: Running, path: str, headers: Any):
     async with websockets.connect(running.url.replace("http", "ws") + path, additional_headers=headers) as socket:
-        assert "--cors-origin" in str(await socket.recv())
-        await socket.wait_closed()
+        async with asyncio.timeout(10):
+            assert "--cors-origin" in str(await socket.recv())
+            await socket.wait_closed()
     assert socket.close_code == 1008
 
 

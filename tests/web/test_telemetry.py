@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+import websockets
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent_server.engines.replicas import ReplicaSet, ReplicaSettings
@@ -30,9 +32,11 @@ async def asking(
             yield client
 
 
-async def scraped(client: httpx.AsyncClient) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+async def scraped(
+    client: httpx.AsyncClient, headers: dict[str, str] | None = None
+) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     """Every sample by its name without the prefix and its labels; each stands once, each family is declared once."""
-    text = (await client.get("/metrics")).text
+    text = (await client.get("/metrics", headers=headers)).text
     return samples(text)
 
 
@@ -99,6 +103,24 @@ async def test_what_is_refused_is_counted_by_its_reason_and_route():
     assert found["http_requests_total", labels(route="none", status="404")] == 1
     assert found["http_requests_total", labels(route="none", status="401")] == 1
     assert "secret" not in text
+
+
+async def test_a_handshake_that_is_refused_is_counted_and_has_an_id():
+    async with serving(scripted("x"), api_keys=("k",)) as running, httpx.AsyncClient(base_url=running.url) as client:
+        base = running.url.replace("http", "ws")
+        given = {"x-request-id": "mine"}
+        with pytest.raises(websockets.InvalidStatus) as unknown:
+            await websockets.connect(f"{base}/nothing?api_key=k", additional_headers=given)
+        async with websockets.connect(f"{base}/agui/ws", additional_headers=given) as keyless:
+            await asyncio.wait_for(keyless.wait_closed(), 10)
+        found = await scraped(client, {"x-api-key": "k"})
+    response = unknown.value.response
+    assert (response.status_code, response.headers["x-request-id"]) == (404, "mine")
+    assert json.loads(response.body or b"")["error"]["code"] == "not_found"
+    assert keyless.response is not None and keyless.response.headers["x-request-id"] == "mine"
+    refused = {key[1][0][1]: value for key, value in found.items() if key[0] == "requests_refused_total"}
+    assert refused == {"not_found": 1, "unauthorized": 1}
+    assert found["http_requests_total", labels(route="none", status="404")] == 1
 
 
 async def test_a_connection_that_was_refused_is_counted():

@@ -203,6 +203,20 @@ async def test_a_worker_told_to_stop_lets_go_of_what_takes_too_long():
         assert (raised.value.kind, raised.value.retryable) == ("unavailable", True)
 
 
+async def test_a_second_signal_does_not_wait_for_the_drain_time():
+    async with serving([Script(text="ab", reason=None, delay=0.01)], drain=3600.0) as (worker, client):
+        running = asyncio.create_task(collect(client, request()))
+        await until(lambda: worker.engine.running)
+        worker.begin_shutdown()
+        await until(lambda: client.status.state == "stopped")
+        assert worker.engine.running and not running.done()
+        worker.begin_shutdown()
+        with pytest.raises(EngineError) as raised:
+            async with asyncio.timeout(10):
+                await running
+        assert (raised.value.kind, raised.value.retryable) == ("unavailable", True)
+
+
 async def test_keys():
     async with serving(keys=("secret",)) as (_, client):
         assert text(await collect(client, request())) == TEXT
