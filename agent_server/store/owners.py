@@ -88,7 +88,8 @@ class FileOwners:
 
     @staticmethod
     def _is_held(path: Path) -> bool:
-        """Whether a process holds the lock; the file of one that does not is removed."""
+        """Whether a process holds the lock; the file of one that does not is removed. A shared lock: of several that
+        ask at once, none is taken for the owner by another."""
         if fcntl is None:
             return False
         try:
@@ -96,7 +97,7 @@ class FileOwners:
         except FileNotFoundError:
             return False
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
             return True
         else:
@@ -162,8 +163,9 @@ class AdvisoryOwners:
         self._connection = connection
 
     async def alive(self, owner: int) -> bool:
+        """A shared lock: of several that ask at once, none is taken for the owner by another."""
         async with self._engine.begin() as connection:
-            had = await connection.scalar(text("SELECT pg_try_advisory_xact_lock(:owner)"), {"owner": owner})
+            had = await connection.scalar(text("SELECT pg_try_advisory_xact_lock_shared(:owner)"), {"owner": owner})
         return not had
 
     async def release(self) -> None:

@@ -80,8 +80,10 @@ def shared(database: str, redis: RedisServer) -> dict[str, Any]:
 def gateways(shared: dict[str, Any]) -> Iterator[tuple[Process, Process, Process]]:
     """Two that stay, and one to be killed."""
     started = [Process(**shared) for _ in range(3)]
-    yield tuple(each.ready() for each in started)
-    for each in started:
-        each.stop()
-    for each in started:
-        each.close()
+    try:
+        yield tuple(each.ready() for each in started)
+    finally:  # also where one of them did not start
+        for each in started:
+            each.stop()
+        for each in started:
+            each.close()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import httpx
 
 from tests.gateways.client import begin, body, frames, legal, rest, text_of
-from tests.gateways.gateway import LEASE
 
 FINISHED, RUNNING = 4, 4
+KNOWN = 10
+"""Events of each run that are known elsewhere before its gateway is killed, and so are never lost."""
 
 
 async def test_a_killed_gateway_loses_no_committed_message_and_its_readers_elsewhere_see_an_end(gateways):
@@ -26,11 +26,9 @@ async def test_a_killed_gateway_loses_no_committed_message_and_its_readers_elsew
         await started(other, running[1])
         follower = asyncio.create_task(rest(other, running[1]["runId"]))
         for ask in running:
-            await started(other, ask, events=10)
+            await started(other, ask, events=KNOWN)
         gateways[2].kill()
-        killed = time.monotonic()
         followed = legal(await follower)
-        assert time.monotonic() - killed < 3 * LEASE + 3
         assert [event["type"] for event in followed[-3:]] == ["TEXT_MESSAGE_END", "STEP_FINISHED", "RUN_ERROR"]
         assert followed[-1]["code"] == "unavailable" and followed[-1]["metadata"]["retryable"] is True
         for ask, seen in zip(running, await asyncio.gather(*reading), strict=True):
@@ -70,7 +68,7 @@ async def same_for_all(client: httpx.AsyncClient, ask: dict, seen: list) -> None
     whole = await rest(client, ask["runId"])
     assert whole[-1] == tail[-1] and legal(whole)
     both = min(len(seen), len(whole) - 3)
-    assert whole[:both] == seen[:both] and len(seen) - both < 100
+    assert whole[:both] == seen[:both] and both >= KNOWN
     found = (await client.get(f"/agui/runs/{ask['runId']}")).json()
     assert found["status"] == "finished"
     assert (await client.post(f"/agui/runs/{ask['runId']}/cancel")).status_code == 409
