@@ -24,7 +24,7 @@ import type { ThreadEntry } from "./threads/api";
 import { chooseAgent, readPlace, writePlace, type Place } from "./threads/place";
 import { Threads } from "./threads/Threads";
 import { useThreadList } from "./threads/useThreadList";
-import { Approval, callOf } from "./tools/Approval";
+import { Approval, callOf, type Drafts } from "./tools/Approval";
 import { PAGE_TOOLS, usePageTools } from "./tools/register";
 import { textOn, useTheme } from "./ui/theme";
 import type { Toasts } from "./ui/toasts";
@@ -201,12 +201,13 @@ function textOf(messages: readonly Message[]): string {
 /** The forms for what the run waits for, and the tool calls that they are about. */
 function useApproval(agentId: string, agent: AbstractAgent): [ReactNode, ReadonlySet<string>] {
   const open = useRef<readonly Interrupt[]>([]);
+  const [drafts] = useState<Drafts>(() => new Map());
   const element = useInterrupt({
     agentId,
     renderInChat: false,
     render: ({ interrupt, interrupts, resolve, cancel }) => {
       open.current = interrupts.length ? interrupts : interrupt ? [interrupt] : [];
-      return <>{open.current.map((one) => <Approval key={one.id} interrupt={one} call={callOf(one, agent.messages)} resolve={(payload) => resolve(payload, one.id)} cancel={() => cancel(one.id)} />)}</>;
+      return <>{open.current.map((one) => <Approval key={one.id} interrupt={one} call={callOf(one, agent.messages)} drafts={drafts} resolve={(payload) => resolve(payload, one.id)} cancel={() => cancel(one.id)} />)}</>;
     },
   });
   // the hook keeps what another conversation of this agent waits for; only this one's is shown

@@ -1,4 +1,5 @@
 // What every browser test shares: a server, a browser, a page that notices every console error and foreign request.
+import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
 import { createRequire } from "node:module";
 import { mkdirSync } from "node:fs";
@@ -106,6 +107,28 @@ export async function say(page, text) {
   await page.getByPlaceholder("Ask something").waitFor();
   await page.getByRole("textbox", { name: "Message" }).fill(text);
   await page.keyboard.press("Enter");
+}
+
+/** What the page shows becomes `wanted`: read again until it is, for what a page draws in several steps. */
+export function becomes(read, wanted, message) {
+  return holds(async () => assert.deepEqual(await read(), wanted, message));
+}
+
+/** What the page shows comes to match `pattern`. Between a run and the one that follows a page's tool, nothing runs. */
+export function matches(read, pattern, message) {
+  return holds(async () => assert.match(await read(), pattern, message));
+}
+
+async function holds(check) {
+  const until = Date.now() + 8_000;
+  for (;;) {
+    try {
+      return await check();
+    } catch (error) {
+      if (Date.now() > until) throw error;
+      await new Promise((resolve) => setTimeout(resolve, 50));
+    }
+  }
 }
 
 export const sendButton = (page) => page.getByRole("button", { name: "Send", exact: true });

@@ -5,7 +5,7 @@ import { createReadStream, existsSync, statSync } from "node:fs";
 import http from "node:http";
 import path from "node:path";
 import { after, before, test } from "node:test";
-import { openPage, picture, root, startBrowser, startServer } from "./harness.mjs";
+import { becomes, matches, openPage, picture, root, startBrowser, startServer } from "./harness.mjs";
 
 const source = path.join(root, "tests/browser/newcomer");
 const dist = path.join(source, "dist");
@@ -128,7 +128,7 @@ check("shared state goes both ways", async (page) => {
 check("activity is rendered", async (page) => {
   await say(page, "Show progress");
   await page.getByTestId("activity").first().waitFor();
-  assert.match(await page.getByTestId("activity").first().innerText(), /tool_progress/);
+  await matches(() => page.getByTestId("activity").first().innerText(), /tool_progress/);
 }, { query: { agent: "cook" } });
 
 check("stop keeps what arrived, and the next question is answered", async (page) => {
@@ -150,8 +150,8 @@ check("a reload brings the history back, once", async (page) => {
   await page.reload();
   await answer(page, "Hello! How can I help?");
   await page.waitForTimeout(300);
-  assert.equal(await page.getByTestId("copilot-user-message").count(), 1);
-  assert.equal(await page.getByText("Hello! How can I help?").count(), 1);
+  await becomes(() => page.getByTestId("copilot-user-message").count(), 1);
+  await becomes(() => page.getByText("Hello! How can I help?").count(), 1);
 });
 
 check("a reload in mid-answer joins the run", async (page) => {

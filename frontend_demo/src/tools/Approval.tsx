@@ -11,7 +11,11 @@ interface Props {
   call: { name: string; args: Values } | null;
   resolve: (payload: unknown) => unknown;
   cancel: () => unknown;
+  /** What the person has filled in so far, by interrupt: a refused answer brings the same question back with it. */
+  drafts: Drafts;
 }
+
+export type Drafts = Map<string, Values>;
 
 /** The tool call that an interrupt asks about, with its arguments; null when it asks about something else. */
 export function callOf(interrupt: Interrupt, messages: readonly Message[]): Props["call"] {
@@ -32,20 +36,28 @@ function parsed(text: string): Values {
   }
 }
 
-export function Approval({ interrupt, call, resolve, cancel }: Props) {
+export function Approval({ interrupt, call, resolve, cancel, drafts }: Props) {
   const asksApproval = isApproval(interrupt, call);
   const shape = shapeOf(interrupt.responseSchema as Schema | undefined);
-  const [values, setValues] = useState<Values>(() => (asksApproval ? (call?.args ?? {}) : initialOf(shape)));
+  const [values, setValues] = useState<Values>(() => drafts.get(interrupt.id) ?? (asksApproval ? (call?.args ?? {}) : initialOf(shape)));
   const [edited, setEdited] = useState<{ [name: string]: { text: string; wrong: boolean } }>({});
-  const [sent, setSent] = useState(false);
+  // a question that comes back is a new object: what was sent to the one before it no longer holds the buttons
+  const [answered, setAnswered] = useState<Interrupt | null>(null);
+  const sent = answered === interrupt;
   const wrong = Object.values(edited).some((field) => field.wrong);
   const missing = asksApproval ? [] : missingOf(shape, values);
   const changed = asksApproval && JSON.stringify(values) !== JSON.stringify(call?.args ?? {});
 
   const answer = (run: () => unknown) => {
-    setSent(true);
-    void Promise.resolve(run()).catch(() => setSent(false));
+    setAnswered(interrupt);
+    void Promise.resolve(run()).catch(() => setAnswered(null));
   };
+  const change = (name: string, value: unknown) => {
+    const next = { ...values, [name]: value };
+    drafts.set(interrupt.id, next);
+    setValues(next);
+  };
+  const changeText = (name: string, text: string, bad: boolean) => setEdited((now) => ({ ...now, [name]: { text, wrong: bad } }));
   const approve = () => resolve(changed ? { approved: true, editedArgs: values } : { approved: true });
 
   return (
@@ -56,8 +68,8 @@ export function Approval({ interrupt, call, resolve, cancel }: Props) {
       </div>
       <div className="body">
         {asksApproval
-          ? call && <Form values={values} edited={edited} onChange={(name, value) => setValues((now) => ({ ...now, [name]: value }))} onText={(name, text, bad) => setEdited((now) => ({ ...now, [name]: { text, wrong: bad } }))} />
-          : <Form values={values} schema={shape} edited={edited} onChange={(name, value) => setValues((now) => ({ ...now, [name]: value }))} onText={(name, text, bad) => setEdited((now) => ({ ...now, [name]: { text, wrong: bad } }))} />}
+          ? call && <Form values={values} edited={edited} onChange={change} onText={changeText} />
+          : <Form values={values} schema={shape} edited={edited} onChange={change} onText={changeText} />}
         <div className="choices">
           {asksApproval ? (
             <>
