@@ -21,13 +21,13 @@ import msgspec
 from adapters.agui import from_wire
 from adapters.body import convert, wrong
 from adapters.errors import RequestError, row
-from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits, read_json
+from adapters.inbound import CLOSING, DEFAULT_LIMITS, Inbound, Limits, ReadMessage, read_text
 from adapters.legacy import downgrade
 from events.encode import encode
-from events.vocabulary import Custom, Event, RunError, RunFinished
+from events.vocabulary import ERROR_EVENT, Custom, Event, RunError, RunFinished
 
-ERROR_EVENT = "agent_server.error"
 MAX_AFTER = 2**53
+DEFAULT_AGENT = "default"
 ControlAction = Literal["cancel", "pause", "resume", "modify"]
 
 
@@ -60,7 +60,7 @@ Action = Send | Start | Subscribe | ControlRun | Close
 
 class _Run(msgspec.Struct, forbid_unknown_fields=True):
     input: dict[str, object]
-    agent: str = "default"
+    agent: str = DEFAULT_AGENT
 
 
 class _Subscribe(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
@@ -80,34 +80,55 @@ class Session:
         self._limits = limits
         self._legacy = False
 
-    def receive(self, data: str | bytes) -> list[Action]:
-        if isinstance(data, bytes):
-            return self._close(RequestError("unsupported_media_type", "Messages are JSON text, not binary."))
+    def read(self, data: str | bytes) -> ReadMessage | RequestError:
+        """What a message says. This neither looks at the connection's state nor changes it, so that a large message
+        can be read in another thread."""
         try:
-            message = read_json(data.encode("utf-8", "surrogatepass"), self._limits, shape=dict)
-            return self._message(message)
+            fields = read_text(data, self._limits)
+            kind = fields.pop("type", None)
+            run: _Run | None = convert(fields, _Run, "") if kind == "run" else None
         except RequestError as error:
-            return self._close(error) if error.kind == "payload_too_large" else self.refused(error)
+            return error
+        return ReadMessage(kind, fields, None if run is None else self._inbound(run))
 
-    def _message(self, message: dict[str, object]) -> list[Action]:
-        kind = message.pop("type", None)
+    def _inbound(self, run: _Run) -> Inbound | RequestError:
+        try:
+            return from_wire(run.input, limits=self._limits)
+        except RequestError as error:
+            return error
+
+    def take(self, message: ReadMessage | RequestError) -> list[Action]:
+        """What to do about a message that was read."""
+        try:
+            if isinstance(message, RequestError):
+                raise message
+            return self._take(message)
+        except RequestError as error:
+            return self._close(error) if error.kind in CLOSING else self.refused(error)
+
+    def receive(self, data: str | bytes) -> list[Action]:
+        """`read` and `take` in one step."""
+        return self.take(self.read(data))
+
+    def _take(self, message: ReadMessage) -> list[Action]:
+        kind, fields, inbound = message
         match kind:
             case "run":
-                run: _Run = convert(message, _Run, "")
                 self._begin()
-                inbound = from_wire(run.input, limits=self._limits)
+                if not isinstance(inbound, Inbound):
+                    raise inbound or wrong("input", "is required")
                 self._legacy = inbound.extra.legacy
                 self.reading = True
-                return [Start(inbound, run.agent)]
+                return [Start(inbound, fields.get("agent", DEFAULT_AGENT))]
             case "subscribe":
-                wanted: _Subscribe = convert(message, _Subscribe, "")
+                wanted: _Subscribe = convert(fields, _Subscribe, "")
                 self._begin()
                 if not 0 <= wanted.after < MAX_AFTER:
                     raise wrong("after", "must be the number of an event")
                 self.reading = True
                 return [Subscribe(wanted.run_id, wanted.after)]
             case "cancel" | "pause" | "resume" | "modify":
-                return [self._control(kind, convert(message, _Control, ""))]
+                return [self._control(kind, convert(fields, _Control, ""))]
         raise wrong("type", "must be run, subscribe, cancel, pause, resume or modify")
 
     def _begin(self) -> None:

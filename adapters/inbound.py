@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from ag_ui.core import RunAgentInput
@@ -45,6 +45,18 @@ class Inbound(msgspec.Struct, frozen=True, kw_only=True):
     extra: Any = None
 
 
+class ReadMessage(NamedTuple):
+    """A WebSocket message that was read and not acted on yet.
+
+    kind: its `type`. fields: its other fields. inbound: the run that it asks for, or what is wrong with that; None for
+    a message that asks for none.
+    """
+
+    kind: object
+    fields: dict[str, Any]
+    inbound: Inbound | RequestError | None = None
+
+
 def read_json(body: bytes, limits: Limits = DEFAULT_LIMITS, *, shape: object = None) -> Any:
     """The JSON value in `body`, as plain Python data. Raises RequestError that says what to mend, quoting nothing.
 
@@ -69,6 +81,19 @@ def read_json(body: bytes, limits: Limits = DEFAULT_LIMITS, *, shape: object = N
         raise _too_deep(limits) from None
     check_depth(value, limits)
     return value
+
+
+CLOSING = ("payload_too_large", "unsupported_media_type")
+"""Faults of a WebSocket message after which its connection is closed: the client's next one would have them too."""
+
+
+def read_text(data: str | bytes, limits: Limits) -> dict[str, Any]:
+    """The JSON object in a WebSocket message. Raises RequestError; bytes are a binary message, which none of the
+    protocols has."""
+    if isinstance(data, bytes):
+        raise RequestError("unsupported_media_type", "Messages are JSON text, not binary.")
+    fields: dict[str, Any] = read_json(data.encode("utf-8", "surrogatepass"), limits, shape=dict)
+    return fields
 
 
 def _check_lists(head: object, limits: Limits) -> None:

@@ -18,11 +18,6 @@ def tokens_of(metadata: dict[str, Any] | None) -> Sequence[TokenDetail]:
     return metadata.get("tokens") or () if metadata else ()
 
 
-def chat_usage(usage: Iterable[TokenUsage]) -> dict[str, Any]:
-    """OpenAI's `CompletionUsage` for one run: its parts added up."""
-    return combined_usage([list(usage)])
-
-
 def combined_usage(runs: Sequence[Sequence[TokenUsage]], n: int | None = None) -> dict[str, Any]:
     """OpenAI's `CompletionUsage` for `n` answers to each prompt (all to one by default): a prompt counts once, each
     answer in full."""

@@ -25,13 +25,12 @@ from adapters.generate import (
     read_config,
     status_message,
 )
-from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits, read_json
+from adapters.inbound import CLOSING, DEFAULT_LIMITS, Inbound, Limits, ReadMessage, read_text
 from adapters.request_options import SAMPLING
-from events.vocabulary import Custom, Event, RunError, RunFinished
+from events.vocabulary import CONTROL_EVENT, Custom, Event, RunError, RunFinished
 
 State = Literal["waiting", "running", "idle"]
 ControlAction = Literal["pause", "resume", "modify"]
-CONTROL_EVENT = "agent_server.control"
 _DONE: dict[str, ControlAction] = {"paused": "pause", "resumed": "resume", "modified": "modify"}
 CLOSE_DONE, CLOSE_GOING_AWAY, CLOSE_BINARY, CLOSE_UTF8, CLOSE_POLICY, CLOSE_TOO_BIG = 1000, 1001, 1003, 1007, 1008, 1009
 
@@ -115,31 +114,50 @@ class Session:
     # ---- what the client says ---------------------------------------------------------------------------------------
 
     def receive(self, data: str | bytes) -> list[Action]:
-        """A text message (bytes are a binary one, which nobody understands)."""
-        if isinstance(data, bytes):
-            return self._close(RequestError("unsupported_media_type", "Messages are JSON text, not binary."))
+        """`read` and `take` in one step."""
+        return self.take(self.read(data))
+
+    def read(self, data: str | bytes) -> ReadMessage | RequestError:
+        """What a message says. This neither looks at the connection's state nor changes it, so that a large message
+        can be read in another thread."""
         try:
-            message = read_json(data.encode("utf-8", "surrogatepass"), self._limits, shape=dict)
-            return self._message(message)
+            fields = read_text(data, self._limits)
         except RequestError as error:
-            return self._close(error) if error.kind == "payload_too_large" else [self._error(error)]
+            return error
+        kind = fields.pop("type", None)
+        return ReadMessage(kind, fields, self._inbound(fields) if kind == "config" else None)
+
+    def _inbound(self, config: dict[str, Any]) -> Inbound | RequestError:
+        try:
+            return read_config(config, new_id=self._new_id, limits=self._limits)
+        except RequestError as error:
+            return error
+
+    def take(self, message: ReadMessage | RequestError) -> list[Action]:
+        """What to do about a message that was read."""
+        try:
+            if isinstance(message, RequestError):
+                raise message
+            return self._take(message)
+        except RequestError as error:
+            return self._close(error) if error.kind in CLOSING else [self._error(error)]
 
     def bad_text(self) -> list[Action]:
         """A text message that is not UTF-8."""
         error = error_message("invalid_request", "Messages must be UTF-8.", request_id=self._request_id)
         return [Send(json_bytes({**error, "recoverable": False})), Close(CLOSE_UTF8, "bad UTF-8")]
 
-    def _message(self, message: dict[str, Any]) -> list[Action]:
-        kind = message.pop("type", None)
+    def _take(self, message: ReadMessage) -> list[Action]:
+        kind, fields, inbound = message
         if self.state == "waiting" and kind in ("control", "feedback"):
             return self._close(RequestError("invalid_request", "The first message must be a config message.", "type"))
         match kind:
             case "config":
-                return self._take_config(message)
+                return self._take_config(fields, inbound)
             case "control":
-                return self._take_control(convert(message, _Control, ""))
+                return self._take_control(convert(fields, _Control, ""))
             case "feedback":
-                return self._take_feedback(convert(message, _Feedback, ""))
+                return self._take_feedback(convert(fields, _Feedback, ""))
         raise wrong("type", "must be config, control or feedback")
 
     def _check(self, what: str) -> None:
@@ -147,14 +165,15 @@ class Session:
             now = "a generation is running" if self.state == "running" else "no generation is running"
             raise RequestError("invalid_request", f"{what} cannot be done now: {now}.")
 
-    def _take_config(self, config: dict[str, Any]) -> list[Action]:
+    def _take_config(self, config: dict[str, Any], inbound: Inbound | RequestError | None) -> list[Action]:
         self._check("config")
-        start = self._start(config)
+        start = self._start(inbound)
         self._config = config
         return start
 
-    def _start(self, config: dict[str, Any]) -> list[Action]:
-        inbound = read_config(config, new_id=self._new_id, limits=self._limits)
+    def _start(self, inbound: Inbound | RequestError | None) -> list[Action]:
+        if not isinstance(inbound, Inbound):
+            raise inbound or wrong("prompt", "is required, or messages in its place")
         self.state = "running"
         self._flags = inbound.extra
         self._messages = None
@@ -178,7 +197,7 @@ class Session:
 
     def _regenerate(self) -> list[Action]:
         if self.state == "idle":
-            return self._start(self._config)
+            return self._start(self._inbound(self._config))
         self._again = self._stopping = True
         return [Stop()]
 
@@ -238,7 +257,7 @@ class Session:
         if isinstance(event, RunFinished | RunError):
             self.state = "idle"
             if self._again:
-                actions += self._start(self._config)
+                actions += self._start(self._inbound(self._config))
         return actions
 
     def _ending(self, event: Event) -> Event:

@@ -36,7 +36,8 @@ from agent_server.engines.worker.frames import (
     error_frame,
     frame_of,
 )
-from agent_server.routes.http import EventStream, Generated, read_body
+from agent_server.routes.http import EventStream, Generated
+from agent_server.routes.request_body import read_body
 from agent_server.telemetry import Telemetry
 from agent_server.web.origins import BrowserGuard, BrowserPolicy
 

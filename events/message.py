@@ -48,7 +48,7 @@ from events.vocabulary import (
 
 __all__ = ["Answer", "FinishedCall", "Folder", "fold", "to_dicts", "to_models"]
 
-_MESSAGES: TypeAdapter[list[Any]] = TypeAdapter(list[Message])
+_MESSAGES: TypeAdapter[list[Message]] = TypeAdapter(list[Message])
 
 
 class _Text:
@@ -364,7 +364,7 @@ def fold(events: Iterable[Event], messages: Sequence[Mapping[str, Any]] = (), st
     return folder
 
 
-def to_models(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
+def to_models(messages: Iterable[Mapping[str, Any]]) -> list[Message]:
     """Wire-form messages as the SDK's models. Raises pydantic.ValidationError."""
     return _MESSAGES.validate_python(list(messages))
 

@@ -269,3 +269,13 @@ Event = (
     | ReasoningMessageChunk | ReasoningEnd | ReasoningEncryptedValue
     | SubagentStarted | SubagentFinished | SubagentError
 )  # fmt: skip
+
+# The names of this server's CUSTOM events, and what their values hold.
+CONTROL_EVENT = "agent_server.control"
+"""{"action": "paused" | "resumed" | "modified", "position": tokens so far}: a control takes effect here."""
+INVALID_EVENT = "agent_server.invalid_arguments"
+"""{"toolCallId", "toolCallName", "errors": [{"path", "message"}]}: a call's arguments do not fit their schema."""
+WAITING_EVENT = "agent_server.waiting"
+"""{"behind": [run ids]}: the run was accepted and begins when those on its thread have ended."""
+ERROR_EVENT = "agent_server.error"
+"""{"code", "message", "param"?}: something that a WebSocket's client asked for during a run was refused."""

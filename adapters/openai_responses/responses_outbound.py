@@ -135,10 +135,6 @@ class ResponseStream:
             "output": list(self._output),
         }
 
-    @property
-    def has_output(self) -> bool:
-        return bool(self._output)
-
     def finish(self) -> bytes:
         return b""
 

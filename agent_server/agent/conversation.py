@@ -7,9 +7,8 @@ from typing import Any
 
 import msgspec
 from ag_ui.core import ActivityMessage, AssistantMessage, Message, ToolMessage
-from pydantic import TypeAdapter
 
-MESSAGES: TypeAdapter[list[Message]] = TypeAdapter(list[Message])
+from events.message import to_dicts
 
 
 class Conversation:
@@ -43,9 +42,6 @@ class Conversation:
     def answered(self, call_id: str) -> bool:
         return any(isinstance(each, ToolMessage) and each.tool_call_id == call_id for each in self.prompt)
 
-    def has_call(self, call_id: str) -> bool:
-        return _after_call(self.prompt, call_id, missing=-1) >= 0
-
     def use_arguments(self, call_id: str, arguments: dict[str, Any]) -> None:
         """Tell the model that the call was made with these arguments: a person changed them."""
         text = msgspec.json.encode(arguments).decode()
@@ -59,31 +55,22 @@ class Conversation:
 
     def wire(self) -> list[dict[str, Any]]:
         """The messages as the store has them."""
-        return wire(self.shown)
+        return to_dicts(self.shown)
 
     def snapshot(self) -> list[dict[str, Any]]:
         """The messages for a snapshot in mid-run. Clients keep their activities if it has none, and drop those that it
         leaves out if it has any (`@ag-ui/client`, MESSAGES_SNAPSHOT): clients send none back, so it has none."""
-        return wire([each for each in self.shown if not isinstance(each, ActivityMessage)])
+        return to_dicts([each for each in self.shown if not isinstance(each, ActivityMessage)])
 
 
-def parsed(messages: Iterable[dict[str, Any]]) -> list[Message]:
-    """Messages in wire form as the SDK's models."""
-    return MESSAGES.validate_python(list(messages))
-
-
-def wire(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    return [message.model_dump(mode="json", by_alias=True) for message in messages]
-
-
-def _after_call(messages: Sequence[Message], call_id: str, missing: int | None = None) -> int:
+def _after_call(messages: Sequence[Message], call_id: str) -> int:
     for index, message in enumerate(messages):
         if isinstance(message, AssistantMessage) and any(call.id == call_id for call in message.tool_calls or ()):
             index += 1
             while index < len(messages) and isinstance(messages[index], ToolMessage):
                 index += 1
             return index
-    return len(messages) if missing is None else missing
+    return len(messages)
 
 
 def instructions_of(instructions: str, state: dict[str, Any] | None) -> str | None:

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from agent_server.agent import interrupts, subagents
 from agent_server.agent.agent import Agent
-from agent_server.agent.conversation import Conversation, wire
+from agent_server.agent.conversation import Conversation
 from agent_server.agent.loop import Loop, Outcome, Talk, Toolset, ending_of
 from agent_server.agent.reasoning_policy import ReasoningPolicy, unsealed
 from agent_server.agent.resuming import Opening, open_run
@@ -23,6 +23,7 @@ from agent_server.agent.subagents import SubagentCallee
 from agent_server.agent.turn import LanguageModel, TurnTaker
 from agent_server.runs import Ending, Recorder, RunContext
 from agent_server.store.records import RunRecord
+from events.message import to_dicts
 from events.options import GenerationOptions, SamplingParams
 from events.vocabulary import Event, MessagesSnapshot, RunOutcome, SuccessOutcome, ToolCallResult
 
@@ -129,7 +130,7 @@ class ServedAgent:
         calls = {record.call["id"] for record in thread.interrupts if record.id in answered}
         for message in talk.conversation.shown:
             if isinstance(message, ToolMessage) and message.tool_call_id in calls and message.id not in held:
-                content = wire([message])[0]["content"]
+                content = to_dicts([message])[0]["content"]
                 talk.emit(
                     ToolCallResult(
                         message_id=message.id, tool_call_id=message.tool_call_id, content=content, role="tool"

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 import msgspec
 from ag_ui.core import AssistantMessage, Message, RunAgentInput, ToolCall
 
-from agent_server.agent.conversation import parsed
 from agent_server.agent.reasoning_policy import ReasoningPolicy
 from agent_server.engine.protocol import Control, Delta, Engine, EngineError, Finished, GenerationRequest
 from agent_server.prompting.constraints import plan_constraint, refuse_early
@@ -20,14 +19,11 @@ from agent_server.prompting.schemas import Invalid, validate
 from agent_server.runs import Recorder, RunContext
 from agent_server.runs.execution import token_row
 from events.delivery import joined
-from events.message import Folder
+from events.message import Folder, to_models
 from events.options import GenerationOptions
 from events.plain import PlainTranslator
 from events.translator import Translator
-from events.vocabulary import Custom, Event, RunError
-
-CONTROL_EVENT = "agent_server.control"
-INVALID_EVENT = "agent_server.invalid_arguments"
+from events.vocabulary import CONTROL_EVENT, INVALID_EVENT, Custom, Event, RunError
 
 
 class LanguageModel(Protocol):
@@ -154,10 +150,10 @@ class TurnTaker:
 
     def said(self) -> Said:
         """What the turn under way, or the last one, said so far."""
-        shown = parsed(_kept(message) for message in self._shown.messages)
+        shown = to_models(_kept(message) for message in self._shown.messages)
         if self._written is self._shown:
             return Said(messages=tuple(shown), shown=tuple(shown))
-        written = parsed(_kept(message) for message in self._written.messages)
+        written = to_models(_kept(message) for message in self._written.messages)
         return Said(messages=tuple(written), shown=tuple(shown))
 
     async def _generate(

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from adapters import agui, agui_protobuf
 from adapters.errors import RequestError
-from adapters.inbound import Inbound
 from agent_server.agent.capabilities import capabilities_of
 from agent_server.ids import new_id
 from agent_server.routes.app_answers import app_answer, stream_answer_of_app
-from agent_server.routes.http import Encoder, guarded, read_body, stream_run
+from agent_server.routes.http import Encoder, guarded, stream_run
+from agent_server.routes.request_body import read_request
 
 if TYPE_CHECKING:
     from agent_server.server import Server
 
 
-def encoder_for(accept: str | None, inbound: Inbound) -> Encoder:
-    legacy = inbound.extra.legacy
-    if agui.negotiate(accept) == agui.PROTOBUF:
+def encoder_for(request: Request, *, legacy: bool) -> Encoder:
+    """The encoder for what the request accepts. legacy: for a client older than AG-UI 1.0."""
+    if agui.negotiate(request.headers.get("accept")) == agui.PROTOBUF:
         return agui_protobuf.Encoder(legacy=legacy)
     return agui.Encoder(legacy=legacy)
 
@@ -32,9 +32,8 @@ def routes(server: Server) -> list[BaseRoute]:
     settings = server.settings
 
     async def run(request: Request) -> Response:
-        body = await read_body(request, settings.max_body)
-        inbound = await parse_off_loop(body)
-        encoder = encoder_for(request.headers.get("accept"), inbound)
+        inbound = await read_request(server, request, partial(agui.parse, new_id=new_id))
+        encoder = encoder_for(request, legacy=inbound.extra.legacy)
         agent = request.path_params.get("agent", "default")
         if (answer := app_answer(server, agent, inbound, request.state.tenant)) is not None:
             return stream_answer_of_app(answer, encoder, settings.keep_alive)
@@ -62,13 +61,3 @@ def routes(server: Server) -> list[BaseRoute]:
         Route("/agui/{agent}/capabilities", guarded(capabilities)),
         Route("/agui/{agent}", guarded(run), methods=["POST"]),
     ]
-
-
-LARGE = 64 * 1024
-
-
-async def parse_off_loop(body: bytes) -> Inbound:
-    """Large bodies are parsed in a thread, so that no other request waits for them."""
-    if len(body) <= LARGE:
-        return agui.parse(body, new_id=new_id)
-    return await run_in_threadpool(agui.parse, body, new_id=new_id)

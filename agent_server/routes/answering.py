@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -21,7 +20,7 @@ from adapters.errors import KINDS, ErrorKind, RequestError
 from adapters.inbound import Inbound
 from adapters.openai_models import no_such_model
 from agent_server.ids import new_id
-from agent_server.routes.http import SEND_BYTES, Encoder, EventStream, id_headers, left, read_body
+from agent_server.routes.http import SEND_BYTES, Encoder, EventStream, id_headers, left
 from events.options import GenerationOptions
 from events.sampling import Wire
 from events.vocabulary import Event, RunError, RunFinished, RunStarted
@@ -32,22 +31,12 @@ if TYPE_CHECKING:
     from agent_server.runs.sharing.interfaces import AnyRun
     from agent_server.server import Server
 
-LARGE = 64 * 1024
 HOLD_SECONDS = 2.0
 """How long the status line waits for the run's first sign of life; failures after it are told in the stream."""
 CLIENT_GONE = 499
 Prompt = str | tuple[int, ...] | None
 BeforeEnd = Callable[[], Awaitable[None]] | None
 ENDS = (RunFinished, RunError)
-
-
-async def read_request(request: Request, limit: int, parse: Callable[[bytes], Inbound]) -> Inbound:
-    """Read and parse; large bodies in a thread, so that no other request waits for them."""
-    return await parse_body(await read_body(request, limit), parse)
-
-
-async def parse_body(body: bytes, parse: Callable[[bytes], Inbound]) -> Inbound:
-    return parse(body) if len(body) <= LARGE else await run_in_threadpool(parse, body)
 
 
 def agent_for(server: Server, model: str | None) -> str:

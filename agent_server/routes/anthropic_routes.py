@@ -17,12 +17,12 @@ from agent_server.routes.answering import (
     context_length,
     model_name,
     prompt_of,
-    read_request,
     servers_own,
     start_runs,
     stream_answer,
 )
 from agent_server.routes.http import guarded
+from agent_server.routes.request_body import read_request
 
 if TYPE_CHECKING:
     from agent_server.server import Server
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def routes(server: Server) -> list[BaseRoute]:
     async def messages(request: Request) -> Response:
         parse = partial(anthropic_messages.parse, new_id=new_id)
-        inbound = await read_request(request, server.settings.max_body, parse)
+        inbound = await read_request(server, request, parse)
         inbound = anthropic_messages.fitted(inbound, context_length(server))
         identity = MessageIdentity(
             id=f"msg_{inbound.input.run_id.removeprefix('run_')}",

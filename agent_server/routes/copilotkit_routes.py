@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -20,7 +19,8 @@ from agent_server.agent.capabilities import capabilities_of
 from agent_server.engine.protocol import EngineError
 from agent_server.routes.app_answers import app_answer, stream_answer_of_app
 from agent_server.routes.health_routes import json_response
-from agent_server.routes.http import EventStream, Generated, RunFrames, each_of, guarded, read_body, stream_run
+from agent_server.routes.http import EventStream, Generated, RunFrames, each_of, guarded, stream_run
+from agent_server.routes.request_body import parse_beside, read_body, read_run_body
 from agent_server.store.records import ThreadRecord
 from agent_server.version import version
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from agent_server.server import Server
 
 BASE = "/copilotkit"
-LARGE = 64 * 1024
 LIST_LIMIT = 50
 TITLE = 80
 
@@ -71,7 +70,8 @@ class Runtime:
         agent = request.path_params["agent"]
         if refusal := self._unknown(agent):
             return refusal
-        return await self._run(agent, await self._json(request), request.state.tenant)
+        body = await read_run_body(self._server, request)
+        return await self._run(agent, await parse_beside(len(body), read_json, body), request.state.tenant)
 
     async def connect(self, request: Request) -> Response:
         agent = request.path_params["agent"]
@@ -81,22 +81,23 @@ class Runtime:
 
     async def stop(self, request: Request) -> Response:
         body = await read_body(request, self._settings.max_body)
-        wire = read_json(body) if body.strip() else {}
+        wire = await parse_beside(len(body), read_json, body) if body.strip() else {}
         return await self._stop(request.path_params["thread_id"], wire, request.state.tenant)
 
     async def single(self, request: Request) -> Response:
         """All of the above on one path."""
         try:
-            call = copilotkit.parse_call(await read_body(request, self._settings.max_body))
+            body = await read_body(request, self._settings.max_body)
+            call = await parse_beside(len(body), copilotkit.parse_call, body)
         except RequestError as error:
             if error.kind != "invalid_request":
                 raise
-            status, body = copilotkit.invalid_call(error.message)
-            return json_response(body, status)
+            status, refusal = copilotkit.invalid_call(error.message)
+            return json_response(refusal, status)
         if call.method == "info":
             return json_response(self._info())
-        if refusal := self._unknown(call.agent):
-            return refusal
+        if unknown := self._unknown(call.agent):
+            return unknown
         tenant = request.state.tenant
         match call.method:
             case "agent/run":
@@ -127,12 +128,13 @@ class Runtime:
 
     async def _json(self, request: Request) -> Any:
         body = await read_body(request, self._settings.max_body)
-        return await _off_loop(len(body), read_json, body)
+        return await parse_beside(len(body), read_json, body)
 
     async def _run(self, agent: str, wire: Any, tenant: str) -> Response:
+        self._server.runs.check_room(tenant)  # the single endpoint knows only now that the call starts a run
         messages = wire.get("messages") if isinstance(wire, dict) else None
         size = len(messages) * 1024 if isinstance(messages, list) else 0
-        inbound = await _off_loop(size, copilotkit.from_wire, wire)
+        inbound = await parse_beside(size, copilotkit.from_wire, wire)
         encoder = copilotkit.Encoder(legacy=inbound.extra.legacy)
         if (answer := app_answer(self._server, agent, inbound, tenant)) is not None:
             return stream_answer_of_app(answer, encoder, self._settings.keep_alive)
@@ -326,8 +328,3 @@ def _entry(record: ThreadRecord) -> Entry:
 
 def _iso(milliseconds: int) -> str:
     return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-async def _off_loop(size: int, work: Callable[..., Any], *args: Any) -> Any:
-    """Large bodies are parsed in a thread, so that no other request waits for them."""
-    return await run_in_threadpool(work, *args) if size > LARGE else work(*args)

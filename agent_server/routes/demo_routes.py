@@ -19,7 +19,8 @@ from starlette.types import Scope
 from adapters import agui, side_by_side
 from adapters.errors import RequestError
 from adapters.openai_chat import ChatIdentity, ChatStream
-from agent_server.routes.http import guarded, read_body, stream_run
+from agent_server.routes.http import guarded, stream_run
+from agent_server.routes.request_body import read_request
 from events.metadata import checked
 from events.vocabulary import Event
 
@@ -107,7 +108,7 @@ def routes(server: Server) -> list[BaseRoute]:
 
     async def recorded(request: Request) -> Response:
         """An event log, one event a line, on the wires asked for."""
-        events = _read_log(await read_body(request, settings.max_body))
+        events = await read_request(server, request, _read_log, starts_run=False)
         encoder = encoder_for(request, "recorded")
         frames = [encoder.encode(event, sequence=number) for number, event in enumerate(events, 1)]
         return Response(b"".join([*frames, encoder.finish()]), headers={"content-type": encoder.content_type})

@@ -18,12 +18,12 @@ from agent_server.routes.answering import (
     answer_json,
     context_length,
     model_name,
-    read_request,
     servers_own,
     start_runs,
     stream_answer,
 )
 from agent_server.routes.http import guarded
+from agent_server.routes.request_body import read_request
 
 if TYPE_CHECKING:
     from agent_server.server import Server
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 def routes(server: Server) -> list[BaseRoute]:
     async def answer(request: Request) -> Response:
-        inbound = await read_request(request, server.settings.max_body, partial(generate.parse, new_id=new_id))
+        inbound = await read_request(server, request, partial(generate.parse, new_id=new_id))
         identity = generate_identity(server, inbound)
         runs = await start_runs(server, request, inbound)
         if inbound.stream:

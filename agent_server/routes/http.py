@@ -1,8 +1,4 @@
-"""What every HTTP route shares: reading a body under a limit, error answers, and streaming a run.
-
-The framework's own body parsing is not used: it reads without a limit and validates on the event loop without
-stopping at the first error.
-"""
+"""What every HTTP route shares on the way out: error answers, and streaming a run."""
 
 from __future__ import annotations
 
@@ -44,22 +40,6 @@ class Encoder(Protocol):
     def finish(self) -> bytes: ...
 
     def keep_alive(self) -> bytes: ...
-
-
-async def read_body(request: Request, limit: int) -> bytes:
-    """The raw body; RequestError("payload_too_large") as soon as it is longer than `limit` bytes."""
-    too_large = RequestError("payload_too_large", f"The body is larger than this server's limit of {limit} bytes.")
-    declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > limit:
-        raise too_large
-    chunks: list[bytes] = []
-    size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > limit:
-            raise too_large
-        chunks.append(chunk)
-    return b"".join(chunks)
 
 
 def guarded(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:

@@ -21,23 +21,22 @@ from agent_server.routes.answering import (
     context_length,
     model_name,
     prompt_of,
-    read_request,
     servers_own,
     start_runs,
     stream_answer,
 )
 from agent_server.routes.http import guarded
+from agent_server.routes.request_body import read_request
 
 if TYPE_CHECKING:
     from agent_server.server import Server
 
 
 def routes(server: Server) -> list[BaseRoute]:
-    limit = server.settings.max_body
     born = int(time.time())
 
     async def chat(request: Request) -> Response:
-        inbound = await read_request(request, limit, partial(openai_chat.parse, new_id=new_id))
+        inbound = await read_request(server, request, partial(openai_chat.parse, new_id=new_id))
         identity = chat_identity(server, inbound)
         runs = await start_runs(server, request, inbound)
         if inbound.stream:
@@ -47,7 +46,7 @@ def routes(server: Server) -> list[BaseRoute]:
         return await answer_json(request, runs, lambda answers: chat_body(answers, identity, inbound.extra))
 
     async def completions(request: Request) -> Response:
-        inbound = await read_request(request, limit, partial(openai_completions.parse, new_id=new_id))
+        inbound = await read_request(server, request, partial(openai_completions.parse, new_id=new_id))
         identity = completion_identity(server, inbound)
         runs = await start_runs(server, request, inbound, prompts=inbound.extra.prompts)
         if inbound.stream:

@@ -12,7 +12,8 @@ from starlette.routing import BaseRoute, Route
 from adapters.errors import RequestError
 from agent_server.engines.replicas import ReplicaSet
 from agent_server.routes.health_routes import json_response
-from agent_server.routes.http import guarded, read_body
+from agent_server.routes.http import guarded
+from agent_server.routes.request_body import read_body
 
 if TYPE_CHECKING:
     from agent_server.server import Server

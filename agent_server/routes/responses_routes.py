@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -41,12 +40,12 @@ from agent_server.routes.answering import (
     collect,
     failed,
     model_name,
-    parse_body,
     servers_own,
     start_runs,
     stream_answer,
 )
-from agent_server.routes.http import guarded, read_body
+from agent_server.routes.http import guarded
+from agent_server.routes.request_body import parse_beside, read_body, read_run_body
 from agent_server.routes.tokenize_routes import prompt_tokens
 from events.message import fold, to_dicts, to_models
 from events.vocabulary import Event, RunError
@@ -69,7 +68,8 @@ class Responses:
         self._keeping: set[asyncio.Task[None]] = set()
 
     async def create(self, request: Request) -> Response:
-        inbound = await self._read(request)
+        body = await read_run_body(self.server, request)
+        inbound = await self._inbound(request, body)
         flags: ResponseFlags = inbound.extra
         identity = self._identity(inbound)
         (run,) = await start_runs(self.server, request, inbound, grace=FOR_EVER if flags.background else 0.0)
@@ -84,11 +84,11 @@ class Responses:
             return answer(response_object((), identity, flags))
         return await self._whole(request, run, identity, flags, kept)
 
-    async def _read(self, request: Request) -> Inbound:
+    async def _inbound(self, request: Request, body: bytes) -> Inbound:
         """The request with what it refers to: items of stored responses, and the conversation that it continues."""
-        body, tenant = await read_body(request, self.server.settings.max_body), request.state.tenant
-        items = await self._items(tenant, referenced(body))
-        inbound = await parse_body(body, partial(openai_responses.parse, new_id=new_id, items=items))
+        tenant, size = request.state.tenant, len(body)
+        items = await self._items(tenant, await parse_beside(size, referenced, body))
+        inbound = await parse_beside(size, openai_responses.parse, body, new_id=new_id, items=items)
         return await self._continued(inbound, tenant)
 
     async def _items(self, tenant: str, ids: list[str]) -> dict[str, dict[str, Any]]:
@@ -191,7 +191,7 @@ class Responses:
         return None if found is None else msgspec.convert(found, ResponseRecord)
 
     async def count(self, request: Request) -> Response:
-        inbound = await self._read(request)
+        inbound = await self._inbound(request, await read_body(request, self.server.settings.max_body))
         agent_for(self.server, inbound.options.model)
         tokens = await run_in_threadpool(prompt_tokens, self.server, inbound, "responses")
         return answer({"object": "response.input_tokens", "input_tokens": tokens})

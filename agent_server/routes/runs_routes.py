@@ -13,11 +13,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from adapters import agui, agui_protobuf
 from adapters.errors import RequestError
 from adapters.inbound import read_json
+from agent_server.routes.agui_routes import encoder_for
 from agent_server.routes.health_routes import json_response
-from agent_server.routes.http import Encoder, guarded, read_body, stream_run
+from agent_server.routes.http import Encoder, guarded, stream_run
+from agent_server.routes.request_body import read_body
 from events.vocabulary import PROTOCOL_VERSION
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def routes(server: Server) -> list[BaseRoute]:
     async def events(request: Request) -> Response:
         run = await found(request)
         run.check_position(after := position(request))
-        return stream_run(run, encoder_for(request, run), interval=server.settings.keep_alive, after=after)
+        return stream_run(run, replay_encoder(request, run), interval=server.settings.keep_alive, after=after)
 
     async def show(request: Request) -> Response:
         return json_response(described(await found(request)))
@@ -73,13 +74,11 @@ def position(request: Request) -> int:
     return int(given)
 
 
-def encoder_for(request: Request, run: AnyRun) -> Encoder:
+def replay_encoder(request: Request, run: AnyRun) -> Encoder:
     """In the dialect that began the run, unless the reader says `?protocolVersion=`."""
     version = request.query_params.get("protocolVersion", run.input.protocol_version)
     legacy = version is None or version.partition(".")[0] != PROTOCOL_VERSION.partition(".")[0]
-    if agui.negotiate(request.headers.get("accept")) == agui.PROTOBUF:
-        return agui_protobuf.Encoder(legacy=legacy)
-    return agui.Encoder(legacy=legacy)
+    return encoder_for(request, legacy=legacy)
 
 
 def described(run: AnyRun) -> dict[str, Any]:

@@ -17,8 +17,9 @@ from adapters.inbound import Inbound
 from adapters.tokenize import detokenize_body, parse_detokenize, parse_tokenize, tokenize_body
 from agent_server.engine.protocol import EngineError
 from agent_server.ids import new_id
-from agent_server.routes.answering import agent_for, context_length, read_request
-from agent_server.routes.http import guarded, read_body
+from agent_server.routes.answering import agent_for, context_length
+from agent_server.routes.http import guarded
+from agent_server.routes.request_body import read_body, read_request
 from events.sampling import Wire
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def routes(server: Server) -> list[BaseRoute]:
     limit = server.settings.max_body
 
     async def tokenize(request: Request) -> Response:
-        inbound = await read_request(request, limit, partial(parse_tokenize, new_id=new_id))
+        inbound = await read_request(server, request, partial(parse_tokenize, new_id=new_id), starts_run=False)
         agent_for(server, inbound.options.model)
         tokens = await run_in_threadpool(token_ids, server, inbound)
         strings = None
@@ -77,7 +78,8 @@ def routes(server: Server) -> list[BaseRoute]:
         return Response(detokenize_body(text), media_type="application/json")
 
     async def count(request: Request) -> Response:
-        inbound = await read_request(request, limit, partial(anthropic_messages.parse_count, new_id=new_id))
+        parse = partial(anthropic_messages.parse_count, new_id=new_id)
+        inbound = await read_request(server, request, parse, starts_run=False)
         agent_for(server, inbound.options.model)
         tokens = await run_in_threadpool(prompt_tokens, server, inbound, "messages")
         return Response(anthropic_messages.count_body(tokens), media_type="application/json")

@@ -26,6 +26,7 @@ from agent_server.ids import new_id
 from agent_server.routes.answering import agent_for
 from agent_server.routes.app_answers import app_answer
 from agent_server.routes.generate_routes import generate_identity
+from agent_server.routes.request_body import parse_beside
 from events.vocabulary import RunError, RunFinished, TextMessageStart
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ CLOSE_LOST = 1006
 
 class Connection(ABC):
     """What both protocols share: receiving, sending, one run at a time."""
+
+    session: generation.Session | agui.Session
 
     def __init__(self, server: Server, websocket: WebSocket) -> None:
         self.server = server
@@ -91,7 +94,10 @@ class Connection(ABC):
         if message["type"] == "websocket.disconnect":
             raise WebSocketDisconnect(message.get("code", 1000))
         data = message.get("text")
-        await self.perform(self.said(message["bytes"] if data is None else data))
+        data = message["bytes"] if data is None else data
+        # Only the reading may go to a thread: a session's state belongs to the event loop, where the run's events come.
+        read = await parse_beside(len(data), self.session.read, data)
+        await self.perform(self.session.take(read))
 
     @property
     def busy(self) -> bool:
@@ -145,10 +151,6 @@ class Connection(ABC):
     # what each protocol says
 
     @abstractmethod
-    def said(self, data: str | bytes) -> Sequence[Any]:
-        """What to do about a message of the client's."""
-
-    @abstractmethod
     def going_away(self) -> Sequence[Any]:
         """What to say when the server stops."""
 
@@ -167,21 +169,20 @@ FAULT = RequestError("internal", "The server made a mistake; it is logged.")
 class GenerateConnection(Connection):
     """The generation protocol."""
 
+    session: generation.Session
+
     def __init__(self, server: Server, websocket: WebSocket) -> None:
         super().__init__(server, websocket)
         limits = Limits(body=server.settings.max_body)
-        self._session = generation.Session(new_id=new_id, clock=time.monotonic, limits=limits)
+        self.session = generation.Session(new_id=new_id, clock=time.monotonic, limits=limits)
         self._message_id: str | None = None
         self._feedback: list[generation.Feedback] = []
 
-    def said(self, data: str | bytes) -> Sequence[Any]:
-        return self._session.receive(data)
-
     def going_away(self) -> Sequence[Any]:
-        return self._session.going_away()
+        return self.session.going_away()
 
     def broken(self) -> Sequence[Any]:
-        return self._session.refused(FAULT)
+        return self.session.refused(FAULT)
 
     async def perform(self, actions: Sequence[Any]) -> None:
         for action in actions:
@@ -206,16 +207,16 @@ class GenerateConnection(Connection):
         try:
             run = self.run = await self._start(inbound)
         except RequestError as error:
-            await self.perform(self._session.refused(error))
+            await self.perform(self.session.refused(error))
             return
-        await self.perform(self._session.started(generate_identity(self.server, inbound)))
+        await self.perform(self.session.started(generate_identity(self.server, inbound)))
         async with contextlib.aclosing(run.events()) as events:
             async for _, event in events:
                 if isinstance(event, TextMessageStart):
                     self._message_id = event.message_id
                 if isinstance(event, RunFinished | RunError):
                     await self._keep_feedback(run)
-                if actions := self._session.event(event):
+                if actions := self.session.event(event):
                     await self.perform(actions)
 
     async def _start(self, inbound: Inbound) -> Run:
@@ -223,7 +224,7 @@ class GenerateConnection(Connection):
         agent = agent_for(self.server, inbound.options.model)
         async for status in self.server.model.states():
             if status.state in ("starting", "loading"):
-                await self.perform(self._session.loading(status.progress, status.message or "Loading the model."))
+                await self.perform(self.session.loading(status.progress, status.message or "Loading the model."))
             elif status.state in ("failed", "stopped"):
                 raise RequestError("unavailable", status.message or "The model could not be loaded.")
         self._message_id = None
@@ -236,16 +237,16 @@ class GenerateConnection(Connection):
             await self.run.cancel()
             return
         await self.stop_reading()
-        await self.perform(self._session.abandoned())
+        await self.perform(self.session.abandoned())
 
     async def _control(self, action: generation.ControlAction, changes: dict[str, Any]) -> None:
         try:
             done = await self.control(action, changes)
         except (RequestError, EngineError) as error:
             kind = RequestError(error.kind, error.message, error.param)
-            await self.perform(self._session.refused(kind))
+            await self.perform(self.session.refused(kind))
             return
-        await self.perform(self._session.controlled(action, done))
+        await self.perform(self.session.controlled(action, done))
 
     async def _keep_feedback(self, run: AnyRun) -> None:
         """What was said while the message was being made is kept once it is stored."""
@@ -258,26 +259,25 @@ class GenerateConnection(Connection):
                     self.tenant, run.thread_id, self._message_id, each.rating, each.text or "", each.position
                 )
             except RequestError as error:
-                await self.perform(self._session.refused(error))
+                await self.perform(self.session.refused(error))
             else:
-                await self.perform(self._session.kept())
+                await self.perform(self.session.kept())
 
 
 class AguiConnection(Connection):
     """AG-UI."""
 
+    session: agui.Session
+
     def __init__(self, server: Server, websocket: WebSocket) -> None:
         super().__init__(server, websocket)
-        self._session = agui.Session(limits=Limits(body=server.settings.max_body))
-
-    def said(self, data: str | bytes) -> Sequence[Any]:
-        return self._session.receive(data)
+        self.session = agui.Session(limits=Limits(body=server.settings.max_body))
 
     def going_away(self) -> Sequence[Any]:
-        return self._session.going_away()
+        return self.session.going_away()
 
     def broken(self) -> Sequence[Any]:
-        return self._session.not_started(FAULT)
+        return self.session.not_started(FAULT)
 
     async def perform(self, actions: Sequence[Any]) -> None:
         for action in actions:
@@ -298,7 +298,7 @@ class AguiConnection(Connection):
             if (answer := app_answer(self.server, agent, inbound, self.tenant)) is not None:
                 self.run = None
                 async for event in answer:
-                    await self.perform(self._session.event(event))
+                    await self.perform(self.session.event(event))
                 return
             self.run = await self.server.runs.start(
                 inbound.input,
@@ -309,7 +309,7 @@ class AguiConnection(Connection):
                 warnings=inbound.extra.warnings,
             )
         except RequestError as error:
-            await self.perform(self._session.not_started(error))
+            await self.perform(self.session.not_started(error))
             return
         await self._follow(self.run, 0)
 
@@ -318,20 +318,20 @@ class AguiConnection(Connection):
             self.run = await self.server.runs.find(run_id, self.tenant)
             await self._follow(self.run, after)
         except RequestError as error:
-            await self.perform(self._session.not_started(error))
+            await self.perform(self.session.not_started(error))
 
     async def _follow(self, run: AnyRun, after: int) -> None:
         async with contextlib.aclosing(run.events(after)) as events:
             async for _, event in events:
-                await self.perform(self._session.event(event))
+                await self.perform(self.session.event(event))
 
     async def _control(self, action: agui.ControlAction, changes: dict[str, Any]) -> None:
         try:
             done = await self.control(action, changes)
         except (RequestError, EngineError) as error:
-            await self.perform(self._session.refused(RequestError(error.kind, error.message, error.param)))
+            await self.perform(self.session.refused(RequestError(error.kind, error.message, error.param)))
             return
-        await self.perform(self._session.controlled(action, done))
+        await self.perform(self.session.controlled(action, done))
 
 
 def routes(server: Server) -> list[BaseRoute]:

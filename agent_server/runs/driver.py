@@ -5,19 +5,27 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from adapters.errors import RequestError
 from agent_server.engine.protocol import EngineError
 from agent_server.runs.execution import Ending, OpenThread, Recorder, RunContext, Runnable
 from agent_server.runs.run import Run
 from agent_server.store import Conclusion, Store
+from events.message import to_dicts
 from events.metadata import ErrorMetadata, as_metadata
-from events.vocabulary import PROTOCOL_VERSION, CancelledOutcome, Custom, Event, RunError, RunFinished, RunStarted
+from events.vocabulary import (
+    PROTOCOL_VERSION,
+    WAITING_EVENT,
+    CancelledOutcome,
+    Custom,
+    Event,
+    RunError,
+    RunFinished,
+    RunStarted,
+)
 
 log = logging.getLogger("agent_server.runs")
-WAITING_EVENT = "agent_server.waiting"
-"""CUSTOM {"behind": [run ids]}: the run was accepted and begins when those on its thread have ended."""
 STOPPED_SECONDS = 1.0
 RECORD_SECONDS = 30.0  # how long the store may take to record an ending
 
@@ -97,7 +105,7 @@ class Driver:
                 run.id,
                 agent=run.agent,
                 parent_run_id=run.input.parent_run_id,
-                messages=self._messages(),
+                messages=to_dicts(run.input.messages),
             )
         self.recorder.emit(self._started())
         self.recorder.emit(Custom(name=WAITING_EVENT, value={"behind": list(before)}))
@@ -111,7 +119,7 @@ class Driver:
                 run.id,
                 agent=run.agent,
                 parent_run_id=run.input.parent_run_id,
-                messages=self._messages(),
+                messages=to_dicts(run.input.messages),
                 edits=not self._accepted and not run.input.resume,
                 recall=not run.whole,
             )
@@ -129,9 +137,6 @@ class Driver:
             new_id=self._new_id,
             thread=self._thread,
         )
-
-    def _messages(self) -> list[dict[str, Any]]:
-        return [message.model_dump(mode="json", by_alias=True) for message in self.run.input.messages]
 
     def _started(self) -> Event:
         return RunStarted(

@@ -250,8 +250,7 @@ class RunManager:
         runnable = self.agents.get(agent)
         if runnable is None:
             raise RequestError("not_found", "There is no agent of that name.", "agent")
-        if self._closing:
-            raise RequestError("unavailable", "The server is shutting down.", retry_after=RETRY_AFTER)
+        self._check_open()
         for param, value in (("threadId", input.thread_id), ("runId", input.run_id)):
             if fault := _fault_of_id(value):
                 raise RequestError("invalid_request", f"An id may not {fault}.", param)
@@ -261,11 +260,21 @@ class RunManager:
         waiting = len(self._threads.get((tenant, input.thread_id), ()))
         if waiting > self.limits.queued_per_thread:
             raise RequestError("conflict", "This thread has a run going on.", "threadId", retry_after=RETRY_AFTER)
+        self.check_room(tenant)
+        return runnable
+
+    def check_room(self, tenant: str = "") -> None:
+        """Raise what `start` would where there is no place for one more run of this tenant: RequestError
+        "unavailable" (shutting down) or "overloaded". Routes ask before they read a request's body."""
+        self._check_open()
         if self._active >= self.limits.runs:
             raise RequestError("overloaded", "Too many runs are going on.", retry_after=RETRY_AFTER)
         if self._active_of.get(tenant, 0) >= self._allowed():
             raise RequestError("overloaded", "Too many runs of yours are going on.", retry_after=RETRY_AFTER)
-        return runnable
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise RequestError("unavailable", "The server is shutting down.", retry_after=RETRY_AFTER)
 
     def _allowed(self) -> int:
         """How many runs one tenant may have: its limit, or a share that shrinks as places are taken (the dynamic
@@ -293,8 +302,7 @@ class RunManager:
         """Make a run known to the other gateways. What they refuse is as if it had never been entered here."""
         try:
             await sharing.enter(run, earlier, self.limits.queued_per_thread)
-            if self._closing:
-                raise RequestError("unavailable", "The server is shutting down.", retry_after=RETRY_AFTER)
+            self._check_open()
         except BaseException:
             driver.abandoned()
             self._withdraw(run)

@@ -489,3 +489,11 @@ def test_stopped_before_it_began() -> None:
     (completion,) = (shown(action) for action in made.abandoned())
     assert (completion["type"], completion["generated_text"], completion["finish_reason"]) == ("completion", "", "stop")
     assert made.state == "idle"
+
+
+@pytest.mark.parametrize("message", [CONFIG, {"type": "config"}, {"type": "control", "action": "stop"}, [], "no JSON"])
+def test_reading_a_message_changes_nothing_of_the_session(message: object):
+    made = running()
+    before = dict(vars(made))
+    made.read(json.dumps(message))
+    assert vars(made) == before
