@@ -15,12 +15,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from agent_server.prompting.encoding import encoded
+from agent_server.prompting.encoding import Encoded, can_be_sliced, encoded
 
 _STAND_IN_DIGITS = 7
 _SCHEMA_WORDS = frozenset(
@@ -45,6 +45,7 @@ class ControlTokens:
         self._first = re.compile(f"[{firsts}]") if firsts else None
         normalized = any(token.normalized or token.lstrip or token.rstrip for token in kept.values())
         self._ask_tokenizer = normalized and tokenizer.normalizer is not None
+        self.sliced = can_be_sliced(tokenizer)
         self._plain: Tokenizer | None = None
         self._joins_prefix: bool | None = None
 
@@ -57,10 +58,8 @@ class ControlTokens:
         if not self._ask_tokenizer or not text:
             return spelled
         # A tokenizer that normalises text may find a control token in text that is spelled differently.
-        encoding = encoded(self._tokenizer, text)
-        pairs = zip(encoding.ids, encoding.offsets, strict=True)
-        tokenized = [span for number, span in pairs if number in self._numbers and span[1] > span[0]]
-        return _joined(sorted({*spelled, *tokenized}))
+        found = self._encoded(self._tokenizer, text).spans.values()
+        return _joined(sorted({*spelled, *(span for span in found if span[1] > span[0])}))
 
     def _spelled(self, text: str) -> list[tuple[int, int]]:
         if self._first is None:
@@ -77,22 +76,18 @@ class ControlTokens:
 
     def encode(self, text: str, stand_ins: Mapping[str, str] | None = None, pattern: str = "") -> list[int]:
         """Token ids of a rendered text. Its stand-ins, matched by `pattern`, become text and never control tokens."""
-        encoding = encoded(self._tokenizer, text)
+        encoding = self._encoded(self._tokenizer, text)
+        every = encoding.ids
         if not stand_ins:
-            return list(encoding.ids)
+            return every
         ids: list[int] = []
-        stretch: list[int] = []
-        start = 0
-        for number, span in zip([*encoding.ids, -1], [*encoding.offsets, (len(text), len(text))], strict=True):
-            if number >= 0 and number not in self._numbers:
-                stretch.append(number)
-                continue
-            piece = text[start : span[0]]
+        begun = start = 0  # the stretch behind the last control token: its place among the ids, and in the text
+        for place, (end, after) in [*encoding.spans.items(), (len(every), (len(text), len(text)))]:
+            piece = text[start:end]
             restored = restore(piece, stand_ins, pattern)
-            ids += stretch if restored == piece else self.plain(restored, first=start == 0)
-            if number >= 0:
-                ids.append(number)
-            stretch, start = [], span[1]
+            ids += every[begun:place] if restored == piece else self.plain(restored, first=start == 0)
+            ids += every[place : place + 1]
+            begun, start = place + 1, after
         return ids
 
     def plain(self, text: str, first: bool = False) -> list[int]:
@@ -107,22 +102,23 @@ class ControlTokens:
         # encoded behind a line break, whose ids are then cut off.
         if not first and self._adds_prefix():
             anchor = tokenizer.encode("\n", add_special_tokens=False).ids
-            joined = encoded(tokenizer, "\n" + text)
+            joined = self._encoded(tokenizer, "\n" + text)
             if joined.ids[: len(anchor)] == anchor:
-                shifted = [(start - 1, end - 1) for start, end in joined.offsets[len(anchor) :]]
-                return self._checked(text, list(joined.ids[len(anchor) :]), shifted)
-        encoding = encoded(tokenizer, text)
-        return self._checked(text, list(encoding.ids), encoding.offsets)
+                spans = {place - len(anchor): (start - 1, end - 1) for place, (start, end) in joined.spans.items()}
+                return self._checked(text, Encoded(joined.ids[len(anchor) :], spans))
+        return self._checked(text, self._encoded(tokenizer, text))
 
-    def _checked(self, text: str, ids: list[int], offsets: Sequence[tuple[int, int]]) -> list[int]:
+    def _encoded(self, tokenizer: Tokenizer, text: str) -> Encoded:
+        return encoded(tokenizer, text, marked=self._numbers, sliced=self.sliced)
+
+    def _checked(self, text: str, encoding: Encoded) -> list[int]:
         """The ids. If the base vocabulary itself has a control token among them, the text is cut within that token and
         the two parts are encoded separately."""
-        for number, (start, end) in zip(ids, offsets, strict=True):
-            if number in self._numbers:
-                if end - start < 2:
-                    return self.plain(text[:start]) + self.plain(text[max(end, start + 1) :])
-                return self.plain(text[: start + 1]) + self.plain(text[start + 1 :])
-        return ids
+        for start, end in encoding.spans.values():
+            if end - start < 2:
+                return self.plain(text[:start]) + self.plain(text[max(end, start + 1) :])
+            return self.plain(text[: start + 1]) + self.plain(text[start + 1 :])
+        return encoding.ids
 
     def _plain_tokenizer(self) -> Tokenizer:
         if self._plain is None:

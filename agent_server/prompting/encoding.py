@@ -6,8 +6,10 @@ import ctypes
 import json
 import sys
 import threading
+from collections.abc import Collection
 from typing import Any
 
+import msgspec
 from tokenizers import Encoding, Tokenizer
 
 from agent_server.engine.protocol import EngineError
@@ -18,28 +20,124 @@ SHORT = 2048
 """Characters up to which any text is encoded in about a millisecond."""
 COMPOSED = 4
 """The most characters that a normal form composes into one (U+1FA7 decomposes into four)."""
+SLICE = 64 * 1024
+"""Characters of a text that are encoded at once, of those that are encoded in slices."""
+OPEN_WORDS = 64
+"""Words at a slice's end that are encoded again with the next: a control token that was cut has fewer characters."""
+BEHIND = ("(?<", "\\b", "\\B", "\\A", "\\G", "^")
+"""What makes a regular expression look at the text before a match; `[^` does not."""
 _turn = threading.Lock()
 
 
-def encoded(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False) -> Encoding:
+class Encoded(msgspec.Struct, frozen=True):
+    """The tokens of a text. spans: place among the ids → the characters (start, end) that a marked token stands for."""
+
+    ids: list[int]
+    spans: dict[int, tuple[int, int]]
+
+
+def encoded(
+    tokenizer: Tokenizer,
+    text: str,
+    *,
+    marked: Collection[int] = (),
+    add_special_tokens: bool = False,
+    sliced: bool = False,
+) -> Encoded:
     """`tokenizer.encode` for texts of any length, which lets other threads run meanwhile.
 
     `encode_batch` releases the interpreter lock and `encode` does not. That matters because a tokenizer takes a run of
-    white space as one piece, and needs seconds for a million such characters.
+    white space as one piece, and needs seconds for a million such characters. What it returns is read, and freed, with
+    the lock held, 0.1 s for a million tokens; so long texts are encoded in slices where the tokenizer is `sliced`, see
+    `can_be_sliced`.
 
+    marked: numbers of tokens whose places in the text are wanted.
     Raises EngineError("overloaded") for a very long text while another one is being encoded.
     """
     if len(text) <= SHORT:
-        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return _read(tokenizer.encode(text, add_special_tokens=add_special_tokens), marked)
     if len(text) <= LONG:
-        return tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+        return _read(tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0], marked)
     if not _turn.acquire(blocking=False):
         raise EngineError("overloaded", "Another very long prompt is being encoded; try again.", retryable=True)
     try:
-        return tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+        if sliced and not add_special_tokens:
+            return _in_slices(tokenizer, text, marked)
+        return _read(tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0], marked)
     finally:
         _give_memory_back()
         _turn.release()
+
+
+def _read(encoding: Encoding, marked: Collection[int]) -> Encoded:
+    ids = list(encoding.ids)
+    return Encoded(ids, {place: _span(encoding, place) for place, number in enumerate(ids) if number in marked})
+
+
+def _span(encoding: Encoding, place: int) -> tuple[int, int]:
+    """`Encoding.offsets` would make a pair for every token of the text, with the interpreter lock held."""
+    span: tuple[int, int] | None = encoding.token_to_chars(place)
+    return span or (0, 0)
+
+
+def _in_slices(tokenizer: Tokenizer, text: str, marked: Collection[int]) -> Encoded:
+    """The tokens of the whole text, a slice at a time. Each slice begins where a word of the one before it begins, and
+    the words at a slice's end are left to the next, since what comes behind them may change them."""
+    ids: list[int] = []
+    spans: dict[int, tuple[int, int]] = {}
+    start, size = 0, SLICE
+    while True:
+        last = start + size >= len(text)
+        encoding = tokenizer.encode_batch([text[start : start + size]], add_special_tokens=False)[0]
+        tokens, length = (len(encoding), 0) if last else _whole_words(encoding)
+        if not tokens:  # one word, or not many, in all of it
+            size *= 4
+            continue
+        for place, number in enumerate(encoding.ids[:tokens], len(ids)):
+            if number in marked:
+                begin, end = _span(encoding, place - len(ids))
+                spans[place] = begin + start, end + start
+        ids += encoding.ids[:tokens]
+        if last:
+            return Encoded(ids, spans)
+        start, size = start + length, SLICE
+
+
+def _whole_words(encoding: Encoding) -> tuple[int, int]:
+    """How many tokens and characters of a slice are words that do not change with what comes behind it; (0, 0) if
+    there are too few."""
+    last = encoding.token_to_word(len(encoding) - 1) if len(encoding) else None
+    for word in range((last or 0) - OPEN_WORDS, 0, -1):
+        if (tokens := encoding.word_to_tokens(word)) is not None and tokens[0]:
+            start, _ = _span(encoding, tokens[0])
+            return (tokens[0], start) if _span(encoding, tokens[0] - 1)[1] == start else (0, 0)
+    return 0, 0
+
+
+def can_be_sliced(tokenizer: Tokenizer) -> bool:
+    """Whether a text's tokens from the beginning of any word on are those of that part alone: the tokenizer splits
+    text into words by looking ahead only, encodes each word by itself, and adds nothing in front."""
+    described: dict[str, Any] = json.loads(tokenizer.to_str())
+    tokens, steps = described.get("added_tokens") or [], _steps(described.get("pre_tokenizer"), "pretokenizers")
+    return (
+        described["model"]["type"] == "BPE"
+        and all(step["type"] in ("NFC", "NFKC") for step in _steps(described.get("normalizer"), "normalizers"))
+        and any(step["type"] == "Split" or step.get("use_regex") for step in steps)
+        and all(map(_looks_ahead, steps))
+        and not any(token["lstrip"] or token["rstrip"] or token["single_word"] for token in tokens)
+        and max((len(token["content"]) for token in tokens), default=0) < OPEN_WORDS
+    )
+
+
+def _looks_ahead(pre_tokenizer: dict[str, Any]) -> bool:
+    if pre_tokenizer["type"] == "Split":
+        pattern = pre_tokenizer["pattern"].get("Regex", "(?<")
+        return pre_tokenizer["behavior"] == "Isolated" and not any(
+            word in pattern.replace("[^", "[") for word in BEHIND
+        )
+    return pre_tokenizer["type"] == "Digits" or (
+        pre_tokenizer["type"] == "ByteLevel" and not pre_tokenizer["add_prefix_space"]
+    )
 
 
 def _give_memory_back() -> None:

@@ -288,7 +288,8 @@ class PromptBuilder:
         are encoded as text."""
         if not parse_control_tokens:
             return self._controls.plain(text, first=True)
-        return list(encoded(self.tokenizer, text, add_special_tokens=add_special_tokens).ids)
+        sliced = self._controls.sliced
+        return encoded(self.tokenizer, text, add_special_tokens=add_special_tokens, sliced=sliced).ids
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))

@@ -20,6 +20,8 @@ from agent_server.store.rows import bound, decoded, encoded, now_ms, of, of_boun
 from events.vocabulary import CancelledOutcome, Event, InterruptOutcome, RunError, RunFinished
 
 NAME_LENGTH = 80
+NAME_SOURCE = 4096
+"""Characters of a message that are looked at for its thread's name."""
 UNFINISHED = ("waiting", "running")
 _OTHER_OWNERS = (
     select(schema.runs.c.owner)
@@ -157,7 +159,8 @@ def name_from(messages: Sequence[Mapping[str, Any]]) -> str:
             continue
         if isinstance(content, list):
             content = next((part.get("text") for part in content if part.get("type") == "text"), "")
-        return clean(" ".join(str(content or "").split()), NAME_LENGTH)
+        start = str(content or "").lstrip()[:NAME_SOURCE]  # a long text's split would hold up the other threads
+        return clean(" ".join(start.split()), NAME_LENGTH)
     return ""
 
 

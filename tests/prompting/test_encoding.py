@@ -8,12 +8,12 @@ import pytest
 from ag_ui.core import RunAgentInput
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from agent_server.engine.protocol import EngineError
 from agent_server.model_files import ModelFiles
 from agent_server.prompting import encoding
-from agent_server.prompting.encoding import LONG, SHORT, characters_per_token, encoded
+from agent_server.prompting.encoding import LONG, SHORT, can_be_sliced, characters_per_token, encoded
 from agent_server.prompting.prompt import PromptBuilder, PromptSettings
 from events.options import GenerationOptions
 from tests.prompting.tokenizers_for_tests import byte_level, sentence_pieces, unigram_with_markers
@@ -136,3 +136,69 @@ def changed(change: Any) -> Tokenizer:
 )
 def test_where_text_may_vanish_there_is_no_bound(tokenizer: Tokenizer):
     assert characters_per_token(tokenizer) is None
+
+
+def split_by(pattern: str) -> Tokenizer:
+    tokenizer = byte_level()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    return tokenizer
+
+
+QWEN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+SLICED = {"gpt2": byte_level, "qwen": lambda: split_by(QWEN), "composing": composing}
+MARKED = frozenset(range(490, 520))
+
+
+@pytest.mark.parametrize("name", SLICED)
+@given(parts=TEXTS, text=st.text(), seed=st.randoms(use_true_random=False), size=st.integers(150, 700))
+def test_slices_give_the_same_tokens_at_the_same_places(name: str, parts: list[str], text: str, seed: Any, size: int):
+    tokenizer = SLICED[name]() if name not in MADE else MADE[name]
+    MADE[name] = tokenizer
+    assert can_be_sliced(tokenizer)
+    pieces = [*parts, *text, *TEXT_PIECES] * 20
+    seed.shuffle(pieces)
+    whole = "".join(pieces)
+    expected = encoded(tokenizer, whole, marked=MARKED)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encoding, "SLICE", size)
+        patch.setattr(encoding, "LONG", 1)
+        patch.setattr(encoding, "SHORT", 0)
+        assert encoded(tokenizer, whole, marked=MARKED, sliced=True) == expected
+
+
+MADE: dict[str, Tokenizer] = {}
+TEXT_PIECES = ["the ", "fox's", "  ", "\n", "1234", "<|im_end|>", "<tool_call>", "東京", "e\u0301", ", ", "x" * 40]
+
+
+def test_a_long_text_is_never_encoded_at_once_where_it_can_be_sliced(monkeypatch: pytest.MonkeyPatch):
+    """What is encoded at once is read and freed with the interpreter's lock held."""
+    monkeypatch.setattr(encoding, "LONG", 4096)
+    monkeypatch.setattr(encoding, "SLICE", 4096)
+    prompts, tokenizer = watched(context=1_000_000)
+    prompts.build(asked("the quick </s> fox " * 20_000), GenerationOptions())
+    assert max(tokenizer.free) <= 4096 < 20_000
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [
+        sentence_pieces(),
+        unigram_with_markers(),
+        split_by(r"(?<=a) |\w+"),
+        split_by(r"\bx|\w+"),
+        changed(lambda made: made.add_special_tokens([AddedToken("<|x|>", single_word=True)])),
+        changed(lambda made: setattr(made, "pre_tokenizer", pre_tokenizers.ByteLevel(add_prefix_space=True))),
+        changed(lambda made: setattr(made, "pre_tokenizer", pre_tokenizers.ByteLevel(False, use_regex=False))),
+    ],
+    ids=["sentence pieces", "unigram", "behind", "boundary", "single word", "prefix space", "one word"],
+)
+def test_what_depends_on_the_text_before_it_is_not_sliced(tokenizer: Tokenizer):
+    assert not can_be_sliced(tokenizer)
