@@ -15,6 +15,7 @@ from ag_ui.core import Message, RunAgentInput
 from pydantic import FailFast, ValidationError
 
 from adapters import sse
+from adapters.a2ui_actions import with_action
 from adapters.body import wrong
 from adapters.errors import RequestError
 from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits, read_json
@@ -63,6 +64,7 @@ def parse(body: bytes, *, new_id: Callable[[str], str], limits: Limits = DEFAULT
 
 def from_wire(wire: dict[str, Any], *, limits: Limits = DEFAULT_LIMITS) -> Inbound:
     """The same from decoded JSON, for wires that wrap a RunAgentInput in something else. `wire` may be changed."""
+    wire = with_action(wire)
     _check_sizes(wire, limits)
     warnings = _mend_parts(wire["messages"])
     run_input = _validate(wire)

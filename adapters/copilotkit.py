@@ -46,11 +46,13 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Card(msgspec.Struct, frozen=True, kw_only=True):
-    """An agent as runtime info lists it. `capabilities` is AgentCapabilities in wire form."""
+    """An agent as runtime info lists it. `capabilities` is AgentCapabilities in wire form. surfaces: it writes A2UI
+    surfaces for pages without a catalog of their own, too."""
 
     name: str
     description: str = ""
     capabilities: dict[str, Any] = {}
+    surfaces: bool = False
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,6 +180,8 @@ def runtime_info(agents: Iterable[tuple[str, Card]], server: Mapping[str, Any]) 
 
     The hooks fall back to an agent called `default`, so one must have that name.
     """
+    cards = dict(agents)
+    surfaces = [name for name, card in cards.items() if card.surfaces]
     listed = {
         name: {
             "name": card.name,
@@ -185,7 +189,7 @@ def runtime_info(agents: Iterable[tuple[str, Card]], server: Mapping[str, Any]) 
             "className": AGENT_CLASS,
             "capabilities": card.capabilities,
         }
-        for name, card in agents
+        for name, card in cards.items()
     }
     return {
         "version": RUNTIME_VERSION,
@@ -194,7 +198,8 @@ def runtime_info(agents: Iterable[tuple[str, Card]], server: Mapping[str, Any]) 
         "mode": "sse",
         "threadEndpoints": {"list": True, "inspect": True, "mutations": True, "realtimeMetadata": False},
         "suggestions": False,
-        "a2uiEnabled": False,
+        "a2uiEnabled": bool(surfaces),
+        "a2ui": {"enabled": bool(surfaces), "agents": surfaces},
         "openGenerativeUIEnabled": False,
         "telemetryDisabled": True,
         "server": dict(server),

@@ -12,6 +12,7 @@ from agent_server._names import require_own
 
 if TYPE_CHECKING:
     from agent_server.agent import (
+        A2ui,
         Agent,
         InputRequired,
         Limits,
@@ -23,22 +24,30 @@ if TYPE_CHECKING:
         tool,
     )
     from agent_server.app import create_app
+    from agent_server.generative_ui import Component, Surface, bound, each, event
     from agent_server.settings import Settings
 
 __all__ = [
+    "A2ui",
     "Agent",
+    "Component",
     "InputRequired",
     "Limits",
     "McpServer",
     "PredictState",
     "Settings",
+    "Surface",
     "Tool",
     "ToolContext",
     "ToolFault",
+    "bound",
     "create_app",
+    "each",
+    "event",
     "tool",
 ]
-_ELSEWHERE = {"create_app": "agent_server.app", "Settings": "agent_server.settings"}
+_SURFACES = dict.fromkeys(("Component", "Surface", "bound", "each", "event"), "agent_server.generative_ui")
+_ELSEWHERE = {"create_app": "agent_server.app", "Settings": "agent_server.settings", **_SURFACES}
 
 require_own("events", "adapters")
 

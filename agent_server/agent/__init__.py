@@ -1,5 +1,6 @@
 """Agents: instructions, tools and the loop that drives a model with them."""
 
+from agent_server.agent.a2ui_settings import A2ui
 from agent_server.agent.agent import Agent
 from agent_server.agent.loading import LoadError, load_agents
 from agent_server.agent.mcp_server import McpServer
@@ -11,6 +12,7 @@ from agent_server.agent.state import PredictState
 from agent_server.agent.tool_context import InputRequired, ToolContext
 
 __all__ = [
+    "A2ui",
     "Agent",
     "InputRequired",
     "Limits",

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from agent_server.agent.a2ui_settings import A2ui
 from agent_server.agent.mcp_server import McpServer
 from agent_server.agent.reasoning_policy import ReasoningMode
 from agent_server.agent.server_tools import Tool, tool
@@ -23,12 +24,14 @@ Instructions = str | Callable[[dict[str, Any]], str]
 class Agent:
     """An agent that a server can serve.
 
-    name: how clients address it; "default" is what wires without agents get. instructions: text, or a function of the
-    shared state that makes it. tools: from `@tool`, plain functions, or other agents. state: a pydantic model whose
-    defaults are the state to begin with, or such an object itself; None: the agent shares no state. state_in_prompt:
-    tell the model the state, too. max_steps: model turns in one run, at most. sampling and thinking: used where the
-    request leaves them open. reasoning: how much of it clients see; summarise makes the summaries (default: the model
-    does). time_limit (seconds) and result_limit (characters): of each tool that sets none; None takes the server's.
+    name: how clients address it; "default" is what wires without agents get. instructions: text, or a function of
+    the shared state that makes it. tools: from `@tool`, plain functions, or other agents. state: a pydantic model
+    whose defaults are the state to begin with, or such an object itself; None: the agent shares no state.
+    state_in_prompt: tell the model the state, too. max_steps: model turns in one run, at most. sampling and
+    thinking: used where the request leaves them open. reasoning: how much of it clients see; summarise makes the
+    summaries (default: the model does). a2ui: settings for surfaces that the model writes; True takes the usual
+    ones, None offers them to pages that bring a catalog of their own, False to none. time_limit (seconds) and
+    result_limit (characters): of each tool that sets none; None takes the server's.
     """
 
     name: str
@@ -44,6 +47,7 @@ class Agent:
     thinking: bool | None = None
     reasoning: ReasoningMode = "full"
     summarise: Callable[[str], Awaitable[str]] | None = None
+    a2ui: A2ui | bool | None = None
     time_limit: float | None = None
     result_limit: int | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -69,6 +73,15 @@ class Agent:
     @property
     def subagents(self) -> tuple[Agent, ...]:
         return tuple(each for each in self.tools if isinstance(each, Agent))
+
+    @property
+    def a2ui_settings(self) -> A2ui:
+        return self.a2ui if isinstance(self.a2ui, A2ui) else A2ui()
+
+    @property
+    def announces_a2ui(self) -> bool:
+        """Whether pages are to be told that the agent writes surfaces."""
+        return bool(self.a2ui) and self.a2ui_settings.announce
 
     @property
     def shares_state(self) -> bool:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
-from ag_ui.core import ActivityMessage, RunAgentInput, ToolCall, ToolMessage
+from ag_ui.core import ActivityMessage, Context, RunAgentInput, ToolCall, ToolMessage
 
 from agent_server.agent import interrupts
 from agent_server.agent.agent import Agent
@@ -16,6 +16,7 @@ from agent_server.agent.resuming import Opening, Settled
 from agent_server.agent.running import Activity, Answer, Callee, Pending, answer_all, failure
 from agent_server.agent.server_tools import Tool, ToolFault, read_arguments
 from agent_server.agent.state import SharedState
+from agent_server.agent.surfaces import Surfaces
 from agent_server.agent.tool_context import InputRequired, ToolContext
 from agent_server.agent.turn import TurnTaker
 from agent_server.runs import Ending, Recorder, RunContext
@@ -37,17 +38,18 @@ CANNOT_ASK = "This call needs a person's agreement, and nobody can be asked on t
 
 class Toolset(msgspec.Struct, frozen=True, kw_only=True):
     """What the model may call. declarations: of the server's tools, for the prompt. approvals: tools that may need a
-    person's yes. clients: names of the tools that the client runs."""
+    person's yes. clients: names of the tools that the client runs. context: the client's, as the model is told it."""
 
     callees: Mapping[str, Callee]
     declarations: Sequence[Any]
     approvals: Mapping[str, Tool] = {}
     clients: frozenset[str] = frozenset()
+    context: Sequence[Context] = ()
 
 
 class Talk(msgspec.Struct, frozen=True, kw_only=True):
     """One conversation within a run: the run's own, or a subagent's. emit: where its events go (a subagent's are marked
-    on the way). may_ask: a person can be asked, since what is asked is stored."""
+    on the way). may_ask: a person can be asked, since what is asked is stored. surfaces: the run's."""
 
     context: RunContext
     recorder: Recorder
@@ -55,6 +57,7 @@ class Talk(msgspec.Struct, frozen=True, kw_only=True):
     state: SharedState
     emit: Emit
     may_ask: bool
+    surfaces: Surfaces
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,7 +139,11 @@ class Loop:
         source = self._context.input
         clients = [each for each in source.tools or () if each.name in self._tools.clients]
         return source.model_copy(
-            update={"messages": list(self._conversation.prompt), "tools": [*self._tools.declarations, *clients]}
+            update={
+                "messages": list(self._conversation.prompt),
+                "tools": [*self._tools.declarations, *clients],
+                "context": list(self._tools.context),
+            }
         )
 
     def _instructions(self) -> str | None:

@@ -20,7 +20,9 @@ from agent_server.agent.running import Callee, FunctionCallee, Limits
 from agent_server.agent.sealing import Sealer
 from agent_server.agent.state import Predictor, SharedState
 from agent_server.agent.subagents import SubagentCallee
+from agent_server.agent.surfaces import Surfaces, page_catalog
 from agent_server.agent.turn import LanguageModel, TurnTaker
+from agent_server.generative_ui.catalog import RENDER
 from agent_server.runs import Ending, Recorder, RunContext
 from agent_server.store.records import RunRecord
 from events.message import to_dicts
@@ -87,14 +89,24 @@ class ServedAgent:
         return ending_of(outcome)
 
     def _talk(self, context: RunContext, recorder: Recorder, opening: Opening) -> Talk:
+        conversation = self._conversation(context, recorder, opening)
+        surfaces = self._surfaces(context, recorder, conversation)
         return Talk(
             context=context,
             recorder=recorder,
-            conversation=self._conversation(context, recorder, opening),
+            conversation=conversation,
             state=SharedState(self._state_to_begin_with(context), recorder.emit, _schema(self.agent)),
-            emit=recorder.emit,
+            emit=surfaces.emit,
             may_ask=context.thread is not None,
+            surfaces=surfaces,
         )
+
+    def _surfaces(self, context: RunContext, recorder: Recorder, conversation: Conversation) -> Surfaces:
+        """The model writes surfaces for pages that show them, unless the page has a tool of that name itself."""
+        settings, own = self.agent.a2ui_settings, {each.name for each in context.input.tools or ()}
+        offered = self.agent.a2ui is not False and RENDER not in own
+        catalog = page_catalog(context.input, settings) if offered else None
+        return Surfaces(recorder.emit, conversation, catalog, settings.attempts)
 
     async def _outcome(self, talk: Talk, opening: Opening) -> Outcome:
         if opening.waiting:
@@ -103,6 +115,7 @@ class ServedAgent:
             loop = await self._loop(self.agent, talk)
             return await (loop.resume(opening) if opening.resumes else loop.run())
         finally:
+            talk.surfaces.close()
             if self.agent.shares_state or talk.state.changed:
                 talk.recorder.state = talk.state.value
 
@@ -178,6 +191,10 @@ class ServedAgent:
             nested = msgspec.structs.replace(talk, conversation=words, emit=emit, may_ask=False)
             return await (await self._loop(other, nested)).run()
 
+        if agent is self.agent and talk.surfaces.catalog is not None and RENDER not in callees:
+            callees[RENDER] = talk.surfaces.callee()
+            declarations.append(talk.surfaces.catalog.declaration())
+
         for other in agent.subagents:
             said, new_id = talk.conversation.shown.extend, talk.context.new_id
             callees[other.name] = SubagentCallee(other, run_nested, talk.emit, new_id, said, limits.characters)
@@ -196,7 +213,13 @@ class ServedAgent:
                     approvals[declared.name] = approving
         tools = (talk.context.input.tools or ()) if agent is self.agent else ()  # a subagent has none of the client's
         clients = frozenset(each.name for each in tools) - callees.keys()
-        return Toolset(callees=callees, declarations=declarations, approvals=approvals, clients=clients)
+        return Toolset(
+            callees=callees,
+            declarations=declarations,
+            approvals=approvals,
+            clients=clients,
+            context=talk.surfaces.told(talk.context.input.context or ()),
+        )
 
     def _reasoning(self, agent: Agent, talk: Talk) -> ReasoningPolicy | None:
         if agent.reasoning == "full":

@@ -118,7 +118,8 @@ class Runtime:
         with contextlib.suppress(EngineError):  # the model is still loading; the page may come before it
             found = capabilities_of(served.agent, self._server.model)
             capabilities = found.model_dump(mode="json", by_alias=True, exclude_none=True)
-        return Card(name=name, description=served.agent.description, capabilities=capabilities)
+        surfaces, described = served.agent.announces_a2ui, served.agent.description
+        return Card(name=name, description=described, capabilities=capabilities, surfaces=surfaces)
 
     def _unknown(self, agent: str) -> Response | None:
         if agent in self._server.agents:

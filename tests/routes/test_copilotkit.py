@@ -281,3 +281,10 @@ async def test_a_run_that_is_no_run_is_refused_before_the_stream(content):
         answer = await client.post("/copilotkit/agent/default/run", content=content)
     assert answer.status_code == 400
     assert set(answer.json()) == {"error", "message"}
+
+
+async def test_info_tells_pages_which_agents_write_surfaces():
+    agents = [Agent(name="default"), Agent(name="painter", a2ui=True)]
+    async with serving(scripted("x"), agents=agents) as running, httpx.AsyncClient(base_url=running.url) as client:
+        info = (await client.get("/copilotkit/info")).json()
+    assert info["a2uiEnabled"] is True and info["a2ui"] == {"enabled": True, "agents": ["painter"]}
