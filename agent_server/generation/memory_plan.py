@@ -58,7 +58,8 @@ def share_out(free: int, demand: Demand, *, step: int, graphs: int) -> Shares:
         raise TooLittle(
             f"{free / GIB:.2f} GiB are free beside the weights; a step takes {step / GIB:.2f}, graphs "
             f"{graphs / GIB:.2f} and {lost / GIB:.2f} stay spare, which leaves too little for keys and values: "
-            "a smaller --max-batch or --step-tokens makes a step smaller, --dtype or a quantised model the weights."
+            "a smaller AGENT_SERVER_MAX_BATCH or AGENT_SERVER_STEP_TOKENS makes a step smaller, --dtype or a quantised "
+            "model the weights."
         )
     return Shares(step, graphs, lost, tokens * demand.per_token, tokens)
 

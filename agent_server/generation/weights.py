@@ -21,6 +21,10 @@ Report = Callable[[EngineStatus], None]
 _LOADING = threading.Lock()
 """transformers changes functions of torch and of its own while it loads, for every thread: of two loads at once, one
 would leave tied weights out and the changes behind."""
+SEVERAL_GPUS = (
+    " This engine computes a model on one device: one that needs several GPUs is served with --engine vllm and "
+    """AGENT_SERVER_VLLM='{"tensor_parallel_size": 2}'."""
+)
 
 
 def check_folder(model: str) -> None:
@@ -53,10 +57,11 @@ def check_memory(model: str, dtype: torch.dtype, device: torch.device) -> None:
     """Raise if the weights alone are more than what is free."""
     needed, free = weight_bytes(Path(model).expanduser(), dtype), free_bytes(device)
     if needed and free and needed > free:
+        larger = "" if device.type == "cpu" else SEVERAL_GPUS
         raise EngineError(
             "out_of_memory",
             f"{model} needs about {needed / 2**30:.1f} GiB for its weights alone; "
-            f"{free / 2**30:.1f} GiB are free on {device.type}.",
+            f"{free / 2**30:.1f} GiB are free on {device}.{larger}",
         )
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 
 import pytest
+import torch
 
 from agent_server.engine.protocol import Control, Delta, EngineError, Finished, GenerationRequest
 from agent_server.engines.embedded import EmbeddedEngine, EngineConfig
@@ -165,6 +166,14 @@ async def test_too_little_memory_is_noticed_before_loading(folder, monkeypatch):
         await engine.start()
     assert raised.value.kind == "out_of_memory"
     await engine.close()
+
+
+def test_a_model_beyond_one_gpu_is_told_where_several_compute_it(folder, monkeypatch):
+    from agent_server.generation import weights
+
+    monkeypatch.setattr(weights, "free_bytes", lambda device: 1000)
+    with pytest.raises(EngineError, match=r"on cuda:1\..* --engine vllm .*tensor_parallel_size"):
+        weights.check_memory(str(folder), torch.bfloat16, torch.device("cuda:1"))
 
 
 async def test_loading_shows_its_progress(folder):

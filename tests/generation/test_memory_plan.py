@@ -35,7 +35,9 @@ def test_a_card_of_24_gib_serves_a_model_of_8_billion_parameters():
 
 
 def test_a_model_that_leaves_nothing_is_refused_with_what_takes_the_memory():
-    with pytest.raises(TooLittle, match=r"0\.50 GiB are free beside the weights; a step takes 0\.39, .* --max-batch"):
+    with pytest.raises(
+        TooLittle, match=r"0\.50 GiB are free beside the weights; a step takes 0\.39, .* AGENT_SERVER_MAX_BATCH"
+    ):
         share_out(512 * MIB, Demand(147_456, 16, wanted=10**9), step=400 * MIB, graphs=0)
 
 
