@@ -24,6 +24,7 @@ from adapters.errors import RequestError, row
 from adapters.inbound import CLOSING, DEFAULT_LIMITS, Inbound, Limits, ReadMessage, read_text
 from adapters.legacy import downgrade
 from events.encode import encode
+from events.metadata import ErrorMetadata, as_metadata
 from events.vocabulary import ERROR_EVENT, Custom, Event, RunError, RunFinished
 
 MAX_AFTER = 2**53
@@ -160,8 +161,8 @@ class Session:
             value["param"] = error.param
         if self.reading:
             return [Send(encode(Custom(name=ERROR_EVENT, value=value)))]
-        metadata = {"retryable": row(error.kind).retryable, **({"param": error.param} if error.param else {})}
-        return [Send(encode(RunError(message=error.message, code=error.kind, metadata=metadata)))]
+        metadata = ErrorMetadata(retryable=row(error.kind).retryable, param=error.param or None)
+        return [Send(encode(RunError(message=error.message, code=error.kind, metadata=as_metadata(metadata))))]
 
     def controlled(self, action: ControlAction, done: bool) -> list[Action]:
         """What was done shows in the events; what was not is said."""

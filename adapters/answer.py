@@ -9,14 +9,14 @@ collected here.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 
 from adapters.errors import KINDS, ErrorKind, RequestError
-from adapters.openai_tokens import TokenDetail, tokens_of
-from events.answer import FinishedCall
 from events.message import fold as fold_messages
+from events.metadata import FinishedMetadata, Scored, error_metadata, finished_metadata, tokens_of
+from events.run_output import FinishedCall
 from events.sampling import PARAMETERS, Wire, names_on
 from events.vocabulary import (
     CancelledOutcome,
@@ -64,10 +64,10 @@ class Pieces(msgspec.Struct):
 
     reasoning: list[str] = []
     calls: list[dict[str, object]] = []
-    tokens: list[TokenDetail] = []
-    text_tokens: list[TokenDetail] = []
-    reasoning_tokens: list[TokenDetail] = []
-    call_tokens: list[TokenDetail] = []
+    tokens: list[Scored] = []
+    text_tokens: list[Scored] = []
+    reasoning_tokens: list[Scored] = []
+    call_tokens: list[Scored] = []
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,28 +82,23 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     interrupts: Sequence[Interrupt]
     encrypted_reasoning: str | None
     pieces: Pieces
-    metadata: dict[str, Any]
+    metadata: FinishedMetadata
 
     @property
     def stop(self) -> str | int | None:
         """The stop string or token that matched."""
-        return self.metadata.get("stop")
+        return self.metadata.stop
 
     @property
     def warnings(self) -> Sequence[str]:
-        return self.metadata.get("warnings") or ()
-
-    @property
-    def timings(self) -> dict[str, Any]:
-        return self.metadata.get("timings") or {}
+        return self.metadata.warnings or ()
 
 
 def finish_reason(event: RunFinished) -> str:
     """ "stop", "length", "tool_calls" or "cancelled": what the run says, else what its outcome implies."""
     if isinstance(event.outcome, CancelledOutcome):
         return "cancelled"
-    stated = (event.metadata or {}).get("finishReason")
-    if isinstance(stated, str):
+    if (stated := finished_metadata(event).finish_reason) is not None:
         return stated
     pending = event.outcome.pending_tool_call_ids if isinstance(event.outcome, SuccessOutcome) else None
     return "tool_calls" if pending else "stop"
@@ -126,7 +121,7 @@ def own_events(events: Iterable[Event], hidden_tools: Container[str] = ()) -> li
 def fold(events: Iterable[Event], *, hidden_tools: Container[str] = ()) -> Answer:
     """`hidden_tools` are the names of tools that the server runs itself."""
     shown = own_events(events, hidden_tools)
-    said = fold_messages(shown).answer()
+    said = fold_messages(shown).output()
     end = next((event for event in reversed(shown) if isinstance(event, RunFinished | RunError)), None)
     outcome = end.outcome if isinstance(end, RunFinished) else None
     sealed = [event.encrypted_value for event in shown if isinstance(event, ReasoningEncryptedValue)]
@@ -140,7 +135,7 @@ def fold(events: Iterable[Event], *, hidden_tools: Container[str] = ()) -> Answe
         interrupts=outcome.interrupts if isinstance(outcome, InterruptOutcome) else (),
         encrypted_reasoning=sealed[-1] if sealed else None,
         pieces=_pieces(shown, end),
-        metadata=(end.metadata if end else None) or {},
+        metadata=finished_metadata(end),
     )
 
 
@@ -186,4 +181,4 @@ def raise_failure(answer: Answer, wire: Wire, answered: Collection[str] = ()) ->
     if error is None or error.code in answered:
         return
     kind = error.code if error.code in KINDS else "internal"
-    raise RequestError(cast(ErrorKind, kind), error.message, param=field_on(wire, (error.metadata or {}).get("param")))
+    raise RequestError(cast(ErrorKind, kind), error.message, param=field_on(wire, error_metadata(error).param))

@@ -8,7 +8,7 @@ stream's size quadratic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import msgspec
@@ -22,9 +22,10 @@ from adapters.errors import payload, row
 from adapters.frame_json import json_bytes, json_string
 from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
 from adapters.openai_chat.chat_inbound import read_conversation
-from adapters.openai_tokens import TokenDetail, combined_usage, tokens_of
+from adapters.openai_tokens import combined_usage
 from adapters.request_options import KNOWN, read_options
 from adapters.tool_choice import check_tool_choice
+from events.metadata import RunTimings, Scored, tokens_of
 from events.options import GenerationOptions
 from events.vocabulary import (
     Event,
@@ -208,7 +209,7 @@ class Messages:
     def _tokens(self, delta: str, metadata: dict[str, Any] | None, channel: str | None, extra: bytes) -> list[bytes]:
         """A message for each token where the tokens' texts are the delta, else one for the whole delta."""
         details = tokens_of(metadata)
-        pieces: list[tuple[str, Sequence[TokenDetail]]] = [(delta, details)]
+        pieces: list[tuple[str, Sequence[Scored]]] = [(delta, details)]
         if len(details) > 1 and "".join(detail[1] for detail in details) == delta:
             pieces = [(detail[1], [detail]) for detail in details]
         messages = []
@@ -227,7 +228,7 @@ class Messages:
         if self._flags.options.include_generated_text and self._flags.options.stream:
             self._escaped += json_string(text)[1:-1]
 
-    def _token(self, text: str, tokens: Sequence[TokenDetail] | None, extra: bytes) -> bytes:
+    def _token(self, text: str, tokens: Sequence[Scored] | None, extra: bytes) -> bytes:
         options = self._flags.options
         message = b'{"type":"token","token":' + json_string(text)
         if tokens and options.include_token_ids:
@@ -291,7 +292,7 @@ def _ms(seconds: float) -> float:
     return round(seconds * 1000, 3)
 
 
-def _logprobs(tokens: Sequence[TokenDetail], top: int) -> list[Any]:
+def _logprobs(tokens: Sequence[Scored], top: int) -> list[Any]:
     """The token and its alternatives; for several tokens in one message, a list for each."""
     each = [
         [{"token": token[1], "logprob": token[2]}]
@@ -355,7 +356,7 @@ def generate_body(events: Sequence[Event], identity: Identity, flags: GenerateFl
         completion.pop(name, None)
     body: dict[str, Any] = {"id": identity.request_id, "model": identity.model, **completion}
     if flags.options.include_timing:
-        body["timing"] = _run_timing(answer.timings)
+        body["timing"] = _run_timing(answer.metadata.timings)
     if flags.options.include_token_ids:
         body["token_ids"] = [token[0] for token in answer.pieces.tokens]
     if flags.options.include_logprobs:
@@ -367,6 +368,6 @@ def _silent(flags: GenerateFlags) -> GenerateFlags:
     return msgspec.structs.replace(flags, options=msgspec.structs.replace(flags.options, stream=False))
 
 
-def _run_timing(timings: Mapping[str, float]) -> dict[str, float | None]:
-    first = timings.get("firstToken")
-    return {"first_token_ms": None if first is None else _ms(first), "total_ms": _ms(timings.get("total", 0.0))}
+def _run_timing(timings: RunTimings) -> dict[str, float | None]:
+    first = timings.first_token
+    return {"first_token_ms": None if first is None else _ms(first), "total_ms": _ms(timings.total or 0.0)}

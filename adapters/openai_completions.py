@@ -16,7 +16,7 @@ from adapters.frame_json import json_bytes, json_string
 from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
 from adapters.openai_chat.chat_inbound import read_stream_options
 from adapters.openai_chat.chat_outbound import ANSWERED, DONE, error_object, stop_text, wire_finish
-from adapters.openai_tokens import TokenDetail, combined_usage, tokens_of
+from adapters.openai_tokens import combined_usage
 from adapters.request_fields import (
     BOOLEAN,
     INTEGER,
@@ -32,6 +32,7 @@ from adapters.request_fields import (
     warnings_of,
 )
 from adapters.request_options import read_options
+from events.metadata import Scored, tokens_of
 from events.vocabulary import Event, RunError, RunFinished, TextMessageContent, TokenUsage
 
 DEFAULT_MAX_TOKENS = 16
@@ -270,9 +271,7 @@ def _usage(runs: Sequence[Sequence[TokenUsage]], flags: CompletionFlags) -> dict
     return usage
 
 
-def legacy_logprobs(
-    tokens: Sequence[TokenDetail | None], top: int, offset: int = 0, unscored: str = ""
-) -> dict[str, Any]:
+def legacy_logprobs(tokens: Sequence[Scored | None], top: int, offset: int = 0, unscored: str = "") -> dict[str, Any]:
     """Completions' own form. `offset` is where the first token's text begins; a prompt's first token, which nothing
     precedes and nobody can score, is None, and its text is `unscored`."""
     texts = [unscored if token is None else token[1] for token in tokens]
@@ -288,7 +287,7 @@ def legacy_logprobs(
     }
 
 
-def _alternatives(token: TokenDetail, top: int) -> dict[str, float]:
+def _alternatives(token: Scored, top: int) -> dict[str, float | None]:
     """Alternatives by their text, the chosen token always among them."""
     found = {alternative[1]: alternative[2] for alternative in (token[3] or ())[:top]}
     return found | {token[1]: token[2]}
@@ -329,7 +328,7 @@ def _choice(answer: Answer, index: int, identity: CompletionIdentity, flags: Com
         choice["stop_reason"] = answer.stop
     if flags.token_ids:
         choice["token_ids"] = [] if flags.score_only else [token[0] for token in answer.pieces.tokens]
-        ids = answer.metadata.get("promptTokenIds") if isinstance(prompt, str) else list(prompt)
+        ids = answer.metadata.prompt_token_ids if isinstance(prompt, str) else list(prompt)
         if ids is not None:
             choice["prompt_token_ids"] = ids
     return choice
@@ -338,10 +337,10 @@ def _choice(answer: Answer, index: int, identity: CompletionIdentity, flags: Com
 def _logprobs(answer: Answer, before: str, flags: CompletionFlags) -> dict[str, Any] | None:
     if flags.logprobs is None:
         return None
-    shown: list[TokenDetail | None] = [] if flags.score_only else list(answer.pieces.text_tokens)
+    shown: list[Scored | None] = [] if flags.score_only else list(answer.pieces.text_tokens)
     if not flags.echo:
         return legacy_logprobs(shown, flags.logprobs)
-    scored: list[TokenDetail | None] | None = answer.metadata.get("promptLogprobs")
+    scored = answer.metadata.prompt_logprobs
     if scored is None:
         raise RequestError("invalid_request", "This model's engine does not score prompts.", param="echo")
     rest = "".join(token[1] for token in scored if token is not None)

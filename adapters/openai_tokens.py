@@ -1,21 +1,12 @@
-"""What OpenAI's wires say about tokens: usage objects and log probabilities.
-
-Token details ride on events as `metadata["tokens"]`: `[[id, text, logprob, [[id, text, logprob], ...]], ...]`.
-"""
+"""What OpenAI's wires say about tokens: usage objects and log probabilities."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from events.metadata import Alternative, Scored
 from events.vocabulary import TokenUsage
-
-TokenDetail = Sequence[Any]
-"""One token as the events carry it: (id, text, logprob or None, alternatives or None)."""
-
-
-def tokens_of(metadata: dict[str, Any] | None) -> Sequence[TokenDetail]:
-    return metadata.get("tokens") or () if metadata else ()
 
 
 def combined_usage(runs: Sequence[Sequence[TokenUsage]], n: int | None = None) -> dict[str, Any]:
@@ -37,7 +28,7 @@ def _total(usage: Iterable[TokenUsage], name: str) -> int:
     return sum(getattr(part, name) or 0 for part in usage)
 
 
-def chat_logprobs(tokens: Iterable[TokenDetail], top: int) -> list[dict[str, Any]]:
+def chat_logprobs(tokens: Iterable[Scored], top: int) -> list[dict[str, Any]]:
     """`ChatCompletionTokenLogprob` objects; a token without a log probability has none to show and is left out."""
     return [
         {**_logprob(token), "top_logprobs": [_logprob(alternative) for alternative in (token[3] or ())[:top]]}
@@ -46,6 +37,6 @@ def chat_logprobs(tokens: Iterable[TokenDetail], top: int) -> list[dict[str, Any
     ]
 
 
-def _logprob(token: TokenDetail) -> dict[str, Any]:
+def _logprob(token: Scored | Alternative) -> dict[str, Any]:
     text: str = token[1]
     return {"token": text, "logprob": token[2], "bytes": list(text.encode("utf-8", "replace"))}

@@ -27,6 +27,7 @@ from adapters.generate import (
 )
 from adapters.inbound import CLOSING, DEFAULT_LIMITS, Inbound, Limits, ReadMessage, read_text
 from adapters.request_options import SAMPLING
+from events.metadata import FinishedMetadata, as_metadata, finished_metadata
 from events.vocabulary import CONTROL_EVENT, Custom, Event, RunError, RunFinished
 
 State = Literal["waiting", "running", "idle"]
@@ -242,7 +243,7 @@ class Session:
 
     def abandoned(self) -> list[Action]:
         """The client stopped before the run could be started."""
-        empty = RunFinished(thread_id="", run_id="", metadata={"finishReason": "stop"})
+        empty = RunFinished(thread_id="", run_id="", metadata=as_metadata(FinishedMetadata(finish_reason="stop")))
         identity = Identity(request_id=self._request_id or "", model=self._config.get("model") or "")
         self._messages = self._messages or Messages(identity, self._flags, self._clock)
         return self.event(empty)
@@ -263,8 +264,8 @@ class Session:
     def _ending(self, event: Event) -> Event:
         """A run that ended because the client asked for it was stopped, not cancelled behind its back."""
         if isinstance(event, RunFinished) and self._stopping:
-            metadata = {**(event.metadata or {}), "finishReason": "stop"}
-            return msgspec.structs.replace(event, outcome=None, metadata=metadata)
+            metadata = msgspec.structs.replace(finished_metadata(event), finish_reason="stop")
+            return msgspec.structs.replace(event, outcome=None, metadata=as_metadata(metadata))
         return event
 
     def _in_effect(self, value: Any) -> list[Action]:

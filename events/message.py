@@ -16,10 +16,10 @@ from typing import Any
 from ag_ui.core import Message
 from pydantic import BaseModel, TypeAdapter
 
-from events.answer import Answer, FinishedCall, Wire, make_answer
 from events.chunks import ChunkExpander
 from events.encode import to_wire
 from events.patch import PatchError, apply_patch
+from events.run_output import FinishedCall, RunOutput, Wire, run_output
 from events.vocabulary import (
     ActivityDelta,
     ActivitySnapshot,
@@ -31,12 +31,10 @@ from events.vocabulary import (
     ReasoningMessageContent,
     ReasoningMessageEnd,
     ReasoningMessageStart,
-    RunError,
     RunFinished,
     RunStarted,
     StateDelta,
     StateSnapshot,
-    SuccessOutcome,
     TextMessageContent,
     TextMessageEnd,
     TextMessageStart,
@@ -46,7 +44,7 @@ from events.vocabulary import (
     ToolCallStart,
 )
 
-__all__ = ["Answer", "FinishedCall", "Folder", "fold", "to_dicts", "to_models"]
+__all__ = ["FinishedCall", "Folder", "RunOutput", "fold", "to_dicts", "to_models"]
 
 _MESSAGES: TypeAdapter[list[Message]] = TypeAdapter(list[Message])
 
@@ -85,9 +83,7 @@ class Folder:
         self.issues: list[str] = []
         self.interrupts: list[Interrupt] = []
         self._chunks = ChunkExpander()
-        self._terminal: RunFinished | RunError | None = None
         self._started: list[str] = []
-        self._answered: set[str] = set()
         self._index()
 
     def _index(self) -> None:
@@ -119,11 +115,11 @@ class Folder:
             if handle is not None:
                 handle(self, single)
 
-    def answer(self) -> Answer:
+    def output(self) -> RunOutput:
         """What the run said so far; final once its terminal event was added."""
         added = [message for message in self.messages if message["id"] not in self._before]
         calls = [self._call(call_id) for call_id in self._started if call_id in self._calls]
-        return make_answer(added, calls, self._pending(), self._terminal)
+        return run_output(added, calls)
 
     def _settle(self) -> None:
         for text in (*self._texts.values(), *self._arguments.values()):
@@ -133,17 +129,10 @@ class Folder:
         function = self._calls[call_id][1]["function"]
         return FinishedCall(id=call_id, name=function["name"], arguments=function["arguments"])
 
-    def _pending(self) -> list[str]:
-        """The producer's own list where it gives one, else every call of the run without a result."""
-        outcome = self._terminal.outcome if isinstance(self._terminal, RunFinished) else None
-        if isinstance(outcome, SuccessOutcome) and outcome.pending_tool_call_ids:
-            return list(outcome.pending_tool_call_ids)
-        return [call_id for call_id in self._started if call_id not in self._answered]
-
     # ---- runs -------------------------------------------------------------------------------------------------------
 
     def _run_started(self, event: RunStarted) -> None:
-        self._started, self._answered, self._terminal = [], set(), None
+        self._started = []
         run_input = event.input
         if isinstance(run_input, BaseModel):
             run_input = run_input.model_dump(mode="json", by_alias=True)
@@ -152,11 +141,7 @@ class Folder:
                 self._append(copy.deepcopy(message))
 
     def _run_finished(self, event: RunFinished) -> None:
-        self._terminal = event
         self.interrupts = event.outcome.interrupts if isinstance(event.outcome, InterruptOutcome) else []
-
-    def _run_error(self, event: RunError) -> None:
-        self._terminal = event
 
     # ---- text and reasoning -----------------------------------------------------------------------------------------
 
@@ -248,7 +233,6 @@ class Folder:
             _merge_metadata(self._calls[event.tool_call_id][1], event)
 
     def _tool_result(self, event: ToolCallResult) -> None:
-        self._answered.add(event.tool_call_id)
         content = event.content if isinstance(event.content, str) else to_wire(event)["content"]
         message: Wire = {"id": event.message_id, "toolCallId": event.tool_call_id, "role": "tool", "content": content}
         message |= _owner(event)
@@ -336,7 +320,6 @@ class Folder:
 _HANDLERS: dict[type, Any] = {
     RunStarted: Folder._run_started,
     RunFinished: Folder._run_finished,
-    RunError: Folder._run_error,
     TextMessageStart: Folder._text_start,
     TextMessageContent: Folder._content,
     TextMessageEnd: Folder._end,

@@ -5,7 +5,8 @@ The protocol leaves metadata open, so a log from elsewhere may hold anything the
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import msgspec
 
@@ -14,6 +15,9 @@ from events.vocabulary import Event, ReasoningMessageContent, RunError, RunFinis
 Alternative = tuple[int, str, float | None]
 """Token id, its text, its natural log probability (None where it was not asked for)."""
 Scored = tuple[int, str, float | None, list[Alternative]]
+
+
+Tokens = Sequence[Scored]
 
 
 class DeltaMetadata(msgspec.Struct, frozen=True):
@@ -46,11 +50,14 @@ class FinishedMetadata(msgspec.Struct, frozen=True, rename="camel", omit_default
     resumed: int | None = None
 
 
-class ErrorMetadata(msgspec.Struct, frozen=True, omit_defaults=True):
-    """param: the request's field that is at fault."""
+class ErrorMetadata(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """param: the request's field that is at fault. next_event: of a reader that lost some, the first event that it can
+    still have. lost: the run's gateway died, and another one wrote this ending."""
 
     retryable: bool | None = None
     param: str | None = None
+    next_event: int | None = None
+    lost: bool | None = None
 
 
 _SHAPES: dict[type[Any], type[msgspec.Struct]] = {
@@ -74,6 +81,24 @@ def finished_metadata(event: Event | None) -> FinishedMetadata:
     if not isinstance(event, RunFinished) or not event.metadata:
         return FinishedMetadata()
     return msgspec.convert(event.metadata, FinishedMetadata)
+
+
+def error_metadata(event: Event | None) -> ErrorMetadata:
+    """What a RUN_ERROR carries; empty for other events. msgspec.ValidationError for what this server did not write."""
+    if not isinstance(event, RunError) or not event.metadata:
+        return ErrorMetadata()
+    return msgspec.convert(event.metadata, ErrorMetadata)
+
+
+def tokens_of(metadata: Mapping[str, object] | None) -> Tokens:
+    """The tokens that an event's metadata tells of. There is one call for every delta, so nothing is converted: JSON's
+    lists stand for the tuples in events that were read from a log."""
+    return cast(Tokens, metadata.get("tokens") or ()) if metadata else ()
+
+
+def without_tokens(metadata: Mapping[str, object] | None) -> dict[str, object]:
+    """What a stored message keeps: its tokens were only for those who read it as it was written."""
+    return {key: value for key, value in (metadata or {}).items() if key != "tokens"}
 
 
 def checked(event: Event) -> Event:

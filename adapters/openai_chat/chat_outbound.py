@@ -14,7 +14,8 @@ from adapters.answer import Answer, PromptOf, field_on, finish_reason, fold, rai
 from adapters.errors import payload
 from adapters.frame_json import json_bytes, json_string
 from adapters.openai_chat.chat_inbound import ChatFlags
-from adapters.openai_tokens import TokenDetail, chat_logprobs, combined_usage, tokens_of
+from adapters.openai_tokens import chat_logprobs, combined_usage
+from events.metadata import Scored, error_metadata, finished_metadata, tokens_of
 from events.sampling import Wire
 from events.vocabulary import (
     Event,
@@ -59,7 +60,7 @@ def error_object(error: RunError | None, wire: Wire = "chat") -> dict[str, Any]:
     """The `error` of a chunk or body; None is a run that somebody cancelled."""
     if error is None:
         return {"message": "The run was cancelled.", "type": "server_error", "param": None, "code": "cancelled"}
-    param = field_on(wire, (error.metadata or {}).get("param"))
+    param = field_on(wire, error_metadata(error).param)
     said: dict[str, Any] = payload("openai", error.code or "internal", error.message, param=param)["error"]
     if error.code in ANSWERED:
         said["type"] = said["code"] = error.code
@@ -230,17 +231,18 @@ class ChatStream:
             return self._broken(error_object(None), choice)
         choice.ended = True
         choice.usage = event.usage or ()
-        metadata = event.metadata or {}
+        metadata = finished_metadata(event)
+        tokens = metadata.tokens or ()
         last: dict[str, Any] = {"finish_reason": reason}
-        if (stop := metadata.get("stop")) is not None:
-            last["stop_reason"] = stop
+        if metadata.stop is not None:
+            last["stop_reason"] = metadata.stop
         if self._flags.token_ids:
-            last["token_ids"] = [token[0] for token in tokens_of(metadata)]
-        extensions = extensions_of([*self._flags.warnings, *(metadata.get("warnings") or ())], ())
+            last["token_ids"] = [token[0] for token in tokens]
+        extensions = extensions_of([*self._flags.warnings, *(metadata.warnings or ())], ())
         extra = b',"extensions":' + json_bytes(extensions) if extensions else b""
-        choice.tokens += len(tokens_of(metadata))
+        choice.tokens += len(tokens)
         close = b"}]" + extra + self._close_of(choice)
-        text = stop_text(metadata.get("stop"), self._flags.include_stop)
+        text = stop_text(metadata.stop, self._flags.include_stop)
         opening = b'"content":' + json_string(text) if choice.first or text else b""
         return self._delta(opening, choice, b'},"logprobs":null,' + json_bytes(last)[1:-1] + close)
 
@@ -262,7 +264,7 @@ _HANDLERS: dict[type, Callable[[ChatStream, Any, _Choice], bytes]] = {
 }
 
 
-def logprobs_object(kinds: Mapping[str, Sequence[TokenDetail]], top: int) -> dict[str, Any]:
+def logprobs_object(kinds: Mapping[str, Sequence[Scored]], top: int) -> dict[str, Any]:
     """`logprobs` of a choice: OpenAI's `content` and `refusal`; reasoning's and calls' tokens under their own names,
     since OpenAI has none for them."""
     shown = {kind: chat_logprobs(tokens, top) for kind, tokens in kinds.items() if tokens}
@@ -296,8 +298,8 @@ def chat_body(runs: Sequence[Sequence[Event]], identity: ChatIdentity, flags: Ch
     }
     if broken is not None:
         body["error"] = error_object(broken.error)
-    if flags.token_ids and answers and answers[0].metadata.get("promptTokenIds") is not None:
-        body["prompt_token_ids"] = answers[0].metadata.get("promptTokenIds")
+    if flags.token_ids and answers and (ids := answers[0].metadata.prompt_token_ids) is not None:
+        body["prompt_token_ids"] = ids
     return json_bytes(body)
 
 

@@ -15,8 +15,9 @@ from adapters import sse
 from adapters.answer import finish_reason
 from adapters.frame_json import json_bytes, json_string
 from adapters.openai_responses.responses_inbound import ResponseFlags
-from adapters.openai_tokens import TokenDetail, chat_logprobs, tokens_of
+from adapters.openai_tokens import chat_logprobs
 from adapters.sealed import Seal, wrap
+from events.metadata import Scored, tokens_of
 from events.vocabulary import (
     Event,
     InterruptOutcome,
@@ -76,7 +77,7 @@ class _Item:
         self.name = name
         self.sealed: str | None = None
         self.deltas: list[str] = []
-        self.tokens: list[TokenDetail] = []
+        self.tokens: list[Scored] = []
         self.head = b""
 
     @property
@@ -260,7 +261,7 @@ class ResponseStream:
             logprobs = b',"logprobs":' + (json_bytes(self._logprobs(tokens)) if tokens else b"[]")
         return item.head + json_string(delta) + logprobs + b',"sequence_number":%d}\n\n' % self._number
 
-    def _logprobs(self, tokens: Sequence[TokenDetail]) -> list[dict[str, Any]]:
+    def _logprobs(self, tokens: Sequence[Scored]) -> list[dict[str, Any]]:
         return chat_logprobs(tokens, self._flags.logprobs or 0)
 
     # ---- ends -------------------------------------------------------------------------------------------------------

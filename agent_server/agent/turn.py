@@ -20,6 +20,7 @@ from agent_server.runs import Recorder, RunContext
 from agent_server.runs.execution import token_row
 from events.delivery import joined
 from events.message import Folder, to_models
+from events.metadata import without_tokens
 from events.options import GenerationOptions
 from events.plain import PlainTranslator
 from events.translator import Translator
@@ -237,6 +238,6 @@ def _invalid(call: ToolCall, found: Invalid) -> dict[str, Any]:
 
 def _kept(message: dict[str, Any]) -> dict[str, Any]:
     """A message without what was only for whoever watched it being written: the tokens it came in."""
-    metadata = {key: value for key, value in (message.get("metadata") or {}).items() if key != "tokens"}
+    metadata = without_tokens(message.get("metadata"))
     rest = {key: value for key, value in message.items() if key != "metadata"}
     return {**rest, "metadata": metadata} if metadata else rest

@@ -21,6 +21,7 @@ from adapters.inbound import Inbound
 from adapters.openai_models import no_such_model
 from agent_server.ids import new_id
 from agent_server.routes.http import SEND_BYTES, Encoder, EventStream, id_headers, left
+from events.metadata import error_metadata
 from events.options import GenerationOptions
 from events.sampling import Wire
 from events.vocabulary import Event, RunError, RunFinished, RunStarted
@@ -289,4 +290,4 @@ async def _hold(frames: AnswerFrames, leaving: asyncio.Task[None]) -> bool:
 def failed(error: RunError, wire: Wire) -> RequestError:
     """The HTTP error that says what ended a run, in the words of the wire that asked for it."""
     kind: ErrorKind = error.code if error.code in KINDS else "internal"  # type: ignore[assignment]
-    return RequestError(kind, error.message, param=field_on(wire, (error.metadata or {}).get("param")))
+    return RequestError(kind, error.message, param=field_on(wire, error_metadata(error).param))

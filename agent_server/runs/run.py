@@ -14,6 +14,7 @@ from adapters.answer import PromptNote
 from adapters.errors import RequestError
 from agent_server.runs.controls import Controls
 from agent_server.runs.log import EventLog, FellBehind, LogLimits, Reader
+from events.metadata import ErrorMetadata, as_metadata
 from events.options import GenerationOptions
 from events.vocabulary import Event, RunError
 
@@ -200,7 +201,7 @@ def lost(gap: FellBehind) -> Event:
         message=f"This reader fell behind and events {gap.wanted} to {gap.oldest - 1} are no longer kept. "
         "The run itself goes on; its thread can be read.",
         code="connection",
-        metadata={"retryable": False, "nextEvent": gap.oldest},
+        metadata=as_metadata(ErrorMetadata(retryable=False, next_event=gap.oldest)),
     )
 
 

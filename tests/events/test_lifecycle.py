@@ -175,7 +175,7 @@ def test_checking_costs_the_same_at_the_end_of_a_long_message():
             verifier.check(text()[1])
         sizes.append((len(verifier._open), sum(map(len, verifier._owners.values()))))
     assert len(set(sizes)) == 1
-    assert fold([START, text()[0], *[text()[1]] * 300, text()[2], FINISH]).answer().text == "x" * 300
+    assert fold([START, text()[0], *[text()[1]] * 300, text()[2], FINISH]).output().text == "x" * 300
 
 
 def test_the_page_in_the_documentation_is_the_table():

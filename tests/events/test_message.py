@@ -8,9 +8,9 @@ import pytest
 from inline_snapshot import snapshot
 
 from events import vocabulary as v
-from events.answer import Answer, FinishedCall, total_usage
 from events.message import Folder, fold, to_dicts, to_models
 from events.patch import PatchError, apply_patch
+from events.run_output import FinishedCall, RunOutput
 
 START = v.RunStarted(thread_id="t", run_id="r")
 
@@ -70,33 +70,21 @@ def test_a_run_with_reasoning_text_and_tools():
 
 
 def test_the_answer_of_a_run():
-    answer = fold(weather_run(), messages=[{"id": "u", "role": "assistant", "content": "before"}]).answer()
-    assert answer == Answer(
+    answer = fold(weather_run(), messages=[{"id": "u", "role": "assistant", "content": "before"}]).output()
+    assert answer == RunOutput(
         text="One moment.",
         reasoning="Look it up.",
         tool_calls=(
             FinishedCall(id="c1", name="get_weather", arguments='{"city":"Oslo"}'),
             FinishedCall(id="c2", name="change_background", arguments=""),
         ),
-        pending=("c2",),
-        usage=v.TokenUsage(input_tokens=7, output_tokens=2),
-        finish_reason="tool_calls",
-        warnings=("seed ignored",),
-        metadata={"finishReason": "tool_calls", "warnings": ["seed ignored"]},
     )
 
 
 def test_a_failed_run_keeps_what_it_said():
     events = [*weather_run()[:4], v.RunError(message="The engine is gone.", code="connection")]
-    answer = fold(events).answer()
-    assert (answer.reasoning, answer.finish_reason) == ("Look it ", "error")
-    assert answer.error == ("connection", "The engine is gone.")
-
-
-def test_the_producers_list_of_pending_calls_is_believed():
-    events = weather_run()[:-1]
-    outcome = v.SuccessOutcome(pending_tool_call_ids=["c9"])
-    assert fold([*events, v.RunFinished(thread_id="t", run_id="r", outcome=outcome)]).answer().pending == ("c9",)
+    answer = fold(events).output()
+    assert answer.reasoning == "Look it "
 
 
 def test_reading_in_mid_stream_changes_nothing():
@@ -105,9 +93,9 @@ def test_reading_in_mid_stream_changes_nothing():
         whole.add(event)
         watched.add(event)
         assert watched.messages is watched.messages
-        watched.answer()
+        watched.output()
     assert watched.messages == whole.messages
-    assert watched.answer() == whole.answer()
+    assert watched.output() == whole.output()
 
 
 def test_the_messages_handed_in_are_not_changed():
@@ -152,12 +140,6 @@ def test_an_interrupt_is_open_until_a_run_ends_without_it():
     folder.add(START)
     folder.add(v.RunFinished(thread_id="t", run_id="r"))
     assert folder.interrupts == []
-
-
-def test_usage_of_one_model_keeps_its_name():
-    one = v.TokenUsage(model="a", input_tokens=1)
-    assert total_usage([one]) is one
-    assert total_usage([]) is None
 
 
 def test_a_megabyte_in_small_deltas_folds_in_linear_time():

@@ -39,7 +39,7 @@ async def watch(run: Run) -> None:
     folder = Folder()
     async for _, event in run.events():
         folder.add(event)
-    print(run.thread_id, run.id, folder.answer().text.strip(), sep="\t", flush=True)
+    print(run.thread_id, run.id, folder.output().text.strip(), sep="\t", flush=True)
 
 
 async def main(url: str) -> None:

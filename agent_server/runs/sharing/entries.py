@@ -15,6 +15,7 @@ from agent_server.runs.sharing.keys import Place
 from agent_server.runs.sharing.limits import SharingLimits
 from events.encode import decode, encode
 from events.lifecycle import LifecycleError, Verifier
+from events.metadata import ErrorMetadata, as_metadata
 from events.vocabulary import (
     Event,
     ReasoningMessageContent,
@@ -109,5 +110,5 @@ def died() -> RunError:
     return RunError(
         message="The server that ran this died before the run was complete; its thread has what was committed.",
         code="unavailable",
-        metadata={"retryable": True, "lost": True},
+        metadata=as_metadata(ErrorMetadata(retryable=True, lost=True)),
     )

@@ -15,6 +15,7 @@ from agent_server.runs.log import EventLog, LogLimits, Reader
 from agent_server.runs.run import check_position, lost
 from agent_server.runs.sharing.entries import TERMINAL
 from agent_server.runs.sharing.keys import Place
+from events.metadata import ErrorMetadata, as_metadata, error_metadata
 from events.vocabulary import Event, RunError
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class RemoteRun:
     @property
     def died(self) -> bool:
         """Whether another gateway had to end it."""
-        return isinstance(self.terminal, RunError) and bool((self.terminal.metadata or {}).get("lost"))
+        return bool(error_metadata(self.terminal).lost)
 
     @property
     def state(self) -> str:
@@ -164,7 +165,7 @@ class RemoteRun:
     def cut(self, why: str) -> None:
         """End every reader here; the run itself may well go on."""
         if not self.done.is_set():
-            metadata = {"retryable": True, "nextEvent": self.log.last + 1}
+            metadata = as_metadata(ErrorMetadata(retryable=True, next_event=self.log.last + 1))
             self._cut = RunError(
                 message=f"{why} Read on from event {self.log.last + 1}.", code="connection", metadata=metadata
             )
