@@ -117,6 +117,16 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True):
     value: Any
 
 
+class Picture(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A decoded picture. pixels: `height` rows of `width` times red, green and blue, a byte each. digest: of the size
+    and the pixels, by which caches know the picture."""
+
+    width: int
+    height: int
+    pixels: bytes
+    digest: bytes
+
+
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence to generate. `tenant`: prefix caches are kept apart by it, and capacity is shared fairly between
     tenants.
@@ -124,6 +134,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     generated: the beginning of the answer, which another engine generated before it was lost. The engine does not yield
     it again. It counts as generated for everything else: limits, penalties, stop strings, the grammar, the seed's
     random numbers, positions and usage. Send it only to engines whose `EngineInfo.continues` is not "no".
+
+    pictures: one for each of the prompt's `EngineInfo.placeholders["image"]`, in their order. The engine puts as many
+    tokens there as the picture takes, which count as the prompt's.
     """
 
     request_id: str
@@ -133,6 +146,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     constraint: Constraint | None = None
     tenant: str = ""
     priority: int = 0
+    pictures: tuple[Picture, ...] = ()
 
 
 EngineItem = Delta | Control | Finished
@@ -156,6 +170,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     continues: how the engine honours a request's `generated`. "exact": it generates the same rest as if it had
     generated the beginning too, with grammars and seeds. "plain": it treats those tokens as part of the prompt, so that
     grammars, seeds and the penalties that count the answer alone start from zero. "no": it ignores them.
+    placeholders: the kinds of media that the model takes beside text ("image"), each with the token that stands for one
+    of them in a prompt.
     """
 
     model: str
@@ -166,6 +182,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     supports_pause: bool = True
     supports_modify: bool = True
     continues: Literal["exact", "plain", "no"] = "no"
+    placeholders: dict[str, int] = {}
     details: dict[str, Any] = {}
 
 

@@ -85,7 +85,7 @@ FLOORS: list[set[str]] = [
     {"agent", "chat_model", "auth"},
     {"runs"},
     {"store", "prompting", "engines"},
-    {"generation", "web"},
+    {"generation", "media", "web"},
     {"engine", "generative_ui", "model_files", "settings", "telemetry", "ids", "version", "_names"},
 ]
 """The rooms of agent_server from the top floor down. A room imports from lower floors alone."""

@@ -1,0 +1,154 @@
+"""Content from other servers, only from hosts that the operator allows.
+
+A URL's host is looked up once, every address that it has must be a public one, and the connection goes to one of those:
+a name that later points into this network gains nothing. A redirect is held to the same rules.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from ipaddress import IPv6Address, ip_address
+from ssl import SSLContext
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+from yarl import URL
+
+from agent_server.media.refusal import MediaLimits, Refused
+
+HTTPS_PORT = 443
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
+
+
+def is_public(address: str) -> bool:
+    """Whether an address is reached over the internet alone, also in what it may hold (an IPv4 address in an IPv6
+    one)."""
+    found = ip_address(address.partition("%")[0])
+    if isinstance(found, IPv6Address):
+        inner = found.ipv4_mapped or found.sixtofour or (found.teredo[1] if found.teredo else None)
+        if inner is not None and not (inner.is_global and not inner.is_multicast):
+            return False
+        if found in NAT64:
+            return False
+    return found.is_global and not found.is_multicast
+
+
+class _Nat64:
+    """64:ff9b::/96 (RFC 6052), whose last 32 bits are an IPv4 address that a gateway connects to."""
+
+    def __contains__(self, address: IPv6Address) -> bool:
+        return address.packed[:12] == b"\x00\x64\xff\x9b" + bytes(8)
+
+
+NAT64 = _Nat64()
+
+
+class _Lookup(AbstractResolver):
+    """Addresses of a host, if all of them may be connected to. The connector goes to these and asks nobody else."""
+
+    def __init__(self, allowed: Callable[[str], bool]) -> None:
+        self._allowed = allowed
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, family=family)
+        if not found or not all(self._allowed(str(entry[4][0])) for entry in found):
+            raise Refused(f"{host} has an address that is not a public one.")
+        return [
+            ResolveResult(
+                hostname=host, host=str(a[0]), port=port, family=kind, proto=proto, flags=socket.AI_NUMERICHOST
+            )
+            for kind, _, proto, _, a in found
+        ]
+
+    async def close(self) -> None:
+        pass
+
+
+class Fetcher:
+    """allowed: which addresses may be connected to; ssl: whom to trust, the system's authorities unless given."""
+
+    def __init__(
+        self, limits: MediaLimits, *, allowed: Callable[[str], bool] = is_public, ssl: SSLContext | None = None
+    ) -> None:
+        self._limits = limits
+        self._allowed = allowed
+        self._ssl = ssl
+
+    async def fetch(self, url: str) -> bytes:
+        """Raises Refused."""
+        where = self._checked(url)
+        try:
+            async with asyncio.timeout(self._limits.seconds):
+                return await self._follow(where)
+        except TimeoutError:
+            raise Refused(f"{where.host} did not send the content within {self._limits.seconds:g} seconds.") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise Refused(f"{where.host} cannot be read ({type(error).__name__}).") from error
+
+    def _checked(self, url: str) -> URL:
+        """The URL, if its form and its host are allowed; what is connected to is taken from the same reading of it."""
+        try:
+            where = URL(url)
+            host, port = (where.raw_host or "").rstrip(".").lower(), where.port
+        except ValueError:
+            raise Refused("The URL cannot be read.") from None
+        if not self._limits.hosts:
+            raise Refused("This server fetches nothing from URLs; send the content itself, as data or a data: URL.")
+        if where.scheme != "https":
+            raise Refused("Content is fetched over https only.")
+        if where.user or where.password:
+            raise Refused("A URL with a name or a password is not fetched.")
+        named = host if port == HTTPS_PORT else f"{host}:{port}"
+        if named not in self._limits.hosts:
+            raise Refused(f"This server does not fetch from {named}; its operator names hosts with --media-host.")
+        if _is_address(host) and not self._allowed(host):
+            raise Refused(f"{host} is not a public address.")
+        return where
+
+    async def _follow(self, where: URL) -> bytes:
+        connector = aiohttp.TCPConnector(resolver=_Lookup(self._allowed), use_dns_cache=False, force_close=True)
+        async with aiohttp.ClientSession(
+            connector=connector, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False, trust_env=False
+        ) as session:
+            for _ in range(self._limits.redirects + 1):
+                found = await self._get(session, where)
+                if isinstance(found, bytes):
+                    return found
+                where = self._checked(str(found))
+        raise Refused(f"{where.host} redirects more than {self._limits.redirects} times.")
+
+    async def _get(self, session: aiohttp.ClientSession, where: URL) -> bytes | URL:
+        """The content, or where a redirect leads."""
+        headers = {"Accept": "image/*, */*;q=0.5", "Accept-Encoding": "identity"}
+        async with session.get(where, headers=headers, allow_redirects=False, ssl=self._ssl or True) as answer:
+            if answer.status in REDIRECTS and (target := answer.headers.get("Location")):
+                return where.join(URL(target))
+            if answer.status != 200:
+                raise Refused(f"{where.host} answered {answer.status}.")
+            if answer.headers.get("Content-Encoding", "identity").lower() != "identity":
+                raise Refused(f"{where.host} sent compressed content, which was not asked for.")
+            return await self._body(answer, where)
+
+    async def _body(self, answer: aiohttp.ClientResponse, where: URL) -> bytes:
+        most = self._limits.bytes
+        if (answer.content_length or 0) > most:
+            raise Refused(f"{where.host} sends more than {most} bytes.")
+        body = bytearray()
+        async for piece in answer.content.iter_chunked(64 * 1024):
+            body += piece
+            if len(body) > most:
+                raise Refused(f"{where.host} sends more than {most} bytes.")
+        return bytes(body)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,74 @@
+"""The pictures of a request: by data, by URL, within what a request may have."""
+
+import base64
+
+import pytest
+from ag_ui.core import DataSource, FileSource, ImagePart, UrlSource
+
+from agent_server.media.intake import Intake
+from agent_server.media.refusal import MediaLimits, Refused
+from agent_server.media.sources import from_base64, from_data_url
+from tests.media.pictures import encoded, gradient
+
+PNG = encoded(gradient())
+TEXT = base64.b64encode(PNG).decode()
+
+
+@pytest.fixture
+async def intake():
+    made = Intake(MediaLimits(pixels=200, pictures=3, bytes=2000, seconds=20))
+    yield made
+    await made.close()
+
+
+def data(text=TEXT):
+    return ImagePart(source=DataSource(value=text, mime_type="image/png"))
+
+
+def url(text):
+    return ImagePart(source=UrlSource(value=text))
+
+
+async def test_pictures_come_in_order_however_they_are_sent(intake):
+    small = encoded(gradient(4, 4))
+    sent = [data(), url(f"data:image/png;base64,{base64.b64encode(small).decode()}")]
+    found = await intake.pictures(sent)
+    assert [(each.width, each.height) for each in found] == [(12, 8), (4, 4)]
+    assert found[0].pixels == gradient().tobytes()
+
+
+REFUSALS = {
+    "not base64": ([data("!!!")], "Picture 1 of 1 is not taken: The data is not base64"),
+    "empty": ([data("")], "The data is empty"),
+    "too long": ([data("A" * 4000)], "about 3000 bytes; at most 2000 are taken"),
+    "a file": ([ImagePart(source=FileSource(value="file-1"))], "keeps no uploaded files"),
+    "a URL": ([url("https://pictures.example/a.png")], "fetches nothing from URLs"),
+    "a broken URL": ([url("data:image/png;base64")], "has a comma"),
+    "the third is too much": (
+        [data(), data(), data()],
+        "Picture 3 of 3 is not taken: .* 12 x 8 pixels, and 8 are left",
+    ),
+    "too many": ([data()] * 4, "has 4 pictures; at most 3"),
+    "no picture": ([url("data:text/plain,hello")], "is not a PNG, JPEG, WebP or GIF"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+async def test_refusals(intake, name):
+    parts, sentence = REFUSALS[name]
+    with pytest.raises(Refused, match=sentence) as told:
+        await intake.pictures(parts)
+    assert (told.value.kind, told.value.param, told.value.retryable) == ("invalid_request", "messages", False)
+
+
+@pytest.mark.parametrize(
+    "text", [TEXT, TEXT.rstrip("="), f"{TEXT[:40]}\n {TEXT[40:]}", f"data:image/png;base64,{TEXT}"]
+)
+def test_base64_as_clients_write_it(text):
+    assert from_base64(text, MediaLimits()) == PNG
+
+
+def test_a_data_url_without_base64():
+    assert from_data_url("data:,a%20b", MediaLimits()) == b"a b"
+    with pytest.raises(Refused, match="at most 2 are taken"):
+        from_data_url("data:,abcd", MediaLimits(bytes=2))
