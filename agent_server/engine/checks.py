@@ -42,8 +42,20 @@ def check_supported(request: GenerationRequest, info: EngineInfo) -> None:
             raise EngineError("invalid_request", message, param=param)
     for param in sorted(request.sampling.asked() - info.sampling):
         raise EngineError("invalid_request", f"This engine does not support {param}.", param=param)
+    if request.pictures:
+        _check_pictures(request, info)
     if request.constraint is not None and not info.supports_constraints:
         raise EngineError("invalid_request", "This engine does not support response_format.", param="response_format")
+
+
+def _check_pictures(request: GenerationRequest, info: EngineInfo) -> None:
+    placeholder = info.placeholders.get("image")
+    if placeholder is None:
+        raise EngineError("invalid_request", "This model takes no pictures.", param="messages")
+    found, given = request.prompt_token_ids.count(placeholder), len(request.pictures)
+    if found != given:
+        message = f"The prompt has {found} places for {given} pictures: the chat template leaves some out."
+        raise EngineError("invalid_request", message, param="messages")
 
 
 def changed_sampling(sampling: SamplingParams, changes: dict[str, Any]) -> SamplingParams:

@@ -8,6 +8,7 @@ with the call.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import torch
@@ -110,11 +111,21 @@ def causal_mask(q: Tensor, k: Tensor) -> Tensor:
     return window_mask(k.shape[-2] - q.shape[-2], k.shape[-2], None, q.dtype, q.device)
 
 
-def window_mask(start: int, end: int, window: int | None, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """`[end - start, end]`: queries `start` to `end` on keys 0 to `end`; 0 where they may look, else minus infinity."""
+def window_mask(
+    start: int,
+    end: int,
+    window: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    blocks: Iterable[tuple[int, int]] = (),
+) -> Tensor:
+    """`[end - start, end]`: queries `start` to `end` on keys 0 to `end`; 0 where they may look, else minus infinity.
+    blocks: runs of tokens that see each other, also forward; a window bounds how far they look back (Gemma 3)."""
     queries = torch.arange(start, end, device=device)[:, None]
     keys = torch.arange(end, device=device)[None]
     seen = keys <= queries
+    for first, last in blocks:
+        seen[max(first - start, 0) : max(last - start, 0), first:last] = True
     if window is not None:
         seen &= keys > queries - window
     return additive(seen, dtype)

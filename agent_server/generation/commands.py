@@ -11,7 +11,19 @@ from agent_server.engine.continuation import already_ended
 from agent_server.engine.protocol import Control, Delta, EngineError, GenerationRequest, Token
 from agent_server.generation.constraint import Matcher, lost
 from agent_server.generation.generation import Generation, begin, limit_of
-from agent_server.generation.messages import Cancel, Command, Compiled, Failure, Modify, Pause, Resume, Stop, Submit
+from agent_server.generation.messages import (
+    Cancel,
+    Command,
+    Compiled,
+    Failure,
+    Modify,
+    Pause,
+    Pictured,
+    Resume,
+    Stop,
+    Submit,
+)
+from agent_server.generation.vision.inputs import PictureInputs
 
 if TYPE_CHECKING:
     from agent_server.generation.step import Core
@@ -19,10 +31,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger("agent_server.generation")
 
 
-def carry_out(core: Core, command: Command | Compiled) -> None:
+def carry_out(core: Core, command: Command | Compiled | Pictured) -> None:
     """A command whose generation is gone is nobody's."""
     if isinstance(command, Submit):
         _submit(core, command.number, command.request)
+        return
+    if isinstance(command, Pictured):
+        _look(core, command)
+        return
+    if (number := getattr(command, "number", -1)) in core.looking:
+        _defer(core, number, command)
         return
     core.stopped = core.stopped or isinstance(command, Stop)
     generation = core.generations.get(getattr(command, "number", -1))
@@ -47,8 +65,52 @@ def _submit(core: Core, number: int, request: GenerationRequest) -> None:
     except EngineError as error:
         core.say(number, Failure.of(error))
         return
+    if request.pictures:
+        assert core.vision is not None
+        core.looking[number] = []
+        core.vision.begin(request, partial(_pictured, core, number), partial(_unpictured, core, number, request))
+        return
+    _enqueue(core, number, request)
+
+
+def _pictured(core: Core, number: int, request: GenerationRequest, media: PictureInputs) -> None:
+    """Called from the thread that prepares pictures."""
+    core.inbox.put(Pictured(number, request, media))
+
+
+def _unpictured(core: Core, number: int, request: GenerationRequest, error: EngineError) -> None:
+    """Called from the thread that prepares pictures."""
+    core.inbox.put(Pictured(number, request, failure=Failure.of(error)))
+
+
+def _defer(core: Core, number: int, command: Command | Compiled) -> None:
+    """A command for a generation whose pictures are not prepared yet."""
+    if isinstance(command, Cancel):
+        del core.looking[number]
+    elif not isinstance(command, Compiled):
+        core.looking[number].append(command)
+
+
+def _look(core: Core, ready: Pictured) -> None:
+    """A request's pictures are prepared, and its prompt is as long as it will be."""
+    if ready.number not in core.looking:  # cancelled meanwhile
+        return
+    deferred = core.looking.pop(ready.number)
+    try:
+        if ready.failure is not None:
+            raise ready.failure.error()
+        _check_room(core, ready.request)
+    except EngineError as error:
+        core.say(ready.number, Failure.of(error))
+        return
+    _enqueue(core, ready.number, ready.request, ready.media)
+    for command in deferred:
+        carry_out(core, command)
+
+
+def _enqueue(core: Core, number: int, request: GenerationRequest, media: PictureInputs | None = None) -> None:
     longest = min(core.limits.context_length, core.scheduler.memory.longest)
-    generation = begin(number, request, core.vocabulary, core.defaults, longest, core.clock())
+    generation = begin(number, request, core.vocabulary, core.defaults, longest, core.clock(), media)
     core.generations[number] = generation
     ended = already_ended(request, generation.output, generation.eos, longest - len(request.prompt_token_ids))
     if ended is not None:
@@ -84,12 +146,9 @@ def _enter(core: Core, generation: Generation, grammar: object, error: str | Non
 
 def _check(core: Core, request: GenerationRequest) -> None:
     """Raise what is wrong with the request; it is that request's error alone."""
-    check_length(request, core.limits.context_length)
-    needed = len(request.prompt_token_ids) + len(request.generated) + 1
-    if needed > core.scheduler.memory.longest:
-        room = core.scheduler.memory.longest
-        message = f"The prompt has {needed - 1} tokens; the memory for keys and values holds {room}."
-        raise EngineError("out_of_memory", message, param="prompt")
+    _check_room(core, request)
+    if request.pictures and core.vision is None:
+        raise EngineError("invalid_request", "This model takes no pictures.", param="messages")
     outside = [t for t in request.prompt_token_ids if not 0 <= t < core.limits.vocab_size]
     outside += [t for t in request.generated if not 0 <= t < core.limits.vocab_size]
     outside += [t for t in request.sampling.logit_bias if not 0 <= t < core.limits.vocab_size]
@@ -100,6 +159,15 @@ def _check(core: Core, request: GenerationRequest) -> None:
     free = core.scheduler.max_running - len(core.scheduler.running)
     if core.waiting >= core.limits.max_queued + free:
         raise EngineError("overloaded", "The queue is full.", retryable=True)
+
+
+def _check_room(core: Core, request: GenerationRequest) -> None:
+    check_length(request, core.limits.context_length)
+    needed = len(request.prompt_token_ids) + len(request.generated) + 1
+    if needed > core.scheduler.memory.longest:
+        room = core.scheduler.memory.longest
+        message = f"The prompt has {needed - 1} tokens; the memory for keys and values holds {room}."
+        raise EngineError("out_of_memory", message, param="prompt")
 
 
 def _pause(core: Core, generation: Generation) -> None:

@@ -13,6 +13,7 @@ from agent_server.generation.constraint import Matcher
 from agent_server.generation.sampler import Settings
 from agent_server.generation.scores import PromptScores
 from agent_server.generation.sequence import Sequence
+from agent_server.generation.vision.inputs import PictureInputs
 from events.options import SamplingParams
 
 SEED_BYTES = 7
@@ -71,6 +72,17 @@ class Generation:
     stopped_on: str | int | None = None
     scores: PromptScores | None = None
 
+    @property
+    def counted(self) -> list[int]:
+        """The prompt's tokens as penalties count them: ids of the vocabulary."""
+        sequence = self.sequence
+        return sequence.tokens[: sequence.prompt_length] if sequence.media is None else self._text_ids
+
+    @property
+    def _text_ids(self) -> list[int]:
+        ids, keys = self.request.prompt_token_ids, self.sequence.tokens
+        return [token for token, key in zip(ids, keys, strict=False) if key >= 0]
+
     def __post_init__(self) -> None:
         self.apply(self.params)
 
@@ -119,10 +131,17 @@ class Generation:
 
 
 def begin(
-    number: int, request: GenerationRequest, vocabulary: Vocabulary, defaults: Defaults, longest: int, now: float
+    number: int,
+    request: GenerationRequest,
+    vocabulary: Vocabulary,
+    defaults: Defaults,
+    longest: int,
+    now: float,
+    media: PictureInputs | None = None,
 ) -> Generation:
-    """A generation for the request, which was checked; `longest`: the most tokens that it may come to have."""
-    prompt = list(request.prompt_token_ids)
+    """A generation for the request, which was checked; `longest`: the most tokens that it may come to have; media: its
+    pictures, whose tokens are in the prompt."""
+    prompt = list(request.prompt_token_ids if media is None else media.layout.keys)
     params = defaults.fill(request.sampling)
     sequence = Sequence(
         number=number,
@@ -133,6 +152,8 @@ def begin(
         priority=request.priority,
         shareable=params.prompt_logprobs is None,
         scored=params.prompt_logprobs is not None,
+        media=media,
+        shift=0 if media is None else media.shift,
     )
     most = params.prompt_logprobs
     scores = None if most is None else PromptScores(request.prompt_token_ids, most, vocabulary)

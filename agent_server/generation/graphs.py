@@ -75,8 +75,8 @@ def _capture_cuda(function: Callable[[], Tensor], *, pool: Any, side: Any) -> tu
 
 @dataclass(slots=True)
 class _Captured:
-    """inputs: `[2, places]` int64, each place's row and length. logits: `[places, vocabulary]`, the beginning of what
-    all graphs write to."""
+    """inputs: `[3, places]` int64, each place's row, length and position. logits: `[places, vocabulary]`, the beginning
+    of what all graphs write to."""
 
     inputs: Tensor
     replay: Callable[[], None]
@@ -132,7 +132,7 @@ class DecodeGraphs:
         return True
 
     def _captured_bucket(self, size: int, width: int, last: Tensor) -> _Captured:
-        inputs = torch.tensor([[self._rows] * size, [1] * size], device=self._device)
+        inputs = torch.tensor([[self._rows] * size, [1] * size, [0] * size], device=self._device)
         largest = self._captured.get((self.sizes[-1], self._reaches[-1]))
 
         def decode() -> Tensor:
@@ -144,12 +144,12 @@ class DecodeGraphs:
 
     def _decode(self, inputs: Tensor, last: Tensor, width: int) -> Tensor:
         """What is captured: nothing in it asks the host."""
-        rows, lengths = inputs[0], inputs[1]
+        rows, lengths, positions = inputs[0], inputs[1], inputs[2]
         paging = decoding(
             self.tables[:, :width].index_select(0, rows), lengths, self._starts[: len(rows) + 1], self._memory.page_size
         )
         ids = last.index_select(0, rows.clamp_max(self._rows - 1))
-        return self._forward(ids, lengths - 1, self._make_batch(paging))
+        return self._forward(ids, positions, self._make_batch(paging))
 
     def run(self, decodes: list[Sequence]) -> Tensor | None:
         """The logits of sequences that decode, in their order; they stand until the next run. None where no bucket
@@ -167,7 +167,8 @@ class DecodeGraphs:
         padding = self.sizes[at] - len(decodes)
         rows = [sequence.row for sequence in decodes] + [self._rows] * padding
         lengths = [sequence.computed for sequence in decodes] + [1] * padding
-        captured.inputs.copy_(send([rows, lengths], torch.int64, self._device), non_blocking=True)
+        positions = [sequence.computed - 1 + sequence.shift for sequence in decodes] + [0] * padding
+        captured.inputs.copy_(send([rows, lengths, positions], torch.int64, self._device), non_blocking=True)
         captured.replay()
         return captured.logits[: len(decodes)]
 

@@ -47,6 +47,10 @@ from agent_server.generation.sampler import Sampler
 from agent_server.generation.scheduler import Scheduler
 from agent_server.generation.slabs import SlabMemory
 from agent_server.generation.step import Core
+from agent_server.generation.vision.language import LanguageModel, sees
+from agent_server.generation.vision.reader import PictureReader, Unreadable, load_reader
+from agent_server.generation.vision.trial import fit_vision
+from agent_server.generation.vision.vision import Vision
 from agent_server.generation.weights import Report, check_folder, check_memory, load_weights, read_configuration
 from agent_server.model_files import ModelFiles, load_model_files
 
@@ -94,7 +98,8 @@ def _load(config: EngineConfig, report: Report, compiler: Any) -> tuple[Core, En
     model = load_weights(config, settings, device, dtype, report)
     config = msgspec.structs.replace(config, kv_cache_dtype=_cache_dtype(config, settings, model, device))
     report(EngineStatus(state="loading", progress=0.95, message="tokenizer"))
-    return assemble(config, model, _files(config.model), device, compiler, report)
+    files = _files(config.model)
+    return assemble(config, model, files, device, compiler, report, _reader(config, model, files))
 
 
 def _cache_dtype(config: EngineConfig, settings: Any, model: Any, device: torch.device) -> str:
@@ -110,6 +115,17 @@ def _files(model: str) -> ModelFiles:
         raise EngineError("unavailable", f"{model} has no tokenizer that can be read: {first_line(error)}") from error
 
 
+def _reader(config: EngineConfig, model: Any, files: ModelFiles) -> PictureReader | None:
+    """What reads pictures for a model that sees; None, and why in the log, where it cannot be had."""
+    if not sees(model):
+        return None
+    try:
+        return load_reader(config.model, files.tokenizer)
+    except Unreadable as reason:
+        logger.warning("%s takes no pictures: %s.", config.name or config.model, reason)
+        return None
+
+
 # putting it together
 
 
@@ -120,9 +136,11 @@ def assemble(
     device: torch.device,
     make_compiler: Any,
     report: Report = lambda status: None,
+    reader: PictureReader | None = None,
 ) -> tuple[Core, EngineInfo]:
-    """A core around a model that is loaded, on its device and in evaluation mode."""
+    """A core around a model that is loaded, on its device and in evaluation mode. reader: for one that sees."""
     device = indexed(device)
+    model = LanguageModel(model) if sees(model) else model
     text = model.config.get_text_config()
     _choose_threads(config, model, device)
     context = _context_length(text, config.max_context)
@@ -130,6 +148,7 @@ def assemble(
     sampler = make_sampler(config.max_batch, text.vocab_size, device)
     budget = config.step_tokens or (CUDA_STEP_TOKENS if device.type == "cuda" else STEP_TOKENS)
     runner, note, budget = _runner(config, model, context, sampler, budget)
+    vision = None if reader is None else _vision(config, model, runner, reader)
     scheduler = Scheduler(
         runner.memory,
         max_running=config.max_batch,
@@ -147,6 +166,7 @@ def assemble(
         defaults=defaults_of(model, files.stop_token_ids),
         limits=Limits(context, text.vocab_size, config.max_queued),
         compiler=compiler,
+        vision=vision,
         overlap=device.type == "cuda" if config.overlap is None else config.overlap,
         run_ahead=config.run_ahead and runner.chunked,
     )
@@ -157,8 +177,9 @@ def assemble(
         sampling=HONOURED if isinstance(runner, PackedRunner) else HONOURED - {"prompt_logprobs"},
         supports_constraints=compiler is not None,
         continues="exact",
+        placeholders={} if vision is None else {"image": vision.reader.placeholder},
         details={
-            "architecture": type(model).__name__,
+            "architecture": type(getattr(model, "whole", model)).__name__,
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "dtype": str(model.dtype).removeprefix("torch."),
             "kv_cache_dtype": config.kv_cache_dtype,
@@ -173,6 +194,19 @@ def assemble(
     )
     logger.info("%s: %s", info.model, ", ".join(f"{name} {value}" for name, value in info.details.items()))
     return core, info
+
+
+def _vision(config: EngineConfig, model: Any, runner: Any, reader: PictureReader) -> Vision | None:
+    """What runs the model's pictures; None, and why in the log, where they do not give its own logits."""
+    name = config.name or config.model
+    if not isinstance(runner, PackedRunner):
+        logger.warning("%s takes no pictures: it is decoded one sequence at a time.", name)
+        return None
+    try:
+        runner.vision = fit_vision(model, runner.cache.layers, reader)
+    except Unfit as reason:
+        logger.warning("%s takes no pictures: %s.", name, reason)
+    return runner.vision
 
 
 def _report_graphs(report: Report, share: float) -> None:

@@ -54,6 +54,15 @@ class Compiled(msgspec.Struct, frozen=True, tag="compiled"):
     error: str | None = None
 
 
+class Pictured(msgspec.Struct, frozen=True, tag="pictured"):
+    """A generation's pictures are ready, or failed; the worker's own thread tells its core. media: PictureInputs."""
+
+    number: int
+    request: GenerationRequest
+    media: Any = None
+    failure: Failure | None = None
+
+
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
     """Between two steps, say anything: an engine that reports nothing for long is taken for hung."""
 

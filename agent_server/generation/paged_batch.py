@@ -7,14 +7,14 @@ and the measure of the other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from agent_server.generation.attention import Call, additive, attend
+from agent_server.generation.attention import Call, attend, window_mask
 from agent_server.generation.device import send
 from agent_server.generation.kv_cache import KVCache
 from agent_server.generation.pages import PagedMemory
@@ -29,7 +29,7 @@ class Paging:
     """Where everything is. tables: `[sequences, pages]` int32. lengths: keys of each sequence, the new ones included.
     starts, key_starts: `[sequences + 1]`, where each one's queries begin in the batch, and its keys if they were laid
     end to end. places: where new keys go. single: the first so many sequences have one query each. most_keys: the most
-    of a sequence, or a bound of it."""
+    of a sequence, or a bound of it. blocks: by the sequence's place, runs of its tokens that see each other."""
 
     tables: Tensor
     lengths: Tensor
@@ -41,6 +41,7 @@ class Paging:
     single: int
     most_queries: int
     most_keys: int
+    blocks: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
 
 
 class PagedBatch:
@@ -55,7 +56,7 @@ class PagedBatch:
     def attend(self, layer: int, call: Call) -> Tensor:
         keys = self.cache.keys[layer].view(-1, self.page_size, *self.cache.keys[layer].shape[1:])
         values = self.cache.values[layer].view(-1, self.page_size, *self.cache.values[layer].shape[1:])
-        if self.kernel is not None:
+        if self.kernel is not None and not self.paging.blocks:  # kernels know causal masks and windows alone
             self.kernel.write(call, self.paging.places, self.cache.keys[layer], self.cache.values[layer])
             return self.kernel.attend(self.paging, keys, values, call)
         self.cache.write(layer, self.paging.places, call.keys, call.values)
@@ -76,6 +77,7 @@ def page(plan: Plan, memory: PagedMemory, device: torch.device) -> Paging:
         for position in range(start, end)
     ]
     counts = [end for _, end in spans]
+    blocks = {len(plan.decodes) + index: found for index, chunk in enumerate(plan.chunks) if (found := chunk.blocks)}
     return Paging(
         tables=send([table + [0] * (width - len(table)) for table in pages], torch.int32, device),
         lengths=send(counts, torch.int32, device),
@@ -87,6 +89,7 @@ def page(plan: Plan, memory: PagedMemory, device: torch.device) -> Paging:
         single=len(plan.decodes),
         most_queries=max(end - start for start, end in spans),
         most_keys=max(counts),
+        blocks=blocks,
     )
 
 
@@ -118,15 +121,8 @@ def attend_gathered(paging: Paging, keys: Tensor, values: Tensor, call: Call) ->
         begin, end = paging.spans[index]
         k = keys[paging.tables[index]].flatten(0, 1)[:end].transpose(0, 1)[None]
         v = values[paging.tables[index]].flatten(0, 1)[:end].transpose(0, 1)[None]
-        mask = _mask(begin, end, call.window, call.queries)
+        mask = window_mask(
+            begin, end, call.window, call.queries.dtype, call.queries.device, paging.blocks.get(index, ())
+        )
         out[first:last] = attend(call.queries[first:last].transpose(0, 1)[None], k, v, mask, call)[0].transpose(0, 1)
     return out
-
-
-def _mask(begin: int, end: int, window: int | None, like: Tensor) -> Tensor:
-    queries = torch.arange(begin, end, device=like.device)[:, None]
-    keys = torch.arange(end, device=like.device)[None]
-    seen = keys <= queries
-    if window is not None:
-        seen &= keys > queries - window
-    return additive(seen, like.dtype)

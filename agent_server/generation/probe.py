@@ -70,7 +70,7 @@ def fit(model: Any) -> list[LayerShape]:
         layers = _record(model, prompts[0])
         found = _packed(model, layers, prompts)
         for want, have in zip(expected, found, strict=True):
-            _compare(want, have, model.dtype)
+            compare(want, have, model.dtype)
     except Exception as error:
         model.set_attn_implementation(before)
         if isinstance(error, Unfit):
@@ -170,7 +170,7 @@ def fit_flat(model: Any, layers: list[LayerShape], flat: Forward) -> bool:
         for some in (prompts, prompts[:1]):
             expected, found = _packed(model, layers, some), _packed(model, layers, some, flat)
             for want, have in zip(expected, found, strict=True):
-                _compare(want, have, model.dtype)
+                compare(want, have, model.dtype)
     except Exception as error:
         logger.info("The recorded forward is not used: %s", first_line(error))
         return False
@@ -204,7 +204,8 @@ def _packed(
     return [logits[order.index(sequence)] for sequence in sequences]
 
 
-def _compare(expected: Tensor, found: Tensor, dtype: torch.dtype) -> None:
+def compare(expected: Tensor, found: Tensor, dtype: torch.dtype) -> None:
+    """Raise Unfit unless these logits are the same but for rounding."""
     scale = expected.abs().max().clamp_min(1e-6)
     difference = float((expected - found).abs().max() / scale)
     if not difference <= TOLERANCE.get(dtype, LOW_PRECISION):

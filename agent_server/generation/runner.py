@@ -20,6 +20,8 @@ from agent_server.generation.scheduler import Plan
 from agent_server.generation.sequence import Memory, Sequence
 from agent_server.generation.slab_batch import SlabBatch
 from agent_server.generation.slabs import SlabMemory
+from agent_server.generation.vision.seeing import seen, shows
+from agent_server.generation.vision.vision import Vision
 
 
 class Runner(Protocol):
@@ -48,6 +50,7 @@ class PackedRunner:
         *,
         kernel: Kernel | None = None,
         flat: Forward | None = None,
+        vision: Vision | None = None,
     ) -> None:
         self.model = model
         self.memory = memory
@@ -55,6 +58,7 @@ class PackedRunner:
         self.device = device
         self.kernel = kernel
         self.flat = flat
+        self.vision = vision
         self.graphs: DecodeGraphs | None = None
         self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._no_mask = torch.zeros(1, 1, 1, 1, device=device)
@@ -63,7 +67,6 @@ class PackedRunner:
         if self.graphs is not None and not plan.chunks and (logits := self.graphs.run(plan.decodes)) is not None:
             return plan.decodes, logits
         batch, order = self._batch(plan)
-        ids, positions = self._inputs(plan, order, last)
         ends = list(range(len(plan.decodes)))
         at = len(ends)
         scores: list[int] = []
@@ -72,7 +75,10 @@ class PackedRunner:
             at += chunk.length
             if chunk.samples:
                 ends.append(at - 1)
-        logits = self._forward(ids, positions, batch, ends + scores)
+        if self.vision is not None and shows(plan):
+            logits = self._see(self.vision, plan, order, last, batch, ends + scores)
+        else:
+            logits = self._forward(*self._inputs(plan, order, last), batch, ends + scores)
         return order + [chunk.sequence for chunk in plan.chunks if chunk.samples], logits
 
     @property
@@ -110,12 +116,13 @@ class PackedRunner:
         return PagedBatch(paging, self.cache, self.memory.page_size, kernel=self.kernel)
 
     def _inputs(self, plan: Plan, order: list[Sequence], last: Tensor) -> tuple[Tensor, Tensor]:
-        positions = [sequence.computed - 1 for sequence in order]
+        positions = [sequence.computed - 1 + sequence.shift for sequence in order]
         ids: list[int] = []
         for chunk in plan.chunks:
             end = chunk.start + chunk.length
             ids += chunk.sequence.tokens[chunk.start : end]
-            positions.extend(range(chunk.start, end))
+            shift = chunk.sequence.shift
+            positions.extend(range(chunk.start + shift, end + shift))
         prompt = send(ids, torch.int64, self.device)
         if order:
             rows = send([sequence.row for sequence in order], torch.int64, self.device)
@@ -141,3 +148,12 @@ class PackedRunner:
         if not self._selects and not every:
             logits = logits.index_select(0, wanted)
         return logits.float()
+
+    def _see(
+        self, vision: Vision, plan: Plan, order: list[Sequence], last: Tensor, batch: Any, ends: list[int]
+    ) -> Tensor:
+        named = seen(vision, plan, order, last)
+        wanted = send(ends, torch.int64, self.device)
+        output = vision.model(attention_mask=self._no_mask, use_cache=False, kv=batch, logits_to_keep=wanted, **named)
+        logits: Tensor = output.logits[0].float()
+        return logits

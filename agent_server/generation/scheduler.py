@@ -45,6 +45,12 @@ class Chunk:
             return 0
         return max(0, min(self.length, self.sequence.prompt_length - 1 - self.start))
 
+    @property
+    def blocks(self) -> list[tuple[int, int]]:
+        """Runs of tokens, each as (start, end), that see each other: pictures of some models."""
+        media = self.sequence.media
+        return [] if media is None else media.blocks(self.start, self.start + self.length)
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -255,7 +261,7 @@ class Scheduler:
             if sequence.state == "running":
                 self.preempt(sequence)
         self._calm = 0
-        if rows <= 1 and tokens <= 1 + LEAST_CHUNK:
+        if rows <= 1 and min(tokens, self._budget) <= 1 + LEAST_CHUNK:  # a picture's chunk may be longer than allowed
             return False
         self._rows_allowed = max(1, rows // 2)
         if tokens:
@@ -297,6 +303,8 @@ class Scheduler:
             if sequence.scored:
                 room = min(room, scored)
             length = min(_remaining(sequence) - sequence.held, room) if self.chunked else _remaining(sequence)
+            if sequence.media is not None and self.chunked:
+                length = sequence.media.length(sequence.computed, length)
             if length > 0 and sequence.state == "running" and self._grow(sequence, sequence.computed + length):
                 chunks.append(Chunk(sequence, sequence.computed, length, length == _remaining(sequence)))
                 budget -= max(0, length - kept) if sequence is oldest else length

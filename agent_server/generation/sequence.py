@@ -12,6 +12,20 @@ PENDING = -1
 State = Literal["new", "waiting", "running", "paused", "finished"]
 
 
+class Media(Protocol):
+    """What a sequence with pictures has beside its tokens."""
+
+    @property
+    def end(self) -> int:
+        """The first token behind the last picture."""
+
+    def length(self, start: int, length: int) -> int:
+        """The length of a chunk from `start` that may have `length` tokens, where not every place is one to end at."""
+
+    def blocks(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Runs of tokens, each as (start, end), that see each other, with some among those asked for."""
+
+
 @dataclass(eq=False, slots=True)
 class Sequence:
     """`tokens` is the prompt and what was generated; the keys and values of the first `computed` are in memory.
@@ -23,6 +37,8 @@ class Sequence:
     shareable: what it computes may be reused, and it may reuse what others computed.
     scored: the log probabilities of its prompt are wanted.
     cached: prompt tokens that were found computed when it first ran, None before. order: arrival.
+    media: its pictures; `tokens` then has numbers made of their content in their places, so that whoever compares
+    tokens compares pictures. shift: what is added to a token's index for its position, behind the pictures.
     """
 
     number: int
@@ -43,6 +59,8 @@ class Sequence:
     overdue: bool = False
     shareable: bool = True
     scored: bool = False
+    media: Media | None = None
+    shift: int = 0
 
     @property
     def known(self) -> int:

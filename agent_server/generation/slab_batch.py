@@ -122,11 +122,12 @@ class SlabBatch:
     def _prefill(self, index: int, chunk: Chunk, queries: Tensor, keys: Tensor, values: Tensor, call: Call) -> Tensor:
         held, end = self.slabs[index], chunk.start + chunk.length
         k, v = (slabs(arena, held.offset, held.size, 1, 0, end) for arena in (keys, values))
-        if chunk.start == 0 and (call.window is None or end <= call.window):
+        blocks = chunk.blocks
+        if chunk.start == 0 and (call.window is None or end <= call.window) and not blocks:
             return attend(queries, k, v, None, call, causal=True)
         mask = self._masks.get((index, call.window))
         if mask is None:
-            mask = window_mask(chunk.start, end, call.window, queries.dtype, queries.device)
+            mask = window_mask(chunk.start, end, call.window, queries.dtype, queries.device, blocks)
             self._masks[index, call.window] = mask
         return attend(queries, k, v, mask, call)
 

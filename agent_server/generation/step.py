@@ -32,12 +32,13 @@ from agent_server.generation.faults import first_line, out_of_memory, raise_if_l
 from agent_server.generation.flight import Flight, details_of
 from agent_server.generation.generation import Defaults, Generation, Limits
 from agent_server.generation.masking import Masking
-from agent_server.generation.messages import Command, Compiled, Failure, Reply
+from agent_server.generation.messages import Command, Compiled, Failure, Pictured, Reply
 from agent_server.generation.metrics import Counters
 from agent_server.generation.runner import Runner
 from agent_server.generation.sampler import Sampler
 from agent_server.generation.scheduler import Plan, Scheduler
 from agent_server.generation.sequence import Sequence
+from agent_server.generation.vision.vision import Vision
 
 logger = logging.getLogger("agent_server.generation")
 HELD_SECONDS = 0.01
@@ -46,7 +47,8 @@ HELD_SECONDS = 0.01
 
 @dataclass(eq=False)
 class Core:
-    """Everything that one loaded model needs to generate."""
+    """Everything that one loaded model needs to generate. looking: requests whose pictures are being
+    prepared, with the commands that wait for that."""
 
     runner: Runner
     scheduler: Scheduler
@@ -55,13 +57,15 @@ class Core:
     defaults: Defaults
     limits: Limits
     compiler: Compiler | None = None
+    vision: Vision | None = None
     overlap: bool = False
     run_ahead: bool = False
     clock: Callable[[], float] = time.monotonic
     counters: Counters = field(default_factory=Counters)
-    inbox: SimpleQueue[Command | Compiled] = field(default_factory=SimpleQueue)
+    inbox: SimpleQueue[Command | Compiled | Pictured] = field(default_factory=SimpleQueue)
     stopped: bool = False
     generations: dict[int, Generation] = field(default_factory=dict)
+    looking: dict[int, list[Command]] = field(default_factory=dict)
     _replies: list[tuple[int, Reply]] = field(default_factory=list)
     _flight: Flight | None = None
     _masking: Masking | None = None
@@ -90,8 +94,8 @@ class Core:
         return replies
 
     def _rest(self) -> None:
-        """Nothing to compute: where a grammar is being compiled, wait a moment for it."""
-        if self._flight is None and any(sequence.held for sequence in self.scheduler.running):
+        """Nothing to compute: where a grammar is being compiled or a picture prepared, wait a moment for it."""
+        if self._flight is None and (self.looking or any(sequence.held for sequence in self.scheduler.running)):
             self.wait(HELD_SECONDS)
 
     def _vacate(self) -> None:
@@ -103,7 +107,7 @@ class Core:
     @property
     def idle(self) -> bool:
         """Nothing to compute and nothing in flight; commands may wait in the inbox."""
-        return self._flight is None and self.scheduler.idle
+        return self._flight is None and self.scheduler.idle and not self.looking
 
     def metrics(self) -> dict[str, float]:
         values = self.counters.values()
@@ -117,7 +121,7 @@ class Core:
 
     @property
     def waiting(self) -> int:
-        return len(self.generations) - len(self.scheduler.running) - len(self.scheduler.paused)
+        return len(self.generations) + len(self.looking) - len(self.scheduler.running) - len(self.scheduler.paused)
 
     # commands
 
@@ -204,7 +208,7 @@ class Core:
 
     def configure(self, generation: Generation) -> None:
         sequence = generation.sequence
-        prompt = sequence.tokens[: sequence.prompt_length]
+        prompt = generation.counted
         output = sequence.tokens[sequence.prompt_length : sequence.known]
         self.sampler.set(sequence.row, sequence.number, generation.settings, prompt, output)
 
@@ -323,6 +327,9 @@ class Core:
         """Every generation fails; for a core that goes away."""
         for generation in list(self.generations.values()):
             self.fail(generation, error)
+        for number in self.looking:
+            self.say(number, Failure.of(error))
+        self.looking.clear()
         replies, self._replies = self._replies, []
         return replies
 

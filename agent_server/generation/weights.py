@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from agent_server.engine.protocol import EngineError, EngineStatus
 from agent_server.generation.config import EngineConfig
@@ -76,7 +76,7 @@ def _load_weights(config: EngineConfig, settings: Any, device: torch.device, dty
     quantised = getattr(settings, "quantization_config", None) is not None
     before = transformers.utils.logging.set_tqdm_hook(_progress_hook(report))
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model = _class_for(settings).from_pretrained(
             config.model,
             dtype="auto" if quantised and config.dtype == "auto" else dtype,
             **({"device_map": {"": device}} if quantised or device.type != "cpu" else {}),
@@ -86,6 +86,14 @@ def _load_weights(config: EngineConfig, settings: Any, device: torch.device, dty
     if config.adapter:
         model = _adapted(model, config.adapter, quantised)
     return model.eval().requires_grad_(False)
+
+
+def _class_for(settings: Any) -> Any:
+    """transformers' class for models of pictures and text where the configuration is one's, else the one for text."""
+    seeing = type(settings) in AutoModelForImageTextToText._model_mapping
+    text = type(settings) in AutoModelForCausalLM._model_mapping
+    has_eyes = getattr(settings, "vision_config", None) is not None
+    return AutoModelForImageTextToText if seeing and (has_eyes or not text) else AutoModelForCausalLM
 
 
 def _adapted(model: Any, adapter: str, quantised: bool) -> Any:

@@ -33,7 +33,7 @@ class Driver:
         self.items = {}
         self.number = 0
 
-    def submit(self, prompt, *, tenant="", priority=0, constraint=None, **sampling):
+    def submit(self, prompt, *, tenant="", priority=0, constraint=None, pictures=(), generated=(), **sampling):
         self.number += 1
         sampling = {"temperature": 0.0, "ignore_eos": True, **sampling}
         request = GenerationRequest(
@@ -43,6 +43,8 @@ class Driver:
             tenant=tenant,
             priority=priority,
             constraint=constraint,
+            pictures=tuple(pictures),
+            generated=tuple(generated),
         )
         self.items[self.number] = []
         self.core.inbox.put(Submit(self.number, request))

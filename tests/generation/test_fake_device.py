@@ -36,7 +36,7 @@ def serve(folders, monkeypatch):
     """Loads a family as `serve` does and returns a driver over its core; steps are strict about waiting."""
     monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # fake tensors are one thread's
     monkeypatch.setattr(devices.Arrival, "wait", arrived)
-    monkeypatch.setattr(probe, "_compare", same_kind)
+    monkeypatch.setattr(probe, "compare", same_kind)
     capture = PackedRunner.capture
     monkeypatch.setattr(PackedRunner, "capture", lambda self, *given: capture(self, *given, how=replayed))
     with fake_cuda(monkeypatch) as bridge:

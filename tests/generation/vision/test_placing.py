@@ -1,0 +1,112 @@
+"""Where a picture's tokens go in a prompt, by which keys caches know them, and where chunks may end. Without a model."""
+
+import pytest
+
+from agent_server.generation.vision.inputs import PictureInputs, Prepared
+from agent_server.generation.vision.placing import Layout, Misplaced, Span, content_key, lay_out
+
+PICTURE, FEATURE, BREAK, NEWLINE, TWO, THREE = 900, 901, 902, 10, 11, 12
+
+
+class Breaks:
+    """A tokenizer whose text is letters and runs of up to three line breaks; ids from 900 on are control tokens."""
+
+    RUNS = {NEWLINE: "\n", TWO: "\n\n", THREE: "\n\n\n"}
+
+    def decode(self, ids):
+        return "".join(self.RUNS.get(token) or chr(token) for token in ids)
+
+    def encode(self, text):
+        ids = []
+        while text:
+            run = next((token for token in (THREE, TWO, NEWLINE) if text.startswith(self.RUNS[token])), None)
+            ids.append(run or ord(text[0]))
+            text = text[len(self.RUNS.get(run, "x")) :]
+        return ids
+
+    def is_control(self, token):
+        return token >= 900
+
+
+def placed(prompt, *expansions, words=None):
+    digests = [bytes([number]) for number in range(len(expansions))]
+    return lay_out(prompt, PICTURE, expansions, digests, FEATURE, words or Breaks())
+
+
+def test_each_placeholder_becomes_its_pictures_tokens():
+    layout = placed([65, PICTURE, 66, PICTURE, 67], [FEATURE, FEATURE], [FEATURE, BREAK, FEATURE])
+    assert layout.ids == [65, FEATURE, FEATURE, 66, FEATURE, BREAK, FEATURE, 67]
+    assert layout.spans == [Span(0, 1, 3, (1, 2)), Span(1, 4, 7, (4, 6))]
+    assert [index for index, key in enumerate(layout.keys) if key < 0] == [1, 2, 4, 6]
+    assert [key for key in layout.keys if key >= 0] == [65, 66, BREAK, 67]
+
+
+def test_keys_are_the_contents_and_no_token_nor_the_schedulers_own():
+    keys = {content_key(digest, offset) for digest in (b"a", b"b") for offset in range(500)}
+    assert len(keys) == 1000
+    assert max(keys) < -1
+    assert min(keys) >= -(2**63)
+    assert content_key(b"a", 1) == content_key(b"a", 1)
+
+
+def test_text_at_a_pictures_edge_is_tokenised_with_the_text_beside_it():
+    """Gemma 3 puts two line breaks around its tokens; in one text they are one token with the line break before."""
+    layout = placed([65, NEWLINE, PICTURE, NEWLINE, 66], [TWO, BREAK, FEATURE, BREAK, TWO])
+    assert layout.ids == [65, THREE, BREAK, FEATURE, BREAK, THREE, 66]
+    assert layout.spans == [Span(0, 2, 5, (3,))]
+    assert len(layout.keys) == len(layout.ids)
+
+
+def test_pictures_side_by_side_share_the_text_between_them():
+    layout = placed([PICTURE, PICTURE], [NEWLINE, FEATURE, NEWLINE], [NEWLINE, FEATURE, NEWLINE])
+    assert layout.ids == [NEWLINE, FEATURE, TWO, FEATURE, NEWLINE]
+    assert [span.places for span in layout.spans] == [(1,), (3,)]
+
+
+def test_text_that_would_become_a_control_token_stays_as_it_was_tokenised():
+    class Joins(Breaks):
+        def encode(self, text):
+            return [BREAK] if text == "<>" else [ord(letter) for letter in text]
+
+    layout = placed([60, PICTURE], [62, FEATURE], words=Joins())
+    assert layout.ids == [60, 62, FEATURE]
+
+
+@pytest.mark.parametrize("prompt", [[65], [PICTURE, PICTURE]])
+def test_a_prompt_without_one_place_for_each_picture_is_refused(prompt):
+    with pytest.raises(Misplaced, match=r"places for 1 pictures"):
+        placed(prompt, [FEATURE])
+
+
+def inputs(*blocks, whole=True):
+    spans = [Span(number, first, last, tuple(range(first, last))) for number, (first, last) in enumerate(blocks)]
+    pictures = [Prepared(b"", (), {}) for _ in blocks]
+    return PictureInputs(Layout([], [], spans), pictures, whole=whole)
+
+
+@pytest.mark.parametrize(
+    ("start", "length", "wanted"),
+    [
+        (0, 5, 5),  # before the picture
+        (0, 10, 10),  # up to it
+        (0, 15, 10),  # into it: stops before
+        (10, 5, 10),  # from its beginning: takes all of it
+        (10, 0, 0),  # no room
+        (10, 10, 10),
+        (10, 12, 12),
+        (14, 3, 6),  # from within, where the beginning was found in the cache
+        (0, 20, 20),
+        (0, 28, 24),  # into the second one
+        (19, 6, 5),
+        (20, 3, 3),
+        (34, 100, 100),
+    ],
+)
+def test_no_chunk_ends_within_a_picture_whose_tokens_see_each_other(start, length, wanted):
+    media = inputs((10, 20), (24, 34))
+    assert media.length(start, length) == wanted
+    assert inputs((10, 20), (24, 34), whole=False).length(start, length) == length
+
+
+def test_a_picture_in_rows_has_a_block_for_each():
+    assert list(Span(0, 0, 8, (1, 2, 4, 5, 7)).blocks()) == [(1, 3), (4, 6), (7, 8)]
