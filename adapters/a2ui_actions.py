@@ -6,6 +6,7 @@ The shape is that of `@ag-ui/a2ui-middleware` 0.0.10, whose sentence the result 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -51,3 +52,17 @@ def sentence(action: dict[str, Any]) -> str:
     context = msgspec.json.encode(action.get("context") or {}).decode()
     surface = action.get("surfaceId", "unknown_surface")
     return f'User performed action "{action["name"]}" on surface "{surface}"{where}. Context: {context}'
+
+
+def without_actions(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A thread's messages as a page shows them: actions are no calls of the model's, and no client has them."""
+    ids = {call["id"] for message in messages for call in _calls(message) if call["function"]["name"] == CALL}
+    return [
+        message
+        for message in messages
+        if message.get("toolCallId") not in ids and not any(call["id"] in ids for call in _calls(message))
+    ]
+
+
+def _calls(message: dict[str, Any]) -> list[dict[str, Any]]:
+    return message.get("toolCalls") or []

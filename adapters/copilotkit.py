@@ -15,6 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from adapters import agui
+from adapters.a2ui_actions import without_actions
 from adapters.errors import RequestError
 from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits, read_json
 from events.vocabulary import (
@@ -232,7 +233,7 @@ def replay_head(history: History) -> list[Event]:
     """What a connect begins with: the run that the thread stands at, its messages, and its state if there is one."""
     events: list[Event] = [
         RunStarted(thread_id=history.thread_id, run_id=history.run_id, protocol_version=PROTOCOL_VERSION),
-        MessagesSnapshot(messages=list(history.messages)),
+        MessagesSnapshot(messages=without_actions(history.messages)),
     ]
     if history.state:
         events.append(StateSnapshot(snapshot=history.state))

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from adapters import agui
+from adapters import agui, copilotkit
 from adapters.errors import RequestError
 
 ACTION = {
@@ -48,3 +48,11 @@ def test_an_action_without_a_name_is_refused(action):
 
 def test_a_run_without_an_action_is_left_alone():
     assert len(inbound(None).input.messages) == 2
+
+
+def test_a_page_that_comes_back_is_shown_no_calls_of_actions():
+    said = [each.model_dump(mode="json", by_alias=True) for each in inbound({"userAction": ACTION}).input.messages]
+    call = {"id": "c", "type": "function", "function": {"name": "other", "arguments": "{}"}}
+    others = [{"id": "b", "role": "assistant", "toolCalls": [call]}, {"id": "d", "role": "tool", "toolCallId": "c"}]
+    head = copilotkit.replay_head(copilotkit.History(thread_id="t", messages=[*said, *others]))
+    assert [each["id"] for each in head[1].messages] == ["u", "a", "b", "d"]

@@ -37,10 +37,15 @@ export function withServer() {
   });
 }
 
-/** Starts the scripted server (or any command that prints its address first) and waits until it answers. */
+/** Starts the scripted server and waits until it answers. */
 export async function startServer(...args) {
+  return startModule("tests.browser.serve", ...args);
+}
+
+/** The same for any module that prints its address first. */
+export async function startModule(name, ...args) {
   const python = process.env.PYTHON ?? path.join(root, ".venv/bin/python");
-  const child = spawn(python, ["-W", "error", "-m", "tests.browser.serve", ...args], { cwd: root, stdio: ["ignore", "pipe", "pipe"] });
+  const child = spawn(python, ["-W", "error", "-m", name, ...args], { cwd: root, stdio: ["ignore", "pipe", "pipe"] });
   process.once("exit", () => child.kill("SIGKILL")); // also when a test was given up
   let errors = "";
   child.stderr.on("data", (data) => (errors += data));

@@ -18,10 +18,8 @@ let files;
 let origin;
 
 before(async () => {
-  build();
-  files = http.createServer(serveFile).listen(0, "127.0.0.1");
-  await new Promise((resolve) => files.once("listening", resolve));
-  origin = `http://127.0.0.1:${files.address().port}`;
+  files = await serveNewcomer();
+  origin = files.origin;
   server = await startServer("--key", KEY, "--origin", origin);
   browser = await startBrowser();
 });
@@ -30,22 +28,6 @@ after(async () => {
   files?.close();
   await server?.stop();
 });
-
-function build() {
-  const newest = Math.max(...["main.tsx", "index.html", "vite.config.mjs"].map((name) => statSync(path.join(source, name)).mtimeMs));
-  const built = path.join(dist, "index.html");
-  if (existsSync(built) && statSync(built).mtimeMs > newest) return;
-  const vite = path.join(root, "frontend_demo/node_modules/vite/bin/vite.js");
-  execFileSync(process.execPath, [vite, "build", "--config", path.join(source, "vite.config.mjs")], { cwd: source, stdio: "inherit" });
-}
-
-function serveFile(request, response) {
-  const name = path.normalize(new URL(request.url, "http://x").pathname).replace(/^\/$/, "/index.html");
-  const file = path.join(dist, name);
-  if (!file.startsWith(dist) || !existsSync(file)) return response.writeHead(404).end();
-  response.writeHead(200, { "content-type": TYPES[path.extname(file)] ?? "application/octet-stream" });
-  createReadStream(file).pipe(response);
-}
 
 let threads = 0;
 
