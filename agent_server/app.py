@@ -18,7 +18,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.types import Message, Receive, Scope, Send
 
 from adapters.errors import ErrorKind, RequestError
-from agent_server.auth import AuthMiddleware, Keys
+from agent_server.auth import AuthMiddleware
 from agent_server.ids import new_id
 from agent_server.openapi import document
 from agent_server.routes import all_routes
@@ -158,10 +158,9 @@ class Application(FastAPI):
 def middleware(server: Server) -> list[Middleware]:
     """CORS outside of the others, so that a browser can read a refusal."""
     settings = server.settings
-    operators = Keys(key.get_secret_value() for key in settings.operator_keys)
     chain = [
         Middleware(BrowserGuard, policy=browser_policy(settings)),
-        Middleware(AuthMiddleware, keys=server.keys, operators=operators),
+        Middleware(AuthMiddleware, authority=server.authority),
     ]
     if settings.cors_origins:
         chain.insert(
@@ -181,7 +180,8 @@ def middleware(server: Server) -> list[Middleware]:
 
 def browser_policy(settings: Settings) -> BrowserPolicy:
     """With keys, every Host is served unless some are named: a page that took over a name has no key to send."""
-    if settings.api_keys and not settings.allowed_hosts:
+    keyed = settings.api_keys or settings.keys_file or settings.oidc_issuer
+    if keyed and not settings.allowed_hosts:
         return BrowserPolicy(origins=settings.cors_origins)
     return BrowserPolicy({*settings.allowed_hosts, *server_names(settings.host)}, settings.cors_origins)
 

@@ -14,7 +14,7 @@ import msgspec
 from sqlalchemy.exc import SQLAlchemyError
 
 from agent_server.agent import Agent, Limits, LoadError, Sealer, load_agents, serve_agents
-from agent_server.auth import Keys
+from agent_server.auth import Authority, configured_authority
 from agent_server.chat_model import ChatModel
 from agent_server.ids import new_id
 from agent_server.prompting.output import OutputSettings
@@ -42,7 +42,7 @@ LOCAL = ("torch", "transformers", "numpy")
 def build_server(settings: Settings, *, agents: Sequence[Agent] = (), engine: Engine | None = None) -> Server:
     """Put the parts together; the model is not loaded yet. Raises StartupError with one sentence."""
     telemetry = ServerTelemetry()
-    keys = Keys(key.get_secret_value() for key in settings.api_keys)
+    authority = make_authority(settings)
     model = chat_model(settings, engine)
     try:
         named = [*agents, *load_agents(settings.agent)] or default_agents(settings)
@@ -53,7 +53,7 @@ def build_server(settings: Settings, *, agents: Sequence[Agent] = (), engine: En
     runs = RunManager(
         served,
         store=store,
-        limits=run_limits(settings, keys.tenants),
+        limits=run_limits(settings, authority.tenants),
         new_id=new_id,
         observe=lambda run: count_run(telemetry, run),
         sharing=(gateway := sharing(settings)),
@@ -63,7 +63,22 @@ def build_server(settings: Settings, *, agents: Sequence[Agent] = (), engine: En
     watch_replicas(telemetry, model.engine)
     if gateway is not None:
         telemetry.watch_sharing(gateway.metrics)
-    return Server(settings=settings, model=model, agents=served, runs=runs, store=store, telemetry=telemetry, keys=keys)
+    return Server(
+        settings=settings,
+        model=model,
+        agents=served,
+        runs=runs,
+        store=store,
+        telemetry=telemetry,
+        authority=authority,
+    )
+
+
+def make_authority(settings: Settings) -> Authority:
+    try:
+        return configured_authority(settings)
+    except ValueError as error:
+        raise StartupError(str(error)) from error
 
 
 def make_store(settings: Settings) -> Store:

@@ -8,6 +8,7 @@ import typer
 
 from agent_server.commands.chat import chat
 from agent_server.commands.inspect import inspect
+from agent_server.commands.keys_command import keys
 from agent_server.commands.parse import parse
 from agent_server.commands.replicas import replicas
 from agent_server.commands.serve import serve
@@ -17,6 +18,7 @@ from agent_server.version import version
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 for command in (serve, worker, replicas, chat, inspect, parse):
     app.command()(command)
+app.add_typer(keys, name="keys")
 
 
 def _version(value: bool) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent_server.auth import Keys
+from agent_server.auth import Authority
 from agent_server.chat_model import ChatModel
 from agent_server.settings import Settings
 from agent_server.telemetry import ServerTelemetry
@@ -38,7 +38,7 @@ class Server:
     runs: RunManager
     store: Store
     telemetry: ServerTelemetry
-    keys: Keys
+    authority: Authority
     closing: bool = False
     on_stop: Callable[[], None] | None = None
     _starting: asyncio.Task[None] | None = None
@@ -65,6 +65,8 @@ class Server:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise StartupError(f"The store at {self.store.place} cannot be opened: {reason}") from error
         await self.runs.open()
+        if self.authority.file is not None:
+            self._spawn(self.authority.file.watch())
         self._spawn(self.model.load())
 
     async def close(self) -> None:

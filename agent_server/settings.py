@@ -93,6 +93,25 @@ class Settings(BaseSettings):
     # who may ask
     api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
     """`key` or `tenant:key`; without any, everyone who can connect may use the server."""
+    keys_file: Path | None = None
+    """File with hashed, named and expiring keys, as `agent-server keys new` writes it; a change is taken over at
+    once."""
+    oidc_issuer: str = ""
+    """URL of an OpenID Connect issuer whose tokens (JWT) are taken as keys."""
+    oidc_audience: str = ""
+    """What a token's `aud` must have."""
+    oidc_keys_url: str = ""
+    """URL of the issuer's keys (JWKS); empty to ask the issuer for it (`/.well-known/openid-configuration`)."""
+    oidc_leeway: float = Field(30, ge=0)
+    """Seconds by which the issuer's clock may differ."""
+    oidc_tenant_claim: str = "tenant"
+    """The claim that names a token's tenant; `sub` makes every user a tenant."""
+    oidc_scope_claim: str = "scope"
+    """The claim with a token's scopes (`use`, `operate`, `metrics`): a list, or a string with spaces between them."""
+    oidc_scope_prefix: str = ""
+    """What stands before a scope of this server in that claim, such as `agent-server:`."""
+    oidc_limits_claim: str = "limits"
+    """The claim with a token's limits, an object with the names of those in the keys file."""
     operator_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
     """Keys for the paths under /operator/; without any, these paths are closed."""
     cors_origins: Annotated[tuple[str, ...], NoDecode] = ()

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from adapters.errors import RequestError
-from agent_server.auth import AuthMiddleware, Keys
+from agent_server.auth import AuthMiddleware, Authority, Keys
 from agent_server.engine.protocol import (
     Delta,
     Engine,
@@ -205,7 +205,7 @@ def worker_app(worker: Worker, keys: Keys) -> Starlette:
         routes=[*_engine_routes(worker), *_operations(worker)],
         middleware=[
             Middleware(BrowserGuard, policy=BrowserPolicy(pages=False)),
-            Middleware(AuthMiddleware, keys=keys),
+            Middleware(AuthMiddleware, authority=Authority(keys)),
         ],
         lifespan=lifespan,
     )

@@ -58,8 +58,9 @@ async def test_nobody_else_may():
         httpx.AsyncClient(base_url=running.url) as http,
     ):
         assert (await http.get(PATH)).status_code == 401
-        assert (await http.get(PATH, headers={"authorization": "Bearer user"})).status_code == 401
-        assert (await http.get("/metrics", headers=KEY)).status_code == 401  # it is no tenant's key either
+        assert (await http.get(PATH, headers={"authorization": "Bearer user"})).status_code == 403
+        assert (await http.get("/metrics", headers=KEY)).status_code == 200
+        assert (await http.get("/agui/threads", headers=KEY)).status_code == 403  # it is no tenant's key
     async with serving(engines(Script(text="a"))) as running, httpx.AsyncClient(base_url=running.url) as http:
         refused = await http.get(PATH, headers=KEY)
         assert refused.status_code == 403 and "AGENT_SERVER_OPERATOR_KEYS" in refused.text

@@ -63,8 +63,8 @@ def _below(prefix: str) -> Any:
 
 
 async def test_a_tenants_key_does_not_reach_the_operators_paths(client: httpx.AsyncClient):
-    assert (await client.get("/ai/operator/replicas", headers=USER)).status_code == 401
-    assert (await client.post("/ai/operator/replicas", headers=USER, json={})).status_code == 401
+    assert (await client.get("/ai/operator/replicas", headers=USER)).status_code == 403
+    assert (await client.post("/ai/operator/replicas", headers=USER, json={})).status_code == 403
     assert (await client.get("/ai/operator/replicas", headers={"x-api-key": "op"})).status_code == 404
 
 

@@ -1,0 +1,12 @@
+"""Who may ask: static keys, tokens of an issuer, and what each of them opens. Deny by default."""
+
+from agent_server.auth.admission import AuthMiddleware, is_public, needed_scope, presented_key
+from agent_server.auth.authority import Authority
+from agent_server.auth.configured import configured_authority
+from agent_server.auth.principal import ANYONE, SCOPES, Principal, Quota, principal_of
+from agent_server.auth.secret_keys import Keys
+
+__all__ = [
+    "ANYONE", "SCOPES", "AuthMiddleware", "Authority", "Keys", "Principal", "Quota", "configured_authority",
+    "is_public", "needed_scope", "presented_key", "principal_of",
+]  # fmt: skip

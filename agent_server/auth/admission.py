@@ -1,0 +1,82 @@
+"""Who may ask for what: the list of public paths, and the scope that every other path needs. Deny by default.
+
+A key or a token is sent as `Authorization: Bearer KEY`, `x-api-key: KEY` (Anthropic's SDK) or, on WebSockets where a
+browser can set no header, as `?api_key=KEY`. It belongs to a tenant, and the tenant is part of every store key and
+every look-up of a run, so that a foreign id reads as one that does not exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from urllib.parse import parse_qs
+
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from adapters.errors import RequestError
+from agent_server.auth.authority import Authority
+from agent_server.auth.principal import Access, Principal, enter_principal
+from agent_server.web.errors import error_response, refuse_websocket, route_path
+
+PUBLIC_PATHS = frozenset({"/", "/health", "/ready", "/favicon.ico", "/favicon.svg"})
+PUBLIC_PREFIXES = ("/assets/",)
+OPERATOR_PREFIX = "/operator/"
+"""Paths below it take an operator's key and no tenant's; without such keys nobody may use them."""
+METRICS_PATH = "/metrics"
+
+
+def presented_key(headers: Mapping[str, str], query: str = "") -> str | None:
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and token:
+        return token.strip()
+    return headers.get("x-api-key") or next(iter(parse_qs(query).get("api_key", [])), None)
+
+
+def is_public(path: str) -> bool:
+    return path in PUBLIC_PATHS or path.startswith(PUBLIC_PREFIXES)
+
+
+def needed_scope(scope: Scope) -> Access | None:
+    """What a request must be allowed to; None for what is public."""
+    path = route_path(scope)
+    if path.startswith(OPERATOR_PREFIX):
+        return "operate"
+    if scope["type"] == "http" and (is_public(path) or scope["method"] == "OPTIONS"):
+        return None
+    return "metrics" if path == METRICS_PATH else "use"
+
+
+class AuthMiddleware:
+    """Puts who asks into the scope's state, or answers 401 or 403 in the shape of the wire that was asked."""
+
+    def __init__(self, app: ASGIApp, authority: Authority) -> None:
+        self.app = app
+        self.authority = authority
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self.app(scope, receive, send)
+            return
+        try:
+            enter_principal(scope, await self._admit(scope))
+        except RequestError as refusal:
+            await _refuse(scope, receive, send, refusal)
+        else:
+            await self.app(scope, receive, send)
+
+    async def _admit(self, scope: Scope) -> Principal:
+        if (needed := needed_scope(scope)) is None:
+            return Principal()
+        connection = HTTPConnection(scope)
+        query = connection.url.query if scope["type"] == "websocket" else ""
+        return await self.authority.admit(presented_key(connection.headers, query), needed)
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Send, refusal: RequestError) -> None:
+    if scope["type"] == "websocket":
+        await refuse_websocket(scope, receive, send, refusal)
+        return
+    answer = error_response(scope, refusal)
+    if refusal.kind == "unauthorized":
+        answer.headers["www-authenticate"] = "Bearer"  # RFC 9110, 11.6.1
+    await answer(scope, receive, send)

@@ -1,0 +1,242 @@
+"""Tokens of an OpenID Connect issuer: JWTs that it signed, checked against the keys that it publishes (RFC 7519, 7517,
+8725; OpenID Connect Discovery 1.0).
+
+Only asymmetric signatures are taken: `none`, and HMAC with a published key as its secret, are how such checks are got
+around (RFC 8725, 2.1).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2
+import jwt
+import msgspec
+
+from adapters.errors import RequestError
+from agent_server.auth.principal import SCOPES, Access, Principal, Quota
+
+log = logging.getLogger("agent_server.auth")
+ALGORITHMS = frozenset(
+    {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519"}
+)
+FRESH_SECONDS = 300.0
+"""How long the issuer's keys are used before they are asked for again."""
+PAUSE_SECONDS = 10.0
+"""The least time between two requests for the keys: tokens with made-up key ids cost the issuer nothing."""
+STALE_SECONDS = 24 * 3600.0
+"""How long keys are used that an issuer which cannot be reached gave last."""
+FETCH_SECONDS = 5.0
+DOCUMENT_BYTES = 512 * 1024
+MAX_TOKEN = 16 * 1024
+DISCOVERY = "/.well-known/openid-configuration"
+Fetch = Callable[[str], Awaitable[Mapping[str, Any]]]
+
+
+class IssuerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """issuer: its URL, as `iss` has it. audience: what `aud` must have. keys_url: of the JWKS; "" to ask the issuer.
+    leeway: seconds that its clock may differ. tenant_claim, scope_claim, limits_claim: where a token says whose it is,
+    what it opens and what it may take; of scopes, those that begin with scope_prefix count."""
+
+    issuer: str
+    audience: str
+    keys_url: str = ""
+    leeway: float = 30.0
+    tenant_claim: str = "tenant"
+    scope_claim: str = "scope"
+    scope_prefix: str = ""
+    limits_claim: str = "limits"
+
+    def fault(self) -> str:
+        """Why these cannot be used; "" if they can."""
+        if not self.audience:
+            return "A token issuer needs an audience: set AGENT_SERVER_OIDC_AUDIENCE."
+        for url in filter(None, (self.issuer, self.keys_url)):
+            parts = urlsplit(url)
+            local = parts.hostname in ("localhost", "127.0.0.1", "::1")
+            if not parts.hostname or not (parts.scheme == "https" or (parts.scheme == "http" and local)):
+                return f"{url} must be an https:// URL, since whoever answers for it decides who may ask."
+        return ""
+
+
+async def fetch_json(url: str) -> Mapping[str, Any]:
+    """A JSON object from a URL. Raises OSError or ValueError."""
+    try:
+        async with (
+            httpx2.AsyncClient(timeout=FETCH_SECONDS) as client,
+            client.stream("GET", url, headers={"accept": "application/json"}) as answer,
+        ):
+            answer.raise_for_status()
+            body = b""
+            async for part in answer.aiter_bytes():
+                body += part
+                if len(body) > DOCUMENT_BYTES:
+                    raise ValueError(f"more than {DOCUMENT_BYTES} bytes")
+    except httpx2.HTTPError as error:
+        raise OSError(f"{type(error).__name__} {error}".strip()) from error
+    return msgspec.json.decode(body, type=dict[str, Any])
+
+
+class IssuerKeys:
+    """The keys that an issuer publishes. They are asked for again when they are old, and when a token names one that is
+    not among them, which is how an issuer changes its keys."""
+
+    def __init__(self, settings: IssuerSettings, fetch: Fetch, clock: Callable[[], float]) -> None:
+        self._settings = settings
+        self._fetch = fetch
+        self._clock = clock
+        self._keys: dict[str | None, jwt.PyJWK] = {}
+        self._fetched = self._tried = float("-inf")
+        self._turn = asyncio.Lock()
+
+    async def find(self, kid: str | None) -> jwt.PyJWK | None:
+        """The key; None for one that the issuer does not publish. RequestError("unavailable") where it was never
+        reached, or not for a day."""
+        if not self._known(kid) or self._clock() - self._fetched > FRESH_SECONDS:
+            async with self._turn:
+                if not self._known(kid) or self._clock() - self._fetched > FRESH_SECONDS:
+                    await self._renew()
+        if self._clock() - self._fetched > STALE_SECONDS:
+            raise RequestError("unavailable", "The issuer of tokens cannot be reached.", retry_after=PAUSE_SECONDS)
+        return self._keys.get(kid)
+
+    def _known(self, kid: str | None) -> bool:
+        return kid in self._keys
+
+    async def _renew(self) -> None:
+        now = self._clock()
+        if now - self._tried < PAUSE_SECONDS:
+            return
+        self._tried = now
+        try:
+            found = read_jwks(await self._fetch(await self._place()))
+        except (OSError, ValueError, TypeError) as error:
+            log.warning("the keys of the token issuer cannot be had: %s", error)
+        else:
+            self._keys, self._fetched = found, now
+
+    async def _place(self) -> str:
+        if self._settings.keys_url:
+            return self._settings.keys_url
+        described = await self._fetch(self._settings.issuer.rstrip("/") + DISCOVERY)
+        if described.get("issuer") != self._settings.issuer:
+            raise ValueError("its description names another issuer")
+        place = str(described.get("jwks_uri") or "")
+        if fault := msgspec.structs.replace(self._settings, keys_url=place or "missing").fault():
+            raise ValueError(fault)
+        return place
+
+
+def read_jwks(document: Mapping[str, Any]) -> dict[str | None, jwt.PyJWK]:
+    """The signing keys of a JWKS by their ids. What is no such key is left out; a single one is also that of tokens
+    that name none."""
+    found: dict[str | None, jwt.PyJWK] = {}
+    for each in document.get("keys") or ():
+        if not isinstance(each, dict) or each.get("use", "sig") != "sig" or each.get("kty") == "oct":
+            continue
+        try:
+            key = jwt.PyJWK(each)
+        except jwt.PyJWTError:
+            continue
+        if key.algorithm_name in ALGORITHMS:
+            found[key.key_id] = key
+    if not found:
+        raise ValueError("it publishes no key that signs")
+    if len(found) == 1:
+        found[None] = next(iter(found.values()))
+    return found
+
+
+class Issuer:
+    """Admits by the tokens of one issuer."""
+
+    def __init__(
+        self, settings: IssuerSettings, *, fetch: Fetch = fetch_json, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._settings = settings
+        self._keys = IssuerKeys(settings, fetch, clock)
+
+    @staticmethod
+    def may_have_made(presented: str) -> bool:
+        """Whether it has a JWT's form; no key of ours does."""
+        return presented.count(".") == 2 and presented.startswith("ey")
+
+    async def find(self, token: str) -> Principal:
+        """Whose token it is. Raises RequestError("unauthorized") that says what is wrong with it."""
+        if len(token) > MAX_TOKEN:
+            raise _refused("it is too long")
+        try:
+            header = jwt.get_unverified_header(token)
+        except jwt.PyJWTError:
+            raise _refused("it cannot be read") from None
+        if header.get("alg") not in ALGORITHMS:
+            raise _refused("it is not signed with a published key")
+        key = await self._keys.find(header.get("kid"))
+        if key is None:
+            raise _refused("its issuer publishes no such key")
+        return self._principal(self._claims(token, key))
+
+    def _claims(self, token: str, key: jwt.PyJWK) -> dict[str, Any]:
+        try:
+            return jwt.decode(
+                token,
+                key,
+                algorithms=[key.algorithm_name],
+                audience=self._settings.audience,
+                issuer=self._settings.issuer,
+                leeway=self._settings.leeway,
+                options={"require": ["exp", "iss", "aud"]},
+            )
+        except jwt.ExpiredSignatureError:
+            raise _refused("it has expired") from None
+        except jwt.InvalidAudienceError:
+            raise _refused("it is for another audience") from None
+        except jwt.InvalidIssuerError:
+            raise _refused("it is another issuer's") from None
+        except jwt.ImmatureSignatureError:
+            raise _refused("it is not valid yet") from None
+        except jwt.MissingRequiredClaimError as error:
+            raise _refused(f"it lacks {error.claim}") from None
+        except jwt.PyJWTError:
+            raise _refused("its signature does not fit") from None
+
+    def _principal(self, claims: Mapping[str, Any]) -> Principal:
+        tenant = claims.get(self._settings.tenant_claim)
+        if not isinstance(tenant, str) or not tenant:
+            raise _refused(f"it names no tenant in {self._settings.tenant_claim}")
+        return Principal(
+            tenant=tenant,
+            name=str(claims.get("sub") or ""),
+            scopes=self._scopes(claims.get(self._settings.scope_claim)),
+            quota=_quota(claims.get(self._settings.limits_claim)),
+            expires=float(claims["exp"]),
+        )
+
+    def _scopes(self, claim: object) -> frozenset[Access]:
+        """Of a string with spaces between them (RFC 8693, 4.2) or a list of strings."""
+        said = claim.split() if isinstance(claim, str) else claim if isinstance(claim, list) else []
+        prefix = self._settings.scope_prefix
+        names = {str(each)[len(prefix) :] for each in said if str(each).startswith(prefix)}
+        return frozenset(scope for scope in SCOPES if scope in names)
+
+
+def _quota(claim: object) -> Quota:
+    """Raises RequestError for limits that cannot be read: none at all would be the opposite of what was meant."""
+    if claim is None:
+        return Quota()
+    try:
+        quota = msgspec.convert(claim, Quota)
+    except msgspec.ValidationError:
+        raise _refused("its limits cannot be read") from None
+    if min(msgspec.structs.astuple(quota)) < 0:
+        raise _refused("its limits cannot be read")
+    return quota
+
+
+def _refused(why: str) -> RequestError:
+    return RequestError("unauthorized", f"The token is not taken: {why}.")
