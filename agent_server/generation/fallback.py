@@ -1,180 +1,290 @@
-"""The plain path for models whose attention does not fit packed batches: recurrent and hybrid models, positional
-biases, whatever comes next.
+"""The path for models whose attention does not fit packed batches: positional biases, sparse indexers, states of a kind
+of their own, whatever comes next.
 
-Every sequence has its own cache, made and understood by the model alone, and is run by itself. Scheduling, sampling,
-control and everything else are the same; only the speed of a batch is missing.
+Caches are made and understood by the model alone. A prompt is computed by itself; sequences that decode are run
+together on one cache with a row for each (`cache_trees.py`), padded on the left as `generate` pads prompts. Where the
+model gives other logits with padding, only sequences of one length are run together, and where even that is wrong,
+each is run by itself: which of these it is, is found out when the model is loaded (`fallback_check.py`). Scheduling,
+sampling and control are the same as anywhere.
 """
 
 from __future__ import annotations
 
 import inspect
-from typing import Any
+import sys
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from agent_server.generation.cache_trees import Layout, assemble
 from agent_server.generation.device import send
-from agent_server.generation.faults import first_line
-from agent_server.generation.scheduler import Plan
+from agent_server.generation.scheduler import Chunk, Plan
 from agent_server.generation.sequence import Sequence
 
 CACHE_NAMES = ("past_key_values", "cache_params", "state")
-
-
-class SeparateMemory:
-    """One cache for each running sequence, dropped with it; nothing is shared. `total` tokens in all, of which every
-    sequence's `state`, whatever its length, takes so many."""
-
-    def __init__(self, total: int, *, state: int = 0) -> None:
-        self.longest = total - state
-        self.total = total
-        self.caches: dict[int, Any] = {}
-        self._state = state
-        self._held: dict[int, int] = {}
-
-    @property
-    def usage(self) -> float:
-        return sum(self._held.values()) / self.total
-
-    def admit(self, sequence: Sequence, *, alone: bool) -> int | None:
-        needed = self._state + len(sequence.tokens) + 1
-        if sum(self._held.values()) + needed > self.total:
-            return None
-        self._held[sequence.number] = needed
-        return 0
-
-    def grow(self, sequence: Sequence, tokens: int) -> bool:
-        held = self._held[sequence.number]
-        wanted = max(held, self._state + tokens)
-        if sum(self._held.values()) - held + wanted > self.total:
-            return False
-        self._held[sequence.number] = wanted
-        return True
-
-    def publish(self, sequence: Sequence) -> None:
-        pass
-
-    def release(self, sequence: Sequence) -> None:
-        self._held.pop(sequence.number)
-        self.caches.pop(sequence.number, None)
-
-
-class SeparateRunner:
-    """Runs one sequence after the other. Prompts are not cut: not every recurrent model can go on from the middle.
-    turn: length beyond which the model's positions are others from the first token on; a sequence that grows past it is
-    computed anew, since what its cache holds was computed with the former."""
-
-    chunked = False
-
-    def __init__(self, model: Any, memory: SeparateMemory, device: torch.device, *, turn: int | None = None) -> None:
-        self.model = model
-        self.memory = memory
-        self.device = device
-        self._turn = turn
-        parameters = inspect.signature(model.forward).parameters
-        self._cache_name = next((name for name in CACHE_NAMES if name in parameters), CACHE_NAMES[0])
-        self._selection = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
-        self._positions = "position_ids" in parameters
-
-    def run(self, plan: Plan, last: Tensor) -> tuple[list[Sequence], Tensor]:
-        logits = [self._decode(sequence, last[sequence.row].view(1, 1)) for sequence in plan.decodes]
-        for chunk in plan.chunks:
-            tokens = chunk.sequence.tokens[chunk.start : chunk.start + chunk.length]
-            logits.append(self.forward(chunk.sequence, send([tokens], torch.int64, self.device), chunk.start))
-        return plan.sampled, torch.cat(logits)
-
-    def _decode(self, sequence: Sequence, newest: Tensor) -> Tensor:
-        start = sequence.computed - 1
-        if start != self._turn:
-            return self.forward(sequence, newest, start)
-        self.memory.caches.pop(sequence.number, None)
-        before = send([sequence.tokens[:start]], torch.int64, self.device)
-        return self.forward(sequence, torch.cat([before, newest], 1), 0)
-
-    def forward(self, sequence: Sequence, ids: Tensor, start: int) -> Tensor:
-        """The last logits `[1, vocabulary]` of the tokens `ids` `[1, tokens]`, which stand at `start` and behind it."""
-        named: dict[str, Any] = {self._cache_name: self.memory.caches.get(sequence.number), **self._selection}
-        if self._positions:  # not every model counts them from what its cache holds
-            named["position_ids"] = torch.arange(start, start + ids.shape[1], device=self.device)[None]
-        output = self.model(input_ids=ids, use_cache=True, **named)
-        cache = output.get(self._cache_name)
-        if cache is None:
-            raise Unservable("it does not hand out what it has computed, so that sequences cannot be told apart")
-        self.memory.caches[sequence.number] = cache
-        logits: Tensor = output.logits[:, -1].float()
-        return logits
+MaskForm = Literal["rows", "scores"]
+"""Padding as transformers takes it: zeros and ones for each row's tokens, or what is added to each row's scores. Most
+models make the second of the first; some make it wrong."""
+Together = Literal["padded", "equal", "alone"]
+"""Who may share a forward: everybody, sequences of one length, nobody."""
 
 
 class Unservable(Exception):
     """Why the model cannot even be run one sequence at a time, as half a sentence."""
 
 
-@torch.inference_mode()
-def check_separate(model: Any, device: torch.device) -> None:
-    """Two sequences in turns, each a prompt and then token by token, beside the model without a cache. Raises
-    Unservable."""
-    runner = SeparateRunner(model, SeparateMemory(1), device)
-    count = model.config.get_text_config().vocab_size
-    rows = [[(7919 * (index + 3 * number) + 11) % count for index in range(12 + 5 * number)] for number in range(2)]
-    try:
-        for end in (9, 10, 11, 12):
-            for number, tokens in enumerate(rows):
-                _check_step(runner, number, tokens[: end + 5 * number], 0 if end == 9 else end + 5 * number - 1)
-    except Unservable:
-        raise
-    except Exception as error:
-        raise Unservable(
-            f"running it with its own cache fails ({type(error).__name__}: {first_line(error)})"
-        ) from error
+@dataclass(eq=False, slots=True)
+class Group:
+    """A cache with a row for each of `numbers`, the sequences' own; they have `lengths` tokens in it, of which the
+    longest had `width` when it was made: what is left of the shorter ones is padding."""
+
+    numbers: list[int]
+    lengths: list[int]
+    width: int
+    cache: Any
 
 
-def _check_step(runner: SeparateRunner, number: int, tokens: list[int], start: int) -> None:
-    model = runner.model
-    ids = torch.tensor([tokens], device=runner.device)
-    wanted = model(input_ids=ids, use_cache=False).logits[0, -1].float()
-    found = runner.forward(Sequence(number, tokens, len(tokens), len(tokens)), ids[:, start:], start)[0]
-    off = float((wanted - found).abs().max() / wanted.abs().max().clamp_min(1e-6))
-    if not off <= (EXACT if model.dtype in (torch.float32, torch.float64) else ROUNDED):
-        raise Unservable("two sequences in turns give other logits than each by itself")
+class CachesMemory:
+    """The running sequences' caches. `total` tokens in all, of which every sequence takes so many as the longest has,
+    since shorter ones are padded, and `state` more, whatever its length."""
+
+    def __init__(self, total: int, *, state: int = 0, padded: bool = True) -> None:
+        self.longest = total - state
+        self.total = total
+        self.groups: dict[int, Group] = {}
+        self._state = state
+        self._padded = padded
+        self._held: dict[int, int] = {}
+
+    @property
+    def usage(self) -> float:
+        return self._taken(list(self._held.values())) / self.total
+
+    def _taken(self, tokens: list[int]) -> int:
+        stored = len(tokens) * max(tokens, default=0) if self._padded else sum(tokens)
+        return stored + len(tokens) * self._state
+
+    def admit(self, sequence: Sequence, *, alone: bool) -> int | None:
+        needed = len(sequence.tokens) + 1
+        if self._taken([*self._held.values(), needed]) > self.total:
+            return None
+        self._held[sequence.number] = needed
+        return 0
+
+    def grow(self, sequence: Sequence, tokens: int) -> bool:
+        held = self._held[sequence.number]
+        if tokens <= held:
+            return True
+        self._held[sequence.number] = tokens
+        if self._taken(list(self._held.values())) <= self.total:
+            return True
+        self._held[sequence.number] = held
+        return False
+
+    def publish(self, sequence: Sequence) -> None:
+        pass
+
+    def release(self, sequence: Sequence) -> None:
+        self._held.pop(sequence.number)
+        self.groups.pop(sequence.number, None)
+
+    # caches
+
+    def put(self, group: Group) -> None:
+        self.groups.update(dict.fromkeys(group.numbers, group))
+
+    def gathered(self, layout: Layout, numbers: list[int]) -> Group:
+        """The sequences as one group, in an order of its own; others that were in a group with one of them are put
+        apart."""
+        groups = list(dict.fromkeys(self.groups[number] for number in numbers))
+        wanted = set(numbers)
+        if len(groups) == 1 and set(groups[0].numbers) == wanted:
+            return groups[0]
+        left = [
+            _combined(layout, [group], {n for n in group.numbers if self.groups.get(n) is group} - wanted)
+            for group in groups
+        ]
+        made = _combined(layout, groups, wanted)
+        for group in (*left, made):
+            if group is not None:
+                self.put(group)
+        assert made is not None
+        return made
 
 
-EXACT = 1e-2
-ROUNDED = 0.5
-"""Largest difference of logits, as a share of the largest: in 16 bits a token may go to another expert, and recurrences
-are summed up in another order; states that sequences share differ by more."""
-PROBED = (8, 24)
-"""Tokens of the two prompts by which a cache's growth is measured."""
+def _combined(layout: Layout, groups: list[Group], wanted: set[int]) -> Group | None:
+    """A group of those that are wanted, no wider than the longest."""
+    rows = [[row for row, number in enumerate(group.numbers) if number in wanted] for group in groups]
+    numbers = [group.numbers[row] for group, some in zip(groups, rows, strict=True) for row in some]
+    lengths = [group.lengths[row] for group, some in zip(groups, rows, strict=True) for row in some]
+    if not numbers:
+        return None
+    parts = [(group.cache, some, group.width) for group, some in zip(groups, rows, strict=True) if some]
+    return Group(numbers, lengths, max(lengths), assemble(layout, parts, max(lengths)))
 
 
-@torch.inference_mode()
-def cache_bytes(model: Any) -> tuple[int, int]:
-    """Bytes that the model's own cache takes for a token and, whatever the length, for a sequence; by trying. Windows
-    and states that stop growing later make it less: then more is kept free than is needed."""
-    runner = SeparateRunner(model, SeparateMemory(1), model.device)
-    sizes = []
-    for number, length in enumerate(PROBED):
-        sequence = Sequence(number, [1] * length, length, length)
-        runner.forward(sequence, torch.ones(1, length, dtype=torch.int64, device=model.device), 0)
-        sizes.append(_tensor_bytes(runner.memory.caches[number]))
-    per_token = (sizes[1] - sizes[0]) // (PROBED[1] - PROBED[0])
-    return max(0, per_token), max(0, sizes[0] - per_token * PROBED[0])
+class CachedRunner:
+    """Runs prompts one after the other, and sequences that decode `together`. layout: None where nobody shares a cache.
+    chunked: prompts may be cut. turn: length beyond which the model's positions are others from the first token on; a
+    sequence that grows past it is computed anew, since what its cache holds was computed with the former, and shares no
+    forward with shorter ones. band: so many tokens further, and again, attention is scaled otherwise, by the longest of
+    those that share a forward. keeps: the model hands out what it has computed; where it does not, what stands for a
+    cache is the tokens, and all of them are computed again in every step."""
 
+    def __init__(
+        self,
+        model: Any,
+        memory: CachesMemory,
+        device: torch.device,
+        *,
+        turn: int | None = None,
+        keeps: bool = True,
+    ) -> None:
+        self.model = model
+        self.memory = memory
+        self.device = device
+        self.layout: Layout | None = None
+        self.together: Together = "alone"
+        self.chunked = False
+        self.turn = turn
+        self.band = sys.maxsize
+        parameters = inspect.signature(model.forward).parameters
+        self._cache_name = next((name for name in CACHE_NAMES if name in parameters), None)
+        self.keeps = keeps and self._cache_name is not None
+        self.mask_form: MaskForm = "rows"
+        self._selection = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
+        self._positions = "position_ids" in parameters
+        self._masks = "attention_mask" in parameters
+        self._caches = "use_cache" in parameters
 
-def _tensor_bytes(root: Any) -> int:
-    """All tensors that can be reached from an object, each once."""
-    seen: set[int] = set()
-    left, total = [root], 0
-    while left:
-        item = left.pop()
-        if id(item) in seen:
-            continue
-        seen.add(id(item))
-        if isinstance(item, Tensor):
-            total += item.numel() * item.element_size()
-        elif isinstance(item, dict):
-            left += item.values()
-        elif isinstance(item, list | tuple):
-            left += item
-        elif hasattr(item, "__dict__") and not isinstance(item, type | torch.nn.Module):
-            left += vars(item).values()
-    return total
+    def like(self, layout: Layout, together: Together, form: MaskForm, band: int | None) -> CachedRunner:
+        """One that runs sequences together, with a memory of its own."""
+        made = CachedRunner(self.model, CachesMemory(1), self.device, turn=self.turn, keeps=self.keeps)
+        made.layout, made.together, made.mask_form, made.band = layout, together, form, band or sys.maxsize
+        return made
+
+    def run(self, plan: Plan, last: Tensor) -> tuple[list[Sequence], Tensor]:
+        order: list[Sequence] = []
+        logits: list[Tensor] = []
+        for sequences in self._sorted(plan.decodes):
+            group, found = self._decode(sequences, last)
+            by_number = {sequence.number: sequence for sequence in sequences}
+            order += [by_number[number] for number in group.numbers]
+            logits.append(found)
+        for chunk in plan.chunks:
+            found = self._chunk(chunk)
+            if chunk.samples:
+                logits.append(found)
+        order += [chunk.sequence for chunk in plan.chunks if chunk.samples]
+        return order, torch.cat(logits) if logits else torch.empty(0, 1, device=self.device)
+
+    # decoding
+
+    def _sorted(self, decodes: list[Sequence]) -> list[list[Sequence]]:
+        """Those that may share a forward, together. Who has just turned is computed anew and by itself."""
+        kinds: dict[Hashable, list[Sequence]] = {}
+        for sequence in decodes:
+            turned = sequence.computed - 1 == self.turn
+            kinds.setdefault(sequence if turned else self._kind(sequence), []).append(sequence)
+        return list(kinds.values())
+
+    def _kind(self, sequence: Sequence) -> Hashable:
+        if self.together == "alone":
+            return sequence
+        turned = self.turn is not None and sequence.computed > self.turn
+        return turned, sequence.computed // self.band, sequence.computed if self.together == "equal" else 0
+
+    def _decode(self, sequences: list[Sequence], last: Tensor) -> tuple[Group, Tensor]:
+        first = sequences[0]
+        if first.computed - 1 == self.turn:
+            self.memory.groups.pop(first.number, None)
+            known = send([first.tokens[: first.computed - 1]], torch.int64, self.device)
+            ids = torch.cat([known, last[first.row].view(1, 1)], 1)
+            group = self._group(first.number)
+        else:
+            group = self._gathered(sequences)
+            rows = {sequence.number: sequence.row for sequence in sequences}
+            order = send([rows[number] for number in group.numbers], torch.int64, self.device)
+            ids = last.index_select(0, order)[:, None]
+        return group, self.forward(group, ids)
+
+    def _gathered(self, sequences: list[Sequence]) -> Group:
+        numbers = [sequence.number for sequence in sequences]
+        return self._group(numbers[0]) if self.layout is None else self.memory.gathered(self.layout, numbers)
+
+    # prompts
+
+    def _chunk(self, chunk: Chunk) -> Tensor:
+        """The logits `[1, vocabulary]` behind the chunk."""
+        tokens = chunk.sequence.tokens[chunk.start : chunk.start + chunk.length]
+        return self.forward(self._apart(chunk.sequence.number), send([tokens], torch.int64, self.device))
+
+    def _apart(self, number: int) -> Group:
+        """The sequence's cache, by itself."""
+        if self.layout is not None and number in self.memory.groups:
+            return self.memory.gathered(self.layout, [number])
+        return self._group(number)
+
+    def _group(self, number: int) -> Group:
+        found = self.memory.groups.get(number)
+        if found is None:
+            found = Group([number], [0], 0, None)
+            self.memory.put(found)
+        return found
+
+    # a forward
+
+    def forward(self, group: Group, ids: Tensor) -> Tensor:
+        """The last logits `[rows, vocabulary]` of a group's next tokens `[rows, tokens]`, which enter its cache."""
+        if not self.keeps:
+            return self._recompute(group, ids)
+        count = ids.shape[1]
+        named: dict[str, Any] = {str(self._cache_name): group.cache}
+        output = self._output(ids, group, count, use_cache=True, **named)
+        cache = output.get(self._cache_name)
+        if cache is None:
+            raise Unservable("it does not hand out what it has computed, so that sequences cannot be told apart")
+        self._entered(group, cache, count)
+        logits: Tensor = output.logits[:, -1].float()
+        return logits
+
+    def _recompute(self, group: Group, ids: Tensor) -> Tensor:
+        """The same where the tokens stand for a cache."""
+        count, width = ids.shape[1], group.width
+        whole = ids if group.cache is None else torch.cat([group.cache, ids], 1)
+        lengths, group.width, group.lengths = group.lengths, 0, [length - width for length in group.lengths]
+        named = {"use_cache": False} if self._caches else {}
+        output = self._output(whole, group, width + count, **named)
+        group.width, group.lengths = width, lengths
+        self._entered(group, whole, count)
+        logits: Tensor = output.logits[:, -1].float()
+        return logits
+
+    def _entered(self, group: Group, cache: object, count: int) -> None:
+        group.cache = cache
+        group.width += count
+        group.lengths = [length + count for length in group.lengths]
+
+    def _output(self, ids: Tensor, group: Group, count: int, **named: Any) -> Any:
+        """What the model gives for the group's next `count` tokens."""
+        if self._positions:  # not every model counts them from what its cache holds
+            starts = send(group.lengths, torch.int64, self.device)
+            named["position_ids"] = (starts[:, None] + torch.arange(count, device=self.device)).clamp_min(0)
+        if (mask := self._mask(group, count)) is not None:
+            named["attention_mask"] = mask
+        return self.model(input_ids=ids, **named, **self._selection)
+
+    def _mask(self, group: Group, count: int) -> Tensor | None:
+        """What hides padding; None where there is none, or where nothing is kept for each token."""
+        if not self._masks or self.layout is None or not self.layout.pads or min(group.lengths) == group.width:
+            return None
+        padding = send([group.width - length for length in group.lengths], torch.int64, self.device)
+        seen = torch.arange(group.width + count, device=self.device) >= padding[:, None]
+        if self.mask_form == "rows" or count > 1:
+            return seen.long()
+        dtype = self.model.dtype
+        hidden = torch.zeros(seen.shape, dtype=dtype, device=self.device).masked_fill_(~seen, torch.finfo(dtype).min)
+        return hidden[:, None, None]

@@ -25,13 +25,8 @@ from agent_server.generation.device import (
     indexed,
     release_unused,
 )
-from agent_server.generation.fallback import (
-    SeparateMemory,
-    SeparateRunner,
-    Unservable,
-    cache_bytes,
-    check_separate,
-)
+from agent_server.generation.fallback import CachedRunner, CachesMemory, Unservable
+from agent_server.generation.fallback_check import cache_bytes, find_runner
 from agent_server.generation.faults import first_line
 from agent_server.generation.flat import Forward, flatten
 from agent_server.generation.fused_sampler import make_sampler
@@ -40,7 +35,7 @@ from agent_server.generation.graphs import buckets, reaches
 from agent_server.generation.kv_cache import KVCache, LayerShape, bytes_per_token
 from agent_server.generation.memory_plan import GIB, Demand, TooLittle, graphs_reserve, share_out, state_tokens
 from agent_server.generation.pages import PagedMemory
-from agent_server.generation.probe import Unfit, check_positions, check_windows, fit, fit_flat, turning_point
+from agent_server.generation.probe import Unfit, check_positions, check_windows, fit, fit_flat
 from agent_server.generation.profile import largest_step
 from agent_server.generation.runner import PackedRunner
 from agent_server.generation.sampler import Sampler
@@ -63,6 +58,12 @@ CPU_SHARE = 0.3
 """Of the memory that is free on a machine, which others use too, for keys and values."""
 SMALL_PARAMETERS = 20_000_000
 """Below it, what a CPU spends its time on is calling operations, not computing them."""
+BATCHING = {
+    "padded": "on its own cache",
+    "equal": "with others of its length alone, which is slow",
+    "alone": "one by one, which is slow",
+}
+"""How sequences on caches of the model's own are run."""
 STEP_TOKENS, CUDA_STEP_TOKENS = 512, 4096
 """Tokens of a step where the settings name none."""
 
@@ -168,7 +169,7 @@ def assemble(
         compiler=compiler,
         vision=vision,
         overlap=device.type == "cuda" if config.overlap is None else config.overlap,
-        run_ahead=config.run_ahead and runner.chunked,
+        run_ahead=config.run_ahead and isinstance(runner, PackedRunner),
     )
     info = EngineInfo(
         model=config.name or config.model,
@@ -184,9 +185,9 @@ def assemble(
             "dtype": str(model.dtype).removeprefix("torch."),
             "kv_cache_dtype": config.kv_cache_dtype,
             "device": str(device),
-            "kv_cache_tokens": runner.memory.longest if isinstance(runner, SeparateRunner) else runner.cache.tokens,
+            "kv_cache_tokens": runner.memory.longest if isinstance(runner, CachedRunner) else runner.cache.tokens,
             "step_tokens": scheduler.step_tokens,
-            "batching": "packed" if not note else f"one by one: {note}",
+            "batching": note or "packed",
             "attention": kernel.name if (kernel := getattr(runner, "kernel", None)) is not None else "torch",
             "flat": getattr(runner, "flat", None) is not None,
             "cuda_graphs": getattr(runner, "graphs", None) is not None,
@@ -246,8 +247,7 @@ def _runner(config: EngineConfig, model: Any, context: int, sampler: Sampler, bu
         check_windows(model.config, layers, context)
     except Unfit as reason:
         model.set_attn_implementation(before)
-        logger.warning("%s is decoded one sequence at a time, which is slow: %s.", config.name or config.model, reason)
-        return _separate(config, model, context, device), str(reason), budget
+        return *_cached(config, model, context, device, str(reason)), budget
     dtype = DTYPES.get(config.kv_cache_dtype, model.dtype)
     if config.memory == "paged" or device.type != "cpu":
         if dtype != model.dtype:
@@ -260,20 +260,24 @@ def _runner(config: EngineConfig, model: Any, context: int, sampler: Sampler, bu
     return PackedRunner(model, slabs, cache, device, flat=_flat(config, model, layers)), "", budget
 
 
-def _separate(config: EngineConfig, model: Any, context: int, device: torch.device) -> SeparateRunner:
-    """Caches of the model's own, as many as fit into memory."""
+def _cached(config: EngineConfig, model: Any, context: int, device: torch.device, why: str) -> tuple[CachedRunner, str]:
+    """Caches of the model's own, as many as fit into memory; and how sequences are run together."""
+    name = config.name or config.model
     try:
-        check_separate(model, device)
-    except Unservable as reason:
-        raise EngineError("unavailable", f"{config.name or config.model} cannot be served: {reason}.") from reason
-    per_token, per_sequence = cache_bytes(model)
+        runner, reason = find_runner(model, device)
+    except Unservable as fault:
+        raise EngineError("unavailable", f"{name} cannot be served: {fault}.") from fault
+    note = f"{BATCHING[runner.together]}: {'; '.join(filter(None, (why, reason)))}"
+    logger.warning("%s is decoded %s.", name, note)
+    per_token, per_sequence = cache_bytes(runner)
     state = state_tokens(per_token, per_sequence)
     wanted = config.max_batch * (context + state)
-    free = config.kv_cache_bytes or int(free_bytes(device) * (0.7 if device.type == "cuda" else 0.3))
+    free = config.kv_cache_bytes or int(free_bytes(device) * (0.7 if device.type == "cuda" else CPU_SHARE))
     tokens = min(wanted, free // max(1, per_token))
     if tokens < state + 2:
         raise EngineError("out_of_memory", f"{free / GIB:.2f} GiB are too little for a single sequence's state.")
-    return SeparateRunner(model, SeparateMemory(tokens, state=state), device, turn=turning_point(model.config))
+    runner.memory = CachesMemory(tokens, state=state, padded=runner.together == "padded")
+    return runner, note
 
 
 def _paged(

@@ -87,10 +87,22 @@ def turning_point(config: Any) -> int | None:
     return original if "longrope" in kinds else None
 
 
+def band(config: Any) -> int | None:
+    """The tokens after which, again and again, a model scales its attention otherwise (Llama 4's temperature, which
+    goes by how long the cache is)."""
+    text = config.get_text_config()
+    return getattr(text, "floor_scale", None) if getattr(text, "attn_temperature_tuning", False) else None
+
+
 def check_positions(config: Any, context: int) -> None:
-    """Rotary embeddings that change with the length of the longest sequence in a batch cannot be packed."""
+    """Rotary embeddings that change with the length of the longest sequence in a batch cannot be packed: longrope's
+    beyond the original length, dynamic NTK's beyond the length that the model was trained for, which transformers takes
+    to be `max_position_embeddings`, whatever else the configuration says."""
     kinds, original = _rotary(config)
-    if kinds & {"dynamic", "longrope"} and not (original and context <= original):
+    trained = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if ("longrope" in kinds and not (original and context <= original)) or (
+        "dynamic" in kinds and not (trained and context <= trained)
+    ):
         raise Unfit("its positions depend on the length of the whole batch")
 
 

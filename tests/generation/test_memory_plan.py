@@ -1,11 +1,13 @@
 """How memory is shared out, and how it is measured, without a device."""
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_server.generation import graphs, loader, profile
-from agent_server.generation.fallback import SeparateMemory, cache_bytes
+from agent_server.generation.fallback import CachedRunner, CachesMemory
+from agent_server.generation.fallback_check import cache_bytes
 from agent_server.generation.memory_plan import (
     GIB,
     LOST_AT_LEAST,
@@ -74,23 +76,28 @@ def test_the_profiled_step_has_every_row_and_the_whole_budget():
     ("family", "grows", "state"), [("bloom", True, False), ("lfm2", True, True), ("rwkv", False, True)]
 )
 def test_a_models_own_cache_is_measured(family, grows, state):
-    per_token, per_sequence = cache_bytes(make_model(family))
+    per_token, per_sequence = cache_bytes(CachedRunner(make_model(family), CachesMemory(1), torch.device("cpu")))
     assert (per_token > 0) == grows and (per_sequence > 0) == state
     if family == "bloom":
         assert per_token == 2 * 2 * 48 * 4
 
 
-def test_sequences_that_are_run_one_by_one_are_admitted_as_memory_allows():
+def test_sequences_on_caches_of_their_own_are_admitted_as_memory_allows():
+    """Each takes what the longest takes, since it is padded to that, and its state."""
     state = state_tokens(per_token=100, per_sequence=1950)
-    memory = SeparateMemory(100, state=state)
-    assert (state, memory.longest) == (20, 80)
-    first, second = (Sequence(number, [1] * 30, 30, 60) for number in range(2))
-    assert memory.admit(first, alone=True) == 0 and memory.usage == 0.51
-    assert memory.admit(second, alone=False) is None
-    assert memory.grow(first, 80) and not memory.grow(first, 81)
+    memory = CachesMemory(200, state=state)
+    assert (state, memory.longest) == (20, 180)
+    first, second, third = (Sequence(number, [1] * length, length, 90) for number, length in enumerate((30, 39, 9)))
+    assert memory.admit(first, alone=True) == 0 and memory.usage == 0.255
+    assert memory.admit(second, alone=False) == 0 and memory.usage == 0.6
+    assert memory.admit(third, alone=False) == 0 and memory.usage == 0.9
+    assert not memory.grow(first, 47), "47 for each of three, and their states"
+    assert memory.grow(first, 46) and memory.usage == 0.99
+    memory.release(third)
+    assert memory.grow(first, 80) and not memory.grow(second, 81)
 
 
-def test_one_by_one_models_get_what_is_free_not_what_they_could_use(monkeypatch):
+def test_models_on_caches_of_their_own_get_what_is_free_not_what_they_could_use(monkeypatch):
     from tests.generation.harness import Driver
 
     monkeypatch.setattr(loader, "free_bytes", lambda device: 10**6)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from agent_server.generation import scheduler, slabs
-from agent_server.generation.fallback import SeparateMemory
+from agent_server.generation.fallback import CachesMemory
 from agent_server.generation.pages import PagedMemory
 from agent_server.generation.scheduler import Scheduler
 from agent_server.generation.sequence import PENDING, Sequence, common_prefix
@@ -17,7 +17,8 @@ from agent_server.generation.slabs import Buddies, SlabMemory
 MEMORIES = {
     "pages": lambda: PagedMemory(13, 4),
     "slabs": lambda: SlabMemory(64, 8),
-    "separate": lambda: SeparateMemory(48),
+    "caches": lambda: CachesMemory(50, state=2),
+    "caches-unpadded": lambda: CachesMemory(48, padded=False),
 }
 LONGEST = 48
 

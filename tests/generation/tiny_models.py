@@ -38,7 +38,7 @@ PACKED = {
     ),
     "gpt2": ("GPT2Config", {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 1024}),
 }
-SEPARATE = {
+OWN_CACHES = {
     "bloom": ("BloomConfig", {"n_layer": 2, "n_head": 4}),
     "lfm2": ("Lfm2Config", {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}),
     "qwen3-next": (
@@ -85,17 +85,32 @@ ODD = {
         {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 120},
     ),
 }
-"""Families that are run one by one, each for a reason of its own: positions, states, windows in masks alone."""
-UNSERVABLE = {
+"""Families on caches of their own, each for a reason of its own: positions, states, windows in masks alone, states that
+stay in modules, temperatures that go by the length of the cache."""
+ODD |= {
     "recurrent-gemma": (
         "RecurrentGemmaConfig",
         {"lru_width": 48, "attention_window_size": 64, "block_types": ["recurrent", "attention"], "head_dim": 16},
     ),
+    "llama4": (
+        "Llama4TextConfig",
+        {
+            "num_hidden_layers": 2,
+            "layer_types": ["chunked_attention", "full_attention"],
+            "no_rope_layers": [1, 0],
+            "attention_chunk_size": 32,
+            "floor_scale": 32,
+            "num_local_experts": 2,
+            "interleave_moe_layer_step": 2,
+            "intermediate_size_mlp": 64,
+            "head_dim": 16,
+        },
+    ),
 }
-SEPARATE |= {"rwkv": ("RwkvConfig", {"attention_hidden_size": 48, "context_length": 1024})}
+OWN_CACHES |= {"rwkv": ("RwkvConfig", {"attention_hidden_size": 48, "context_length": 1024})}
 RECORDED = set(PACKED)
 """Families whose forward can be recorded as one list of operations."""
-FAMILIES = {**PACKED, **SEPARATE, **ODD, **UNSERVABLE}
+FAMILIES = {**PACKED, **OWN_CACHES, **ODD}
 
 
 def make_model(family, seed=0, **changes):
