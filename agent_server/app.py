@@ -183,7 +183,8 @@ def browser_policy(settings: Settings) -> BrowserPolicy:
     keyed = settings.api_keys or settings.keys_file or settings.oidc_issuer
     if keyed and not settings.allowed_hosts:
         return BrowserPolicy(origins=settings.cors_origins)
-    return BrowserPolicy({*settings.allowed_hosts, *server_names(settings.host)}, settings.cors_origins)
+    names = {name for address in settings.addresses for name in server_names(address.host or "localhost")}
+    return BrowserPolicy({*settings.allowed_hosts, *names}, settings.cors_origins)
 
 
 async def unavailable(scope: Scope, receive: Receive, send: Send, error: StartupError) -> None:

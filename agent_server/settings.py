@@ -7,10 +7,30 @@ check before other people connect.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+
+class Address(NamedTuple):
+    """Where a server listens: a TCP address, or the path of a Unix socket."""
+
+    host: str = ""
+    port: int = 0
+    path: str = ""
+
+
+def read_address(text: str) -> Address:
+    """`host:port`, `[::1]:8000` or `unix:/path`. Raises ValueError with a sentence."""
+    if text.startswith("unix:"):
+        if path := text.removeprefix("unix:"):
+            return Address(path=path)
+    else:
+        host, colon, port = text.rpartition(":")
+        if colon and host and port.isdecimal() and int(port) <= 65535 and (":" not in host or host.startswith("[")):
+            return Address(host.strip("[]"), int(port))
+    raise ValueError(f"{text!r} is not an address: host:port, [::1]:8000 or unix:/path is")
 
 
 class Settings(BaseSettings):
@@ -49,6 +69,11 @@ class Settings(BaseSettings):
     """Address to listen on; with the default only programs on this machine can connect."""
     port: int = Field(8000, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
+    listen: Annotated[tuple[str, ...], NoDecode] = ()
+    """Addresses to listen on in place of host and port: `host:port`, `[::1]:8000` or `unix:/path`. A Unix socket can
+    be opened by its owner and group."""
+    root_path: str = ""
+    """The path under which a reverse proxy that removes it serves this server, such as `/ai`."""
     data_dir: Path = Path.home() / ".local" / "share" / "agent-server"
     """Folder of the default database."""
     store_url: str = ""
@@ -226,13 +251,32 @@ class Settings(BaseSettings):
     """The least severe messages that are logged; bodies, headers and prompts are logged at no level."""
 
     @field_validator(
-        "engine", "agent", "api_keys", "operator_keys", "cors_origins", "allowed_hosts", "encryption_keys",
+        "engine", "agent", "api_keys", "operator_keys", "cors_origins", "allowed_hosts", "encryption_keys", "listen",
         mode="before",
     )  # fmt: skip
     @classmethod
     def _listed(cls, value: Any) -> Any:
         """Split lists from the environment, whose items are separated by commas."""
         return tuple(item.strip() for item in value.split(",") if item.strip()) if isinstance(value, str) else value
+
+    @field_validator("listen")
+    @classmethod
+    def _addresses(cls, listen: tuple[str, ...]) -> tuple[str, ...]:
+        for address in listen:
+            read_address(address)
+        return listen
+
+    @field_validator("root_path")
+    @classmethod
+    def _prefix(cls, path: str) -> str:
+        if path and not path.startswith("/"):
+            raise ValueError("The root path begins with a slash")
+        return path.rstrip("/")
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """Where to listen."""
+        return tuple(map(read_address, self.listen)) or (Address(self.host, self.port),)
 
     @field_validator("api_keys", "operator_keys")
     @classmethod

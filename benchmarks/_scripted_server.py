@@ -16,6 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from agent_server.assemble import build_server
+from agent_server.commands.listening import Listener
 from agent_server.commands.serve import loop_factory, serve_web
 from agent_server.engines.scripts import Script
 from tests.server import scripted, settings
@@ -82,7 +83,7 @@ def main(descriptor: int, tokens: int, delay: float) -> None:
     listener = socket.socket(fileno=descriptor)
     listener.setblocking(False)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(serve_web(server, listener))
+        runner.run(serve_web(server, [Listener(listener, "the benchmark's address")]))
 
 
 if __name__ == "__main__":

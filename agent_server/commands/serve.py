@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import gc
 import signal
-import socket
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -22,6 +20,7 @@ try:
 except ImportError:  # Windows has none
     uvloop = None
 
+from agent_server.commands.listening import Listener, fail, listen_all
 from agent_server.settings import Settings
 from agent_server.web.connections import ConnectionLimits, Connections
 
@@ -40,6 +39,10 @@ def serve(
     model: Annotated[str, typer.Argument(help="Folder or hub name; none is the bundled demonstration model.")] = "",
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
+    listen: Annotated[
+        list[str] | None, typer.Option(help="host:port or unix:/path, in place of host and port (repeat).")
+    ] = None,
+    root_path: Annotated[str | None, typer.Option(help="Path that a reverse proxy removes, such as /ai.")] = None,
     device: Annotated[
         str | None, typer.Option(help="auto, cpu, cuda, cuda:1; several (cuda:0,cuda:1) for a replica on each")
     ] = None,
@@ -66,17 +69,22 @@ def serve(
 ) -> None:
     """Serve a model to AG-UI, OpenAI, Anthropic and WebSocket clients."""
     given: dict[str, Any] = {
-        "model": model or None, "host": host, "port": port, "device": device, "dtype": dtype,
-        "kv_cache_dtype": kv_cache_dtype, "adapter": adapter, "engine": engine, "agent": agent,
+        "model": model or None, "host": host, "port": port, "listen": listen, "root_path": root_path,
+        "device": device, "dtype": dtype, "kv_cache_dtype": kv_cache_dtype, "adapter": adapter, "engine": engine,
+        "agent": agent,
         "chat_template": chat_template, "format": format, "reasoning_parser": reasoning_parser,
         "tool_call_parser": tool_call_parser, "served_name": served_name, "store_url": store, "redis_url": redis,
         "api_keys": api_key, "keys_file": keys_file, "cors_origins": cors_origin, "allowed_hosts": allowed_host,
         "constrain_tools": constrain_tools, "log_level": log_level,
     }  # fmt: skip
     settings = read_settings(given)
-    listener = listen(settings.host, settings.port)
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        raise typer.Exit(runner.run(_serve(settings, listener)))
+    listeners = listen_all(settings)
+    try:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            raise typer.Exit(runner.run(_serve(settings, listeners)))
+    finally:
+        for listener in listeners:
+            listener.stop()
 
 
 def read_settings(given: Mapping[str, Any]) -> Settings:
@@ -86,42 +94,12 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
         return Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
         faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors(include_input=False)]
-        _fail("; ".join(faults) + ".")
-        raise
+        fail("; ".join(faults) + ".")
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """Makes uvloop's event loops; None, for asyncio's own, if uvloop is not installed."""
     return uvloop.new_event_loop if uvloop is not None else None
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens on the address. Prints a sentence and exits if it cannot be bound."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio turns Nagle's algorithm off, so that small frames are sent at once, only if the socket's protocol is TCP.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        _fail(_why_not(error, host, port))
-    listener.listen(2048)
-    listener.setblocking(False)
-    return listener
-
-
-def _why_not(error: OSError, host: str, port: int) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return f"Port {port} on {host} is in use. Stop what listens there, or choose another with --port."
-    if error.errno == errno.EACCES:
-        return f"This user may not listen on port {port}. Choose one above 1023 with --port."
-    return f"Cannot listen on {host}:{port}: {error.strerror or error}."
-
-
-def _fail(message: str) -> None:
-    print(f"agent-server: {message}", file=sys.stderr)
-    raise typer.Exit(2)
 
 
 class GracefulServer(uvicorn.Server):
@@ -155,7 +133,7 @@ class GracefulServer(uvicorn.Server):
             signal.signal(signal.SIGHUP, self.handle_exit)
 
 
-async def _serve(settings: Settings, listener: socket.socket) -> int:
+async def _serve(settings: Settings, listeners: list[Listener]) -> int:
     from agent_server.assemble import build_server
     from agent_server.server import StartupError
     from agent_server.telemetry import configure_logging
@@ -167,19 +145,19 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
     except StartupError as error:
         print(f"agent-server: {error}", file=sys.stderr)
         return 2
-    return await serve_web(server, listener)
+    return await serve_web(server, listeners)
 
 
-async def serve_web(server: Server, listener: socket.socket) -> int:
-    """Serve on a bound socket until a signal. Returns the exit status."""
+async def serve_web(server: Server, listeners: list[Listener]) -> int:
+    """Serve on bound sockets until a signal. Returns the exit status."""
     from agent_server.app import build_app
 
     web = GracefulServer(web_config(build_app(server), server.settings, server.telemetry), server.begin_shutdown)
     server.on_stop = partial(setattr, web, "should_exit", True)
-    watcher = asyncio.create_task(announce(server, listener.getsockname()[1]))
+    watcher = asyncio.create_task(announce(server, [each.url for each in listeners]))
     web.take_signals()
     try:
-        await web.serve(sockets=[listener])
+        await web.serve(sockets=[each.socket for each in listeners])
     finally:
         watcher.cancel()
     return 1 if server.failed else 0
@@ -231,15 +209,16 @@ def web_config(app: Any, settings: Settings, telemetry: Telemetry) -> uvicorn.Co
         timeout_graceful_shutdown=int(settings.drain) + 5,
         ws_max_size=settings.max_body,
         lifespan="on",
+        root_path=settings.root_path,
     )
 
 
-async def announce(server: Any, port: int) -> None:
+async def announce(server: Any, urls: list[str]) -> None:
     """Show the progress of loading, then the URLs. If the model cannot be loaded, print why and stop the server."""
     from rich.console import Console
 
     console = Console(stderr=True)
-    name, host = server.model.name, server.settings.host
+    name = server.model.name
     with console.status(f"Loading {name} ...") as line:
         async for status in server.model.states():
             share = "" if status.progress is None else f" {status.progress:.0%}"
@@ -250,9 +229,10 @@ async def announce(server: Any, port: int) -> None:
         server.stop_web()
         return
     settle_heap()
-    shown = "localhost" if host in ("127.0.0.1", "0.0.0.0", "::1", "::") else host
-    base = f"http://{shown}:{port}"
-    console.print(f"{name} is ready at {base}", highlight=False)
+    base = urls[0] if urls[0].startswith("unix:") else urls[0] + server.settings.root_path
+    console.print(f"{name} is ready at {' and '.join((base, *urls[1:]))}", highlight=False, soft_wrap=True)
+    if base.startswith("unix:"):
+        return
     rows = {"AG-UI": "/agui", "CopilotKit": "/copilotkit", "OpenAI": "/v1", "Anthropic": "", "metrics": "/metrics"}
     for wire, path in rows.items():
         console.print(f"  {wire:<11}{base}{path}", highlight=False)

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agent_server.commands.serve import (
-    GracefulServer,
-    listen,
-    loop_factory,
-    read_settings,
-    settle_heap,
-    web_config,
-)
-from agent_server.settings import Settings
+from agent_server.commands.listening import Listener, listen_at
+from agent_server.commands.serve import GracefulServer, loop_factory, read_settings, settle_heap, web_config
+from agent_server.settings import Address, Settings
 
 if TYPE_CHECKING:
     from agent_server.worker_app import Worker
@@ -41,12 +34,15 @@ def worker(
         "adapter": adapter, "served_name": served_name, "api_keys": api_key, "log_level": log_level,
     }  # fmt: skip
     settings = read_settings(given)
-    listener = listen(settings.host, settings.port)
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        raise typer.Exit(runner.run(_serve(settings, listener)))
+    listener = listen_at(Address(settings.host, settings.port))
+    try:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            raise typer.Exit(runner.run(_serve(settings, listener)))
+    finally:
+        listener.stop()
 
 
-async def _serve(settings: Settings, listener: socket.socket) -> int:
+async def _serve(settings: Settings, listener: Listener) -> int:
     from agent_server.assemble import choose_engine, named_model
     from agent_server.auth import Keys
     from agent_server.server import StartupError
@@ -62,10 +58,10 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
         return 2
     keys = Keys(key.get_secret_value() for key in settings.api_keys)
     web = GracefulServer(web_config(worker_app(served, keys), settings, served.telemetry), served.begin_shutdown)
-    watcher = asyncio.create_task(_announce(served, web, name, listener.getsockname()))
+    watcher = asyncio.create_task(_announce(served, web, name, listener.socket.getsockname()))
     web.take_signals()
     try:
-        await web.serve(sockets=[listener])
+        await web.serve(sockets=[listener.socket])
     finally:
         watcher.cancel()
     return 1 if served.failure else 0

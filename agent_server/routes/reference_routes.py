@@ -33,7 +33,9 @@ The description itself is at <a href="openapi.json">openapi.json</a>.</p></html>
 
 def routes(server: Server) -> list[BaseRoute]:
     async def description(request: Request) -> Response:
-        return Response(msgspec.json.encode(request.app.openapi()), media_type="application/json")
+        prefix = request.scope.get("root_path", "")
+        below = {"servers": [{"url": prefix}]} if prefix else {}
+        return Response(msgspec.json.encode({**request.app.openapi(), **below}), media_type="application/json")
 
     async def page(request: Request) -> Response:
         return HTMLResponse(PAGE if built else HINT, headers=HEADERS)
