@@ -18,7 +18,7 @@ CALL = "log_a2ui_event"
 AT = f"forwardedProps.{KEY}.userAction"
 
 
-def with_action(wire: dict[str, Any]) -> dict[str, Any]:
+def with_action(wire: dict[str, object]) -> dict[str, Any]:
     """The run's body, with the action behind its messages if it carries one. Raises RequestError.
 
     The messages' ids are made of the run's, so that a run that is sent again carries the same ones.

@@ -24,7 +24,7 @@ def read_object(body: bytes, limits: Limits, *, shape: Any = dict) -> dict[str, 
     return value
 
 
-def convert(value: Any, kind: type[T] | Any, at: str) -> T:
+def convert(value: object, kind: type[T] | object, at: str) -> T:
     """`value` as `kind`, a msgspec type. Raises RequestError naming the innermost place under `at`."""
     try:
         result: T = msgspec.convert(value, type=kind)
@@ -37,7 +37,7 @@ def wrong(at: str, what: str) -> RequestError:
     return RequestError("invalid_request", f"{at} {what}.", param=at)
 
 
-def flag(values: dict[str, Any], name: str, default: bool = False) -> bool:
+def flag(values: dict[str, object], name: str, default: bool = False) -> bool:
     """A boolean field; null and absent are `default`."""
     value = values.get(name)
     if value is None:

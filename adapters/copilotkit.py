@@ -52,7 +52,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     description: str = ""
-    capabilities: dict[str, Any] = {}
+    capabilities: dict[str, object] = {}
     surfaces: bool = False
 
 
@@ -63,8 +63,8 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     thread_id: str
     run_id: str = ""
     messages: Sequence[dict[str, Any]] = ()
-    state: Any = None
-    interrupts: Sequence[dict[str, Any]] = ()
+    state: object = None
+    interrupts: Sequence[dict[str, object]] = ()
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -129,7 +129,7 @@ def run_to_stop(wire: object) -> str | None:
     return run_id if isinstance(run_id, str) and run_id else None
 
 
-def _without_own_answers(wire: dict[str, Any]) -> dict[str, Any]:
+def _without_own_answers(wire: dict[str, object]) -> dict[str, object]:
     """`wire` without the tool results that the client made up for what it resumes.
 
     CopilotKit answers an interrupt about a tool call twice: in `resume`, and as a tool message whose content is the
@@ -146,7 +146,7 @@ def _without_own_answers(wire: dict[str, Any]) -> dict[str, Any]:
     return {**wire, "messages": messages[:end] + kept}
 
 
-def _take(answers: list[Any], answer: object) -> bool:
+def _take(answers: list[object], answer: object) -> bool:
     """Whether `answer` was among `answers`, from which it is removed: each stands for one message."""
     if answer not in answers:
         return False
@@ -154,7 +154,7 @@ def _take(answers: list[Any], answer: object) -> bool:
     return True
 
 
-def _made_up(entry: dict[str, Any]) -> Any:
+def _made_up(entry: dict[str, object]) -> object:
     """What CopilotKit writes into the tool message for one resume entry, decoded."""
     if entry.get("status") == "cancelled":
         return {"status": "cancelled"}
@@ -166,7 +166,7 @@ def _is_tool_message(message: object) -> bool:
     return isinstance(message, dict) and message.get("role") == "tool"
 
 
-def _decoded(content: object) -> Any:
+def _decoded(content: object) -> object:
     try:
         return msgspec.json.decode(content) if isinstance(content, str) else content
     except msgspec.DecodeError:
@@ -176,7 +176,7 @@ def _decoded(content: object) -> Any:
 # ---- outbound -------------------------------------------------------------------------------------------------------
 
 
-def runtime_info(agents: Iterable[tuple[str, Card]], server: Mapping[str, Any]) -> dict[str, Any]:
+def runtime_info(agents: Iterable[tuple[str, Card]], server: Mapping[str, object]) -> dict[str, object]:
     """What GET /info answers. `server` says what is loaded; it is ours, and CopilotKit ignores it.
 
     The hooks fall back to an agent called `default`, so one must have that name.
@@ -207,7 +207,7 @@ def runtime_info(agents: Iterable[tuple[str, Card]], server: Mapping[str, Any]) 
     }
 
 
-def stopped(found: bool) -> dict[str, Any]:
+def stopped(found: bool) -> dict[str, object]:
     """What a stop answers; not finding a run to stop is no error."""
     if not found:
         return {"stopped": False, "message": "Nothing is running on this thread."}
@@ -225,7 +225,7 @@ def invalid_call(message: str) -> tuple[int, dict[str, str]]:
     return 400, {"error": "invalid_request", "message": message}
 
 
-def threads_page(entries: Sequence[Entry], cursor: str | None = None) -> dict[str, Any]:
+def threads_page(entries: Sequence[Entry], cursor: str | None = None) -> dict[str, object]:
     return {"threads": list(entries), "nextCursor": cursor}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import msgspec
 
@@ -26,7 +25,7 @@ def json_bytes(value: object) -> bytes:
         return _encode(_clean(value))
 
 
-def _clean(value: object) -> Any:
+def _clean(value: object) -> object:
     if isinstance(value, str):
         return _SURROGATES.sub("\ufffd", value)
     if isinstance(value, dict):

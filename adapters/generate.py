@@ -70,7 +70,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
     request_id: str
     model: str
-    model_info: dict[str, Any] = {}
+    model_info: dict[str, object] = {}
     hidden_tools: Container[str] = ()
 
 
@@ -113,7 +113,7 @@ def read_config(
 
 
 def _conversation(
-    config: dict[str, Any], options: Options, new_id: NewId, limits: Limits
+    config: dict[str, object], options: Options, new_id: NewId, limits: Limits
 ) -> tuple[list[Message], list[Tool]]:
     prompt = config.get("prompt")
     if (prompt is None) == (config.get("messages") is None):
@@ -129,7 +129,7 @@ def _conversation(
     return [], []
 
 
-def _generation(config: dict[str, Any], options: Options, at: str) -> GenerationOptions:
+def _generation(config: dict[str, object], options: Options, at: str) -> GenerationOptions:
     given = dict(_object(config.get("parameters"), "parameters"))
     for name in given:
         if name not in KNOWN["generate"] or name in NOT_PARAMETERS:
@@ -142,7 +142,7 @@ def _generation(config: dict[str, Any], options: Options, at: str) -> Generation
     return msgspec.structs.replace(found, token_details=options.stream or found.token_details)
 
 
-def _object(value: object, at: str) -> dict[str, Any]:
+def _object(value: object, at: str) -> dict[str, object]:
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -206,7 +206,7 @@ class Messages:
 
     # ---- tokens -----------------------------------------------------------------------------------------------------
 
-    def _tokens(self, delta: str, metadata: dict[str, Any] | None, channel: str | None, extra: bytes) -> list[bytes]:
+    def _tokens(self, delta: str, metadata: dict[str, object] | None, channel: str | None, extra: bytes) -> list[bytes]:
         """A message for each token where the tokens' texts are the delta, else one for the whole delta."""
         details = tokens_of(metadata)
         pieces: list[tuple[str, Sequence[Scored]]] = [(delta, details)]
@@ -351,7 +351,7 @@ def generate_body(events: Sequence[Event], identity: Identity, flags: GenerateFl
     last = b"{}"
     for event in own_events(events, identity.hidden_tools):
         last = (messages.encode(event) or [last])[-1]
-    completion: dict[str, Any] = msgspec.json.decode(last)
+    completion: dict[str, object] = msgspec.json.decode(last)
     for name in ("type", "request_id", "timing"):
         completion.pop(name, None)
     body: dict[str, Any] = {"id": identity.request_id, "model": identity.model, **completion}

@@ -133,7 +133,7 @@ def _flags(values: dict[str, Any], prompts: tuple[Prompt, ...]) -> CompletionFla
     )
 
 
-def _prompts(value: Any) -> tuple[Prompt, ...]:
+def _prompts(value: object) -> tuple[Prompt, ...]:
     if isinstance(value, list) and value and not all(isinstance(item, int) for item in value):
         if len(value) > MAX_PROMPTS:
             raise wrong("prompt", f"must have at most {MAX_PROMPTS} prompts")
@@ -141,7 +141,7 @@ def _prompts(value: Any) -> tuple[Prompt, ...]:
     return (_prompt(value, "prompt"),)
 
 
-def _prompt(value: Any, at: str) -> Prompt:
+def _prompt(value: object, at: str) -> Prompt:
     if isinstance(value, str):
         return value
     if isinstance(value, list) and value and all(type(item) is int and 0 <= item < 2**31 for item in value):
@@ -259,19 +259,21 @@ class CompletionStream:
             extra = b',"extensions":' + json_bytes({"warnings": self._flags.warnings})
         return state.head + text + b',"logprobs":null,' + json_bytes(last)[1:-1] + b"}]" + extra + self._close
 
-    def _broken(self, error: dict[str, Any], state: _Choice) -> bytes:
+    def _broken(self, error: dict[str, object], state: _Choice) -> bytes:
         end = b'"","logprobs":null,"finish_reason":"error"}],"error":'
         return state.head + end + json_bytes(error) + b"}\n\n"
 
 
-def _usage(runs: Sequence[Sequence[TokenUsage]], flags: CompletionFlags) -> dict[str, Any]:
+def _usage(runs: Sequence[Sequence[TokenUsage]], flags: CompletionFlags) -> dict[str, object]:
     usage = combined_usage(runs, flags.n)
     if flags.score_only:
         usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
     return usage
 
 
-def legacy_logprobs(tokens: Sequence[Scored | None], top: int, offset: int = 0, unscored: str = "") -> dict[str, Any]:
+def legacy_logprobs(
+    tokens: Sequence[Scored | None], top: int, offset: int = 0, unscored: str = ""
+) -> dict[str, object]:
     """Completions' own form. `offset` is where the first token's text begins; a prompt's first token, which nothing
     precedes and nobody can score, is None, and its text is `unscored`."""
     texts = [unscored if token is None else token[1] for token in tokens]
@@ -314,7 +316,7 @@ def completion_body(runs: Sequence[Sequence[Event]], identity: CompletionIdentit
     return json_bytes(body)
 
 
-def _choice(answer: Answer, index: int, identity: CompletionIdentity, flags: CompletionFlags) -> dict[str, Any]:
+def _choice(answer: Answer, index: int, identity: CompletionIdentity, flags: CompletionFlags) -> dict[str, object]:
     prompt = flags.prompts[index // flags.n]
     before = identity.prompt_texts[index // flags.n] if flags.echo else ""
     text = "" if flags.score_only else answer.text + stop_text(answer.stop, flags.include_stop)
@@ -334,7 +336,7 @@ def _choice(answer: Answer, index: int, identity: CompletionIdentity, flags: Com
     return choice
 
 
-def _logprobs(answer: Answer, before: str, flags: CompletionFlags) -> dict[str, Any] | None:
+def _logprobs(answer: Answer, before: str, flags: CompletionFlags) -> dict[str, object] | None:
     if flags.logprobs is None:
         return None
     shown: list[Scored | None] = [] if flags.score_only else list(answer.pieces.text_tokens)

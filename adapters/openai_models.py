@@ -29,7 +29,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     status: str = "ready"
 
 
-def model_object(card: ModelCard) -> dict[str, Any]:
+def model_object(card: ModelCard) -> dict[str, object]:
     """OpenAI's model object, with the extra fields under the names that vLLM and OpenRouter gave them."""
     found: dict[str, Any] = {
         "id": card.id,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from events.metadata import Alternative, Scored
 from events.vocabulary import TokenUsage
 
 
-def combined_usage(runs: Sequence[Sequence[TokenUsage]], n: int | None = None) -> dict[str, Any]:
+def combined_usage(runs: Sequence[Sequence[TokenUsage]], n: int | None = None) -> dict[str, object]:
     """OpenAI's `CompletionUsage` for `n` answers to each prompt (all to one by default): a prompt counts once, each
     answer in full."""
     prompts = runs[:: n or len(runs) or 1]
@@ -28,7 +27,7 @@ def _total(usage: Iterable[TokenUsage], name: str) -> int:
     return sum(getattr(part, name) or 0 for part in usage)
 
 
-def chat_logprobs(tokens: Iterable[Scored], top: int) -> list[dict[str, Any]]:
+def chat_logprobs(tokens: Iterable[Scored], top: int) -> list[dict[str, object]]:
     """`ChatCompletionTokenLogprob` objects; a token without a log probability has none to show and is left out."""
     return [
         {**_logprob(token), "top_logprobs": [_logprob(alternative) for alternative in (token[3] or ())[:top]]}
@@ -37,6 +36,6 @@ def chat_logprobs(tokens: Iterable[Scored], top: int) -> list[dict[str, Any]]:
     ]
 
 
-def _logprob(token: Scored | Alternative) -> dict[str, Any]:
+def _logprob(token: Scored | Alternative) -> dict[str, object]:
     text: str = token[1]
     return {"token": text, "logprob": token[2], "bytes": list(text.encode("utf-8", "replace"))}

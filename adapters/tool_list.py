@@ -15,7 +15,7 @@ class ToolSpec(NamedTuple):
     """One function as any wire declares it. `parameters` is a JSON schema; `at` its place in the request."""
 
     name: Any
-    description: Any
+    description: object
     parameters: Any
     strict: Any
     at: str
@@ -56,7 +56,7 @@ def _tool(spec: ToolSpec, limits: Limits) -> Tool:
     return Tool(name=spec.name, description=spec.description or "", parameters=parameters)
 
 
-def _schema(schema: Any, at: str, limits: Limits) -> Any:
+def _schema(schema: object, at: str, limits: Limits) -> object:
     if schema is None:
         return None
     if not isinstance(schema, dict):

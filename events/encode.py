@@ -96,7 +96,7 @@ def _encode_slowly(event: Event) -> bytes:
         return pydantic_core.to_json(_without_surrogates(fields), by_alias=True, inf_nan_mode="null")
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Structs to dictionaries as msgspec would write them; whatever else is inside is pydantic's to serialise."""
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
@@ -116,7 +116,7 @@ def _names(kind: type[msgspec.Struct]) -> list[tuple[str, str]]:
 _REQUIRED_ANY = frozenset({"snapshot", "event", "value"})
 
 
-def _without_surrogates(value: Any) -> Any:
+def _without_surrogates(value: object) -> object:
     if isinstance(value, str):
         return _SURROGATES.sub("\ufffd", value)
     if isinstance(value, dict):

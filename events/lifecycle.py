@@ -333,7 +333,7 @@ def _identity(event: Event, row: Row) -> tuple[Entity, str, str | None]:
     return row.entity, getattr(event, row.key), producer
 
 
-def _messages_of(run_input: Any) -> list[Any]:
+def _messages_of(run_input: object) -> list[object]:
     if isinstance(run_input, BaseModel):
         run_input = run_input.model_dump(mode="json", by_alias=True)
     messages = run_input.get("messages") if isinstance(run_input, dict) else None

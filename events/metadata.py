@@ -6,7 +6,7 @@ The protocol leaves metadata open, so a log from elsewhere may hold anything the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 
@@ -60,7 +60,7 @@ class ErrorMetadata(msgspec.Struct, frozen=True, rename="camel", omit_defaults=T
     lost: bool | None = None
 
 
-_SHAPES: dict[type[Any], type[msgspec.Struct]] = {
+_SHAPES: dict[type[object], type[msgspec.Struct]] = {
     TextMessageContent: DeltaMetadata,
     ReasoningMessageContent: DeltaMetadata,
     ToolCallArgs: DeltaMetadata,
@@ -69,9 +69,9 @@ _SHAPES: dict[type[Any], type[msgspec.Struct]] = {
 }
 
 
-def as_metadata(metadata: FinishedMetadata | ErrorMetadata) -> dict[str, Any]:
+def as_metadata(metadata: FinishedMetadata | ErrorMetadata) -> dict[str, object]:
     """As an event carries it: absent values are left out."""
-    made: dict[str, Any] = msgspec.to_builtins(metadata)
+    made: dict[str, object] = msgspec.to_builtins(metadata)
     return made
 
 

@@ -57,7 +57,7 @@ class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True):
     response_format: ResponseFormat | None = None
     thinking: bool | None = None
     reasoning_effort: str | None = None
-    template_kwargs: dict[str, Any] = {}
+    template_kwargs: dict[str, object] = {}
     raw_prompt: str | tuple[int, ...] | None = None
     continue_final_message: bool | Literal["content"] = False
     generation_prompt: bool = True

@@ -11,21 +11,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-Edit = Callable[[Any, str], Any]
+Edit = Callable[[object, str], object]
 
 
 class PatchError(ValueError):
     """The patch does not fit the document, or is no patch."""
 
 
-def apply_patch(document: Any, patch: Iterable[Mapping[str, Any]]) -> Any:
+def apply_patch(document: object, patch: Iterable[Mapping[str, object]]) -> object:
     """The document after `patch`. Raises PatchError; shares what it can with `document`."""
     for operation in patch:
         document = _apply(document, operation)
     return document
 
 
-def _apply(document: Any, operation: Mapping[str, Any]) -> Any:
+def _apply(document: object, operation: Mapping[str, object]) -> object:
     keys = _keys(operation, "path")
     match operation.get("op"):
         case "add":
@@ -47,7 +47,7 @@ def _apply(document: Any, operation: Mapping[str, Any]) -> Any:
     raise PatchError("An operation's op must be add, remove, replace, move, copy or test.")
 
 
-def _move(document: Any, source: list[str], target: list[str]) -> Any:
+def _move(document: object, source: list[str], target: list[str]) -> object:
     value = _get(document, source)
     if not target:
         return value
@@ -68,19 +68,19 @@ def _keys(operation: Mapping[str, Any], name: str) -> list[str]:
     return keys
 
 
-def _value(operation: Mapping[str, Any]) -> Any:
+def _value(operation: Mapping[str, object]) -> object:
     if "value" not in operation:
         raise PatchError("An operation lacks its value.")
     return operation["value"]
 
 
-def _get(node: Any, keys: list[str]) -> Any:
+def _get(node: object, keys: list[str]) -> object:
     for key in keys:
         node = _child(node, key)
     return node
 
 
-def _child(node: Any, key: str) -> Any:
+def _child(node: object, key: str) -> object:
     if isinstance(node, dict) and key in node:
         return node[key]
     if isinstance(node, list) and key.isascii() and key.isdigit() and str(int(key)) == key and int(key) < len(node):
@@ -88,7 +88,7 @@ def _child(node: Any, key: str) -> Any:
     raise PatchError(f"There is nothing at {key!r}.")
 
 
-def _edit(node: Any, keys: list[str], edit: Edit) -> Any:
+def _edit(node: object, keys: list[str], edit: Edit) -> object:
     """A copy of `node` in which `edit` was made at the end of the path; no path edits the whole document."""
     if not keys:
         return edit(None, "")
@@ -103,7 +103,7 @@ def _edit(node: Any, keys: list[str], edit: Edit) -> Any:
     return copied
 
 
-def _add(value: Any, *, bounded: bool) -> Edit:
+def _add(value: object, *, bounded: bool) -> Edit:
     def add(node: Any, key: str) -> Any:
         if node is None:
             return value
@@ -119,7 +119,7 @@ def _add(value: Any, *, bounded: bool) -> Edit:
     return add
 
 
-def _replace(value: Any) -> Edit:
+def _replace(value: object) -> Edit:
     def replace(node: Any, key: str) -> Any:
         if node is None:
             return value
@@ -140,7 +140,7 @@ def _index(key: str) -> int:
     return int(key)
 
 
-def equal(a: Any, b: Any) -> bool:
+def equal(a: object, b: object) -> bool:
     """Equality of JSON values: true is not 1, 1 is 1.0."""
     if isinstance(a, bool) or isinstance(b, bool):
         return a is b

@@ -8,7 +8,7 @@ What is recognised and malformed is an error, and so is null where a field would
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import get_args
 
 import msgspec
 from ag_ui.core import (
@@ -30,9 +30,9 @@ from events.encode import DecodeError, from_wire
 from events.vocabulary import Event, Interrupt, TokenUsage
 
 _KINDS: dict[str, type[msgspec.Struct]] = {str(kind.__struct_config__.tag): kind for kind in get_args(Event)}
-_MESSAGE: TypeAdapter[Any] = TypeAdapter(Message)
-_INPUT: TypeAdapter[Any] = TypeAdapter(RunAgentInput)
-_PART: TypeAdapter[Any] = TypeAdapter(ContentPart)
+_MESSAGE: TypeAdapter[object] = TypeAdapter(Message)
+_INPUT: TypeAdapter[object] = TypeAdapter(RunAgentInput)
+_PART: TypeAdapter[object] = TypeAdapter(ContentPart)
 # Nulls that producers before 1.0 wrote for an absent value; everywhere else null is malformed.
 _OLD_NULLS = frozenset({"parentMessageId", "outcome", "result", "rawEvent"})
 # Tuples, not sets: what a producer puts in a tag's place may not be hashable.
@@ -66,7 +66,7 @@ _MEMBERS: dict[str, frozenset[str]] = {
 }
 
 
-def receive(wire: Mapping[str, Any]) -> tuple[Event | None, list[str]]:
+def receive(wire: Mapping[str, object]) -> tuple[Event | None, list[str]]:
     """The event in a decoded JSON object, or None if its type is unknown, and a sentence for everything dropped.
 
     Raises DecodeError for a malformed event.
@@ -91,7 +91,7 @@ def receive(wire: Mapping[str, Any]) -> tuple[Event | None, list[str]]:
     return from_wire(fields), warnings
 
 
-def _without_nulls(name: str, fields: dict[str, Any], warnings: list[str]) -> dict[str, Any]:
+def _without_nulls(name: str, fields: dict[str, object], warnings: list[str]) -> dict[str, object]:
     for field in msgspec.structs.fields(_KINDS[name]):
         wire_name = field.encode_name
         if field.required or fields.get(wire_name, ...) is not None:
@@ -103,14 +103,14 @@ def _without_nulls(name: str, fields: dict[str, Any], warnings: list[str]) -> di
     return fields
 
 
-def _check_outcome(name: str, fields: dict[str, Any], warnings: list[str]) -> None:
+def _check_outcome(name: str, fields: dict[str, object], warnings: list[str]) -> None:
     outcome = fields.get("outcome")
     if name in _OUTCOMES and isinstance(outcome, dict) and outcome.get("type") not in _OUTCOMES[name]:
         warnings.append(f"{name}.outcome of an unknown type dropped.")
         del fields["outcome"]
 
 
-def _check_patch(fields: dict[str, Any], key: str, warnings: list[str]) -> None:
+def _check_patch(fields: dict[str, object], key: str, warnings: list[str]) -> None:
     patch = fields.get(key)
     if not isinstance(patch, list):
         return
@@ -124,7 +124,7 @@ def _check_patch(fields: dict[str, Any], key: str, warnings: list[str]) -> None:
     fields[key] = known
 
 
-def _check_operation(operation: Any, where: str) -> None:
+def _check_operation(operation: object, where: str) -> None:
     if not isinstance(operation, dict):
         raise DecodeError(f"{where} is not a patch operation.")
     members = _OPERATIONS[operation["op"]]
@@ -135,7 +135,7 @@ def _check_operation(operation: Any, where: str) -> None:
         raise DecodeError(f"{where} lacks a value.")
 
 
-def _refuse_nested_nulls(fields: dict[str, Any]) -> None:
+def _refuse_nested_nulls(fields: dict[str, object]) -> None:
     """An outcome, its interrupts and the usage leave out what they do not have, as events do."""
     outcome = fields.get("outcome")
     _refuse_nulls(outcome, _MEMBERS["outcome"], "outcome")
@@ -145,13 +145,13 @@ def _refuse_nested_nulls(fields: dict[str, Any]) -> None:
             _refuse_nulls(item, _MEMBERS[where], where)
 
 
-def _refuse_nulls(value: Any, members: frozenset[str], where: str) -> None:
+def _refuse_nulls(value: object, members: frozenset[str], where: str) -> None:
     """Null is refused for the members that the protocol describes; others are dropped, whatever they hold."""
     if isinstance(value, dict) and any(value.get(name, ...) is None for name in members):
         raise DecodeError(f"{where} holds null for a value that it does not have; leave it out instead.")
 
 
-def _checked_input(run_input: Any, warnings: list[str]) -> Any:
+def _checked_input(run_input: object, warnings: list[str]) -> object:
     if isinstance(run_input, dict):
         _refuse_nulls(run_input, _MEMBERS["input"], "/input")
         if "messages" in run_input:
@@ -160,7 +160,7 @@ def _checked_input(run_input: Any, warnings: list[str]) -> Any:
     return run_input
 
 
-def _checked_messages(messages: Any, warnings: list[str]) -> Any:
+def _checked_messages(messages: object, warnings: list[str]) -> object:
     """The messages without those of an unknown role and without parts of an unknown kind."""
     if not isinstance(messages, list):
         return messages
@@ -180,7 +180,7 @@ def _checked_messages(messages: Any, warnings: list[str]) -> Any:
     return checked
 
 
-def _checked_parts(content: Any, where: str, warnings: list[str]) -> Any:
+def _checked_parts(content: object, where: str, warnings: list[str]) -> object:
     if not isinstance(content, list):
         return content
     known = [part for part in content if not isinstance(part, dict) or _is_known(part)]
@@ -190,13 +190,13 @@ def _checked_parts(content: Any, where: str, warnings: list[str]) -> Any:
     return known
 
 
-def _is_known(part: dict[str, Any]) -> bool:
+def _is_known(part: dict[str, object]) -> bool:
     source = part.get("source")
     known_source = not isinstance(source, dict) or source.get("type") in ("data", "url", "file")
     return part.get("type") in _PARTS and known_source
 
 
-def _validate(adapter: TypeAdapter[Any], value: Any, where: str) -> None:
+def _validate(adapter: TypeAdapter[object], value: object, where: str) -> None:
     try:
         adapter.validate_python(value)
     except ValidationError:

@@ -42,7 +42,7 @@ class Interrupt(Wire, frozen=True, kw_only=True):
     reason: str
     message: str | None = None
     tool_call_id: str | None = None
-    response_schema: dict[str, Any] | None = None
+    response_schema: dict[str, object] | None = None
     expires_at: str | None = None
     metadata: dict[str, Any] | None = None
 
@@ -74,7 +74,7 @@ class BaseEvent(Wire, tag_field="type", frozen=True, kw_only=True):
     """Fields that any event may carry, in the SDK's order."""
 
     timestamp: int | None = None
-    raw_event: Any = None
+    raw_event: object = None
     metadata: dict[str, Any] | None = None
 
 
@@ -95,7 +95,7 @@ class RunStarted(BaseEvent, tag="RUN_STARTED", frozen=True, kw_only=True):
 class RunFinished(BaseEvent, tag="RUN_FINISHED", frozen=True, kw_only=True):
     thread_id: str
     run_id: str
-    result: Any = None
+    result: object = None
     outcome: RunOutcome | None = None
     usage: list[TokenUsage] | None = None
 
@@ -166,7 +166,7 @@ class ToolCallResult(AttributableEvent, tag="TOOL_CALL_RESULT", frozen=True, kw_
 
 
 class StateSnapshot(AttributableEvent, tag="STATE_SNAPSHOT", frozen=True, kw_only=True):
-    snapshot: Any
+    snapshot: object
 
 
 class StateDelta(AttributableEvent, tag="STATE_DELTA", frozen=True, kw_only=True):
@@ -191,7 +191,7 @@ class ActivitySnapshot(AttributableEvent, tag="ACTIVITY_SNAPSHOT", frozen=True, 
 class ActivityDelta(AttributableEvent, tag="ACTIVITY_DELTA", frozen=True, kw_only=True):
     message_id: str
     activity_type: str
-    patch: list[dict[str, Any]]
+    patch: list[dict[str, object]]
 
 
 class Raw(AttributableEvent, tag="RAW", frozen=True, kw_only=True):
@@ -250,7 +250,7 @@ class SubagentStarted(BaseEvent, tag="SUBAGENT_STARTED", frozen=True, kw_only=Tr
 
 class SubagentFinished(BaseEvent, tag="SUBAGENT_FINISHED", frozen=True, kw_only=True):
     subagent_run_id: str
-    result: Any = None
+    result: object = None
     outcome: SubagentOutcome | None = None
 
 

@@ -62,7 +62,7 @@ def system_text(value: object, at: str = "system") -> str:
     return "\n".join(_text(block, f"{at}.{i}") for i, block in enumerate(blocks))
 
 
-def _blocks(value: object, at: str, limit: int = 4096) -> list[dict[str, Any]]:
+def _blocks(value: object, at: str, limit: int = 4096) -> list[dict[str, object]]:
     if isinstance(value, str):
         return [{"type": "text", "text": value}]
     if not isinstance(value, list) or not all(isinstance(block, dict) for block in value):
@@ -91,14 +91,14 @@ class _Reader:
         places = [(block, f"{at}.content.{i}") for i, block in enumerate(blocks)]
         return self._user(places) if turn.role == "user" else self._assistant(places)
 
-    def _user(self, blocks: list[tuple[dict[str, Any], str]]) -> Iterable[Message]:
+    def _user(self, blocks: list[tuple[dict[str, object], str]]) -> Iterable[Message]:
         results = [self._result(block, at) for block, at in blocks if block.get("type") == "tool_result"]
         parts = [self._part(block, at) for block, at in blocks if block.get("type") != "tool_result"]
         if parts or not results:
             return [*results, UserMessage(id=self._new_id("msg"), content=_simple(parts))]
         return results
 
-    def _result(self, block: dict[str, Any], at: str) -> ToolMessage:
+    def _result(self, block: dict[str, object], at: str) -> ToolMessage:
         call_id = self._name(block.get("tool_use_id"), f"{at}.tool_use_id")
         blocks = _blocks(block.get("content") or "", f"{at}.content", self._limits.parts)
         content = _simple([self._part(inner, f"{at}.content.{i}") for i, inner in enumerate(blocks)])
@@ -107,7 +107,7 @@ class _Reader:
             error = content if isinstance(content, str) else "The tool failed."
         return ToolMessage(id=self._new_id("msg"), tool_call_id=call_id, content=content, error=error)
 
-    def _assistant(self, blocks: list[tuple[dict[str, Any], str]]) -> Iterable[Message]:
+    def _assistant(self, blocks: list[tuple[dict[str, object], str]]) -> Iterable[Message]:
         texts: list[str] = []
         calls: list[ToolCall] = []
         for block, at in blocks:
@@ -161,7 +161,7 @@ class _Reader:
             raise wrong(at, f"must be a string of 1 to {self._limits.name} characters")
         return value
 
-    def _part(self, block: dict[str, Any], at: str) -> ContentPart:
+    def _part(self, block: dict[str, object], at: str) -> ContentPart:
         match block.get("type"):
             case "text":
                 return TextPart(text=_text(block, at))
@@ -174,7 +174,7 @@ class _Reader:
                 return TextPart(text=_search_result(block, at))
         raise wrong(f"{at}.type", "is not a kind of block that this server reads from users")
 
-    def _document(self, block: dict[str, Any], at: str) -> ContentPart:
+    def _document(self, block: dict[str, object], at: str) -> ContentPart:
         source = block.get("source")
         if isinstance(source, dict) and source.get("type") == "text" and isinstance(source.get("data"), str):
             title = block.get("title")
@@ -212,7 +212,7 @@ def _source(source: object, at: str) -> PartSource:
     raise wrong(f"{at}.source", "must be base64 with a media_type, a url or a file")
 
 
-def _search_result(block: dict[str, Any], at: str) -> str:
+def _search_result(block: dict[str, object], at: str) -> str:
     title, source = block.get("title"), block.get("source")
     return f"{title} ({source})\n{system_text(block.get('content'), f'{at}.content')}"
 

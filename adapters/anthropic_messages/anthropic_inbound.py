@@ -69,14 +69,14 @@ def parse_count(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS, 
     return _inbound(values, new_id, limits, media)
 
 
-def _values(body: bytes, limits: Limits) -> dict[str, Any]:
+def _values(body: bytes, limits: Limits) -> dict[str, object]:
     values = read_object(body, limits, shape=_Head)
     check_names(values, FIELDS)
     check_values(values, FIELDS)
     return values
 
 
-def _inbound(values: dict[str, Any], new_id: NewId, limits: Limits, media: Collection[str]) -> Inbound:
+def _inbound(values: dict[str, object], new_id: NewId, limits: Limits, media: Collection[str]) -> Inbound:
     tools = _tools(values.get("tools"), limits)
     turns: list[Turn] = convert(values["messages"], list[Turn], "messages")
     messages = read_turns(turns, new_id=new_id, limits=limits, media=media)
@@ -95,7 +95,9 @@ def _inbound(values: dict[str, Any], new_id: NewId, limits: Limits, media: Colle
     return Inbound(input=run, options=options, stream=flag(values, "stream"), extra=flags)
 
 
-def _options(values: dict[str, Any], tools: Tools, messages: list[Message]) -> tuple[GenerationOptions, MessageFlags]:
+def _options(
+    values: dict[str, object], tools: Tools, messages: list[Message]
+) -> tuple[GenerationOptions, MessageFlags]:
     given = {name: values[name] for name in OPTIONS if name in values}
     _check_stop_sequences(values.get("stop_sequences"))
     given["user"] = _user(values.get("metadata"))
@@ -129,7 +131,7 @@ def _check_stop_sequences(value: object) -> None:
         raise wrong("stop_sequences", "must be an array of strings")
 
 
-def _user(metadata: object) -> Any:
+def _user(metadata: object) -> object:
     if metadata is None:
         return None
     if not isinstance(metadata, dict) or not isinstance(metadata.get("user_id", ""), str | None):
@@ -138,7 +140,7 @@ def _user(metadata: object) -> Any:
 
 
 class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
-    effort: Any = None
+    effort: object = None
     format: Any = None
 
 
@@ -170,8 +172,8 @@ class AnthropicTool(msgspec.Struct):
 
     name: Any = None
     type: Any = None
-    description: Any = None
-    input_schema: Any = None
+    description: object = None
+    input_schema: object = None
     strict: Any = None
 
 

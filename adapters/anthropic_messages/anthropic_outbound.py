@@ -79,7 +79,7 @@ def _message(identity: MessageIdentity, content: list[dict[str, Any]], usage: di
     }
 
 
-def _frame(kind: str, data: dict[str, Any]) -> bytes:
+def _frame(kind: str, data: dict[str, object]) -> bytes:
     return b"event: " + kind.encode() + b"\ndata: " + json_bytes({"type": kind, **data}) + b"\n\n"
 
 
@@ -202,7 +202,7 @@ def _content(events: Sequence[Event], identity: MessageIdentity, flags: MessageF
     return content
 
 
-def input_object(text: str) -> dict[str, Any]:
+def input_object(text: str) -> dict[str, object]:
     """A call's arguments as an object; what the model wrote wrong comes as it is, under one key."""
     try:
         value = msgspec.json.decode(text or "{}")

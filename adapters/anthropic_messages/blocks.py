@@ -7,7 +7,7 @@ an item that begins while another is open waits with what it gets until its turn
 from __future__ import annotations
 
 from collections.abc import Container
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from adapters.anthropic_messages.signature import digest
 from adapters.sealed import Seal, wrap
@@ -28,7 +28,7 @@ from events.vocabulary import (
 
 class Opened(NamedTuple):
     place: int
-    block: dict[str, Any]
+    block: dict[str, object]
 
 
 class Filled(NamedTuple):
@@ -183,7 +183,7 @@ class Blocks:
         self._index += 1
 
 
-def _empty(item: _Item) -> dict[str, Any]:
+def _empty(item: _Item) -> dict[str, object]:
     if item.kind == "text":
         return {"type": "text", "text": ""}
     if item.kind == "thinking":

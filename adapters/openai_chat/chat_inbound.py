@@ -76,7 +76,7 @@ def parse(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS, media:
 
 
 def read_conversation(
-    values: dict[str, Any], *, new_id: NewId, limits: Limits, media: Collection[str] = ()
+    values: dict[str, object], *, new_id: NewId, limits: Limits, media: Collection[str] = ()
 ) -> tuple[list[Message], list[Tool]]:
     """The messages and tools of a request that is no generation. Raises RequestError."""
     tools = _tools(values.get("tools"), limits).tools
@@ -88,7 +88,7 @@ def _messages(value: object, *, new_id: NewId, limits: Limits, media: Collection
     return read_messages(messages, new_id=new_id, limits=limits, media=media)
 
 
-def _modern(values: dict[str, Any]) -> dict[str, Any]:
+def _modern(values: dict[str, object]) -> dict[str, object]:
     """`functions` and `function_call`, which tools replaced, in the form that replaced them."""
     functions, choice = values.get("functions"), values.get("function_call")
     if functions is None:
@@ -106,7 +106,7 @@ def _modern(values: dict[str, Any]) -> dict[str, Any]:
     return {**values, "tools": tools, "tool_choice": choice, "parallel_tool_calls": False}
 
 
-def _options(values: dict[str, Any], tools: Tools) -> tuple[GenerationOptions, ChatFlags]:
+def _options(values: dict[str, object], tools: Tools) -> tuple[GenerationOptions, ChatFlags]:
     values = dict(values)
     reasoning = _reasoning(values)
     if values.get("user") is None:
@@ -150,12 +150,12 @@ def _reasoning(values: dict[str, Any]) -> bool:
 
 
 class ReasoningOptions(msgspec.Struct, forbid_unknown_fields=True):
-    effort: Any = None
+    effort: object = None
     enabled: bool | None = None
     exclude: bool | None = None
 
 
-def read_stream_options(values: Mapping[str, Any]) -> StreamOptions:
+def read_stream_options(values: Mapping[str, object]) -> StreamOptions:
     value = values.get("stream_options")
     if value is None:
         return StreamOptions()
@@ -169,7 +169,7 @@ def read_stream_options(values: Mapping[str, Any]) -> StreamOptions:
 
 class FunctionSpec(msgspec.Struct, forbid_unknown_fields=True):
     name: Any = None
-    description: Any = None
+    description: object = None
     parameters: Any = None
     strict: Any = None
 

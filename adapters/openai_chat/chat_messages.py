@@ -45,12 +45,12 @@ class ChatMessage(msgspec.Struct):
     role: str
     content: Any = None
     name: Any = None
-    tool_calls: Any = None
+    tool_calls: object = None
     tool_call_id: Any = None
-    function_call: Any = None
+    function_call: object = None
     reasoning: Any = None
-    reasoning_content: Any = None
-    refusal: Any = None
+    reasoning_content: object = None
+    refusal: object = None
     audio: Any = None
 
 

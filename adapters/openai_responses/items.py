@@ -32,7 +32,7 @@ from adapters.inbound import Limits
 from adapters.openai_chat.chat_messages import read_part
 from adapters.sealed import unwrap
 
-Items = Mapping[str, Mapping[str, Any]]
+Items = Mapping[str, Mapping[str, object]]
 """Items of stored responses by their ids."""
 MAX_REFERENCES = 256
 
@@ -74,7 +74,7 @@ _INPUT_ITEM = re.compile(r"(resp_\w{1,80})_in_\d{1,6}")
 
 
 def read_input(
-    value: Any, *, new_id: NewId, limits: Limits, media: Collection[str] = (), items: Items = MappingProxyType({})
+    value: object, *, new_id: NewId, limits: Limits, media: Collection[str] = (), items: Items = MappingProxyType({})
 ) -> list[Placed]:
     """`input` as messages with their places; `items` are those that it may refer to. Raises
     RequestError("invalid_request") naming the item."""
@@ -101,7 +101,7 @@ class _Reader:
         self._media = media
         self._turn: AssistantMessage | None = None
 
-    def read(self, item: Any, at: str) -> None:
+    def read(self, item: object, at: str) -> None:
         if not isinstance(item, dict):
             raise wrong(at, "must be an object")
         kind = item.get("type") or ("message" if "role" in item else None)
@@ -119,7 +119,7 @@ class _Reader:
             case _:
                 raise wrong(f"{at}.type", "is not a kind of item that this server reads")
 
-    def _referred(self, reference: dict[str, Any], at: str) -> None:
+    def _referred(self, reference: dict[str, object], at: str) -> None:
         found = self._items.get(str(reference.get("id")))
         if found is None or found.get("type") == "item_reference":
             raise wrong(at, "refers to no item of a stored response; send the item whole")
@@ -155,7 +155,7 @@ class _Reader:
         if len(self._turn.tool_calls) > self._limits.tool_calls:
             raise wrong(at, f"is more than {self._limits.tool_calls} calls in one turn")
 
-    def _output(self, item: dict[str, Any], at: str) -> ToolMessage:
+    def _output(self, item: dict[str, object], at: str) -> ToolMessage:
         call_id = self._name(item.get("call_id"), f"{at}.call_id")
         content = self._content(item.get("output"), at, "output")
         return ToolMessage(id=self._new_id("msg"), tool_call_id=call_id, content=content)
@@ -172,7 +172,7 @@ class _Reader:
             encrypted_value=seal.value if seal else sealed or None,
         )
 
-    def _said(self, parts: Any, at: str) -> str:
+    def _said(self, parts: object, at: str) -> str:
         if parts is None:
             return ""
         if not isinstance(parts, list) or not all(
@@ -181,12 +181,12 @@ class _Reader:
             raise wrong(at, "must be an array of texts")
         return "\n".join(part["text"] for part in parts)
 
-    def _id(self, item: dict[str, Any]) -> str:
+    def _id(self, item: dict[str, object]) -> str:
         """The item's own id if it has one: it tells the conversation's messages apart."""
         given = item.get("id")
         return given if isinstance(given, str) and 0 < len(given) <= self._limits.name else self._new_id("msg")
 
-    def _name(self, value: Any, at: str) -> str:
+    def _name(self, value: object, at: str) -> str:
         if not isinstance(value, str) or not 0 < len(value) <= self._limits.name:
             raise wrong(at, f"must be a string of 1 to {self._limits.name} characters")
         return value
@@ -203,13 +203,13 @@ class _Reader:
         parts = self._parts(content, at, field, self._media)
         return parts[0].text if len(parts) == 1 and isinstance(parts[0], TextPart) else parts
 
-    def _parts(self, content: Any, at: str, field: str, media: Collection[str]) -> list[ContentPart]:
+    def _parts(self, content: object, at: str, field: str, media: Collection[str]) -> list[ContentPart]:
         if not isinstance(content, list) or len(content) > self._limits.parts:
             raise wrong(f"{at}.{field}", f"must be a string or an array of at most {self._limits.parts} parts")
         return [read_part(part, f"{at}.{field}.{i}", media) for i, part in enumerate(content)]
 
 
-def sealed_thread(value: Any) -> str | None:
+def sealed_thread(value: object) -> str | None:
     """The thread that the last sealed reasoning item among these belongs to."""
     items: Sequence[Any] = value if isinstance(value, list) else ()
     seals = (item.get("encrypted_content") for item in items if isinstance(item, dict))

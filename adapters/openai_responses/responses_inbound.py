@@ -143,7 +143,7 @@ class TextConfig(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ReasoningConfig(msgspec.Struct, forbid_unknown_fields=True):
-    effort: Any = None
+    effort: object = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
     context: Literal["auto"] | None = None
@@ -154,7 +154,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-def _options(values: dict[str, Any], tools: Tools) -> tuple[GenerationOptions, ResponseFlags]:
+def _options(values: dict[str, object], tools: Tools) -> tuple[GenerationOptions, ResponseFlags]:
     text: TextConfig = convert(values.get("text") or {}, TextConfig, "text")
     reasoning: ReasoningConfig = convert(values.get("reasoning") or {}, ReasoningConfig, "reasoning")
     stream: StreamOptions = convert(values.get("stream_options") or {}, StreamOptions, "stream_options")
@@ -178,7 +178,7 @@ def _options(values: dict[str, Any], tools: Tools) -> tuple[GenerationOptions, R
     return options, _flags(values, options, include, reasoning, shape)
 
 
-def _include(value: Any) -> list[str]:
+def _include(value: object) -> list[str]:
     if value is None:
         return []
     if not isinstance(value, list) or any(item not in (ENCRYPTED, LOGPROBS) for item in value):
@@ -211,7 +211,7 @@ def _flags(
     )
 
 
-def _echo(values: dict[str, Any], options: GenerationOptions, reasoning: ReasoningConfig) -> dict[str, Any]:
+def _echo(values: dict[str, object], options: GenerationOptions, reasoning: ReasoningConfig) -> dict[str, object]:
     """The fields of a response object that come from its request."""
     return {
         "background": bool(values.get("background")),
@@ -239,12 +239,12 @@ class ResponseTool(msgspec.Struct):
 
     type: Any = None
     name: Any = None
-    description: Any = None
+    description: object = None
     parameters: Any = None
     strict: Any = None
 
 
-def _tools(value: Any, limits: Limits) -> Tools:
+def _tools(value: object, limits: Limits) -> Tools:
     declared: list[ResponseTool] = convert(value, list[ResponseTool], "tools") if value is not None else []
     return read_tools([_spec(tool, f"tools.{i}") for i, tool in enumerate(declared)], limits)
 

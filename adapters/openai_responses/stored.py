@@ -70,7 +70,7 @@ def _number(text: str | None, name: str, default: int) -> int:
     return int(text)
 
 
-def item_list(items: list[dict[str, Any]], query: Mapping[str, str]) -> bytes:
+def item_list(items: list[dict[str, object]], query: Mapping[str, str]) -> bytes:
     """A page of input items: `limit`, `order` (desc if absent), `after`. Raises RequestError."""
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):

@@ -107,14 +107,14 @@ class Runtime:
             case _:
                 return await self._stop(call.thread_id, call.body, tenant)
 
-    def _info(self) -> dict[str, Any]:
+    def _info(self) -> dict[str, object]:
         server = self._server
         cards = [(name, self._card(name)) for name in server.agents]
         return copilotkit.runtime_info(cards, loaded(server))
 
     def _card(self, name: str) -> Card:
         served = self._server.agents[name]
-        capabilities: dict[str, Any] = {}
+        capabilities: dict[str, object] = {}
         with contextlib.suppress(EngineError):  # the model is still loading; the page may come before it
             found = capabilities_of(served.agent, self._server.model)
             capabilities = found.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -127,7 +127,7 @@ class Runtime:
         status, body = copilotkit.unknown_agent(agent)
         return json_response(body, status)
 
-    async def _json(self, request: Request) -> Any:
+    async def _json(self, request: Request) -> object:
         body = await read_body(request, self._settings.max_body)
         return await parse_beside(len(body), read_json, body)
 
@@ -149,7 +149,7 @@ class Runtime:
         )
         return stream_run(run, encoder, interval=self._settings.keep_alive)
 
-    def _connect(self, wire: Any, tenant: str) -> Response:
+    def _connect(self, wire: object, tenant: str) -> Response:
         thread_id, legacy = copilotkit.thread_of(wire)
         encoder = copilotkit.Encoder(legacy=legacy)
         return EventStream(
@@ -199,7 +199,7 @@ class Runtime:
                 async for frame in each:
                     yield frame
 
-    async def _shown(self, runs: Sequence[AnyRun]) -> list[dict[str, Any]]:
+    async def _shown(self, runs: Sequence[AnyRun]) -> list[dict[str, object]]:
         """The thread's messages, with those of runs that are not stored (yet)."""
         found = await self._server.store.messages(runs[0].tenant, runs[0].thread_id)
         known = {message["id"] for message in found}
@@ -297,7 +297,7 @@ class _WithoutStart:
         return self._inner.keep_alive()
 
 
-def loaded(server: Server) -> dict[str, Any]:
+def loaded(server: Server) -> dict[str, object]:
     """The model that this server holds, in words for a page: name, state and what the engine tells of itself."""
     status = server.model.status
     answer: dict[str, Any] = {

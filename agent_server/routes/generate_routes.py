@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -51,7 +51,7 @@ def generate_identity(server: Server, inbound: Inbound) -> Identity:
     )
 
 
-def model_info(server: Server) -> dict[str, Any]:
+def model_info(server: Server) -> dict[str, object]:
     """What is known of the model; the protocol's `max_tokens` is its context length."""
     details = server.model.engine.info.details
     known = {

@@ -63,7 +63,7 @@ class Frames(Protocol):
     def ready(self) -> bytes:
         """What is there already, some SEND_BYTES at most; b"" if nothing is."""
 
-    def arrival(self) -> Awaitable[Any] | None:
+    def arrival(self) -> Awaitable[object] | None:
         """What to await when nothing is `ready`; None at the end."""
 
     def finish(self) -> bytes:
@@ -84,7 +84,7 @@ class Generated:
         frames, self._next = self._next, b""
         return frames
 
-    def arrival(self) -> Awaitable[Any] | None:
+    def arrival(self) -> Awaitable[object] | None:
         return None if self._over else self._advance()
 
     async def _advance(self) -> None:
@@ -193,7 +193,7 @@ class RunFrames:
             frames += self._encoder.encode(item[1], sequence=item[0])
         return frames
 
-    def arrival(self) -> Awaitable[Any] | None:
+    def arrival(self) -> Awaitable[object] | None:
         return self._events.arrival()
 
     def finish(self) -> bytes:

@@ -91,7 +91,7 @@ class Responses:
         inbound = await parse_beside(size, openai_responses.parse, body, new_id=new_id, items=items)
         return await self._continued(inbound, tenant)
 
-    async def _items(self, tenant: str, ids: list[str]) -> dict[str, dict[str, Any]]:
+    async def _items(self, tenant: str, ids: list[str]) -> dict[str, dict[str, object]]:
         """Those of these items that are stored."""
         found: dict[str, dict[str, Any]] = {}
         records: dict[str, ResponseRecord | None] = {}
@@ -245,7 +245,7 @@ class Responses:
                 raise
             return None
 
-    def _now(self, record: ResponseRecord, run: AnyRun | None) -> dict[str, Any]:
+    def _now(self, record: ResponseRecord, run: AnyRun | None) -> dict[str, object]:
         """The object as it stands: while its run goes on, what there is of it."""
         if not record.going_on:
             return record.response
@@ -268,7 +268,7 @@ class Responses:
         )
 
 
-def _lost(record: ResponseRecord, message: str) -> dict[str, Any]:
+def _lost(record: ResponseRecord, message: str) -> dict[str, object]:
     return {**record.response, "status": "failed", "error": {"code": "server_error", "message": message}}
 
 
@@ -289,7 +289,7 @@ def so_far(run: AnyRun) -> list[Event] | None:
     return [run.log.get(number) for number in range(1, run.log.last + 1)]
 
 
-def plain(message: dict[str, Any]) -> dict[str, Any]:
+def plain(message: dict[str, object]) -> dict[str, object]:
     """A message without what was only for those who watched it being written."""
     return {name: value for name, value in message.items() if name != "metadata"}
 

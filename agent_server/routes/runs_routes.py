@@ -7,7 +7,7 @@ numbers are the SSE ids of the stream that began the run. `POST /agui/runs/{id}/
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -81,7 +81,7 @@ def replay_encoder(request: Request, run: AnyRun) -> Encoder:
     return encoder_for(request, legacy=legacy)
 
 
-def described(run: AnyRun) -> dict[str, Any]:
+def described(run: AnyRun) -> dict[str, object]:
     return {
         "runId": run.id,
         "threadId": run.thread_id,

@@ -115,10 +115,10 @@ class Connection(ABC):
             self._closed = True
             await self._websocket.close(code, reason)
 
-    def read(self, work: Coroutine[Any, Any, None]) -> None:
+    def read(self, work: Coroutine[object, object, None]) -> None:
         self._reading = asyncio.create_task(self._guarded(work))
 
-    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _guarded(self, work: Coroutine[object, object, None]) -> None:
         try:
             await work
         except (WebSocketDisconnect, OSError, RuntimeError):
@@ -135,7 +135,7 @@ class Connection(ABC):
             with contextlib.suppress(asyncio.CancelledError):
                 await self._reading
 
-    async def control(self, action: str, changes: dict[str, Any]) -> bool:
+    async def control(self, action: str, changes: dict[str, object]) -> bool:
         """False if the run cannot. Raises RequestError for changes that nobody could make."""
         if self.run is None:
             return False
@@ -151,15 +151,15 @@ class Connection(ABC):
     # what each protocol says
 
     @abstractmethod
-    def going_away(self) -> Sequence[Any]:
+    def going_away(self) -> Sequence[object]:
         """What to say when the server stops."""
 
     @abstractmethod
-    def broken(self) -> Sequence[Any]:
+    def broken(self) -> Sequence[object]:
         """What to say after a mistake of the server's own."""
 
     @abstractmethod
-    async def perform(self, actions: Sequence[Any]) -> None:
+    async def perform(self, actions: Sequence[object]) -> None:
         """Do it, in order."""
 
 
@@ -178,13 +178,13 @@ class GenerateConnection(Connection):
         self._message_id: str | None = None
         self._feedback: list[generation.Feedback] = []
 
-    def going_away(self) -> Sequence[Any]:
+    def going_away(self) -> Sequence[object]:
         return self.session.going_away()
 
-    def broken(self) -> Sequence[Any]:
+    def broken(self) -> Sequence[object]:
         return self.session.refused(FAULT)
 
-    async def perform(self, actions: Sequence[Any]) -> None:
+    async def perform(self, actions: Sequence[object]) -> None:
         for action in actions:
             match action:
                 case generation.Send(data):
@@ -239,7 +239,7 @@ class GenerateConnection(Connection):
         await self.stop_reading()
         await self.perform(self.session.abandoned())
 
-    async def _control(self, action: generation.ControlAction, changes: dict[str, Any]) -> None:
+    async def _control(self, action: generation.ControlAction, changes: dict[str, object]) -> None:
         try:
             done = await self.control(action, changes)
         except (RequestError, EngineError) as error:
@@ -273,13 +273,13 @@ class AguiConnection(Connection):
         super().__init__(server, websocket)
         self.session = agui.Session(limits=Limits(body=server.settings.max_body))
 
-    def going_away(self) -> Sequence[Any]:
+    def going_away(self) -> Sequence[object]:
         return self.session.going_away()
 
-    def broken(self) -> Sequence[Any]:
+    def broken(self) -> Sequence[object]:
         return self.session.not_started(FAULT)
 
-    async def perform(self, actions: Sequence[Any]) -> None:
+    async def perform(self, actions: Sequence[object]) -> None:
         for action in actions:
             match action:
                 case agui.Send(data):
@@ -325,7 +325,7 @@ class AguiConnection(Connection):
             async for _, event in events:
                 await self.perform(self.session.event(event))
 
-    async def _control(self, action: agui.ControlAction, changes: dict[str, Any]) -> None:
+    async def _control(self, action: agui.ControlAction, changes: dict[str, object]) -> None:
         try:
             done = await self.control(action, changes)
         except (RequestError, EngineError) as error:

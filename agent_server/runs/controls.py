@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import msgspec
 
@@ -19,7 +18,7 @@ class Controls:
         self._generating: dict[str, Engine] = {}
         self._may_go_on = asyncio.Event()
         self._may_go_on.set()
-        self._changes: dict[str, Any] = {}
+        self._changes: dict[str, object] = {}
 
     @property
     def paused(self) -> bool:
@@ -36,7 +35,7 @@ class Controls:
         answers = [await engine.resume(request_id) for request_id, engine in list(self._generating.items())]
         return all(answers)
 
-    async def modify(self, changes: dict[str, Any]) -> bool:
+    async def modify(self, changes: dict[str, object]) -> bool:
         """Change sampling parameters by their names; RequestError("invalid_request") for an unknown name or value."""
         checked = check_changes(changes)
         self._changes.update(checked)
@@ -58,7 +57,7 @@ class Controls:
         return msgspec.structs.replace(options.sampling, **self._changes) if self._changes else options.sampling
 
 
-def check_changes(changes: dict[str, Any]) -> dict[str, Any]:
+def check_changes(changes: dict[str, object]) -> dict[str, object]:
     """The changes with the types of SamplingParams."""
     unknown = sorted(set(changes) - set(SamplingParams.__struct_fields__))
     if unknown:

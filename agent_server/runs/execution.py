@@ -25,7 +25,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     """How an agent's work ended when it did not fail. `reason` goes into RUN_FINISHED's metadata."""
 
     outcome: RunOutcome = SuccessOutcome()
-    result: Any = None
+    result: object = None
     reason: str = "stop"
 
 
@@ -49,11 +49,11 @@ class OpenThread:
     async def run(self, run_id: str) -> RunRecord | None:
         return await self._store.run(*self._key, run_id)
 
-    async def claim(self, answers: Mapping[str, Mapping[str, Any]]) -> bool:
+    async def claim(self, answers: Mapping[str, Mapping[str, object]]) -> bool:
         """Accept answers to open interrupts for this run, all or none; see `Store.claim`."""
         return await self._store.claim(*self._key, answers, self._run_id)
 
-    async def record_result(self, interrupt_id: str, content: Any, message_id: str | None) -> None:
+    async def record_result(self, interrupt_id: str, content: object, message_id: str | None) -> None:
         await self._store.record_result(*self._key, interrupt_id, content, message_id)
 
 
@@ -77,10 +77,10 @@ class Recorder:
     delta carried.
     """
 
-    def __init__(self, log: EventLog, state: Any, note_prompt: Callable[[PromptNote], None]) -> None:
+    def __init__(self, log: EventLog, state: object, note_prompt: Callable[[PromptNote], None]) -> None:
         self.messages: Callable[[], list[dict[str, Any]]] = list
         self.state = state
-        self.interrupts: list[dict[str, Any]] = []
+        self.interrupts: list[dict[str, object]] = []
         self.constrained = False
         self.usage: dict[str, TokenUsage] = {}
         self.warnings: list[str] = []

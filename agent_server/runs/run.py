@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 from ag_ui.core import Message, RunAgentInput
 
@@ -126,7 +126,7 @@ class Run:
     async def resume(self) -> bool:
         return not self.finished and await self.controls.resume()
 
-    async def modify(self, changes: dict[str, Any]) -> bool:
+    async def modify(self, changes: dict[str, object]) -> bool:
         """Change sampling parameters from the next token on; RequestError("invalid_request") for unknown ones."""
         return not self.finished and await self.controls.modify(changes)
 

@@ -121,6 +121,6 @@ class CallWriter:
         return sequence(head, either(*(self._filled(before, fill) for fill in kinds)))
 
 
-def arguments_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+def arguments_schema(schema: Mapping[str, object]) -> dict[str, object]:
     """A tool's parameters, which are an object whatever the schema leaves unsaid."""
     return dict(schema) if "type" in schema or "$ref" in schema else {"type": "object", **schema}

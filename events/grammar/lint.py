@@ -99,7 +99,7 @@ def prepare(schema: Any) -> Prepared:
     return Prepared(schema=_lightened(schema), findings=tuple(findings))
 
 
-def walk(schema: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def walk(schema: object, path: str = "", depth: int = 0) -> Iterator[tuple[str, Mapping[str, object]]]:
     """Every object that is a schema, with its JSON pointer."""
     if not isinstance(schema, Mapping):
         return
@@ -122,7 +122,7 @@ def _escape(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")
 
 
-def _refuse_hostile(path: str, node: Mapping[str, Any], root: Mapping[str, Any]) -> None:
+def _refuse_hostile(path: str, node: Mapping[str, object], root: Mapping[str, object]) -> None:
     reference = node.get("$ref", node.get("$dynamicRef"))
     if reference is not None and not (isinstance(reference, str) and _target(reference, root) is not None):
         raise SchemaRefused(path, "$ref must point into the schema itself, like #/$defs/name.")
@@ -139,7 +139,7 @@ def _refuse_hostile(path: str, node: Mapping[str, Any], root: Mapping[str, Any])
             raise SchemaRefused(path, problem)
 
 
-def _target(reference: str, root: Any) -> Any:
+def _target(reference: str, root: object) -> object:
     """What a local reference points at, None if there is nothing."""
     if reference == "#":
         return root
@@ -156,11 +156,11 @@ def _target(reference: str, root: Any) -> Any:
     return root if isinstance(root, Mapping | bool) else None
 
 
-def _refuse_endless(root: Mapping[str, Any]) -> None:
+def _refuse_endless(root: Mapping[str, object]) -> None:
     """Refuse a schema whose every instance must contain another instance of the same schema: none is finite."""
     state: dict[int, bool] = {}
 
-    def visit(node: Any) -> None:
+    def visit(node: object) -> None:
         if not isinstance(node, Mapping):
             return
         known = state.get(id(node))
@@ -191,7 +191,7 @@ def _needed(node: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[Any]:
         yield _list(node["prefixItems"])[0] if _list(node.get("prefixItems")) else node.get("items")
 
 
-def inspect(path: str, node: Mapping[str, Any]) -> Iterator[Finding]:
+def inspect(path: str, node: Mapping[str, object]) -> Iterator[Finding]:
     """What is not enforced in this one object."""
     for keyword in node:
         if keyword not in ENFORCED and keyword not in ANNOTATIONS and not keyword.startswith("x-"):
@@ -223,7 +223,7 @@ def _lightened(node: Any, keyword: str = "") -> Any:
     return _bounded({key: _lightened(value, key) for key, value in node.items() if _kept(key, value)})
 
 
-def _bounded(node: dict[str, Any]) -> dict[str, Any]:
+def _bounded(node: dict[str, object]) -> dict[str, object]:
     """A whole number within what every JSON reader keeps exact: without bounds, digits can go on until max_tokens."""
     if node.get("type") != "integer":
         return _without_edges(node)
@@ -234,7 +234,7 @@ def _bounded(node: dict[str, Any]) -> dict[str, Any]:
     return {**node, **low, **high}
 
 
-def _without_edges(node: dict[str, Any]) -> dict[str, Any]:
+def _without_edges(node: dict[str, object]) -> dict[str, object]:
     """A number between a whole number that it must not be and the next: llguidance (1.9) allows the whole number as
     well, so it is held a thousandth of the way off."""
     low, high = _number(node, "exclusiveMinimum"), _number(node, "exclusiveMaximum")
@@ -249,12 +249,12 @@ def _without_edges(node: dict[str, Any]) -> dict[str, Any]:
     return node
 
 
-def _number(node: Mapping[str, Any], keyword: str) -> float | None:
+def _number(node: Mapping[str, object], keyword: str) -> float | None:
     value = node.get(keyword)
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _kept(keyword: str, value: Any) -> bool:
+def _kept(keyword: str, value: object) -> bool:
     if keyword == "format":
         return value in FORMATS
     if keyword == "pattern":
@@ -264,9 +264,9 @@ def _kept(keyword: str, value: Any) -> bool:
     return keyword in ENFORCED and not (keyword in _COUNTS and _high(value))
 
 
-def _high(value: Any) -> bool:
+def _high(value: object) -> bool:
     return isinstance(value, int) and value > MAX_COUNT
 
 
-def _list(value: Any) -> list[Any]:
+def _list(value: object) -> list[object]:
     return value if isinstance(value, list) else []

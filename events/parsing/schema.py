@@ -87,20 +87,20 @@ def types(schema: Schema, root: Schema = None, depth: int = 0) -> frozenset[str]
     return frozenset({"array"}) if "items" in schema else ANY
 
 
-def _named_types(names: list[Any]) -> frozenset[str]:
+def _named_types(names: list[object]) -> frozenset[str]:
     found = (_WORDS.get(name.strip().lower()) for name in names if isinstance(name, str))
     return frozenset(name for name in found if name)
 
 
-def _options(schema: Mapping[str, Any]) -> list[Any]:
+def _options(schema: Mapping[str, object]) -> list[object]:
     return [option for keyword in ("anyOf", "oneOf", "allOf") for option in _list(schema.get(keyword))]
 
 
-def _list(value: Any) -> list[Any]:
+def _list(value: object) -> list[object]:
     return value if isinstance(value, list) else []
 
 
-def _type_of(value: Any) -> str:
+def _type_of(value: object) -> str:
     for kind, name in ((bool, "boolean"), (str, "string"), (int, "integer"), (float, "number"), (list, "array")):
         if isinstance(value, kind):
             return name

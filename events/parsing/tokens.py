@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import Any
 
 import msgspec
 
@@ -29,7 +28,7 @@ def _rewritten(output_format: OutputFormat, texts: tuple[str, ...]) -> OutputFor
     characters = {text: chr(_FIRST + index) for index, text in enumerate(texts)}
     pattern = re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))))
 
-    def rewrite(value: Any) -> Any:
+    def rewrite(value: object) -> object:
         if isinstance(value, str):
             return pattern.sub(lambda found: characters[found.group()], value)
         if isinstance(value, dict):

@@ -65,7 +65,7 @@ class _GenerationBlock(jinja2.ext.Extension):
 class _Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**"})
 
-    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+    def is_safe_attribute(self, obj: object, attr: str, value: object) -> bool:
         if attr in _GROWING_METHODS.get(type(obj), frozenset()):
             return True
         return bool(super().is_safe_attribute(obj, attr, value))
@@ -79,7 +79,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
 
-def _repeated_size(left: Any, right: Any) -> int:
+def _repeated_size(left: object, right: object) -> int:
     for sequence, count in ((left, right), (right, left)):
         if isinstance(sequence, (str, list, tuple)) and isinstance(count, int):
             return len(sequence) * max(count, 0)
@@ -90,7 +90,7 @@ def _raise_exception(message: object) -> NoReturn:
     raise _Refused(str(message))
 
 
-def _json_default(value: Any) -> Any:
+def _json_default(value: object) -> object:
     if isinstance(value, Undefined):
         return None
     if isinstance(value, Mapping):
@@ -101,7 +101,7 @@ def _json_default(value: Any) -> Any:
 
 
 def to_json(
-    value: Any,
+    value: object,
     ensure_ascii: bool = False,
     indent: int | str | None = None,
     separators: tuple[str, str] | None = None,
@@ -118,11 +118,11 @@ def to_json(
     )
 
 
-def _from_json(value: Any) -> Any:
+def _from_json(value: object) -> object:
     return json.loads(value) if isinstance(value, (str, bytes)) else value
 
 
-def _plain(value: Any) -> str:
+def _plain(value: object) -> str:
     return str(value)
 
 
@@ -180,7 +180,7 @@ def variables(source: str) -> frozenset[str]:
         return frozenset()
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: object) -> object:
     """A deep copy of JSON-like data, so that a template that grows a list grows its own."""
     if isinstance(value, Mapping):
         return {key: _copied(item) for key, item in value.items()}
@@ -217,7 +217,7 @@ class ChatTemplate:
         now: the clock for `strftime_now`; without one the date is fixed. Raises TemplateError, and nothing else.
         """
         clock = now or (lambda: FIXED_NOW)
-        context: dict[str, Any] = {
+        context: dict[str, object] = {
             "strftime_now": lambda form="%Y-%m-%d": clock().strftime(form),
             "datetime": clock().strftime("%Y-%m-%d"),
             **({"functions": to_json(tools or [], indent=2)} if self._lists_functions else {}),
@@ -230,7 +230,7 @@ class ChatTemplate:
             context["tools"] = _copied(tools)
         return self._run(context, max_characters)
 
-    def _run(self, context: dict[str, Any], max_characters: int) -> str:
+    def _run(self, context: dict[str, object], max_characters: int) -> str:
         try:
             return _bounded(_generate(self._template, context), max_characters)
         except TemplateError:
@@ -241,7 +241,7 @@ class ChatTemplate:
             raise TemplateError(f"the chat template failed: {type(error).__name__}: {error}") from error
 
 
-def _generate(template: jinja2.Template, variables: dict[str, Any]) -> Iterator[str]:
+def _generate(template: jinja2.Template, variables: dict[str, object]) -> Iterator[str]:
     """What `Template.generate` does, less the rewriting of tracebacks. A context and the macros defined in it hold each
     other; they are parted here, so that they are gone at once and nothing is left for the cycle collector."""
     context = template.new_context(variables)

@@ -91,7 +91,7 @@ def _call(call: Any, warnings: list[str]) -> HistoryCall:
     return HistoryCall(call.id, call.function.name, arguments)
 
 
-def read_arguments(text: str) -> tuple[dict[str, Any], bool]:
+def read_arguments(text: str) -> tuple[dict[str, object], bool]:
     """(arguments, whether the text was a JSON object). A text that was cut off is completed as far as it goes; any
     other text is carried whole under the key "input", so that nothing is lost and the next turn never fails."""
     try:

@@ -103,7 +103,7 @@ def with_reasoning(message: Message, field: ReasoningField, text: str = REASONIN
     """The message with reasoning in the place that `field` names."""
     if field not in ("content_part", "thinking_part"):
         return {**message, field: text}
-    thought: Any = text if field == "content_part" else [{"type": "text", "text": text}]
+    thought: object = text if field == "content_part" else [{"type": "text", "text": text}]
     parts: list[Message] = [{"type": "thinking", "thinking": thought}]
     content = message.get("content")
     if isinstance(content, str) and content:

@@ -134,9 +134,9 @@ def _effect(one: str, other: str) -> Literal["prompt", "system"]:
     return "system" if after(one, words.USER) == after(other, words.USER) else "prompt"
 
 
-def settings(switches: tuple[Switch, ...], on: bool) -> dict[str, Any]:
+def settings(switches: tuple[Switch, ...], on: bool) -> dict[str, object]:
     """Values for all switches that mean thinking on, or off."""
-    chosen: dict[str, Any] = {}
+    chosen: dict[str, object] = {}
     for switch in switches:
         value = switch_value(switch, on)
         if value is not None and switch.kind != "text":

@@ -37,7 +37,7 @@ class CallRenderer(msgspec.Struct):
     def one(self, arguments: Mapping[str, Any], name: str = words.FUNCTION) -> str | None:
         return self.render(self.call(name, arguments))
 
-    def two(self, first: Mapping[str, Any], second: Mapping[str, Any]) -> str | None:
+    def two(self, first: Mapping[str, object], second: Mapping[str, object]) -> str | None:
         if not self.probe.capabilities.parallel_calls:
             return None
         text = self.render(self.call(words.FUNCTION, first), self.call(words.FUNCTION_TWO, second, second=True))
@@ -105,7 +105,7 @@ def _literal_at(text: str, position: int) -> JsonSpan | None:
     return None
 
 
-def _mentions(value: Any, needles: tuple[str, ...]) -> bool:
+def _mentions(value: object, needles: tuple[str, ...]) -> bool:
     if isinstance(value, dict):
         spelled = json.dumps(value, ensure_ascii=False)
         return all(needle in spelled for needle in needles)

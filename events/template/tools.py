@@ -21,9 +21,9 @@ from events.template.rendered_arguments import analyse_tagged
 from events.template.rendered_calls import CallRenderer, JsonSpan, find_object
 from events.template.turn_frame import TurnFrame
 
-ONE: dict[str, Any] = {words.ARGUMENT: words.VALUE}
-PAIR: dict[str, Any] = {words.ARGUMENT: words.VALUE, words.ARGUMENT_TWO: words.VALUE_TWO}
-OTHER: dict[str, Any] = {words.ARGUMENT: words.VALUE_THREE, words.ARGUMENT_TWO: words.VALUE_FOUR}
+ONE: dict[str, object] = {words.ARGUMENT: words.VALUE}
+PAIR: dict[str, object] = {words.ARGUMENT: words.VALUE, words.ARGUMENT_TWO: words.VALUE_TWO}
+OTHER: dict[str, object] = {words.ARGUMENT: words.VALUE_THREE, words.ARGUMENT_TWO: words.VALUE_FOUR}
 
 
 class ToolAnalysis(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,7 +111,7 @@ def _keys(call: dict[str, Any]) -> JsonKeys:
     return JsonKeys(name=name, arguments=arguments, id=_id_key(call))
 
 
-def _id_key(call: dict[str, Any]) -> str:
+def _id_key(call: dict[str, object]) -> str:
     """A key that holds the call's id, or a number of the template's own that counts calls."""
     for key, value in call.items():
         if value == words.CALL_ID or ("id" in key.lower() and str(value) in ("0", "1")):

@@ -116,7 +116,7 @@ def _before_assistant(probe: Probe) -> list[str]:
     """What stands between the user's words and the assistant's, for several kinds of assistant message."""
     shape = probe.capabilities
     first = words.call(words.FUNCTION, {words.ARGUMENT: words.VALUE}, style=shape.arguments)
-    conversations: list[tuple[list[dict[str, Any]], str]] = [
+    conversations: list[tuple[list[dict[str, object]], str]] = [
         ([words.user(), words.assistant()], words.CONTENT),
         ([words.user(), words.assistant(), words.user(words.USER_TWO)], words.CONTENT),
     ]

@@ -98,17 +98,17 @@ def _arguments(style: Arguments, arguments: Mapping[str, Any]) -> str:
     return separator.join(pieces)
 
 
-def _tagged(style: Arguments, key: str, value: Any) -> str:
+def _tagged(style: Arguments, key: str, value: object) -> str:
     text = value if isinstance(value, str) else _json(value)
     fill = {"key": key, "type": "true" if isinstance(value, str) else "false", "value": text}
     return _filled((*layout.argument_head(style), *layout.argument_value(style)), fill)
 
 
-def _python(style: Arguments, key: str, value: Any) -> str:
+def _python(style: Arguments, key: str, value: object) -> str:
     return f"{key}={_literal(value)}"
 
 
-def _literal(value: Any) -> str:
+def _literal(value: object) -> str:
     """Python's spelling with JSON's string quoting, as the models of this style write it."""
     if isinstance(value, str):
         return _json(value)
@@ -119,11 +119,11 @@ def _literal(value: Any) -> str:
     return repr(value)
 
 
-def _object(style: Arguments, key: str, value: Any) -> str:
+def _object(style: Arguments, key: str, value: object) -> str:
     return f"{key}:{_bare(style, value)}"
 
 
-def _bare(style: Arguments, value: Any) -> str:
+def _bare(style: Arguments, value: object) -> str:
     if isinstance(value, str):
         return style.quote + value + style.quote if style.quote else _json(value)
     if isinstance(value, Mapping):
@@ -133,12 +133,12 @@ def _bare(style: Arguments, value: Any) -> str:
     return _json(value)
 
 
-def _nested(style: Arguments, key: str, value: Any) -> str:
+def _nested(style: Arguments, key: str, value: object) -> str:
     opening, closing = layout.element(style, key)
     return opening + _nested_value(style, value) + closing
 
 
-def _nested_value(style: Arguments, value: Any) -> str:
+def _nested_value(style: Arguments, value: object) -> str:
     if isinstance(value, Mapping):
         return "".join(_nested(style, key, item) for key, item in value.items())
     if isinstance(value, (list, tuple)):
@@ -182,5 +182,5 @@ def _channel_call(channels: Channels, call: WrittenCall) -> str:
     return f" {channels.recipient}{name}{channel} json{channels.header_end[0]}{_json(call.arguments)}{end}"
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)

@@ -41,11 +41,11 @@ class Controls:
         self._runs = runs
         self._limits = limits
         self._publisher = publisher
-        self._answers: dict[str, asyncio.Future[Mapping[str, Any]]] = {}
+        self._answers: dict[str, asyncio.Future[Mapping[str, object]]] = {}
         self._obeying: set[asyncio.Task[None]] = set()
         self._read = b"0-0"
 
-    def tell(self, place: Place, action: str, **more: Any) -> None:
+    def tell(self, place: Place, action: str, **more: object) -> None:
         """Want something of a run's gateway without an answer."""
         message = {"do": action, "run": place, "from": self._gateway, **more}
         self._send(place.gateway, msgspec.json.encode(message))
@@ -100,7 +100,7 @@ class Controls:
         if (shared := self._runs.get((place.tenant, place.run_id))) and shared.place == place:
             shared.may_begin.set()
 
-    def _answered(self, token: str, message: Mapping[str, Any]) -> None:
+    def _answered(self, token: str, message: Mapping[str, object]) -> None:
         future = self._answers.get(token)
         if future is not None and not future.done():
             future.set_result(message)

@@ -82,7 +82,7 @@ class Follower:
         if self._link.down_for > self._limits.lease:
             self.cut_all("The servers cannot reach each other.")
 
-    def _read(self, run: RemoteRun) -> tuple[Any, ...]:
+    def _read(self, run: RemoteRun) -> tuple[object, ...]:
         return ("XRANGE", self._keys.events(run.place), "(" + entry_id(run.log.last), "+", "COUNT", ENTRIES)
 
     @staticmethod

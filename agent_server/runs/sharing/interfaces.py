@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import asyncio
@@ -66,7 +66,7 @@ class AnyRun(Protocol):
 
     async def resume(self) -> bool: ...
 
-    async def modify(self, changes: dict[str, Any]) -> bool: ...
+    async def modify(self, changes: dict[str, object]) -> bool: ...
 
 
 class Sharing(Protocol):

@@ -71,7 +71,7 @@ class Link:
             pipeline.execute_command(*command)
         return list(await self._do(pipeline.execute()))
 
-    def script(self, source: str) -> Callable[[Sequence[str], Sequence[Any]], Awaitable[Any]]:
+    def script(self, source: str) -> Callable[[Sequence[str], Sequence[object]], Awaitable[Any]]:
         """A Lua script as a function of its keys and arguments."""
         registered = self._client.register_script(source)
 

@@ -44,7 +44,7 @@ class Publisher:
         self._lapsed = lapsed
         self._append = link.script(APPEND)
         self._leave = link.script(LEAVE)
-        self._outbox: list[tuple[Any, ...]] = []
+        self._outbox: list[tuple[object, ...]] = []
         self._hurry = asyncio.Event()
         self.sent_events = 0
 
@@ -52,7 +52,7 @@ class Publisher:
         """Do not wait for the tick."""
         self._hurry.set()
 
-    def send(self, *command: Any) -> None:
+    def send(self, *command: object) -> None:
         """A command whose answer is not needed, sent after what is being sent. The oldest give way while Redis takes
         none."""
         self._outbox.append(command)
@@ -84,7 +84,7 @@ class Publisher:
         entries = self._round()
         if not entries:
             return False
-        keys, args = [self._keys.lease(self._gateway)], list[Any]()
+        keys, args = [self._keys.lease(self._gateway)], list[object]()
         for shared, entry in entries:
             keys.append(self._keys.events(shared.place))
             args += self._arguments(shared, entry)

@@ -6,7 +6,7 @@ import asyncio
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ag_ui.core import RunAgentInput
 
@@ -21,7 +21,7 @@ from events.vocabulary import Event, RunError
 if TYPE_CHECKING:
     from agent_server.runs.run import Run
 
-Ask = Callable[["RemoteRun", str, dict[str, Any]], Awaitable[Mapping[str, Any]]]
+Ask = Callable[["RemoteRun", str, dict[str, object]], Awaitable[Mapping[str, object]]]
 AHEAD = 10_000
 """How many events a client may have seen that have not come here yet."""
 IDLE_SECONDS = 5.0
@@ -128,10 +128,10 @@ class RemoteRun:
     async def resume(self) -> bool:
         return await self._control("resume")
 
-    async def modify(self, changes: dict[str, Any]) -> bool:
+    async def modify(self, changes: dict[str, object]) -> bool:
         return await self._control("modify", changes)
 
-    async def _control(self, action: str, changes: dict[str, Any] | None = None) -> bool:
+    async def _control(self, action: str, changes: dict[str, object] | None = None) -> bool:
         if self.finished:
             return False
         answer = await self._ask(self, action, changes or {})
