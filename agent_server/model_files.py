@@ -24,6 +24,10 @@ class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
     context_length: int | None = None
 
 
+class UnusableFile(ValueError):
+    """A file that is not what its name says; the message is one sentence that names it and says what to do."""
+
+
 HUB_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -41,7 +45,7 @@ def load_model_files(model: str | Path) -> ModelFiles:
     """Read a local folder, or fetch a model's files by its name on the hub. A model without tokenizer.json needs
     transformers, which converts other kinds of tokenizer.
 
-    Raises FileNotFoundError with one sentence if there is no tokenizer.
+    Raises FileNotFoundError with one sentence if there is no tokenizer, UnusableFile if a file cannot be read.
     """
     try:
         folder = model_folder(str(model))
@@ -73,7 +77,7 @@ def model_folder(model: str) -> Path:
 
 
 def _from_folder(folder: Path) -> ModelFiles:
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer = _tokenizer(folder / "tokenizer.json")
     settings = _json(folder / "tokenizer_config.json")
     special = _special_tokens({**_json(folder / "special_tokens_map.json"), **settings})
     config = _json(folder / "config.json")
@@ -86,17 +90,51 @@ def _from_folder(folder: Path) -> ModelFiles:
     )
 
 
+def _tokenizer(path: Path) -> Tokenizer:
+    readable(path)
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises plain ones
+        raise UnusableFile(f"{path} is not a tokenizer ({error}); download it again.") from error
+
+
 def folder_templates(folder: Path) -> dict[str, str]:
     """The chat templates of a model's folder by name; empty where it has none."""
     return _templates(folder, _json(folder / "tokenizer_config.json").get("chat_template"))
 
 
 def _json(path: Path) -> dict[str, Any]:
+    """A file that a model need not have; empty without it."""
+    return read_json(path) if path.is_file() else {}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file. Raises UnusableFile, also where there is no such file."""
+    readable(path)
     try:
         value = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
+    except ValueError as error:
+        raise UnusableFile(f"{path} is not JSON ({error}); download it again.") from error
+    if not isinstance(value, dict):
+        raise UnusableFile(f"{path} holds no JSON object; download it again.")
+    return value
+
+
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+"""How a pointer file begins: https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md"""
+
+
+def readable(path: Path) -> None:
+    """Raise UnusableFile if a file is not there, empty, or a pointer that Git LFS left in its place."""
+    try:
+        with path.open("rb") as stream:
+            begin = stream.read(len(LFS_POINTER))
+    except OSError as error:
+        raise UnusableFile(f"{path} cannot be read: {error.strerror or error}.") from error
+    if not begin:
+        raise UnusableFile(f"{path} is empty; download it again.")
+    if begin == LFS_POINTER:
+        raise UnusableFile(f"{path} is a pointer of Git LFS instead of the file: run `git lfs pull` in {path.parent}.")
 
 
 def _templates(folder: Path, configured: object) -> dict[str, str]:
@@ -157,7 +195,10 @@ def _from_transformers(model: str) -> ModelFiles:
     try:
         loaded = AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError) as error:
-        raise FileNotFoundError(f"no tokenizer was found for {model!r}: {error}") from error
+        raise FileNotFoundError(
+            f"no tokenizer was found for {model!r}: there is no tokenizer.json and nothing that transformers can "
+            "make one of; copy the tokenizer's files beside the weights"
+        ) from error
     backend = getattr(loaded, "backend_tokenizer", None)
     if backend is None:
         raise FileNotFoundError(f"the tokenizer of {model!r} has no fast form (tokenizer.json)")

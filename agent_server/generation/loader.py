@@ -46,7 +46,14 @@ from agent_server.generation.vision.language import LanguageModel, sees
 from agent_server.generation.vision.reader import PictureReader, Unreadable, load_reader
 from agent_server.generation.vision.trial import fit_vision
 from agent_server.generation.vision.vision import Vision
-from agent_server.generation.weights import Report, check_folder, check_memory, load_weights, read_configuration
+from agent_server.generation.weights import (
+    Report,
+    check_files,
+    check_folder,
+    check_memory,
+    load_weights,
+    read_configuration,
+)
 from agent_server.model_files import ModelFiles, load_model_files
 
 logger = logging.getLogger("agent_server.generation")
@@ -91,6 +98,7 @@ def _load(config: EngineConfig, report: Report, compiler: Any) -> tuple[Core, En
     report(EngineStatus(state="loading", progress=0.0, message="configuration"))
     check_folder(config.model)
     settings = read_configuration(config.model)
+    check_files(config.model, settings)
     device = choose_device(config.device)
     if device.type == "cuda":  # this thread's streams, events and graphs are then that device's
         torch.cuda.set_device(device)
@@ -233,8 +241,14 @@ def _choose_threads(config: EngineConfig, model: Any, device: torch.device) -> N
 
 
 def _context_length(text: Any, wanted: int) -> int:
-    own = getattr(text, "max_position_embeddings", None) or DEFAULT_CONTEXT
-    return min(own, wanted) if wanted else own
+    own: int = getattr(text, "max_position_embeddings", None) or 0
+    if own and wanted > own:
+        raise EngineError(
+            "unavailable",
+            f"--max-context {wanted} is more than the {own} tokens that the model is made for "
+            "(max_position_embeddings in its config.json); give at most that.",
+        )
+    return wanted or own or DEFAULT_CONTEXT
 
 
 def _runner(config: EngineConfig, model: Any, context: int, sampler: Sampler, budget: int) -> tuple[Any, str, int]:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from agent_server.engine.protocol import EngineError, EngineStatus
+from agent_server.generation.checkpoint import check_checkpoint, check_configuration
 from agent_server.generation.config import EngineConfig
 from agent_server.generation.device import free_bytes, weight_bytes
-from agent_server.generation.faults import first_line
+from agent_server.generation.faults import LONGEST_LINE, first_line
+from agent_server.generation.loaded import check_loaded
+from agent_server.generation.lora import with_adapter
 
 Report = Callable[[EngineStatus], None]
 _LOADING = threading.Lock()
@@ -28,12 +34,13 @@ SEVERAL_GPUS = (
 
 
 def check_folder(model: str) -> None:
-    """Raise unless it is a folder with a model, or looks like a name on the hub."""
+    """Raise unless it is a folder with a model's files, or looks like a name on the hub."""
     path = Path(model).expanduser()
     looks_like_path = model.startswith((".", "/", "~")) or os.sep in model.replace("/", "", 1)
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise EngineError("unavailable", f"{model} is a folder without a model: it has no config.json.")
+        check_configuration(path)
     elif path.is_file() or looks_like_path:
         raise EngineError("unavailable", f"{model} is not a folder with a model.")
 
@@ -42,15 +49,29 @@ def read_configuration(model: str) -> Any:
     """transformers' configuration of the model."""
     try:
         return AutoConfig.from_pretrained(model)
-    except (ValueError, KeyError) as error:
-        if "architecture" in str(error) or "model type" in str(error) or isinstance(error, KeyError):
-            message = f"{model} is of an architecture that transformers {transformers.__version__} does not know."
-            raise EngineError("unavailable", message) from error
-        raise
     except OSError as error:
         raise EngineError(
             "unavailable", f"There is no model {model} here or on the hub: {first_line(error)}"
         ) from error
+    except Exception as error:
+        raise EngineError("unavailable", _misconfigured(model, error)) from error
+
+
+def _misconfigured(model: str, error: Exception) -> str:
+    """What is wrong with a config.json, whose values every architecture checks in its own way."""
+    if "should have a `model_type`" in str(error).lower():
+        return f"{model}/config.json has no model_type, so that its architecture is not known; download it again."
+    if isinstance(error, KeyError) or "does not recognize this architecture" in str(error):
+        return f"{model} is of an architecture that transformers {transformers.__version__} does not know."
+    lines = " ".join(line.strip() for line in str(error).splitlines())[:LONGEST_LINE]
+    return f"{model}/config.json cannot be used: {lines}"
+
+
+def check_files(model: str, config: Any) -> None:
+    """Raise unless a folder has the weights of a model that generates text; hub names are looked at as they load."""
+    model_class(model, config)
+    if (folder := Path(model).expanduser()).is_dir():
+        check_checkpoint(folder)
 
 
 def check_memory(model: str, dtype: torch.dtype, device: torch.device) -> None:
@@ -74,39 +95,61 @@ def load_weights(config: EngineConfig, settings: Any, device: torch.device, dtyp
 
 def _load_weights(config: EngineConfig, settings: Any, device: torch.device, dtype: torch.dtype, report: Report) -> Any:
     quantised = getattr(settings, "quantization_config", None) is not None
-    before = transformers.utils.logging.set_tqdm_hook(_progress_hook(report))
-    try:
-        model = _class_for(settings).from_pretrained(
+    with _reporting(report):
+        model, found = model_class(config.model, settings).from_pretrained(
             config.model,
             dtype="auto" if quantised and config.dtype == "auto" else dtype,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # check_loaded refuses them, by their names
             **({"device_map": {"": device}} if quantised or device.type != "cpu" else {}),
         )
-    finally:
-        transformers.utils.logging.set_tqdm_hook(before)
+    check_loaded(config.model, model, found)
     if config.adapter:
-        model = _adapted(model, config.adapter, quantised)
+        model = with_adapter(model, config.model, config.adapter, merge=not quantised)
     return model.eval().requires_grad_(False)
 
 
-def _class_for(settings: Any) -> Any:
-    """transformers' class for models of pictures and text where the configuration is one's, else the one for text."""
-    seeing = type(settings) in AutoModelForImageTextToText._model_mapping
-    text = type(settings) in AutoModelForCausalLM._model_mapping
-    has_eyes = getattr(settings, "vision_config", None) is not None
-    return AutoModelForImageTextToText if seeing and (has_eyes or not text) else AutoModelForCausalLM
+def model_class(model: str, config: Any) -> Any:
+    """The class of transformers' that loads such a configuration. Raises EngineError for what generates no text."""
+    name = (config.architectures or [type(config).__name__.removesuffix("Config")])[0]
+    if config.is_encoder_decoder:
+        reason = "it has an encoder and a decoder, and only models of a decoder alone are served"
+    elif config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", False):
+        reason = "it is an encoder, which reads text and writes none"
+    elif (found := _class_for(config)) is None:
+        reason = f"transformers {transformers.__version__} has no class that generates text with it"
+    else:
+        return found
+    raise EngineError(
+        "unavailable", f"{model} ({name}) cannot be served: {reason}; choose a model that generates text."
+    )
 
 
-def _adapted(model: Any, adapter: str, quantised: bool) -> Any:
+def _class_for(config: Any) -> Any:
+    """The class for models of pictures and text where the configuration is one's, else the one for text."""
+    seeing, text = (_known(auto, config) for auto in (AutoModelForImageTextToText, AutoModelForCausalLM))
+    has_eyes = getattr(config, "vision_config", None) is not None
+    if seeing and (has_eyes or not text):
+        return AutoModelForImageTextToText
+    return AutoModelForCausalLM if text else None
+
+
+def _known(auto: Any, config: Any) -> bool:
+    return type(config) in auto._model_mapping or auto.__name__ in (getattr(config, "auto_map", None) or {})
+
+
+@contextlib.contextmanager
+def _reporting(report: Report) -> Iterator[None]:
+    """transformers' progress goes to `report`, and its table of what was missing nowhere: `check_loaded` says it."""
+    logger = logging.getLogger("transformers.modeling_utils")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    before = transformers.utils.logging.set_tqdm_hook(_progress_hook(report))
     try:
-        from peft import PeftModel
-    except ImportError:
-        message = "A LoRA adapter needs the package peft: pip install 'agent-server[lora]'."
-        raise EngineError("unavailable", message) from None
-    try:
-        adapted = PeftModel.from_pretrained(model, adapter)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise EngineError("unavailable", f"Cannot load the adapter {adapter}: {first_line(error)}") from error
-    return adapted.get_base_model() if quantised else adapted.merge_and_unload()
+        yield
+    finally:
+        transformers.utils.logging.set_tqdm_hook(before)
+        logger.setLevel(level)
 
 
 class _Progress:

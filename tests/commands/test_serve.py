@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -15,6 +16,7 @@ import httpx
 import pytest
 
 from agent_server.commands.serve import loop_factory
+from agent_server.server import BUNDLED
 from tests.server import READY_SECONDS, ROOT
 
 COMMAND = "from agent_server.cli import main; main()"
@@ -83,11 +85,18 @@ FOLDERS = "Give a folder with a model, or a hub name like Qwen/Qwen3-0.6B."
         (["--api-key", ""], "api_keys: Value error, A key may not be empty."),
         (["--log-level", "loud"], "log_level: Input should be 'debug', 'info', 'warning' or 'error'."),
         (["--dtype", "int3"], "int3 is not a dtype"),
+        (
+            ["{}/pointer"],
+            "{}/pointer/model.safetensors is a pointer of Git LFS instead of the file: run `git lfs pull`",
+        ),
+        (["--max-context", "100000"], "--max-context 100000 is more than the 4096 tokens"),
     ],
 )
 async def test_what_cannot_be_served_ends_with_one_sentence(tmp_path: Path, arguments: list[str], said: str):
     (tmp_path / "bad.jinja").write_text("{{ never closed")
     (tmp_path / "file").write_text("This is no folder.")
+    shutil.copytree(BUNDLED, tmp_path / "pointer")
+    (tmp_path / "pointer" / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
     async with command(*[each.format(tmp_path) for each in arguments]) as (process, _):
         async with asyncio.timeout(READY_SECONDS):
             _, told = await process.communicate()

@@ -141,7 +141,7 @@ BROKEN = {
     ),
     "no weights": (
         lambda path: (path / "config.json").write_text(json.dumps({"model_type": "llama"})) and path,
-        "Cannot load",
+        "has no weights",
     ),
 }
 
