@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -40,7 +42,7 @@ def routes(server: Server) -> list[BaseRoute]:
     return [
         Route(BASE, guarded(runtime.single), methods=["POST"]),
         Route(BASE + "/", guarded(runtime.single), methods=["POST"]),
-        Route(BASE + "/info", guarded(runtime.info)),
+        Route(BASE + "/info", guarded(runtime.info), middleware=[Middleware(GZipMiddleware, minimum_size=1024)]),
         Route(path + "/run", guarded(runtime.run), methods=["POST"]),
         Route(path + "/connect", guarded(runtime.connect), methods=["POST"]),
         Route(path + "/stop/{thread_id}", guarded(runtime.stop), methods=["POST"]),

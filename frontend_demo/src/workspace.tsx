@@ -4,6 +4,7 @@ import { useCopilotKit, useInterrupt } from "@copilotkit/react-core/v2/headless"
 import { randomUUID, type AbstractAgent, type Interrupt, type Message } from "@ag-ui/client";
 import { useCallback, useEffect, useMemo, useRef, useState, type ReactNode } from "react";
 import { Conversation } from "./chat/Conversation";
+import { Foot } from "./chat/Foot";
 import { refusal } from "./chat/long";
 import { plainText } from "./chat/Messages";
 import { suggestionsFor, type ToolInfo } from "./chat/suggestions";
@@ -11,13 +12,9 @@ import { takeAway, turnOf } from "./chat/turns";
 import { useConversation } from "./kit/conversation";
 import { ask } from "./kit/core";
 import type { AgentInfo, Server } from "./kit/info";
-import { DocumentPanel } from "./panel/DocumentPanel";
+import { Contents } from "./panel/Contents";
 import { Inspector, type Tab } from "./panel/Inspector";
-import { ModelPanel } from "./panel/ModelPanel";
 import { usePastRuns } from "./panel/pastRuns";
-import { RunPicker } from "./panel/RunPicker";
-import { StatePanel } from "./panel/StatePanel";
-import { StreamPanel } from "./panel/StreamPanel";
 import { usePredicted } from "./panel/usePredicted";
 import { StreamStore, useStream } from "./stream/store";
 import type { ThreadEntry } from "./threads/api";
@@ -167,14 +164,12 @@ export function Workspace({ server, failure, setFailure, notify, forgive }: Prop
           onRename={threads.rename} onDelete={remove} />
         <Conversation title={threads.list?.find((entry) => entry.id === place.threadId)?.name || "New conversation"} thread={thread} modelName={model?.model ?? null} bundled={model?.bundled ?? false} blocked={blockedBy(server, thread.ready && thread.restored) ?? (interrupt || awaitsTool(agent, executingToolCallIds) ? "Waiting for your answer" : null)}
           failure={failure} interrupt={interrupt} asked={asked} suggestions={suggestions}
+          foot={<Foot threadId={place.threadId} empty={agent.messages.length === 0} running={thread.running} notify={notify} />}
           own={{ onEdit: editMessage, onDelete: deleteTurn }} onOpen={open} onSend={send} onRetry={retry} />
         {inspectorOpen && <button className="scrim for-inspector" aria-label="Close the inspector" onClick={() => setInspectorOpen(false)} />}
         {inspectorOpen && (
           <Inspector tab={tab} fresh={fresh} onTab={open} onClose={() => setInspectorOpen(false)}>
-            {tab === "stream" && <StreamPanel view={view} controls={controls} top={past.runs.length > 1 && <RunPicker runs={past.runs} current={runId} onPick={past.show} />} />}
-            {tab === "state" && <StatePanel state={state} running={thread.running} onApply={edit} />}
-            {tab === "document" && <DocumentPanel text={text(state.document)} writing={predicted.writing} onEdit={(document) => edit({ ...state, document })} />}
-            {tab === "model" && <ModelPanel info={server.info} />}
+            <Contents tab={tab} view={view} controls={controls} past={past} state={state} onState={edit} running={thread.running} writing={predicted.writing} info={server.info} />
           </Inspector>
         )}
       </div>
@@ -234,8 +229,6 @@ export function blockedBy(server: Server, ready: boolean): string | null {
   if (model && model.state !== "ready" && model.state !== "degraded") return `The model is loading${model.progress ? ` (${Math.round(model.progress * 100)} %)` : ""}`;
   return ready ? null : "Connecting";
 }
-
-const text = (value: unknown): string => (typeof value === "string" ? value : "");
 
 function usePlace(): [Place, (place: Place) => void] {
   const [place, setPlace] = useState(() => readPlace(location.hash));

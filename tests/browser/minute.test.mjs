@@ -53,7 +53,7 @@ test("a line that is cut in mid-answer is taken up again, with nothing lost and 
     await picture(page, "reconnecting");
     line.mend();
     await page.getByText("Reconnecting").waitFor({ state: "detached" });
-    await assistant(page).getByText("Sentence 9 of").waitFor();
+    await assistant(page).getByText("Sentence 9 of").waitFor({ timeout: 30_000 });
     const numbers = (await assistant(page).innerText()).match(/Sentence \d+ of/g).slice(0, 9);
     assert.deepEqual(numbers, Array.from({ length: 9 }, (_, at) => `Sentence ${at + 1} of`));
     assert.equal(await page.getByRole("alert").count(), 0);
@@ -204,7 +204,7 @@ feature("each agent is offered what it can do, and each offer reaches the tool t
   await settled(page);
   await page.getByLabel("Agent").selectOption("cook");
   await page.getByRole("button", { name: /Add ingredient/ }).click();
-  assert.equal(await box(page).inputValue(), "Add ingredient, name: ");
+  await becomes(() => box(page).inputValue(), "Add ingredient, name: ");
   await picture(page, "offers");
   await box(page).fill("Please add salt");
   await page.keyboard.press("Enter");

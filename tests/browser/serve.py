@@ -42,6 +42,17 @@ TABLE = """
 - [x] Booked
 - [ ] Packed
 """
+CODE = """
+```py
+def area(radius):  # of a circle
+    return 3.14 * radius**2
+```
+
+```brainfuck
+++>
+```
+"""
+FORMULA = r"The area is \(\pi r^2\), from $5 to $10, and $x$ is\n\n\[ \frac{1}{2} \]"
 STEPS = [{"description": each, "status": "enabled"} for each in ("Book a train", "Find a hotel", "Visit the museum")]
 EMAIL = {"to": "anna@example.com", "subject": "Lunch", "body": "Shall we have lunch at noon?"}
 
@@ -66,6 +77,8 @@ RULES: tuple[tuple[str, str], ...] = (
     (r"add salt", call("add_ingredient", name="salt")),
     (r"progress", call("count_slowly")),
     (r"show me a table", TABLE),
+    (r"show me code", CODE),
+    (r"show me a formula", FORMULA),
     (r"remember", "I keep it in mind."),
     (r"long", LONG),
     (r"break", "This will not end well, because the engine"),

@@ -23,6 +23,8 @@ interface Props {
   readOnly?: boolean;
   suggestions?: readonly Suggestion[];
   own?: Own;
+  /** What stands below the composer. */
+  foot?: ReactNode;
   onOpen?: (tab: "state" | "document") => void;
   /** Resolves to why this cannot be sent, or to null when it was. */
   onSend: (text: string) => Promise<string | null>;
@@ -33,7 +35,7 @@ const NEAR_BOTTOM = 80;
 const NO_SUGGESTIONS: readonly Suggestion[] = [];
 const NOTHING_ASKED: ReadonlySet<string> = new Set();
 
-export function Conversation({ title, thread, modelName, bundled, blocked, failure, interrupt, asked = NOTHING_ASKED, readOnly = false, suggestions = NO_SUGGESTIONS, own, onOpen, onSend, onRetry }: Props) {
+export function Conversation({ title, thread, modelName, bundled, blocked, failure, interrupt, asked = NOTHING_ASKED, readOnly = false, suggestions = NO_SUGGESTIONS, own, foot, onOpen, onSend, onRetry }: Props) {
   const { messages } = thread.agent;
   const scroller = useRef<HTMLDivElement>(null);
   const pinned = useRef(true);
@@ -101,6 +103,7 @@ export function Conversation({ title, thread, modelName, bundled, blocked, failu
           {away && <button className="to-bottom" aria-label="To the newest message" onClick={toBottom}><Icon name="down" /></button>}
           {!fresh && !thread.running && blocked === null && <Chips suggestions={suggestions} onPick={pick} />}
           <Composer running={thread.running} disabled={blocked} draft={draft} onSend={send} onStop={thread.stop} />
+          {foot}
         </div>
       )}
     </main>

@@ -4,7 +4,7 @@ import type { ActivityMessage, AssistantMessage, Message, ToolMessage } from "@a
 import { useRenderToolCall } from "@copilotkit/react-core/v2/headless";
 import { memo } from "react";
 import { titleOf } from "../tools/status";
-import { Copy } from "../ui/copy";
+import { Copy, CopyAs } from "../ui/copy";
 import { Icon } from "../ui/icons";
 import { Asked, type Own } from "./Asked";
 import { Markdown } from "./Markdown";
@@ -69,6 +69,7 @@ function Assistant({ message, messages, asked, streaming, onRetry }: OneProps<As
           {!streaming && (
             <div className="message-actions">
               <Copy text={text} label="Copy answer" />
+              <CopyAs label="Copy answer as" forms={[["Markdown", () => text], ["JSON", () => JSON.stringify(message, null, 2)]]} />
               {onRetry && (
                 <button className="icon-button small" aria-label="Try again" title="Try again" onClick={onRetry}><Icon name="retry" /></button>
               )}

@@ -6,6 +6,7 @@ import { meters, toLog, type Recording, type Row } from "../stream/record";
 import type { View } from "../stream/store";
 import { Copy } from "../ui/copy";
 import { Icon } from "../ui/icons";
+import { saveFile } from "../ui/save";
 import { Controls, type RunControls } from "./Controls";
 
 const WINDOW = 400;
@@ -138,10 +139,4 @@ function Nothing({ title, text }: { title: string; text: string }) {
   return <div className="panel-empty"><Icon name="stream" /><h2>{title}</h2><p>{text}</p></div>;
 }
 
-function save(recording: Recording): void {
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([toLog(recording)], { type: "application/jsonl" }));
-  link.download = `run-${recording.runId || "log"}.jsonl`;
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
-}
+const save = (recording: Recording): void => saveFile(`run-${recording.runId || "log"}.jsonl`, toLog(recording), "application/jsonl");

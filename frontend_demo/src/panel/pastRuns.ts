@@ -13,8 +13,13 @@ export interface PastRun {
   createdAt: number;
 }
 
+export interface PastRuns {
+  runs: readonly PastRun[];
+  show: (runId: string) => void;
+}
+
 /** The runs of this thread, the oldest first, read again whenever one ends. The last is shown where nothing is yet. */
-export function usePastRuns(threadId: string, settled: boolean, known: boolean, store: StreamStore): { runs: readonly PastRun[]; show: (runId: string) => void } {
+export function usePastRuns(threadId: string, settled: boolean, known: boolean, store: StreamStore): PastRuns {
   const [runs, setRuns] = useState<readonly PastRun[]>([]);
   const show = useCallback((runId: string) => void store.past(runId, () => remains(threadId, runId)), [store, threadId]);
   useEffect(() => setRuns([]), [threadId]);

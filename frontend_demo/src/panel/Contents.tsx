@@ -1,0 +1,38 @@
+/** What the inspector shows under each of its tabs. */
+
+import type { Info } from "../kit/info";
+import type { View } from "../stream/store";
+import type { RunControls } from "./Controls";
+import { DocumentPanel } from "./DocumentPanel";
+import type { Tab } from "./Inspector";
+import { ModelPanel } from "./ModelPanel";
+import type { PastRuns } from "./pastRuns";
+import { RunPicker } from "./RunPicker";
+import { StatePanel } from "./StatePanel";
+import { StreamPanel } from "./StreamPanel";
+
+interface Props {
+  tab: Tab;
+  view: View;
+  controls: RunControls;
+  past: PastRuns;
+  state: Readonly<Record<string, unknown>>;
+  onState: (state: unknown) => void;
+  running: boolean;
+  /** The model writes the document at the moment. */
+  writing: boolean;
+  info: Info | null;
+}
+
+export function Contents({ tab, view, controls, past, state, onState, running, writing, info }: Props) {
+  switch (tab) {
+    case "stream":
+      return <StreamPanel view={view} controls={controls} top={past.runs.length > 1 && <RunPicker runs={past.runs} current={view.recording.runId} onPick={past.show} />} />;
+    case "state":
+      return <StatePanel state={state} running={running} onApply={onState} />;
+    case "document":
+      return <DocumentPanel text={typeof state.document === "string" ? state.document : ""} writing={writing} onEdit={(document) => onState({ ...state, document })} />;
+    case "model":
+      return <ModelPanel info={info} />;
+  }
+}
