@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +16,7 @@ import msgspec
 from sqlalchemy.exc import SQLAlchemyError
 
 from agent_server.agent import Agent, Limits, LoadError, Sealer, load_agents, serve_agents
+from agent_server.agent.mcp_file import load_mcp_file
 from agent_server.auth import Authority, configured_authority
 from agent_server.chat_model import ChatModel
 from agent_server.ids import new_id
@@ -46,6 +49,7 @@ def build_server(settings: Settings, *, agents: Sequence[Agent] = (), engine: En
     model = chat_model(settings, engine)
     try:
         named = [*agents, *load_agents(settings.agent)] or default_agents(settings)
+        named = with_mcp_files(named, settings.mcp)
         served = serve_agents(named, model, sealer=sealer(settings), limits=tool_limits(settings))
     except (LoadError, ValueError) as error:
         raise StartupError(str(error)) from error
@@ -104,6 +108,15 @@ def default_agents(settings: Settings) -> list[Agent]:
     from agent_server.demonstration import demonstration_agents
 
     return list(demonstration_agents()) if settings.demo else []
+
+
+def with_mcp_files(agents: Sequence[Agent], files: Sequence[str]) -> list[Agent]:
+    """The agents, each with the tools of the files' MCP servers. Raises LoadError."""
+    servers = [server for file in files for server in load_mcp_file(Path(file), os.environ)]
+    if not servers:
+        return list(agents)
+    given = agents or [Agent(name="default")]
+    return [replace(agent, mcp_servers=(*agent.mcp_servers, *servers)) for agent in given]
 
 
 def chat_model(settings: Settings, engine: Engine | None = None) -> ChatModel:

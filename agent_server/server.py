@@ -16,6 +16,7 @@ from agent_server.telemetry import ServerTelemetry
 
 if TYPE_CHECKING:
     from agent_server.agent import ServedAgent
+    from agent_server.agent.mcp import McpConnections
     from agent_server.runs import RunManager
     from agent_server.store import Store
 
@@ -44,6 +45,11 @@ class Server:
     _starting: asyncio.Task[None] | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
+    @property
+    def mcp(self) -> McpConnections | None:
+        """The MCP servers of the agents; None if they have none."""
+        return next((agent.mcp for agent in self.agents.values() if agent.mcp is not None), None)
+
     async def start(self) -> None:
         """Open the store, then load the model in the background, while the routes already answer with the progress.
 
@@ -68,6 +74,8 @@ class Server:
         if self.authority.file is not None:
             self._spawn(self.authority.file.watch())
         self._spawn(self.model.load())
+        if (mcp := self.mcp) is not None:
+            self._spawn(mcp.look())
 
     async def close(self) -> None:
         """Wait for runs for the drain time and end the others; then close the agents, the model and the store."""

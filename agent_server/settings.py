@@ -63,6 +63,8 @@ class Settings(BaseSettings):
     """Folder of a LoRA adapter."""
     agent: Annotated[tuple[str, ...], NoDecode] = ()
     """The agents to serve, each as `path/to/file.py:attribute` or `package.module:attribute`."""
+    mcp: Annotated[tuple[str, ...], NoDecode] = ()
+    """Files of MCP servers, `{"mcpServers": {...}}` as other hosts write it; every agent is given their tools."""
 
     # where
     host: str = "127.0.0.1"
@@ -251,7 +253,8 @@ class Settings(BaseSettings):
     """The least severe messages that are logged; bodies, headers and prompts are logged at no level."""
 
     @field_validator(
-        "engine", "agent", "api_keys", "operator_keys", "cors_origins", "allowed_hosts", "encryption_keys", "listen",
+        "engine", "agent", "mcp", "api_keys", "operator_keys", "cors_origins", "allowed_hosts", "encryption_keys",
+        "listen",
         mode="before",
     )  # fmt: skip
     @classmethod

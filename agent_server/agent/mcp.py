@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import httpx2
 from ag_ui.core import Tool as ToolDeclaration
@@ -40,7 +41,10 @@ from agent_server.prompting.schemas import problems_of
 logger = logging.getLogger("agent_server.mcp")
 T = TypeVar("T")
 Offered = tuple[ToolDeclaration, "McpCallee", Tool | None]
+State = Literal["unused", "connecting", "ready", "failed"]
 CONNECT_SECONDS = 20.0
+AWAY_SECONDS = 5.0
+"""How long a server that could not be reached is not asked again: every run would wait for it else."""
 TOOL_PAGES = 100
 
 
@@ -54,6 +58,13 @@ class McpConnection:
         self._leave = asyncio.Event()
         self._connecting = asyncio.Lock()
         self._tools: tuple[McpTool, ...] | None = None
+        self._away_until = 0.0
+        self.state: State = "unused"
+
+    @property
+    def known_tools(self) -> tuple[McpTool, ...]:
+        """Those that were told on the present connection."""
+        return self._tools or ()
 
     async def tools(self) -> tuple[McpTool, ...]:
         """The tools on offer, asked for once a connection. Raises what keeps us from asking."""
@@ -63,7 +74,7 @@ class McpConnection:
             cursor: str | None = None
             for _ in range(TOOL_PAGES):
                 page = await client.list_tools(cursor=cursor)
-                found += [tool for tool in page.tools if not self.server.only or tool.name in self.server.only]
+                found += [tool for tool in page.tools if self.server.offers(tool.name)]
                 cursor = page.next_cursor
                 if cursor is None:
                     break
@@ -108,6 +119,8 @@ class McpConnection:
         self._client = None
         self._tools = None
         self._leave.set()
+        if self.state == "ready":
+            self.state = "failed"
 
     async def close(self) -> None:
         self.forget()
@@ -118,7 +131,10 @@ class McpConnection:
         async with self._connecting:
             if self._client is not None and self._task is not None and not self._task.done():
                 return self._client
+            if time.monotonic() < self._away_until:
+                raise ConnectionError("it could not be reached a moment ago")
             self.forget()
+            self.state = "connecting"
             ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
             self._leave = asyncio.Event()
             self._task = asyncio.create_task(self._live(ready, self._leave), name=f"mcp {self.server.name}")
@@ -128,8 +144,18 @@ class McpConnection:
             except TimeoutError:
                 self._leave.set()
                 self._task.cancel()
+                self._failed()
                 raise ConnectionError(f"no answer within {CONNECT_SECONDS:g} s") from None
+            except ConnectionError:
+                self._failed()
+                raise
+            self.state = "ready"
             return self._client
+
+    def _failed(self) -> None:
+        """No connection could be made: for a while nobody waits for the next attempt."""
+        self.state = "failed"
+        self._away_until = time.monotonic() + AWAY_SECONDS
 
     async def _live(self, ready: asyncio.Future[Client], leave: asyncio.Event) -> None:
         try:
@@ -261,6 +287,43 @@ class McpConnections:
             found = McpConnection(server)
             self._made.append(found)
         return found
+
+    async def look(self) -> None:
+        """Connect to every server; those that are away are a warning and no error."""
+        await asyncio.gather(*map(_look_at, self._made))
+
+    def listed(self) -> list[dict[str, Any]]:
+        """The servers and their tools, for people. Nothing of commands, headers or environments is told."""
+        return [_listed(each) for each in self._made]
+
+
+async def _look_at(connection: McpConnection) -> None:
+    try:
+        await connection.tools()
+    except Exception as error:
+        name, reason = connection.server.name, reason_of(error)
+        logger.warning("the MCP server %s did not start: %s; a run that needs it tries again", name, reason)
+
+
+def _listed(connection: McpConnection) -> dict[str, Any]:
+    server = connection.server
+    return {
+        "name": server.name,
+        "transport": "stdio" if server.command else "http",
+        "state": connection.state,
+        "tools": [_tool_listed(server, tool) for tool in connection.known_tools],
+    }
+
+
+def _tool_listed(server: McpServer, tool: McpTool) -> dict[str, Any]:
+    app = app_of(tool)
+    return {
+        "name": server.prefix + tool.name,
+        "description": tool.description or "",
+        "approval": asks(server, tool),
+        "forModel": app.for_model,
+        "forApp": app.for_app and bool(app.uri),
+    }
 
 
 class McpTools:

@@ -13,9 +13,10 @@ class McpServer(msgspec.Struct, frozen=True, kw_only=True):
     """One MCP server: `command` for stdio (the program and its arguments) or `url` for streamable HTTP.
 
     env: added to the little that the program inherits anyway; headers: sent with every request. only: names of the
-    tools to offer; none means all. prefix: put before the tools' names. requires_approval: a person is asked before
-    any call (True), before calls of these tools, or before calls of every tool that does not declare itself read-only
-    ("writes"). approvals: tool → whether a person is asked, whatever requires_approval says.
+    tools to offer; none means all. without: names of tools that are never offered. prefix: put before the tools'
+    names. requires_approval: a person is asked before any call (True), before calls of these tools, or before calls
+    of every tool that does not declare itself read-only ("writes"). approvals: tool → whether a person is asked,
+    whatever requires_approval says.
     """
 
     name: str
@@ -25,6 +26,7 @@ class McpServer(msgspec.Struct, frozen=True, kw_only=True):
     cwd: str | None = None
     headers: dict[str, str] = {}
     only: frozenset[str] = frozenset()
+    without: frozenset[str] = frozenset()
     prefix: str = ""
     requires_approval: bool | Literal["writes"] | frozenset[str] = False
     approvals: Mapping[str, bool] = {}
@@ -33,6 +35,10 @@ class McpServer(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if bool(self.command) == bool(self.url):
             raise ValueError(f"MCP server {self.name}: give either a command or a url")
+
+    def offers(self, tool: str) -> bool:
+        """Whether the settings let the tool be used at all."""
+        return tool not in self.without and (not self.only or tool in self.only)
 
     def asks(self, tool: str, *, read_only: bool) -> bool:
         """Whether a person must agree to a call of the tool. read_only: the server says that it changes nothing."""

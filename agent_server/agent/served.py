@@ -56,6 +56,7 @@ class ServedAgent:
         self._model = model
         self._sealer = sealer or Sealer()
         self._limits = limits or Limits()
+        self.mcp = mcp
         self._mcp: dict[str, McpTools] = {}
         self._apps: AppRequests | None = None
         if any(each.mcp_servers for each in family(agent)):

@@ -53,6 +53,7 @@ def serve(
         list[str] | None, typer.Option(help="URL of an upstream engine (repeat for several), or vllm.")
     ] = None,
     agent: Annotated[list[str] | None, typer.Option(help="my_agent.py:agent (repeat for several).")] = None,
+    mcp: Annotated[list[str] | None, typer.Option(help="File of MCP servers (repeat for several).")] = None,
     adapter: Annotated[str | None, typer.Option(help="Folder of a LoRA adapter (needs the extra `lora`).")] = None,
     chat_template: Annotated[str | None, typer.Option(help="File that replaces the model's chat template.")] = None,
     format: Annotated[str | None, typer.Option(help="Output format by name instead of by analysis.")] = None,
@@ -73,7 +74,7 @@ def serve(
         "model": model or None, "host": host, "port": port, "listen": listen, "root_path": root_path,
         "device": device, "dtype": dtype, "kv_cache_dtype": kv_cache_dtype, "adapter": adapter, "engine": engine,
         "max_context": max_context,
-        "agent": agent,
+        "agent": agent, "mcp": mcp,
         "chat_template": chat_template, "format": format, "reasoning_parser": reasoning_parser,
         "tool_call_parser": tool_call_parser, "served_name": served_name, "store_url": store, "redis_url": redis,
         "api_keys": api_key, "keys_file": keys_file, "cors_origins": cors_origin, "allowed_hosts": allowed_host,

@@ -131,6 +131,9 @@ AGUI: Mapping[tuple[str, str], Operation] = {
         status=202,
         example={"temperature": 0.2},
     ),
+    ("GET", "/agui/mcp"): Operation(
+        "AG-UI", "The agents' MCP servers and their tools", answer=Free("", {"servers": LIST}, ("servers",))
+    ),
     ("GET", "/agui/threads"): Operation(
         "Threads",
         "Threads, the newest first",

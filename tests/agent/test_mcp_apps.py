@@ -71,7 +71,7 @@ async def test_a_call_becomes_an_activity_behind_its_result_and_is_kept(apps):
     }
     shown = names(events)
     assert shown.index("ToolCallResult") < shown.index("ActivitySnapshot")
-    assert "storm took" in of(events, ToolCallResult)[1].content
+    assert any("storm took" in each.content for each in of(events, ToolCallResult))
     assert [each["role"] for each in stored] == ["user", "assistant", "tool", "tool", "activity", "assistant"]
     assert stored[4] == {
         "id": activity.message_id, "role": "activity", "activityType": "mcp-apps", "content": activity.content,
