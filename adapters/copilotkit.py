@@ -37,7 +37,7 @@ AGENT_CLASS = "PythonAgent"
 """What `className` says about every agent: CopilotKit shows it and reads nothing into it."""
 
 
-class Call(msgspec.Struct, frozen=True, kw_only=True):
+class RuntimeCall(msgspec.Struct, frozen=True, kw_only=True):
     """A request to the single endpoint. `body` is the inner body, decoded."""
 
     method: Method
@@ -67,7 +67,7 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     interrupts: Sequence[dict[str, object]] = ()
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class ThreadEntry(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """A thread in a list. Times are ISO 8601."""
 
     id: str
@@ -95,7 +95,7 @@ def from_wire(wire: object, *, limits: Limits = DEFAULT_LIMITS) -> Inbound:
     return agui.from_wire(_without_own_answers(wire), limits=limits)
 
 
-def parse_call(body: bytes, limits: Limits = DEFAULT_LIMITS) -> Call:
+def parse_call(body: bytes, limits: Limits = DEFAULT_LIMITS) -> RuntimeCall:
     """A request to the single endpoint; RequestError for a method that is not CopilotKit's."""
     wire = read_json(body, limits)
     method = wire.get("method") if isinstance(wire, dict) else None
@@ -107,7 +107,7 @@ def parse_call(body: bytes, limits: Limits = DEFAULT_LIMITS) -> Call:
     if method != "info" and not isinstance(named.get("agentId"), str):
         raise RequestError("invalid_request", "params.agentId is required.", param="params.agentId")
     thread = named.get("threadId")
-    return Call(
+    return RuntimeCall(
         method=method,
         agent=named.get("agentId") or "default",
         thread_id=thread if isinstance(thread, str) else "",
@@ -225,7 +225,7 @@ def invalid_call(message: str) -> tuple[int, dict[str, str]]:
     return 400, {"error": "invalid_request", "message": message}
 
 
-def threads_page(entries: Sequence[Entry], cursor: str | None = None) -> dict[str, object]:
+def threads_page(entries: Sequence[ThreadEntry], cursor: str | None = None) -> dict[str, object]:
     return {"threads": list(entries), "nextCursor": cursor}
 
 

@@ -21,7 +21,7 @@ class ToolSpec(NamedTuple):
     at: str
 
 
-class Tools(NamedTuple):
+class ToolList(NamedTuple):
     """`strict` are the names whose schema must be enforced."""
 
     tools: list[Tool]
@@ -32,7 +32,7 @@ class Tools(NamedTuple):
         return frozenset(tool.name for tool in self.tools)
 
 
-def read_tools(specs: list[ToolSpec], limits: Limits, at: str = "tools") -> Tools:
+def read_tools(specs: list[ToolSpec], limits: Limits, at: str = "tools") -> ToolList:
     """Raises RequestError("invalid_request") naming the tool's place."""
     if len(specs) > limits.tools:
         raise wrong(at, f"must have at most {limits.tools} items")
@@ -42,7 +42,7 @@ def read_tools(specs: list[ToolSpec], limits: Limits, at: str = "tools") -> Tool
         if tool.name in seen:
             raise wrong(spec.at, "has the name of an earlier tool")
         seen.add(tool.name)
-    return Tools(tools, frozenset(tool.name for tool, spec in zip(tools, specs, strict=True) if spec.strict is True))
+    return ToolList(tools, frozenset(tool.name for tool, spec in zip(tools, specs, strict=True) if spec.strict is True))
 
 
 def _tool(spec: ToolSpec, limits: Limits) -> Tool:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import msgspec
 from sqlalchemy.exc import SQLAlchemyError
 
-from agent_server.agent import Agent, Limits, LoadError, Sealer, load_agents, serve_agents
+from agent_server.agent import Agent, LoadError, Sealer, ToolLimits, load_agents, serve_agents
 from agent_server.agent.mcp_file import load_mcp_file
 from agent_server.auth import Authority, configured_authority
 from agent_server.chat_model import ChatModel
@@ -306,8 +306,8 @@ def sealer(settings: Settings) -> Sealer:
         raise StartupError(f"Every encryption key must be 32 bytes in base64: {error}.") from error
 
 
-def tool_limits(settings: Settings) -> Limits:
-    return Limits(seconds=settings.tool_time_limit, characters=settings.tool_result_limit)
+def tool_limits(settings: Settings) -> ToolLimits:
+    return ToolLimits(seconds=settings.tool_time_limit, characters=settings.tool_result_limit)
 
 
 def sharing(settings: Settings) -> Gateway | None:

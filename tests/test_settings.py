@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from agent_server import assemble
+from agent_server import ToolLimits, assemble
 from agent_server.engines.replicas import ReplicaSettings
 from agent_server.engines.upstream import UpstreamSettings
 from agent_server.generation.config import EngineConfig
@@ -57,6 +57,7 @@ def test_a_room_that_is_used_alone_has_the_defaults_that_the_server_has():
     assert assemble.replica_settings(given) == ReplicaSettings()
     assert assemble.output_settings(given) == OutputSettings()
     assert assemble.run_limits(given) == RunLimits()
+    assert assemble.tool_limits(given) == ToolLimits()
     assert LogLimits(bytes=given.log_bytes) == LogLimits()
     alone = EngineConfig(model="m")
     for name in ("device", "dtype", "kv_cache_dtype", "adapter", "max_batch", "max_queued", "step_tokens"):
@@ -66,3 +67,36 @@ def test_a_room_that_is_used_alone_has_the_defaults_that_the_server_has():
     sharing = SharingLimits()
     shared = (given.gateway_lease, given.run_time_limit, given.replay_seconds, given.log_bytes)
     assert shared == (sharing.lease, sharing.run, sharing.replay, sharing.bytes)
+
+
+FIXED = {
+    "ReplicaSettings": {"longest_cooldown", "prefixes"},
+    "RunLimits": {"tenants", "replay_bytes", "replay_runs"},
+}
+"""What no setting changes."""
+
+
+def changed(name: str) -> object:
+    """Another value than a setting's default, of the same kind."""
+    value = Settings.model_fields[name].default
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value + 1
+    return {"delivery": "adaptive", "boundaries": "strict", "undeclared_tools": "drop", "failed_calls": "error"}[name]
+
+
+def test_every_setting_reaches_the_room_that_it_is_for():
+    numbers = [name for name, field in Settings.model_fields.items() if isinstance(field.default, bool | int | float)]
+    words = ["delivery", "boundaries", "undeclared_tools", "failed_calls"]
+    given = Settings(_env_file=None, **{name: changed(name) for name in [*numbers, *words]})
+    for made in (
+        assemble.upstream_settings(given),
+        assemble.replica_settings(given),
+        assemble.output_settings(given),
+        assemble.run_limits(given),
+        assemble.tool_limits(given),
+    ):
+        alone, kind = type(made)(), type(made).__name__
+        same = {name for name in made.__struct_fields__ if getattr(made, name) == getattr(alone, name)}
+        assert same == FIXED.get(kind, set()), kind

@@ -32,14 +32,16 @@ from adapters.inbound import Limits
 from adapters.sealed import unwrap
 
 
-class Turn(msgspec.Struct):
+class MessageParam(msgspec.Struct):
     """One entry of `messages`."""
 
     role: Literal["user", "assistant", "system"]
     content: Any
 
 
-def read_turns(turns: Sequence[Turn], *, new_id: NewId, limits: Limits, media: Collection[str] = ()) -> list[Message]:
+def read_turns(
+    turns: Sequence[MessageParam], *, new_id: NewId, limits: Limits, media: Collection[str] = ()
+) -> list[Message]:
     """Raises RequestError("invalid_request") with the block's position."""
     if not turns:
         raise wrong("messages", "must not be empty")
@@ -84,7 +86,7 @@ class _Reader:
         self._limits = limits
         self._media = media
 
-    def read(self, turn: Turn, at: str) -> Iterable[Message]:
+    def read(self, turn: MessageParam, at: str) -> Iterable[Message]:
         if turn.role == "system":
             return [SystemMessage(id=self._new_id("msg"), content=system_text(turn.content, f"{at}.content"))]
         blocks = _blocks(turn.content, f"{at}.content", self._limits.parts)
@@ -217,7 +219,7 @@ def _search_result(block: dict[str, object], at: str) -> str:
     return f"{title} ({source})\n{system_text(block.get('content'), f'{at}.content')}"
 
 
-def sealed_thread(turns: Sequence[Turn]) -> str | None:
+def sealed_thread(turns: Sequence[MessageParam]) -> str | None:
     """The thread that the last sealed thinking among these belongs to."""
     blocks = [block for turn in turns if isinstance(turn.content, list) for block in turn.content]
     texts = [block.get("signature") or block.get("data") for block in blocks if isinstance(block, dict)]

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 from ag_ui.core import Message, RunAgentInput, SystemMessage
 
-from adapters.anthropic_messages.anthropic_content import Turn, read_turns, sealed_thread, system_text
+from adapters.anthropic_messages.anthropic_content import MessageParam, read_turns, sealed_thread, system_text
 from adapters.anthropic_messages.anthropic_fields import COUNTED, FIELDS
 from adapters.body import convert, flag, read_object, wrong
 from adapters.client_history import NewId
@@ -17,7 +17,7 @@ from adapters.request_fields import check_names, check_values
 from adapters.request_options import SAMPLING, read_options
 from adapters.response_shape import response_format
 from adapters.tool_choice import check_tool_choice
-from adapters.tool_list import Tools, ToolSpec, read_tools
+from adapters.tool_list import ToolList, ToolSpec, read_tools
 from events.options import GenerationOptions, ToolChoice
 
 OPTIONS = ("model", *SAMPLING["messages"])
@@ -78,7 +78,7 @@ def _values(body: bytes, limits: Limits) -> dict[str, object]:
 
 def _inbound(values: dict[str, object], new_id: NewId, limits: Limits, media: Collection[str]) -> Inbound:
     tools = _tools(values.get("tools"), limits)
-    turns: list[Turn] = convert(values["messages"], list[Turn], "messages")
+    turns: list[MessageParam] = convert(values["messages"], list[MessageParam], "messages")
     messages = read_turns(turns, new_id=new_id, limits=limits, media=media)
     if system := system_text(values.get("system")):
         messages.insert(0, SystemMessage(id=new_id("msg"), content=system))
@@ -96,7 +96,7 @@ def _inbound(values: dict[str, object], new_id: NewId, limits: Limits, media: Co
 
 
 def _options(
-    values: dict[str, object], tools: Tools, messages: list[Message]
+    values: dict[str, object], tools: ToolList, messages: list[Message]
 ) -> tuple[GenerationOptions, MessageFlags]:
     given = {name: values[name] for name in OPTIONS if name in values}
     _check_stop_sequences(values.get("stop_sequences"))
@@ -177,7 +177,7 @@ class AnthropicTool(msgspec.Struct):
     strict: Any = None
 
 
-def _tools(value: object, limits: Limits) -> Tools:
+def _tools(value: object, limits: Limits) -> ToolList:
     declared: list[AnthropicTool] = convert(value, list[AnthropicTool], "tools") if value is not None else []
     return read_tools([_spec(tool, f"tools.{i}") for i, tool in enumerate(declared)], limits)
 

@@ -16,7 +16,7 @@ from adapters.openai_chat.chat_messages import ChatMessage, read_messages
 from adapters.request_fields import check_names, check_values, warnings_of
 from adapters.request_options import read_options
 from adapters.tool_choice import check_tool_choice
-from adapters.tool_list import Tools, ToolSpec, read_tools
+from adapters.tool_list import ToolList, ToolSpec, read_tools
 from events.options import GenerationOptions
 
 
@@ -106,7 +106,7 @@ def _modern(values: dict[str, object]) -> dict[str, object]:
     return {**values, "tools": tools, "tool_choice": choice, "parallel_tool_calls": False}
 
 
-def _options(values: dict[str, object], tools: Tools) -> tuple[GenerationOptions, ChatFlags]:
+def _options(values: dict[str, object], tools: ToolList) -> tuple[GenerationOptions, ChatFlags]:
     values = dict(values)
     reasoning = _reasoning(values)
     if values.get("user") is None:
@@ -179,7 +179,7 @@ class ChatTool(msgspec.Struct):
     type: Any = "function"
 
 
-def _tools(value: object, limits: Limits) -> Tools:
+def _tools(value: object, limits: Limits) -> ToolList:
     declared: list[ChatTool] = convert(value, list[ChatTool], "tools") if value is not None else []
     return read_tools([_spec(tool, f"tools.{i}") for i, tool in enumerate(declared)], limits)
 

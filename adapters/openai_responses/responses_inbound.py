@@ -18,7 +18,7 @@ from adapters.request_fields import check_names, check_values
 from adapters.request_options import read_options
 from adapters.response_shape import response_format
 from adapters.tool_choice import check_tool_choice
-from adapters.tool_list import Tools, ToolSpec, read_tools
+from adapters.tool_list import ToolList, ToolSpec, read_tools
 from events.options import GenerationOptions, ResponseFormat
 
 ENCRYPTED, LOGPROBS = "reasoning.encrypted_content", "message.output_text.logprobs"
@@ -154,7 +154,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-def _options(values: dict[str, object], tools: Tools) -> tuple[GenerationOptions, ResponseFlags]:
+def _options(values: dict[str, object], tools: ToolList) -> tuple[GenerationOptions, ResponseFlags]:
     text: TextConfig = convert(values.get("text") or {}, TextConfig, "text")
     reasoning: ReasoningConfig = convert(values.get("reasoning") or {}, ReasoningConfig, "reasoning")
     stream: StreamOptions = convert(values.get("stream_options") or {}, StreamOptions, "stream_options")
@@ -244,7 +244,7 @@ class ResponseTool(msgspec.Struct):
     strict: Any = None
 
 
-def _tools(value: object, limits: Limits) -> Tools:
+def _tools(value: object, limits: Limits) -> ToolList:
     declared: list[ResponseTool] = convert(value, list[ResponseTool], "tools") if value is not None else []
     return read_tools([_spec(tool, f"tools.{i}") for i, tool in enumerate(declared)], limits)
 

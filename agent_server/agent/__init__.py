@@ -4,7 +4,7 @@ from agent_server.agent.a2ui_settings import A2ui
 from agent_server.agent.agent import Agent
 from agent_server.agent.loading import LoadError, load_agents
 from agent_server.agent.mcp_server import McpServer
-from agent_server.agent.running import Limits
+from agent_server.agent.running import ToolLimits
 from agent_server.agent.sealing import Sealer
 from agent_server.agent.served import ServedAgent, serve_agents
 from agent_server.agent.server_tools import Tool, ToolFault, tool
@@ -15,7 +15,6 @@ __all__ = [
     "A2ui",
     "Agent",
     "InputRequired",
-    "Limits",
     "LoadError",
     "McpServer",
     "PredictState",
@@ -24,6 +23,7 @@ __all__ = [
     "Tool",
     "ToolContext",
     "ToolFault",
+    "ToolLimits",
     "load_agents",
     "serve_agents",
     "tool",

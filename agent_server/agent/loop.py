@@ -13,7 +13,7 @@ from agent_server.agent import interrupts
 from agent_server.agent.agent import Agent
 from agent_server.agent.conversation import Conversation, instructions_of
 from agent_server.agent.resuming import Opening, Settled
-from agent_server.agent.running import Activity, Answer, Callee, Pending, answer_all, failure
+from agent_server.agent.running import Activity, Callee, CallResult, Pending, answer_all, failure
 from agent_server.agent.server_tools import Tool, ToolFault, read_arguments
 from agent_server.agent.state import SharedState
 from agent_server.agent.surfaces import Surfaces
@@ -87,7 +87,7 @@ class Loop:
     async def resume(self, opening: Opening) -> Outcome:
         """Settle what was interrupted, then go on. The calls themselves are not told again."""
         for settled in opening.settled:
-            answer = Answer(content=settled.content, failed=settled.failed)
+            answer = CallResult(content=settled.content, failed=settled.failed)
             await self._settle(settled.record.call["id"], answer, settled.record.id if settled.fresh else None, settled)
         waiting = await self._follow(opening.decisions)
         if waiting:
@@ -200,7 +200,7 @@ class Loop:
     async def _answer_pending(self, pending: Sequence[Pending]) -> list[dict[str, Any]]:
         waiting: list[dict[str, Any]] = []
 
-        async def done(each: Pending, answer: Answer) -> None:
+        async def done(each: Pending, answer: CallResult) -> None:
             if answer.question is None:
                 await self._settle(each.call_id, answer, each.interrupt_id)
             elif self._may_ask:
@@ -214,7 +214,7 @@ class Loop:
         return waiting
 
     async def _settle(
-        self, call_id: str, answer: Answer, interrupt_id: str | None, settled: Settled | None = None
+        self, call_id: str, answer: CallResult, interrupt_id: str | None, settled: Settled | None = None
     ) -> None:
         """Answer a call; the result of one that an interrupt held back is kept before anyone is told."""
         message_id = settled.message_id if settled is not None else None
@@ -228,7 +228,7 @@ class Loop:
         assert self._context.thread is not None
         await self._context.thread.record_result(interrupt_id, content, message_id)
 
-    def _answer(self, call_id: str, answer: Answer, message_id: str | None = None) -> None:
+    def _answer(self, call_id: str, answer: CallResult, message_id: str | None = None) -> None:
         """Send a call's result and add it to the conversation, after what the tool did to the state."""
         try:
             self._state.push()
@@ -312,7 +312,7 @@ class Loop:
             callee = self._tools.callees.get(call["name"])
             if decision.refusal is not None or callee is None:
                 refusal = decision.refusal or f"There is no tool called {call['name']} any more."
-                await self._settle(call["id"], Answer(content=refusal, failed=True), record.id)
+                await self._settle(call["id"], CallResult(content=refusal, failed=True), record.id)
                 continue
             if decision.arguments != call["arguments"]:
                 self._conversation.use_arguments(call["id"], decision.arguments)

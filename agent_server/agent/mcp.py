@@ -33,7 +33,7 @@ from mcp_types import Tool as McpTool
 
 from agent_server.agent.mcp_apps import APPS, APPS_SETTINGS, app_activity, app_of
 from agent_server.agent.mcp_server import McpServer
-from agent_server.agent.running import Answer, Limits, failure
+from agent_server.agent.running import CallResult, ToolLimits, failure
 from agent_server.agent.server_tools import Tool, capped, result_content
 from agent_server.agent.tool_context import ToolContext
 from agent_server.prompting.schemas import problems_of
@@ -195,13 +195,13 @@ class McpConnection:
 class McpCallee:
     """One tool of a server, as the loop calls it."""
 
-    def __init__(self, connection: McpConnection, tool: McpTool, limits: Limits) -> None:
+    def __init__(self, connection: McpConnection, tool: McpTool, limits: ToolLimits) -> None:
         self._connection = connection
         self._tool = tool
         self._seconds = connection.server.time_limit or limits.seconds
         self._characters = limits.characters
 
-    async def answer(self, arguments: dict[str, Any], context: ToolContext) -> Answer:
+    async def answer(self, arguments: dict[str, Any], context: ToolContext) -> CallResult:
         problem = misfit(arguments, self._tool.input_schema)
         if problem is not None:
             return failure(problem)
@@ -222,11 +222,11 @@ class McpCallee:
             context.cancel()
         content = capped(content_of(result), self._characters)
         if result.is_error:
-            return Answer(content=content, failed=True)
+            return CallResult(content=content, failed=True)
         shown = app_activity(self._connection.server.name, self._tool, arguments, result)
-        return Answer(content=content, activities=() if shown is None else (shown,))
+        return CallResult(content=content, activities=() if shown is None else (shown,))
 
-    def _lost(self, reason: str) -> Answer:
+    def _lost(self, reason: str) -> CallResult:
         self._connection.forget()
         return failure(f"The MCP server {self._connection.server.name} did not answer: {reason}.")
 
@@ -332,7 +332,7 @@ class McpTools:
     def __init__(self, connections: Sequence[McpConnection]) -> None:
         self.connections = tuple(connections)
 
-    async def offer(self, limits: Limits) -> tuple[list[Offered], list[str]]:
+    async def offer(self, limits: ToolLimits) -> tuple[list[Offered], list[str]]:
         """(declaration, callee, what needs approval) of every tool, and a sentence for each server that is away."""
         found: list[Offered] = []
         away: list[str] = []
@@ -356,7 +356,7 @@ def asks(server: McpServer, tool: McpTool) -> bool:
     return server.asks(tool.name, read_only=bool(said is not None and said.read_only_hint))
 
 
-def _offered(connection: McpConnection, tool: McpTool, limits: Limits) -> Offered:
+def _offered(connection: McpConnection, tool: McpTool, limits: ToolLimits) -> Offered:
     server = connection.server
     name = server.prefix + tool.name
     declaration = ToolDeclaration(name=name, description=tool.description or tool.name, parameters=tool.input_schema)

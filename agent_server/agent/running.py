@@ -17,7 +17,7 @@ from agent_server.agent.server_tools import Tool, ToolFault, capped, result_cont
 from agent_server.agent.tool_context import InputRequired, ToolContext
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class ToolLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Of one tool call that sets none of its own: seconds, and characters of its result."""
 
     seconds: float = 60.0
@@ -34,7 +34,7 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
     told: bool = False
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class CallResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a call gave: a result for the model (`failed`: an error told to it), or a question for a person.
     activities: told behind the result."""
 
@@ -44,14 +44,14 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     activities: tuple[Activity, ...] = ()
 
 
-def failure(message: str) -> Answer:
-    return Answer(content=f"Error: {message}", failed=True)
+def failure(message: str) -> CallResult:
+    return CallResult(content=f"Error: {message}", failed=True)
 
 
 class Callee(Protocol):
     """Anything that answers a call: a server tool, a tool of an MCP server, another agent."""
 
-    async def answer(self, arguments: dict[str, Any], context: ToolContext) -> Answer:
+    async def answer(self, arguments: dict[str, Any], context: ToolContext) -> CallResult:
         """Never raises but for cancellation: what goes wrong is the answer."""
 
 
@@ -60,18 +60,18 @@ class FunctionCallee:
 
     checks = True
 
-    def __init__(self, tool: Tool, limits: Limits) -> None:
+    def __init__(self, tool: Tool, limits: ToolLimits) -> None:
         self._tool = tool
         self._seconds = tool.time_limit or limits.seconds
         self._characters = tool.result_limit or limits.characters
 
-    async def answer(self, arguments: dict[str, Any], context: ToolContext) -> Answer:
+    async def answer(self, arguments: dict[str, Any], context: ToolContext) -> CallResult:
         try:
             async with asyncio.timeout(self._seconds) as deadline:
                 value = await self._call(arguments, context)
-                return Answer(content=capped(result_content(value), self._characters))
+                return CallResult(content=capped(result_content(value), self._characters))
         except InputRequired as question:
-            return Answer(question=question)
+            return CallResult(question=question)
         except ToolFault as fault:
             return failure(capped_message(str(fault)))
         except TimeoutError as error:
@@ -158,7 +158,7 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
     interrupt_id: str | None = None
 
 
-async def answer_all(pending: Sequence[Pending], done: Callable[[Pending, Answer], Awaitable[None]]) -> None:
+async def answer_all(pending: Sequence[Pending], done: Callable[[Pending, CallResult], Awaitable[None]]) -> None:
     """Answer calls concurrently; `done` is told of each as it finishes. Cancelling this cancels them all."""
 
     async def one(each: Pending) -> None:

@@ -16,7 +16,7 @@ from agent_server.agent.conversation import Conversation
 from agent_server.agent.loop import Loop, Outcome, Talk, Toolset, ending_of
 from agent_server.agent.reasoning_policy import ReasoningPolicy, unsealed
 from agent_server.agent.resuming import Opening, open_run
-from agent_server.agent.running import Callee, FunctionCallee, Limits
+from agent_server.agent.running import Callee, FunctionCallee, ToolLimits
 from agent_server.agent.sealing import Sealer
 from agent_server.agent.state import Predictor, SharedState
 from agent_server.agent.subagents import SubagentCallee
@@ -48,14 +48,14 @@ class ServedAgent:
         model: LanguageModel,
         *,
         sealer: Sealer | None = None,
-        limits: Limits | None = None,
+        limits: ToolLimits | None = None,
         mcp: McpConnections | None = None,
     ) -> None:
         self.agent = agent
         self.name = agent.name
         self._model = model
         self._sealer = sealer or Sealer()
-        self._limits = limits or Limits()
+        self._limits = limits or ToolLimits()
         self.mcp = mcp
         self._mcp: dict[str, McpTools] = {}
         self._apps: AppRequests | None = None
@@ -181,7 +181,7 @@ class ServedAgent:
         return conversation
 
     async def _toolset(self, agent: Agent, talk: Talk) -> Toolset:
-        limits = Limits(
+        limits = ToolLimits(
             seconds=agent.time_limit or self._limits.seconds, characters=agent.result_limit or self._limits.characters
         )
         callees: dict[str, Callee] = {tool.name: FunctionCallee(tool, limits) for tool in agent.server_tools}
@@ -256,7 +256,7 @@ def family(agent: Agent) -> list[Agent]:
     return [agent, *(each for child in agent.subagents for each in family(child))]
 
 
-def mcp_of(agent: Agent, shared: McpConnections | None, limits: Limits) -> tuple[dict[str, McpTools], AppRequests]:
+def mcp_of(agent: Agent, shared: McpConnections | None, limits: ToolLimits) -> tuple[dict[str, McpTools], AppRequests]:
     """The MCP tools of an agent and of those that it may call, by their names, and what answers the tools' pages. The
     client is imported here, because most servers have no such tools. ValueError for two servers of one name."""
     from agent_server.agent.app_requests import AppRequests
@@ -304,7 +304,7 @@ def _completed(given: SamplingParams, stated: frozenset[str], own: SamplingParam
 
 
 def serve_agents(
-    agents: Sequence[Agent], model: LanguageModel, *, sealer: Sealer | None = None, limits: Limits | None = None
+    agents: Sequence[Agent], model: LanguageModel, *, sealer: Sealer | None = None, limits: ToolLimits | None = None
 ) -> Mapping[str, ServedAgent]:
     """Agents by name, for the run manager. The first one also answers as "default" if none is called that; with no
     agent at all the default one serves the model as it is."""

@@ -12,7 +12,7 @@ from adapters.errors import RequestError
 from agent_server.agent.agent import Agent
 from agent_server.agent.conversation import Conversation
 from agent_server.agent.loop import Outcome
-from agent_server.agent.running import Answer, failure
+from agent_server.agent.running import CallResult, failure
 from agent_server.agent.server_tools import capped
 from agent_server.agent.tool_context import ToolContext
 from agent_server.engine.protocol import EngineError
@@ -61,7 +61,7 @@ class SubagentCallee:
         self._said = said
         self._limit = limit
 
-    async def answer(self, arguments: dict[str, Any], context: ToolContext) -> Answer:
+    async def answer(self, arguments: dict[str, Any], context: ToolContext) -> CallResult:
         task = arguments.get("task")
         if not isinstance(task, str) or not task.strip():
             return failure("Invalid arguments: task must say what to do.")
@@ -83,4 +83,4 @@ class SubagentCallee:
         finally:
             self._said([each.model_copy(update={"subagent_run_id": run_id}) for each in conversation.shown])
         self._emit(SubagentFinished(subagent_run_id=run_id, result=outcome.text))
-        return Answer(content=capped(outcome.text, self._limit))
+        return CallResult(content=capped(outcome.text, self._limit))

@@ -15,7 +15,7 @@ from ag_ui.core import ActivityMessage, Context, RunAgentInput
 
 from agent_server.agent.a2ui_settings import A2ui
 from agent_server.agent.conversation import Conversation
-from agent_server.agent.running import Answer, failure
+from agent_server.agent.running import CallResult, failure
 from agent_server.agent.tool_context import ToolContext
 from agent_server.generative_ui.catalog import RENDER, Catalog, catalog_in, is_catalog
 from agent_server.generative_ui.operations import ACTIVITY, BASIC, operations_in
@@ -92,14 +92,14 @@ class Surfaces:
         assert self.catalog is not None
         return RenderCallee(self)
 
-    def rendered(self, call_id: str, arguments: Mapping[str, Any], catalog: Catalog) -> Answer:
+    def rendered(self, call_id: str, arguments: Mapping[str, Any], catalog: Catalog) -> CallResult:
         """The answer to a whole call: that it is shown, or what is wrong with it."""
         faults = faults_of(arguments, catalog)
         shown = self._shown.get(call_id)
         if not faults:
             painting = Painting(catalog)
             self._show(call_id, painting.feed(json.dumps(arguments)))
-            return Answer(content=RENDERED)
+            return CallResult(content=RENDERED)
         attempt = shown.attempts if shown is not None else 1
         self._refuse(call_id, faults)
         listed = "; ".join(f"{each['path']}: {each['message']}" for each in faults[:SHOWN_FAULTS])
@@ -195,7 +195,7 @@ class RenderCallee:
     def __init__(self, surfaces: Surfaces) -> None:
         self._surfaces = surfaces
 
-    async def answer(self, arguments: dict[str, Any], context: ToolContext) -> Answer:
+    async def answer(self, arguments: dict[str, Any], context: ToolContext) -> CallResult:
         assert self._surfaces.catalog is not None
         return self._surfaces.rendered(context.tool_call_id, arguments, self._surfaces.catalog)
 

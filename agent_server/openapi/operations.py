@@ -14,8 +14,8 @@ from adapters import anthropic_messages, openai_chat, openai_completions, openai
 from adapters import tokenize as tokenizing
 from adapters.request_fields import Field
 from agent_server.openapi import answers
-from agent_server.routes.replicas_routes import Wish
-from agent_server.routes.threads_routes import Change, Feedback
+from agent_server.routes.replicas_routes import ReplicaChange
+from agent_server.routes.threads_routes import Change, MessageFeedback
 from agent_server.store.records import FeedbackRecord, Removal, RunRecord, ThreadRecord
 
 Tag = Literal[
@@ -181,7 +181,7 @@ AGUI: Mapping[tuple[str, str], Operation] = {
         "Threads", "What people said of its messages", answer=Envelope("feedback", FeedbackRecord, many=True)
     ),
     ("POST", "/agui/threads/{thread_id}/feedback"): Operation(
-        "Threads", "Judge a message", body=Feedback, answer=Envelope("feedback", FeedbackRecord), status=201,
+        "Threads", "Judge a message", body=MessageFeedback, answer=Envelope("feedback", FeedbackRecord), status=201,
         example={"messageId": "m1", "score": 1},
     ),
 }  # fmt: skip
@@ -329,7 +329,7 @@ OTHERS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/metrics"): Operation("Operation", "Prometheus' text format", answer="text/plain"),
     ("GET", "/operator/replicas"): Operation("Operation", "The replicas", answer=answers.Replicas),
     ("POST", "/operator/replicas"): Operation(
-        "Operation", "Drain a replica, or take it back", body=Wish, answer=answers.Replicas,
+        "Operation", "Drain a replica, or take it back", body=ReplicaChange, answer=answers.Replicas,
         example={"name": "gpu1", "draining": True},
     ),
     ("GET", "/"): Operation("Page", "The demo page", answer="text/html"),

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from adapters import copilotkit
-from adapters.copilotkit import Card, Entry, History
+from adapters.copilotkit import Card, History, ThreadEntry
 from adapters.errors import RequestError
 from adapters.inbound import read_json
 from agent_server.agent.capabilities import capabilities_of
@@ -318,8 +318,8 @@ def loaded(server: Server) -> dict[str, object]:
     return answer
 
 
-def _entry(record: ThreadRecord) -> Entry:
-    return Entry(
+def _entry(record: ThreadRecord) -> ThreadEntry:
+    return ThreadEntry(
         id=record.id,
         name=record.name or None,
         agent_id=record.agent_id,

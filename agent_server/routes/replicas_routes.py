@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MAX_BYTES = 4096
 
 
-class Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ReplicaChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """name: the replica's. draining: whether it is to get no more generations."""
 
     name: str
@@ -45,7 +45,7 @@ def routes(server: Server) -> list[BaseRoute]:
 
     async def drain(request: Request) -> Response:
         try:
-            wish = msgspec.json.decode(await read_body(request, MAX_BYTES), type=Wish)
+            wish = msgspec.json.decode(await read_body(request, MAX_BYTES), type=ReplicaChange)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise RequestError("invalid_request", f'Send {{"name": "...", "draining": true}}: {error}') from None
         if not replicas().drain(wish.name, wish.draining):

@@ -30,7 +30,7 @@ class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     metadata: dict[str, Any] | None = None
 
 
-class Feedback(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+class MessageFeedback(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """A person's word on one message."""
 
     message_id: str
@@ -146,7 +146,7 @@ class Threads:
         return json_response({"feedback": await self._store.feedback(*_named(request))})
 
     async def judge(self, request: Request) -> Response:
-        given = await _body(request, Feedback)
+        given = await _body(request, MessageFeedback)
         tenant, thread_id = _named(request)
         kept = await self._store.give_feedback(tenant, thread_id, given.message_id, given.score, given.comment)
         return json_response({"feedback": kept}, 201)

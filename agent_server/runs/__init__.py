@@ -1,7 +1,7 @@
 """Runs that outlive a connection: numbered, bounded, resumable."""
 
 from agent_server.runs.execution import Ending, OpenThread, Recorder, RunContext, Runnable
-from agent_server.runs.log import EventLog, FellBehind, LogLimits, Reader
+from agent_server.runs.log import EventLog, FellBehind, LogLimits, LogReader
 from agent_server.runs.manager import RunLimits, RunManager
 from agent_server.runs.run import Run
 
@@ -10,8 +10,8 @@ __all__ = [
     "EventLog",
     "FellBehind",
     "LogLimits",
+    "LogReader",
     "OpenThread",
-    "Reader",
     "Recorder",
     "Run",
     "RunContext",

@@ -30,7 +30,7 @@ STOPPED_SECONDS = 1.0
 RECORD_SECONDS = 30.0  # how long the store may take to record an ending
 
 
-class Turn(Protocol):
+class ThreadTurn(Protocol):
     """A run's turn on its thread."""
 
     async def before(self) -> Sequence[str]:
@@ -55,7 +55,7 @@ class Driver:
         self._run_seconds = run_seconds
         self._accepted = False
 
-    async def drive(self, turn: Turn) -> None:
+    async def drive(self, turn: ThreadTurn) -> None:
         """turn: the run's turn on its thread."""
         terminal = await self._attempt(turn)
         self.run.state = "ending"  # from here on it cannot be cancelled: its ending is being recorded
@@ -67,7 +67,7 @@ class Driver:
             self.recorder.check(terminal)
             self.run.finish(terminal)
 
-    async def _attempt(self, turn: Turn) -> Event:
+    async def _attempt(self, turn: ThreadTurn) -> Event:
         # A run that was stopped before its first step waits a moment for its turn, so that what was said is kept.
         seconds = self._run_seconds if self.run.stopped_by is None else STOPPED_SECONDS
         self.run.state = "queued"

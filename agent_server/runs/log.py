@@ -117,7 +117,7 @@ class EventLog:
                 future.set_result(None)
 
 
-class Reader:
+class LogReader:
     """One reader's place in a log: an async iterator of (sequence, event) that ends after the last event.
 
     It counts as present from its creation until it is closed, exhausted or dropped. When it falls behind, `lost`
@@ -137,7 +137,7 @@ class Reader:
         self._lost = lost
         self._left: Callable[[], None] | None = left
 
-    def __aiter__(self) -> Reader:
+    def __aiter__(self) -> LogReader:
         return self
 
     async def __anext__(self) -> tuple[int, Event]:

@@ -55,7 +55,7 @@ class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
     log: LogLimits = LogLimits()
 
 
-class Turn:
+class QueuedTurn:
     """A run's turn on its thread: after the runs before it here, then after those of other gateways."""
 
     def __init__(self, run: Run, earlier: Sequence[Run], sharing: Sharing | None) -> None:
@@ -160,7 +160,7 @@ class RunManager:
             driver.recorder.warn(warning)
         if self.sharing is not None:
             await self._share(self.sharing, run, driver, earlier)
-        run.task = asyncio.create_task(driver.drive(Turn(run, earlier, self.sharing)), name=f"run {run.id}")
+        run.task = asyncio.create_task(driver.drive(QueuedTurn(run, earlier, self.sharing)), name=f"run {run.id}")
         run.task.add_done_callback(lambda _: self._leave(run, driver))
         run.await_reader()
         if self._stopped_early.pop(run.key, 0.0) > time.monotonic():

@@ -13,7 +13,7 @@ from ag_ui.core import Message, RunAgentInput
 from adapters.answer import PromptNote
 from adapters.errors import RequestError
 from agent_server.runs.controls import Controls
-from agent_server.runs.log import EventLog, FellBehind, LogLimits, Reader
+from agent_server.runs.log import EventLog, FellBehind, LogLimits, LogReader
 from events.metadata import ErrorMetadata, as_metadata
 from events.options import GenerationOptions
 from events.vocabulary import Event, RunError
@@ -95,7 +95,7 @@ class Run:
         """About how many bytes of memory the run holds: its log and the text of its input."""
         return self.log.bytes + self._input_size
 
-    def events(self, after: int = 0) -> Reader:
+    def events(self, after: int = 0) -> LogReader:
         """(sequence, event) from the first event after `after` to the terminal one, replayed and then live.
 
         Raises RequestError("invalid_request") for a number not given yet and "conflict" for one no longer kept.
@@ -103,7 +103,7 @@ class Run:
         self.check_position(after)
         self._readers += 1
         self._disarm()
-        return Reader(self.log, after, lost=lost, left=self._reader_left)
+        return LogReader(self.log, after, lost=lost, left=self._reader_left)
 
     def check_position(self, after: int) -> None:
         """Raise what `events(after)` would."""

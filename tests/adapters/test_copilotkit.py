@@ -9,7 +9,7 @@ import pytest
 
 from adapters import copilotkit, side_by_side, sse
 from adapters.agui import Encoder
-from adapters.copilotkit import Card, Entry, History
+from adapters.copilotkit import Card, History, ThreadEntry
 from adapters.errors import RequestError
 from adapters.openai_chat import ChatIdentity, ChatStream
 from events.lifecycle import Verifier
@@ -190,7 +190,7 @@ def test_an_unknown_agent_is_named_but_not_at_any_length():
 
 
 def test_a_page_of_threads_is_in_the_clients_spelling():
-    entry = Entry(id="t", name=None, agent_id="default", archived=False, created_at="c", updated_at="u")
+    entry = ThreadEntry(id="t", name=None, agent_id="default", archived=False, created_at="c", updated_at="u")
     page = json.loads(msgspec.json.encode(copilotkit.threads_page([entry], "next")))
     assert page["nextCursor"] == "next"
     assert set(page["threads"][0]) == {

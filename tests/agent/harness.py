@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from ag_ui.core import Message, ResumeEntry, RunAgentInput, Tool, UserMessage
 
-from agent_server.agent import Agent, Limits, Sealer, serve_agents
+from agent_server.agent import Agent, Sealer, ToolLimits, serve_agents
 from agent_server.runs import Run, RunLimits, RunManager
 from agent_server.store import Store
 from events.lifecycle import Verifier
@@ -28,7 +28,7 @@ class House:
         self.store = store
         agents = [agents] if isinstance(agents, Agent) else list(agents)
         self.served = serve_agents(
-            agents, model, sealer=more.get("sealer") or Sealer(), limits=more.get("limits") or Limits()
+            agents, model, sealer=more.get("sealer") or Sealer(), limits=more.get("limits") or ToolLimits()
         )
         self._count = itertools.count(1)
         self.manager = RunManager(

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from agent_server.agent import Agent, Limits, ToolContext, ToolFault, tool
+from agent_server.agent import Agent, ToolContext, ToolFault, ToolLimits, tool
 from agent_server.engines.scripts import Fault, Script
 from events.options import GenerationOptions, SamplingParams, ToolChoice
 from events.vocabulary import (
@@ -364,6 +364,6 @@ async def test_instructions_may_follow_the_state_and_settings_fill_what_the_requ
 
 async def test_a_tool_s_time_limit_comes_from_the_server_where_nothing_else_sets_it():
     model = Model([call("slow", seconds=5), "ok"])
-    async with House(Agent(name="default", tools=[slow]), model, limits=Limits(seconds=0.05)) as house:
+    async with House(Agent(name="default", tools=[slow]), model, limits=ToolLimits(seconds=0.05)) as house:
         events = await house.ask("go")
     assert "longer than 0.05 s" in of(events, ToolCallResult)[0].content

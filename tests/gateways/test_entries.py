@@ -10,7 +10,7 @@ from agent_server.agent import Agent, tool
 from agent_server.engines.scripts import Script
 from agent_server.runs.log import EventLog, LogLimits
 from agent_server.runs.sharing.entries import closing, cut, opened
-from agent_server.runs.sharing.keys import Place
+from agent_server.runs.sharing.keys import RunPlace
 from agent_server.runs.sharing.limits import SharingLimits
 from events.encode import encode
 from events.lifecycle import Verifier
@@ -18,7 +18,7 @@ from events.vocabulary import RunError, RunStarted, TextMessageContent
 from tests.agent.harness import House
 from tests.agent.models import Model, call
 
-PLACE = Place("g", "", "r", "t", "i")
+PLACE = RunPlace("g", "", "r", "t", "i")
 
 
 @tool

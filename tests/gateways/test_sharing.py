@@ -12,7 +12,7 @@ from ag_ui.core import RunAgentInput
 from adapters.errors import RequestError
 from agent_server.runs import Ending, LogLimits, Recorder, RunContext, RunLimits, RunManager
 from agent_server.runs.sharing import Gateway, SharingLimits
-from agent_server.runs.sharing.keys import Keys, Place
+from agent_server.runs.sharing.keys import RedisKeys, RunPlace
 from events.lifecycle import Verifier
 from events.options import GenerationOptions
 from events.vocabulary import Event, RunError, RunFinished, TextMessageContent, TextMessageEnd, TextMessageStart
@@ -226,7 +226,7 @@ async def test_a_gateway_that_comes_back_before_it_was_missed_is_followed_on(tog
     a, b = await together.add(), await together.add()
     await a.start(ask(), OPTIONS)
     follower = asyncio.create_task(read(await elsewhere(b)))
-    await a.sharing.link.call("DEL", Keys(together.prefix).lease(a.sharing.id))
+    await a.sharing.link.call("DEL", RedisKeys(together.prefix).lease(a.sharing.id))
     together.talkers[0].say("still here", None)
     assert said(await follower) == "still here"
 
@@ -284,7 +284,7 @@ async def test_a_shut_down_gateway_is_not_taken_for_dead_and_its_readers_are_tol
     await asyncio.sleep(0.1)
     await b.close(0)
     assert (await followed)[-1][1].code == "connection"
-    assert not run.finished and await a.sharing.link.call("SMEMBERS", Keys(together.prefix).gateways) == {
+    assert not run.finished and await a.sharing.link.call("SMEMBERS", RedisKeys(together.prefix).gateways) == {
         a.sharing.id.encode()
     }
     c = await together.add()
@@ -292,7 +292,7 @@ async def test_a_shut_down_gateway_is_not_taken_for_dead_and_its_readers_are_tol
     await a.close(0)
     terminal = (await ending)[-1][1]
     assert (terminal.code, terminal.message) == ("unavailable", "The server stopped before the run was complete.")
-    assert await c.sharing.link.call("SMEMBERS", Keys(together.prefix).gateways) == {c.sharing.id.encode()}
+    assert await c.sharing.link.call("SMEMBERS", RedisKeys(together.prefix).gateways) == {c.sharing.id.encode()}
 
 
 async def test_a_control_that_nobody_answers_says_so(together):
@@ -329,16 +329,16 @@ async def test_whatever_is_kept_in_redis_dies_by_itself(together):
     await until(lambda: not a.sharing._runs)
     names = await a.sharing.link.call("KEYS", "*")
     lives = dict(zip(names, await a.sharing.link.all([("TTL", name) for name in names]), strict=True))
-    assert {name for name, seconds in lives.items() if seconds < 0} == {Keys(together.prefix).gateways.encode()}
-    kept = [lives[Keys(together.prefix).record("", "r").encode()]]
+    assert {name for name, seconds in lives.items() if seconds < 0} == {RedisKeys(together.prefix).gateways.encode()}
+    kept = [lives[RedisKeys(together.prefix).record("", "r").encode()]]
     kept += [seconds for name, seconds in lives.items() if b"events:" in name]
     assert len(kept) == 2 and max(kept) <= 600
 
 
 def test_names_cannot_be_mistaken_for_one_another():
-    keys = Keys("p")
+    keys = RedisKeys("p")
     assert keys.record("a:b", "c") != keys.record("a", "b:c") != keys.record("a%3Ab", "c")
-    assert keys.events(Place("g", "a", "b:c", "t", "d")) != keys.events(Place("g", "a", "b", "t", "c:d"))
+    assert keys.events(RunPlace("g", "a", "b:c", "t", "d")) != keys.events(RunPlace("g", "a", "b", "t", "c:d"))
 
 
 async def test_a_word_to_another_gateway_is_sent_however_busy_the_line_is(together):

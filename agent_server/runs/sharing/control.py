@@ -11,9 +11,9 @@ import msgspec
 
 from adapters.errors import RequestError
 from agent_server.engine.protocol import EngineError
-from agent_server.runs.sharing.keys import Keys, Place, place_of
+from agent_server.runs.sharing.keys import RedisKeys, RunPlace, place_of
 from agent_server.runs.sharing.limits import SharingLimits
-from agent_server.runs.sharing.link import Link, Unreachable
+from agent_server.runs.sharing.link import RedisLink, Unreachable
 from agent_server.runs.sharing.publisher import Publisher
 from agent_server.runs.sharing.shared import Shared
 
@@ -23,13 +23,13 @@ REST = 0.25
 LIVES = 3600
 
 
-class Controls:
+class GatewayCommands:
     """`runs`: this gateway's, by tenant and id."""
 
     def __init__(
         self,
-        link: Link,
-        keys: Keys,
+        link: RedisLink,
+        keys: RedisKeys,
         gateway: str,
         runs: dict[tuple[str, str], Shared],
         limits: SharingLimits,
@@ -45,12 +45,12 @@ class Controls:
         self._obeying: set[asyncio.Task[None]] = set()
         self._read = b"0-0"
 
-    def tell(self, place: Place, action: str, **more: object) -> None:
+    def tell(self, place: RunPlace, action: str, **more: object) -> None:
         """Want something of a run's gateway without an answer."""
         message = {"do": action, "run": place, "from": self._gateway, **more}
         self._send(place.gateway, msgspec.json.encode(message))
 
-    async def ask(self, place: Place, action: str, changes: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def ask(self, place: RunPlace, action: str, changes: Mapping[str, Any]) -> Mapping[str, Any]:
         """The answer of a run's gateway: {done, paused}. RequestError as it would have raised it there, or
         "unavailable" if none comes in time."""
         token = secrets.token_hex(8)
@@ -106,7 +106,7 @@ class Controls:
             future.set_result(message)
 
     async def _act(self, message: Mapping[str, Any]) -> None:
-        place = msgspec.convert(message["run"], Place)
+        place = msgspec.convert(message["run"], RunPlace)
         shared = self._runs.get((place.tenant, place.run_id))
         found = shared if shared is not None and shared.place == place else None
         if message["do"] == "hold":

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from agent_server.runs.log import EventLog, FellBehind
-from agent_server.runs.sharing.keys import Place
+from agent_server.runs.sharing.keys import RunPlace
 from agent_server.runs.sharing.limits import SharingLimits
 from events.encode import decode, encode
 from events.lifecycle import LifecycleError, Verifier
@@ -33,7 +33,7 @@ TERMINAL = (RunFinished, RunError)
 RawEntry = tuple[bytes, Mapping[bytes, bytes]]
 
 
-class Entry(NamedTuple):
+class StreamEntry(NamedTuple):
     """Events `first` to `last` as they are sent."""
 
     first: int
@@ -49,7 +49,7 @@ def number_of(id: bytes) -> int:
     return int(id.partition(b"-")[0])
 
 
-def cut(log: EventLog, after: int, limits: SharingLimits) -> Entry | None:
+def cut(log: EventLog, after: int, limits: SharingLimits) -> StreamEntry | None:
     """The next entry after a number, from the oldest event that is still kept; None if there is nothing."""
     first = max(after + 1, log.oldest)
     lines: list[bytes] = []
@@ -60,7 +60,7 @@ def cut(log: EventLog, after: int, limits: SharingLimits) -> Entry | None:
         except FellBehind:  # cannot be: nothing is appended in between
             break
         size += len(lines[-1]) + 1
-    return Entry(first, first + len(lines) - 1, b"\n".join(lines)) if lines else None
+    return StreamEntry(first, first + len(lines) - 1, b"\n".join(lines)) if lines else None
 
 
 def opened(entries: Iterable[RawEntry]) -> Iterator[tuple[int, Event]]:
@@ -69,7 +69,7 @@ def opened(entries: Iterable[RawEntry]) -> Iterator[tuple[int, Event]]:
         yield from enumerate(map(decode, fields[b"e"].split(b"\n")), int(fields[b"f"]))
 
 
-def closing(events: Iterable[tuple[int, Event]], place: Place) -> list[Event]:
+def closing(events: Iterable[tuple[int, Event]], place: RunPlace) -> list[Event]:
     """What ends a stream that its gateway cannot end: everything open is closed, then RUN_ERROR, which may be tried
     again. Nothing if the stream has its terminal event."""
     verifier = Verifier()

@@ -6,9 +6,9 @@ import asyncio
 from typing import Any
 
 from agent_server.runs.sharing.entries import entry_id, opened
-from agent_server.runs.sharing.keys import Keys
+from agent_server.runs.sharing.keys import RedisKeys
 from agent_server.runs.sharing.limits import SharingLimits
-from agent_server.runs.sharing.link import Link, Unreachable
+from agent_server.runs.sharing.link import RedisLink, Unreachable
 from agent_server.runs.sharing.remote import RemoteRun
 from events.encode import DecodeError
 
@@ -19,7 +19,7 @@ ENTRIES = 64
 class Follower:
     """`runs`: the copies kept here, by tenant and id."""
 
-    def __init__(self, link: Link, keys: Keys, limits: SharingLimits) -> None:
+    def __init__(self, link: RedisLink, keys: RedisKeys, limits: SharingLimits) -> None:
         self._link = link
         self._keys = keys
         self._limits = limits

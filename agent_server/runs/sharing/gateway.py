@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from adapters.errors import RequestError
 from agent_server.runs.log import LogLimits
-from agent_server.runs.sharing.control import Controls
+from agent_server.runs.sharing.control import GatewayCommands
 from agent_server.runs.sharing.entries import number_of
 from agent_server.runs.sharing.follower import Follower
-from agent_server.runs.sharing.keys import Keys, Place, place_of
+from agent_server.runs.sharing.keys import RedisKeys, RunPlace, place_of
 from agent_server.runs.sharing.limits import SharingLimits
-from agent_server.runs.sharing.link import Link, Unreachable
+from agent_server.runs.sharing.link import RedisLink, Unreachable
 from agent_server.runs.sharing.lua_scripts import ENTER
 from agent_server.runs.sharing.publisher import Publisher
 from agent_server.runs.sharing.reaper import Reaper
@@ -49,11 +49,11 @@ class Gateway:
     ) -> None:
         self.id = secrets.token_hex(8)
         self.limits = limits or SharingLimits()
-        self.link = Link(url)
+        self.link = RedisLink(url)
         self._logs = logs or LogLimits()
-        self._keys = keys = Keys(prefix)
+        self._keys = keys = RedisKeys(prefix)
         self._runs: dict[tuple[str, str], Shared] = {}
-        self._ended: dict[tuple[str, str], Place] = {}
+        self._ended: dict[tuple[str, str], RunPlace] = {}
         self._joined = self._closed = False
         self._on_death: Callable[[], Awaitable[None]] | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -61,7 +61,7 @@ class Gateway:
         self._enter = self.link.script(ENTER)
         self._publisher = Publisher(self.link, keys, self.id, self._runs, self.limits, self._lapsed)
         self._follower = Follower(self.link, keys, self.limits)
-        self._controls = Controls(self.link, keys, self.id, self._runs, self.limits, self._publisher)
+        self._controls = GatewayCommands(self.link, keys, self.id, self._runs, self.limits, self._publisher)
         self._reaper = Reaper(self.link, keys, self.id, self.limits)
 
     async def open(self, on_death: Callable[[], Awaitable[None]]) -> None:
@@ -98,7 +98,7 @@ class Gateway:
     # ---- this gateway's runs ----------------------------------------------------------------------------------------
 
     async def enter(self, run: Run, earlier: Sequence[Run], queued: int) -> None:
-        place = Place(self.id, run.tenant, run.id, run.thread_id, secrets.token_hex(6))
+        place = RunPlace(self.id, run.tenant, run.id, run.thread_id, secrets.token_hex(6))
         shared = self._runs[run.key] = Shared(run, place)
         try:
             await self._after(earlier)

@@ -7,7 +7,7 @@ from urllib.parse import quote
 import msgspec
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True):
+class RunPlace(msgspec.Struct, frozen=True, array_like=True):
     """Where one run is: the gateway that has it, its names, and the instance that tells a reused id apart.
 
     Encoded, it is the run's entry in its thread's queue and in its gateway's set of runs.
@@ -24,11 +24,11 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
         return msgspec.json.encode(self)
 
 
-def place_of(entry: bytes) -> Place:
-    return msgspec.json.decode(entry, type=Place)
+def place_of(entry: bytes) -> RunPlace:
+    return msgspec.json.decode(entry, type=RunPlace)
 
 
-class Keys:
+class RedisKeys:
     """The names below one prefix; servers that share a Redis without sharing runs have different prefixes."""
 
     def __init__(self, prefix: str) -> None:
@@ -52,7 +52,7 @@ class Keys:
         """The hash that says where a run is and how it began."""
         return f"{self._base}run:{quote(tenant, '')}:{quote(run_id, '')}"
 
-    def events(self, place: Place) -> str:
+    def events(self, place: RunPlace) -> str:
         """The stream of a run's events."""
         return f"{self._base}events:{quote(place.tenant, '')}:{quote(place.run_id, '')}:{place.instance}"
 

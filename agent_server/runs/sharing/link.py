@@ -23,7 +23,7 @@ class Unreachable(Exception):
     """Redis did not do what it was asked: no connection, no answer in time, or a refusal (out of memory, say)."""
 
 
-class Link:
+class RedisLink:
     """A pool of connections. `up` is what the last command showed; nothing is sent while down but by `probe`.
 
     url: `redis://`, `rediss://` (TLS) or `unix://`, with user, password and database number in it. ValueError for

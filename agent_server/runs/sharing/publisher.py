@@ -12,10 +12,10 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from agent_server.runs.sharing.entries import Entry, cut, entry_id
-from agent_server.runs.sharing.keys import Keys, Place
+from agent_server.runs.sharing.entries import StreamEntry, cut, entry_id
+from agent_server.runs.sharing.keys import RedisKeys, RunPlace
 from agent_server.runs.sharing.limits import SharingLimits
-from agent_server.runs.sharing.link import Link, Unreachable
+from agent_server.runs.sharing.link import RedisLink, Unreachable
 from agent_server.runs.sharing.lua_scripts import APPEND, LEAVE
 from agent_server.runs.sharing.shared import Shared
 
@@ -29,8 +29,8 @@ class Publisher:
 
     def __init__(
         self,
-        link: Link,
-        keys: Keys,
+        link: RedisLink,
+        keys: RedisKeys,
         gateway: str,
         runs: dict[tuple[str, str], Shared],
         limits: SharingLimits,
@@ -96,7 +96,7 @@ class Publisher:
             self.sent_events += entry.last - entry.first + 1
         return True
 
-    def _round(self) -> list[tuple[Shared, Entry]]:
+    def _round(self) -> list[tuple[Shared, StreamEntry]]:
         entries, size = [], 0
         for shared in self._runs.values():
             if shared.behind and (entry := cut(shared.run.log, shared.sent, self._limits)) is not None:
@@ -106,7 +106,7 @@ class Publisher:
                     break
         return entries
 
-    def _arguments(self, shared: Shared, entry: Entry) -> Iterable[Any]:
+    def _arguments(self, shared: Shared, entry: StreamEntry) -> Iterable[Any]:
         oldest = entry_id(shared.oldest(entry, self._limits.bytes))
         seconds = int(self._limits.run + self._limits.replay)
         return entry_id(entry.last), oldest, entry.first, entry.data, seconds
@@ -116,7 +116,7 @@ class Publisher:
         if self._runs.get(shared.run.key) is shared:
             del self._runs[shared.run.key]
 
-    async def leave(self, place: Place) -> None:
+    async def leave(self, place: RunPlace) -> None:
         """Take a run out of its thread's queue; its events are kept for the replay."""
         keys = [
             self._keys.runs(place.gateway),

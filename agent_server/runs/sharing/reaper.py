@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 
 from agent_server.runs.sharing.entries import RawEntry, closing, entry_id, number_of, opened
-from agent_server.runs.sharing.keys import Keys, Place, place_of
+from agent_server.runs.sharing.keys import RedisKeys, RunPlace, place_of
 from agent_server.runs.sharing.limits import SharingLimits
-from agent_server.runs.sharing.link import Link
+from agent_server.runs.sharing.link import RedisLink
 from agent_server.runs.sharing.lua_scripts import END_DEAD
 from events.encode import encode
 
@@ -18,7 +18,7 @@ ATTEMPTS = 5
 class Reaper:
     """Reaps dead gateways. Every gateway has one; several at once do no harm."""
 
-    def __init__(self, link: Link, keys: Keys, gateway: str, limits: SharingLimits) -> None:
+    def __init__(self, link: RedisLink, keys: RedisKeys, gateway: str, limits: SharingLimits) -> None:
         self._link = link
         self._keys = keys
         self._gateway = gateway
@@ -51,14 +51,14 @@ class Reaper:
         )
         return True
 
-    async def _end(self, place: Place) -> bool:
+    async def _end(self, place: RunPlace) -> bool:
         for _ in range(ATTEMPTS):
             answer = await self._attempt(place)
             if answer != b"moved":
                 return bool(answer == b"ended")
         return False
 
-    async def _attempt(self, place: Place) -> bytes:
+    async def _attempt(self, place: RunPlace) -> bytes:
         stream = self._keys.events(place)
         entries: list[RawEntry] = await self._link.call("XRANGE", stream, "-", "+")
         last = number_of(entries[-1][0]) if entries else 0

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from ag_ui.core import RunAgentInput
 
 from adapters.errors import RequestError
-from agent_server.runs.log import EventLog, LogLimits, Reader
+from agent_server.runs.log import EventLog, LogLimits, LogReader
 from agent_server.runs.run import check_position, lost
 from agent_server.runs.sharing.entries import TERMINAL
-from agent_server.runs.sharing.keys import Place
+from agent_server.runs.sharing.keys import RunPlace
 from events.metadata import ErrorMetadata, as_metadata, error_metadata
 from events.vocabulary import Event, RunError
 
@@ -47,7 +47,7 @@ class RemoteRun:
 
     def __init__(
         self,
-        place: Place,
+        place: RunPlace,
         record: Mapping[bytes, bytes],
         limits: LogLimits,
         *,
@@ -100,7 +100,7 @@ class RemoteRun:
         """As `Run.events`; a reader here counts at the run's own gateway."""
         self.check_position(after)
         self._arrive()
-        return RemoteReader(self, after, Reader(self.log, after, lost=lost, left=self._leave))
+        return RemoteReader(self, after, LogReader(self.log, after, lost=lost, left=self._leave))
 
     def check_position(self, after: int) -> None:
         """As `Run.check_position`; but a client may be ahead of the copy by what is still under way to it, and of a
@@ -191,7 +191,7 @@ class RemoteRun:
 class RemoteReader:
     """A reader of the copy. Its stream ends with a terminal event or, after a cut, with the run's last word."""
 
-    def __init__(self, run: RemoteRun, after: int, inner: Reader) -> None:
+    def __init__(self, run: RemoteRun, after: int, inner: LogReader) -> None:
         self._run = run
         self._after = after
         self._inner = inner

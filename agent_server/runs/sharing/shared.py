@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from agent_server.runs.sharing.entries import Entry
-from agent_server.runs.sharing.keys import Place
+from agent_server.runs.sharing.entries import StreamEntry
+from agent_server.runs.sharing.keys import RunPlace
 
 if TYPE_CHECKING:
     from agent_server.runs.run import Run
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Shared:
     """`known`: Redis has it. `entered`: whether it does was settled. `sent`: the last event that Redis has."""
 
-    def __init__(self, run: Run, place: Place) -> None:
+    def __init__(self, run: Run, place: RunPlace) -> None:
         self.run = run
         self.place = place
         self.known = False
@@ -53,7 +53,7 @@ class Shared:
         self.entered.set()
         self.may_begin.set()
 
-    def oldest(self, entry: Entry, limit: int) -> int:
+    def oldest(self, entry: StreamEntry, limit: int) -> int:
         """The number of the oldest entry that Redis is to keep with this one, so that they hold `limit` bytes."""
         if not self._kept or self._kept[-1][0] < entry.last:
             self._kept.append((entry.last, len(entry.data)))
