@@ -25,15 +25,18 @@ if TYPE_CHECKING:
     )
     from agent_server.app import create_app
     from agent_server.generative_ui import Component, Surface, bound, each, event
+    from agent_server.hosted import GuestError, RemoteAgent
     from agent_server.settings import Settings
 
 __all__ = [
     "A2ui",
     "Agent",
     "Component",
+    "GuestError",
     "InputRequired",
     "McpServer",
     "PredictState",
+    "RemoteAgent",
     "Settings",
     "Surface",
     "Tool",
@@ -47,7 +50,8 @@ __all__ = [
     "tool",
 ]
 _SURFACES = dict.fromkeys(("Component", "Surface", "bound", "each", "event"), "agent_server.generative_ui")
-_ELSEWHERE = {"create_app": "agent_server.app", "Settings": "agent_server.settings", **_SURFACES}
+_GUESTS = dict.fromkeys(("GuestError", "RemoteAgent"), "agent_server.hosted")
+_ELSEWHERE = {"create_app": "agent_server.app", "Settings": "agent_server.settings", **_SURFACES, **_GUESTS}
 
 require_own("events", "adapters")
 

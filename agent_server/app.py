@@ -30,7 +30,6 @@ from agent_server.web.errors import deny_websocket, error_response, refuse_webso
 from agent_server.web.origins import BrowserGuard, BrowserPolicy, server_names
 
 if TYPE_CHECKING:
-    from agent_server.agent import Agent
     from agent_server.engine.protocol import Engine
     from agent_server.server import Server
 
@@ -41,11 +40,12 @@ SWITCHING, REFUSED = 101, 403
 
 
 def create_app(
-    settings: Settings | None = None, *, agents: Sequence[Agent] = (), engine: Engine | None = None
+    settings: Settings | None = None, *, agents: Sequence[object] = (), engine: Engine | None = None
 ) -> Application:
     """An application for those who embed the server: run it with any ASGI server, or mount it in an application.
 
-    `agents` come on top of those that the settings name; `engine` replaces the one that they choose. Mounted, it starts
+    `agents`, ours or those of other frameworks, come on top of those that the settings name; `engine` replaces the one
+    that they choose. Mounted, it starts
     with its first request, since an application does not tell what is mounted in it when it starts and ends; enter
     `running()` in the lifespan of the application around it to start earlier, and to let runs end.
     """

@@ -15,10 +15,11 @@ from urllib.parse import urlsplit
 import msgspec
 from sqlalchemy.exc import SQLAlchemyError
 
-from agent_server.agent import Agent, LoadError, Sealer, ToolLimits, load_agents, serve_agents
+from agent_server.agent import Agent, LoadError, Sealer, ToolLimits
 from agent_server.agent.mcp_file import load_mcp_file
 from agent_server.auth import Authority, configured_authority
 from agent_server.chat_model import ChatModel
+from agent_server.hosted import Named, load_named, serve_named
 from agent_server.ids import new_id
 from agent_server.prompting.output import OutputSettings
 from agent_server.runs import LogLimits, Run, RunLimits, RunManager
@@ -42,15 +43,16 @@ LOCAL = ("torch", "transformers", "numpy")
 """Packages of the extra `local`, which only the generation core needs."""
 
 
-def build_server(settings: Settings, *, agents: Sequence[Agent] = (), engine: Engine | None = None) -> Server:
-    """Put the parts together; the model is not loaded yet. Raises StartupError with one sentence."""
+def build_server(settings: Settings, *, agents: Sequence[object] = (), engine: Engine | None = None) -> Server:
+    """Put the parts together; the model is not loaded yet. agents: ours, or those of other frameworks. Raises
+    StartupError with one sentence."""
     telemetry = ServerTelemetry()
     authority = make_authority(settings)
     model = chat_model(settings, engine)
     try:
-        named = [*agents, *load_agents(settings.agent)] or default_agents(settings)
+        named: Sequence[Named] = load_named(settings.agent, agents) or default_agents(settings)
         named = with_mcp_files(named, settings.mcp)
-        served = serve_agents(named, model, sealer=sealer(settings), limits=tool_limits(settings))
+        served = serve_named(named, model, sealer=sealer(settings), limits=tool_limits(settings))
     except (LoadError, ValueError) as error:
         raise StartupError(str(error)) from error
     store = make_store(settings)
@@ -110,13 +112,16 @@ def default_agents(settings: Settings) -> list[Agent]:
     return list(demonstration_agents()) if settings.demo else []
 
 
-def with_mcp_files(agents: Sequence[Agent], files: Sequence[str]) -> list[Agent]:
-    """The agents, each with the tools of the files' MCP servers. Raises LoadError."""
+def with_mcp_files(agents: Sequence[Named], files: Sequence[str]) -> Sequence[Named]:
+    """The agents, each of ours with the tools of the files' MCP servers. Raises LoadError."""
     servers = [server for file in files for server in load_mcp_file(Path(file), os.environ)]
     if not servers:
-        return list(agents)
-    given = agents or [Agent(name="default")]
-    return [replace(agent, mcp_servers=(*agent.mcp_servers, *servers)) for agent in given]
+        return agents
+    given: Sequence[Named] = agents or [Agent(name="default")]
+    return [
+        replace(agent, mcp_servers=(*agent.mcp_servers, *servers)) if isinstance(agent, Agent) else agent
+        for agent in given
+    ]
 
 
 def chat_model(settings: Settings, engine: Engine | None = None) -> ChatModel:

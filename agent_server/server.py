@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from agent_server.auth import Authority
 from agent_server.chat_model import ChatModel
@@ -15,9 +15,11 @@ from agent_server.settings import Settings
 from agent_server.telemetry import ServerTelemetry
 
 if TYPE_CHECKING:
-    from agent_server.agent import ServedAgent
+    from ag_ui.core import AgentCapabilities
+
+    from adapters.proxied_requests import ProxiedRequest
     from agent_server.agent.mcp import McpConnections
-    from agent_server.runs import RunManager
+    from agent_server.runs import Ending, Recorder, RunContext, RunManager
     from agent_server.store import Store
 
 logger = logging.getLogger("agent_server")
@@ -29,13 +31,39 @@ class StartupError(Exception):
     """The server cannot start. The message is one sentence for the operator."""
 
 
+class ServesRuns(Protocol):
+    """An agent as the routes know it: one of this server's own, or a guest."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def description(self) -> str: ...
+
+    @property
+    def announces_a2ui(self) -> bool: ...
+    @property
+    def mcp(self) -> McpConnections | None: ...
+
+    def capabilities(self) -> AgentCapabilities: ...
+
+    def answers_call(self, name: str, declared: Collection[str]) -> bool:
+        """Whether a call is answered by the server. declared: names of the client's tools."""
+
+    async def answer_app(self, request: ProxiedRequest, tenant: str) -> Mapping[str, object]:
+        """What the page of an MCP app asks of its server: the MCP result, or why there is none."""
+
+    async def run(self, context: RunContext, recorder: Recorder) -> Ending: ...
+
+    async def close(self) -> None: ...
+
+
 @dataclass
 class Server:
     """Everything that routes need. A process has one; tests build their own."""
 
     settings: Settings
     model: ChatModel
-    agents: Mapping[str, ServedAgent]
+    agents: Mapping[str, ServesRuns]
     runs: RunManager
     store: Store
     telemetry: ServerTelemetry

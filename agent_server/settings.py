@@ -62,7 +62,7 @@ class Settings(BaseSettings):
     adapter: str = ""
     """Folder of a LoRA adapter."""
     agent: Annotated[tuple[str, ...], NoDecode] = ()
-    """The agents to serve, each as `path/to/file.py:attribute` or `package.module:attribute`."""
+    """The agents to serve, each as `path/to/file.py:attribute`, `package.module:attribute` or a URL."""
     mcp: Annotated[tuple[str, ...], NoDecode] = ()
     """Files of MCP servers, `{"mcpServers": {...}}` as other hosts write it; every agent is given their tools."""
 

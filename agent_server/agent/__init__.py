@@ -2,7 +2,7 @@
 
 from agent_server.agent.a2ui_settings import A2ui
 from agent_server.agent.agent import Agent
-from agent_server.agent.loading import LoadError, load_agents
+from agent_server.agent.loading import LoadError, load_agents, load_objects
 from agent_server.agent.mcp_server import McpServer
 from agent_server.agent.running import ToolLimits
 from agent_server.agent.sealing import Sealer
@@ -25,6 +25,7 @@ __all__ = [
     "ToolFault",
     "ToolLimits",
     "load_agents",
+    "load_objects",
     "serve_agents",
     "tool",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -27,19 +27,28 @@ def load_agents(references: Sequence[str]) -> list[Agent]:
 
 
 def _load(reference: str) -> list[Agent]:
+    agents = list(load_objects(reference).values())
+    if not agents or not all(isinstance(agent, Agent) for agent in agents):
+        raise LoadError(f"{reference} is not an Agent or a list of them.")
+    return [agent for agent in agents if isinstance(agent, Agent)]
+
+
+def load_objects(reference: str) -> Mapping[str, object]:
+    """What a reference names, by its names in the module: its attribute, or everything in the module that is an Agent.
+    Raises LoadError."""
     place, attribute = _split(reference)
     module = _module(place)
     if not attribute:
-        agents = [value for value in vars(module).values() if isinstance(value, Agent)]
-        found: object = list({agent.name: agent for agent in agents}.values())
-    else:
-        found = getattr(module, attribute, None)
-        if found is None:
-            raise LoadError(f"{place} has nothing called {attribute}.")
-    agents = list(found) if isinstance(found, list | tuple) else [found]  # type: ignore[list-item]
-    if not agents or not all(isinstance(agent, Agent) for agent in agents):
-        raise LoadError(f"{reference} is not an Agent or a list of them.")
-    return agents
+        agents = {value.name: value for value in vars(module).values() if isinstance(value, Agent)}
+        if not agents:
+            raise LoadError(f"{place} has no Agent. Name what is to be served: {place}:attribute.")
+        return agents
+    found = getattr(module, attribute, None)
+    if found is None:
+        raise LoadError(f"{place} has nothing called {attribute}.")
+    if isinstance(found, list | tuple):
+        return {f"{attribute}-{number}": each for number, each in enumerate(found, 1)}
+    return {attribute: found}
 
 
 def _split(reference: str) -> tuple[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,9 +12,10 @@ from ag_ui.core import Message, ResumeEntry
 from adapters.errors import RequestError
 from agent_server.agent import interrupts
 from agent_server.agent.interrupts import Decision
-from agent_server.runs import OpenThread, RunContext
+from agent_server.runs import Ending, OpenThread, RunContext
 from agent_server.store.records import InterruptRecord, RunRecord
 from events.message import to_models
+from events.vocabulary import Event, MessagesSnapshot, RunOutcome, SuccessOutcome, ToolCallResult
 
 
 class Settled(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +72,27 @@ async def open_run(context: RunContext, agent: str) -> Opening:
         Settled(record=each, content=interrupts.EXPIRED, message_id=None, failed=True, fresh=True) for each in late
     ]
     return Opening(messages=messages, settled=[each for each in expired if _made(messages, each.record)])
+
+
+def tell_again(
+    context: RunContext, emit: Callable[[Event], None], messages: Sequence[Mapping[str, Any]], run: RunRecord
+) -> Ending:
+    """What a run left, for a client that repeats the resume which began it: the results that it lacks, then all
+    messages. messages: the thread's, in wire form."""
+    given, thread = context.input, context.thread
+    assert thread is not None
+    held = {message.id for message in given.messages}
+    answered = {entry.interrupt_id for entry in given.resume or ()}
+    calls = {record.call["id"] for record in thread.interrupts if record.id in answered}
+    for each in messages:
+        if each["role"] == "tool" and each["toolCallId"] in calls and each["id"] not in held:
+            emit(
+                ToolCallResult(
+                    message_id=each["id"], tool_call_id=each["toolCallId"], content=each["content"], role="tool"
+                )
+            )
+    emit(MessagesSnapshot(messages=[dict(each) for each in messages]))
+    return Ending(outcome=msgspec.convert(run.outcome, RunOutcome) if run.outcome else SuccessOutcome())
 
 
 async def _claim(thread: OpenThread, answers: dict[str, dict[str, Any]]) -> None:

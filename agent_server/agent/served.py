@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from ag_ui.core import Message, RunAgentInput, SystemMessage, ToolMessage, UserMessage
+from ag_ui.core import AgentCapabilities, Message, RunAgentInput, SystemMessage, UserMessage
 from pydantic import BaseModel
 
 from agent_server.agent import interrupts, subagents
 from agent_server.agent.agent import Agent
+from agent_server.agent.capabilities import capabilities_of
 from agent_server.agent.conversation import Conversation
 from agent_server.agent.loop import Loop, Outcome, Talk, Toolset, ending_of
 from agent_server.agent.reasoning_policy import ReasoningPolicy, unsealed
-from agent_server.agent.resuming import Opening, open_run
+from agent_server.agent.resuming import Opening, open_run, tell_again
 from agent_server.agent.running import Callee, FunctionCallee, ToolLimits
 from agent_server.agent.sealing import Sealer
 from agent_server.agent.state import Predictor, SharedState
@@ -25,9 +26,8 @@ from agent_server.agent.turn import LanguageModel, TurnTaker
 from agent_server.generative_ui.catalog import RENDER
 from agent_server.runs import Ending, Recorder, RunContext
 from agent_server.store.records import RunRecord
-from events.message import to_dicts
 from events.options import GenerationOptions, SamplingParams
-from events.vocabulary import Event, MessagesSnapshot, RunOutcome, SuccessOutcome, ToolCallResult
+from events.vocabulary import Event, MessagesSnapshot
 
 if TYPE_CHECKING:
     from adapters.proxied_requests import ProxiedRequest
@@ -53,6 +53,8 @@ class ServedAgent:
     ) -> None:
         self.agent = agent
         self.name = agent.name
+        self.description = agent.description
+        self.announces_a2ui = agent.announces_a2ui
         self._model = model
         self._sealer = sealer or Sealer()
         self._limits = limits or ToolLimits()
@@ -65,6 +67,16 @@ class ServedAgent:
     async def close(self) -> None:
         """Let go of the MCP servers. Safe to call twice."""
         await asyncio.gather(*(tools.close() for tools in self._mcp.values()))
+
+    def capabilities(self) -> AgentCapabilities:
+        return capabilities_of(self.agent, self._model)
+
+    def answers_call(self, name: str, declared: Collection[str]) -> bool:
+        """Whether a call is answered here: one of the agent's tools, or, if it has tools, one that nobody declared.
+        declared: names of the client's tools."""
+        own = {tool.name for tool in self.agent.server_tools} | {other.name for other in self.agent.subagents}
+        has_tools = bool(self.agent.tools or self.agent.mcp_servers)
+        return name in own or (has_tools and name not in declared)
 
     async def answer_app(self, request: ProxiedRequest, tenant: str) -> Mapping[str, object]:
         """What the page of an MCP app asks of its server: the MCP result, or why there is none."""
@@ -136,25 +148,11 @@ class ServedAgent:
         return Loop(agent, talk, turns, await self._toolset(agent, talk), options)
 
     def _told_again(self, talk: Talk, run: RunRecord) -> Ending:
-        """What a run left, for a client that repeats the resume which began it: results it lacks, then everything."""
-        given, thread = talk.context.input, talk.context.thread
-        assert thread is not None
-        held = {message.id for message in given.messages}
-        answered = {entry.interrupt_id for entry in given.resume or ()}
-        calls = {record.call["id"] for record in thread.interrupts if record.id in answered}
-        for message in talk.conversation.shown:
-            if isinstance(message, ToolMessage) and message.tool_call_id in calls and message.id not in held:
-                content = to_dicts([message])[0]["content"]
-                talk.emit(
-                    ToolCallResult(
-                        message_id=message.id, tool_call_id=message.tool_call_id, content=content, role="tool"
-                    )
-                )
+        assert talk.context.thread is not None
+        talk.recorder.state = talk.context.thread.found.state
         if not self.agent.shares_state:
             talk.state.snapshot()
-        talk.emit(MessagesSnapshot(messages=talk.conversation.wire()))
-        talk.recorder.state = thread.found.state
-        return Ending(outcome=msgspec.convert(run.outcome, RunOutcome) if run.outcome else SuccessOutcome())
+        return tell_again(talk.context, talk.emit, talk.conversation.wire(), run)
 
     def _state_to_begin_with(self, context: RunContext) -> Any:
         """The client's state; the thread's where the client sent none; else the agent's own."""

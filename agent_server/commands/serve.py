@@ -52,7 +52,7 @@ def serve(
     engine: Annotated[
         list[str] | None, typer.Option(help="URL of an upstream engine (repeat for several), or vllm.")
     ] = None,
-    agent: Annotated[list[str] | None, typer.Option(help="my_agent.py:agent (repeat for several).")] = None,
+    agent: Annotated[list[str] | None, typer.Option(help="my_agent.py:agent, or a URL (repeat for several).")] = None,
     mcp: Annotated[list[str] | None, typer.Option(help="File of MCP servers (repeat for several).")] = None,
     adapter: Annotated[str | None, typer.Option(help="Folder of a LoRA adapter (needs the extra `lora`).")] = None,
     chat_template: Annotated[str | None, typer.Option(help="File that replaces the model's chat template.")] = None,

@@ -11,7 +11,6 @@ from starlette.routing import BaseRoute, Route
 
 from adapters import agui, agui_protobuf
 from adapters.errors import RequestError
-from agent_server.agent.capabilities import capabilities_of
 from agent_server.ids import new_id
 from agent_server.routes.app_answers import app_answer, stream_answer_of_app
 from agent_server.routes.http import Encoder, guarded, stream_run
@@ -52,7 +51,7 @@ def routes(server: Server) -> list[BaseRoute]:
         agent = server.agents.get(name)
         if agent is None:
             raise RequestError("not_found", f"There is no agent of that name. Agents: {', '.join(server.agents)}.")
-        found = capabilities_of(agent.agent, server.model)
+        found = agent.capabilities()
         return Response(found.model_dump_json(by_alias=True, exclude_none=True), media_type="application/json")
 
     return [

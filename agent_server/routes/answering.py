@@ -27,10 +27,9 @@ from events.sampling import Wire
 from events.vocabulary import Event, RunError, RunFinished, RunStarted
 
 if TYPE_CHECKING:
-    from agent_server.agent import Agent
     from agent_server.runs import Run
     from agent_server.runs.sharing.interfaces import AnyRun
-    from agent_server.server import Server
+    from agent_server.server import Server, ServesRuns
 
 HOLD_SECONDS = 2.0
 """How long the status line waits for the run's first sign of life; failures after it are told in the stream."""
@@ -50,22 +49,18 @@ def agent_for(server: Server, model: str | None) -> str:
 
 
 class ServersOwn(Container[str]):
-    """The names of calls that the server answers itself; wires with one assistant message do not show them.
+    """The names of calls that the server answers itself; wires with one assistant message do not show them."""
 
-    An agent with tools of its own also answers calls of tools that nobody declared.
-    """
-
-    def __init__(self, agent: Agent, clients: Iterable[str]) -> None:
-        self._own = frozenset([tool.name for tool in agent.server_tools] + [other.name for other in agent.subagents])
+    def __init__(self, agent: ServesRuns, clients: Iterable[str]) -> None:
+        self._agent = agent
         self._clients = frozenset(clients)
-        self._has_tools = bool(agent.tools or agent.mcp_servers)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._own or (self._has_tools and name not in self._clients)
+        return self._agent.answers_call(str(name), self._clients)
 
 
 def servers_own(server: Server, inbound: Inbound) -> ServersOwn:
-    agent = server.agents[agent_for(server, inbound.options.model)].agent
+    agent = server.agents[agent_for(server, inbound.options.model)]
     return ServersOwn(agent, (tool.name for tool in inbound.input.tools or ()))
 
 

@@ -17,7 +17,6 @@ from adapters import copilotkit
 from adapters.copilotkit import Card, History, ThreadEntry
 from adapters.errors import RequestError
 from adapters.inbound import read_json
-from agent_server.agent.capabilities import capabilities_of
 from agent_server.engine.protocol import EngineError
 from agent_server.routes.app_answers import app_answer, stream_answer_of_app
 from agent_server.routes.health_routes import json_response
@@ -118,10 +117,11 @@ class Runtime:
         served = self._server.agents[name]
         capabilities: dict[str, object] = {}
         with contextlib.suppress(EngineError):  # the model is still loading; the page may come before it
-            found = capabilities_of(served.agent, self._server.model)
+            found = served.capabilities()
             capabilities = found.model_dump(mode="json", by_alias=True, exclude_none=True)
-        surfaces, described = served.agent.announces_a2ui, served.agent.description
-        return Card(name=name, description=described, capabilities=capabilities, surfaces=surfaces)
+        return Card(
+            name=name, description=served.description, capabilities=capabilities, surfaces=served.announces_a2ui
+        )
 
     def _unknown(self, agent: str) -> Response | None:
         if agent in self._server.agents:

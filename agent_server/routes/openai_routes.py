@@ -117,7 +117,7 @@ def model_cards(server: Server, created: int) -> list[ModelCard]:
             vocabulary=info.vocab_size or None,
             capabilities=capabilities,
             root=server.model.name,
-            description=server.agents[name].agent.description or None if name in server.agents else None,
+            description=server.agents[name].description or None if name in server.agents else None,
             status=status,
         )
         for name in names

@@ -258,7 +258,7 @@ class Responses:
 
     def _identity_of(self, record: ResponseRecord) -> ResponseIdentity:
         declared = [str(tool.get("name")) for tool in record.response.get("tools") or ()]
-        agent = self.server.agents[agent_for(self.server, record.agent)].agent
+        agent = self.server.agents[agent_for(self.server, record.agent)]
         return ResponseIdentity(
             id=record.id,
             model=record.response["model"],

@@ -81,7 +81,7 @@ FLOORS: list[set[str]] = [
     {"assemble", "openapi"},
     {"routes"},
     {"server"},
-    {"demonstration"},
+    {"demonstration", "hosted"},
     {"agent", "chat_model", "auth"},
     {"runs"},
     {"store", "prompting", "engines"},

@@ -1,0 +1,108 @@
+"""What is to be served: agents of ours, of other frameworks, and elsewhere. A framework is found out by the classes of
+the object, so that none is imported that is not used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import msgspec
+
+from agent_server.agent import Agent, LoadError, Sealer, ToolLimits, load_objects, serve_agents
+from agent_server.hosted.guest import Guest
+from agent_server.hosted.host import HostedAgent, name_from
+from agent_server.hosted.plain_guest import PlainGuest
+from agent_server.hosted.remote_agent import RemoteAgent
+
+if TYPE_CHECKING:
+    from agent_server.agent import ServedAgent
+    from agent_server.agent.turn import LanguageModel
+
+KNOWN = (
+    "an Agent, a LangGraph graph, a pydantic-ai agent, a RemoteAgent, or anything with a method "
+    "run(RunAgentInput) that gives AG-UI events"
+)
+
+
+class NamedGuest(msgspec.Struct, frozen=True, kw_only=True):
+    """A guest and what clients call it."""
+
+    name: str
+    guest: Guest
+    description: str = ""
+
+
+Named = Agent | NamedGuest
+
+
+def load_named(references: Sequence[str], objects: Sequence[object] = ()) -> list[Named]:
+    """The objects and what the references name: `file.py:attribute`, `package.module:attribute`, a URL, `name=URL`.
+    Raises LoadError."""
+    found = [named("", each) for each in objects]
+    for reference in references:
+        if (remote := at_url(reference)) is not None:
+            found.append(remote)
+            continue
+        found += [named(name, each) for name, each in load_objects(reference).items()]
+    names = [each.name for each in found]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise LoadError(f"Two agents are called {twice[0]}; give each its own name.")
+    return found
+
+
+def at_url(reference: str) -> NamedGuest | None:
+    """The agent at a URL; None for a reference that is none. Without a name it gets the last part of its path, or its
+    host."""
+    name, _, url = reference.rpartition("=") if reference.partition("=")[2].startswith("http") else ("", "", reference)
+    if not url.startswith(("http://", "https://")):
+        return None
+    parts = urlsplit(url)
+    last = parts.path.rstrip("/").rpartition("/")[2]
+    return NamedGuest(name=name_from(name or last or parts.hostname or ""), guest=RemoteAgent(url))
+
+
+def named(name: str, found: object) -> Named:
+    """An object as what is served of it. name: used where the object has none. Raises LoadError."""
+    if isinstance(found, Agent | NamedGuest):
+        return found
+    guest = guest_of(found)
+    if guest is None:
+        raise LoadError(f"{name or type(found).__name__} is not {KNOWN}.")
+    own, description = getattr(found, "name", None), getattr(found, "description", None)
+    chosen = own if isinstance(own, str) and own not in ("", "LangGraph") else name or guest.kind
+    return NamedGuest(
+        name=name_from(chosen), guest=guest, description=description if isinstance(description, str) else ""
+    )
+
+
+def guest_of(found: object) -> Guest | None:
+    """The guest that an object is; None if it is of no kind that is known."""
+    if isinstance(found, RemoteAgent):
+        return found
+    bases = {(base.__module__.partition(".")[0], base.__name__) for base in type(found).__mro__}
+    for base, make in FRAMEWORKS.items():
+        if base in bases:
+            return make(found)
+    return PlainGuest(found) if callable(getattr(found, "run", None)) and not isinstance(found, type) else None
+
+
+FRAMEWORKS: Mapping[tuple[str, str], Callable[[object], Guest]] = {}
+"""(top package, name of a class among the object's bases) → what makes a guest of it."""
+
+
+def serve_named(
+    found: Sequence[Named], model: LanguageModel, *, sealer: Sealer | None = None, limits: ToolLimits | None = None
+) -> Mapping[str, ServedAgent | HostedAgent]:
+    """Agents by name, for the run manager and the routes. The first one also answers as "default" if none is called
+    that; without any, the default one is the model as it is. ValueError for two of one name."""
+    own = [each for each in found if isinstance(each, Agent)]
+    guests = [each for each in found if isinstance(each, NamedGuest)]
+    names = [each.name for each in found]
+    if len(set(names)) != len(names):
+        raise ValueError("two agents have the same name")
+    served: dict[str, ServedAgent | HostedAgent] = dict(serve_agents(own, model, sealer=sealer, limits=limits))
+    served |= {each.name: HostedAgent(each.guest, each.name, each.description, model) for each in guests}
+    if found and "default" not in names:
+        served["default"] = served[names[0]] if isinstance(found[0], NamedGuest) else served["default"]
+    return served

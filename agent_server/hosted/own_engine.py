@@ -1,0 +1,123 @@
+"""This server's model for a guest in this process: generations inside of the guest's run.
+
+They are no runs of their own, so they wait for no place among the runs; they count for the run's tenant, are paused
+and stopped with it, and what they use is in its usage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+import msgspec
+from ag_ui.core import Message, RunAgentInput, Tool
+
+from agent_server.agent.turn import Turn, TurnTaker
+from events.options import GenerationOptions, ResponseFormat, SamplingParams, ToolChoice
+from events.vocabulary import Event
+
+if TYPE_CHECKING:
+    from agent_server.agent.turn import LanguageModel
+    from agent_server.runs import Recorder, RunContext
+
+CURRENT: ContextVar[OwnEngine | None] = ContextVar("own_engine", default=None)
+OUTSIDE = (
+    "This model answers inside of a run of this server, and there is none here. Serve the agent with "
+    "`agent-server serve --agent`, or use the server's address with the framework's own OpenAI client."
+)
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What a framework asks of the model. Sampling parameters that it does not state are those of the client's
+    request."""
+
+    messages: list[Message]
+    tools: list[Tool] = []
+    sampling: dict[str, object] = {}
+    tool_choice: ToolChoice = ToolChoice()
+    response_format: ResponseFormat | None = None
+    thinking: bool | None = None
+
+
+class OwnEngine:
+    """The model as one run's guest uses it. `current()` finds it from anywhere in that run, its threads included."""
+
+    def __init__(self, model: LanguageModel, context: RunContext, recorder: Recorder) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._model = model
+        self._context = context
+        self._recorder = recorder
+        self._tasks: set[asyncio.Task[Turn]] = set()
+        self._closed = False
+
+    @property
+    def name(self) -> str:
+        return self._model.name
+
+    def enter(self) -> None:
+        """Make this the current one of the run's task and of those that it starts."""
+        CURRENT.set(self)
+
+    async def close(self) -> None:
+        """End what the guest left running. Nothing can be generated afterwards."""
+        self._closed = True
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def new_id(self, prefix: str) -> str:
+        return self._context.new_id(prefix)
+
+    async def generate(self, request: Request) -> AsyncGenerator[Event | Turn, None]:
+        """The events of one turn of the model, and the whole turn last. Closing it ends the generation. Raises
+        EngineError or RequestError."""
+        given = self._context.input
+        input = RunAgentInput(
+            thread_id=given.thread_id, run_id=given.run_id, messages=request.messages, tools=request.tools
+        )
+        async for item in self.answer(input, self._options(request)):
+            yield item
+
+    async def answer(self, input: RunAgentInput, options: GenerationOptions) -> AsyncGenerator[Event | Turn, None]:
+        """`generate` for an input that is there already."""
+        if self._closed:
+            raise RuntimeError("The run that this model belongs to has ended.")
+        arrived: asyncio.Queue[Event | None] = asyncio.Queue()
+        turns = TurnTaker(self._model, self._context, self._recorder, arrived.put_nowait)
+        task = asyncio.create_task(turns.take(input, options), name="generation for a guest")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: arrived.put_nowait(None))
+        try:
+            while (event := await arrived.get()) is not None:
+                yield event
+            yield await task
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait((task,))
+
+    def _options(self, request: Request) -> GenerationOptions:
+        given = self._context.options
+        sampling = msgspec.structs.replace(given.sampling, **request.sampling)
+        return GenerationOptions(
+            sampling=msgspec.convert(msgspec.structs.asdict(sampling), SamplingParams),
+            stated=given.stated | frozenset(request.sampling),
+            tool_choice=request.tool_choice,
+            response_format=request.response_format,
+            thinking=given.thinking if request.thinking is None else request.thinking,
+            template_kwargs=given.template_kwargs,
+            constrain_tools=given.constrain_tools,
+        )
+
+
+def current() -> OwnEngine:
+    """The engine of the run that this code runs in. Raises RuntimeError outside of any."""
+    engine = CURRENT.get()
+    if engine is None:
+        raise RuntimeError(OUTSIDE)
+    return engine
