@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from agent_server.server import Server
 
 logger = logging.getLogger("agent_server")
-EXPOSED = ("X-Run-Id", "X-Thread-Id", "X-Request-Id", "Retry-After")
+EXPOSED = ("X-Run-Id", "X-Thread-Id", "X-Request-Id", "Retry-After", "RateLimit", "RateLimit-Policy")
 CLIENT_GONE = 499
 SWITCHING, REFUSED = 101, 403
 
@@ -140,7 +140,7 @@ class Application(FastAPI):
                 return
             if message["type"] in ("http.response.start", "websocket.accept", "websocket.http.response.start"):
                 answered = True
-                message = {**message, "headers": [*message.get("headers", ()), own]}
+                message = {**message, "headers": [*message.get("headers", ()), own, *context.headers]}
                 self._count(scope, context, message.get("status", SWITCHING))
             await send(message)
 
@@ -160,7 +160,7 @@ def middleware(server: Server) -> list[Middleware]:
     settings = server.settings
     chain = [
         Middleware(BrowserGuard, policy=browser_policy(settings)),
-        Middleware(AuthMiddleware, authority=server.authority),
+        Middleware(AuthMiddleware, authority=server.authority, quotas=server.quotas),
     ]
     if settings.cors_origins:
         chain.insert(

@@ -17,7 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from agent_server.agent import Agent, LoadError, Sealer, ToolLimits
 from agent_server.agent.mcp_file import load_mcp_file
-from agent_server.auth import Authority, configured_authority
+from agent_server.auth import Authority, Quotas, configured_authority, storage_url
 from agent_server.chat_model import ChatModel
 from agent_server.hosted import Named, load_named, serve_named
 from agent_server.ids import new_id
@@ -47,7 +47,7 @@ def build_server(settings: Settings, *, agents: Sequence[object] = (), engine: E
     """Put the parts together; the model is not loaded yet. agents: ours, or those of other frameworks. Raises
     StartupError with one sentence."""
     telemetry = ServerTelemetry()
-    authority = make_authority(settings)
+    authority, quotas = make_authority(settings), make_quotas(settings)
     model = chat_model(settings, engine)
     try:
         named: Sequence[Named] = load_named(settings.agent, agents) or default_agents(settings)
@@ -63,6 +63,7 @@ def build_server(settings: Settings, *, agents: Sequence[object] = (), engine: E
         new_id=new_id,
         observe=lambda run: count_run(telemetry, run),
         sharing=(gateway := sharing(settings)),
+        guard=quotas,
     )
     telemetry.watch_engine(model.engine.metrics)
     telemetry.watch_runs(lambda: runs.active)
@@ -77,6 +78,16 @@ def build_server(settings: Settings, *, agents: Sequence[object] = (), engine: E
         store=store,
         telemetry=telemetry,
         authority=authority,
+        quotas=quotas,
+    )
+
+
+def make_quotas(settings: Settings) -> Quotas:
+    return Quotas(
+        tenant_requests=settings.tenant_requests_per_minute,
+        tenant_tokens=settings.tenant_tokens_per_minute,
+        storage=storage_url(settings.redis_url),
+        prefix=settings.redis_prefix,
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from agent_server.auth import Authority
+from agent_server.auth import Authority, Quotas
 from agent_server.chat_model import ChatModel
 from agent_server.settings import Settings
 from agent_server.telemetry import ServerTelemetry
@@ -68,6 +68,7 @@ class Server:
     store: Store
     telemetry: ServerTelemetry
     authority: Authority
+    quotas: Quotas
     closing: bool = False
     on_stop: Callable[[], None] | None = None
     _starting: asyncio.Task[None] | None = None
@@ -115,6 +116,7 @@ class Server:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.model.close()
         await self.store.close()
+        await self.quotas.close()
 
     def begin_shutdown(self) -> None:
         """Refuse new runs and begin to drain. A second call ends the runs that are left at once. Called by a signal

@@ -168,6 +168,10 @@ class Settings(BaseSettings):
     max_runs_per_tenant: int = Field(0, ge=0)
     """Runs of one tenant at once; 0 for a fair share: all if there is one tenant, else three times what is free, so
     that one tenant alone never gets more than three quarters."""
+    tenant_requests_per_minute: int = Field(0, ge=0)
+    """Requests of one tenant in a minute, besides those of its keys; 0 sets no limit. Shared through `redis_url`."""
+    tenant_tokens_per_minute: int = Field(0, ge=0)
+    """Tokens of one tenant's prompts and answers in a minute; when they are used up, the next run is refused."""
     max_queued_per_thread: int = Field(4, ge=0)
     """Runs that may wait in one thread, in which one run is executed at a time."""
     run_time_limit: float = Field(3600, gt=0)

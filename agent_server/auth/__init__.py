@@ -4,9 +4,10 @@ from agent_server.auth.admission import AuthMiddleware, is_public, needed_scope,
 from agent_server.auth.authority import Authority
 from agent_server.auth.configured import configured_authority
 from agent_server.auth.principal import ANYONE, SCOPES, Principal, Quota, principal_of
+from agent_server.auth.quotas import Quotas, storage_url
 from agent_server.auth.secret_keys import Keys
 
 __all__ = [
-    "ANYONE", "SCOPES", "AuthMiddleware", "Authority", "Keys", "Principal", "Quota", "configured_authority",
-    "is_public", "needed_scope", "presented_key", "principal_of",
+    "ANYONE", "SCOPES", "AuthMiddleware", "Authority", "Keys", "Principal", "Quota", "Quotas", "configured_authority",
+    "is_public", "needed_scope", "presented_key", "principal_of", "storage_url",
 ]  # fmt: skip

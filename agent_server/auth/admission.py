@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from adapters.errors import RequestError
 from agent_server.auth.authority import Authority
 from agent_server.auth.principal import Access, Principal, enter_principal
+from agent_server.auth.quotas import Quotas
 from agent_server.web.errors import error_response, refuse_websocket, route_path
 
 PUBLIC_PATHS = frozenset({"/", "/health", "/ready", "/favicon.ico", "/favicon.svg"})
@@ -49,9 +50,10 @@ def needed_scope(scope: Scope) -> Access | None:
 class AuthMiddleware:
     """Puts who asks into the scope's state, or answers 401 or 403 in the shape of the wire that was asked."""
 
-    def __init__(self, app: ASGIApp, authority: Authority) -> None:
+    def __init__(self, app: ASGIApp, authority: Authority, quotas: Quotas | None = None) -> None:
         self.app = app
         self.authority = authority
+        self.quotas = quotas
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -69,7 +71,10 @@ class AuthMiddleware:
             return Principal()
         connection = HTTPConnection(scope)
         query = connection.url.query if scope["type"] == "websocket" else ""
-        return await self.authority.admit(presented_key(connection.headers, query), needed)
+        found = await self.authority.admit(presented_key(connection.headers, query), needed)
+        if self.quotas is not None and needed == "use":
+            await self.quotas.request(scope, found)
+        return found
 
 
 async def _refuse(scope: Scope, receive: Receive, send: Send, refusal: RequestError) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import Literal, get_args
 
 import msgspec
@@ -15,7 +16,7 @@ OPERATE_AND_METRICS: frozenset[Access] = frozenset({"operate", "metrics"})
 
 
 class Quota(msgspec.Struct, frozen=True, kw_only=True):
-    """What one key may take; 0 sets no limit. requests_per_minute, tokens_per_minute: in any 60 seconds; tokens are
+    """What one key may take; 0 sets no limit. requests_per_minute, tokens_per_minute: tokens are
     those of prompts and answers. runs: at once. max_tokens: of one answer."""
 
     requests_per_minute: int = 0
@@ -35,6 +36,9 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     expires: float | None = None
 
 
+asking: ContextVar[Principal | None] = ContextVar("asking", default=None)
+"""Who asks, in the task of a request and those that it starts."""
+over_websocket: ContextVar[bool] = ContextVar("over_websocket", default=False)
 ANYONE = Principal(scopes=USE_AND_METRICS)
 """Who asks a server that has no keys."""
 

@@ -9,7 +9,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 from ag_ui.core import RunAgentInput
@@ -20,6 +20,7 @@ from agent_server.runs.execution import Runnable
 from agent_server.runs.log import LogLimits
 from agent_server.runs.run import INSIST_SECONDS, Observer, Run
 from events.options import GenerationOptions
+from events.vocabulary import Event, RunError, RunFinished
 
 if TYPE_CHECKING:
     from agent_server.runs.sharing.interfaces import AnyRun, Sharing
@@ -74,11 +75,31 @@ class QueuedTurn:
             await self._sharing.turn(self._run)
 
 
+class Admission(Protocol):
+    """What a guard says of a run that may begin."""
+
+    @property
+    def options(self) -> GenerationOptions: ...
+
+    @property
+    def caller(self) -> str: ...
+
+    @property
+    def spent(self) -> Callable[[int], None]: ...
+
+
+class Guard(Protocol):
+    """Refuses runs of those who have taken what they may. running: caller → its runs that have not ended."""
+
+    async def admit(self, options: GenerationOptions, running: Callable[[str], int], tenant: str) -> Admission: ...
+
+
 class RunManager:
     """Starts, finds and ends runs.
 
     agents: by name; "default" is what wires without agents use. new_id: a prefix → a fresh id. observe: called once
-    with every run that ended. sharing: makes the runs known to other gateways, and theirs here; None if there are none.
+    with every run that ended. guard: asked before every run. sharing: makes the runs known to other gateways, and
+    theirs here; None if there are none.
     """
 
     def __init__(
@@ -90,6 +111,7 @@ class RunManager:
         new_id: Callable[[str], str],
         observe: Observer | None = None,
         sharing: Sharing | None = None,
+        guard: Guard | None = None,
     ) -> None:
         self.agents = agents
         self.store = store
@@ -97,6 +119,7 @@ class RunManager:
         self.new_id = new_id
         self.sharing = sharing
         self._observe = observe
+        self._guard = guard
         self._runs: dict[tuple[str, str], Run] = {}
         self._threads: dict[tuple[str, str], deque[Run]] = {}
         self._kept: deque[tuple[float, Run]] = deque()
@@ -143,6 +166,10 @@ class RunManager:
         run id is in use, or its thread is busy and queueing is off or full).
         """
         self._forget_expired()
+        admission = None
+        if self._guard is not None:
+            admission = await self._guard.admit(options, self._runs_of, tenant)
+            options = admission.options
         runnable = self._admit(input, agent, tenant)
         grace = self.limits.grace if grace is None else grace
         run = Run(
@@ -153,6 +180,7 @@ class RunManager:
             grace=None if grace == float("inf") else grace,
             limits=self.limits.log,
             whole=whole,
+            caller="" if admission is None else admission.caller,
         )
         earlier = self._enter(run)
         driver = Driver(run, runnable, self.store if options.store else None, self.new_id, self.limits.run_seconds)
@@ -161,7 +189,7 @@ class RunManager:
         if self.sharing is not None:
             await self._share(self.sharing, run, driver, earlier)
         run.task = asyncio.create_task(driver.drive(QueuedTurn(run, earlier, self.sharing)), name=f"run {run.id}")
-        run.task.add_done_callback(lambda _: self._leave(run, driver))
+        run.task.add_done_callback(lambda _: self._leave(run, driver, admission))
         run.await_reader()
         if self._stopped_early.pop(run.key, 0.0) > time.monotonic():
             run.stop("cancelled")
@@ -311,7 +339,7 @@ class RunManager:
             sharing.leave(run)
             raise
 
-    def _leave(self, run: Run, driver: Driver) -> None:
+    def _leave(self, run: Run, driver: Driver, admission: Admission | None) -> None:
         driver.abandoned()
         run.task = None  # a run is kept long after it; its task would keep all that it worked with
         self._withdraw(run)
@@ -320,8 +348,13 @@ class RunManager:
         self._forget_expired()
         if self.sharing is not None:
             self.sharing.leave(run)
+        if admission is not None:
+            admission.spent(tokens_of(run.terminal))
         if self._observe is not None:
             self._observe(run)
+
+    def _runs_of(self, caller: str) -> int:
+        return sum(run.caller == caller for queue in self._threads.values() for run in queue)
 
     def _withdraw(self, run: Run) -> None:
         """Take a run out of its thread's queue and out of the counts."""
@@ -368,3 +401,9 @@ def _fault_of_id(value: str) -> str:
 
 def _no_run() -> RequestError:
     return RequestError("not_found", "There is no such run, or it ended too long ago to be replayed.")
+
+
+def tokens_of(terminal: Event | None) -> int:
+    """Tokens of a run's prompts and answers."""
+    usages = terminal.usage if isinstance(terminal, RunFinished | RunError) else None
+    return sum((usage.input_tokens or 0) + (usage.output_tokens or 0) for usage in usages or ())

@@ -28,7 +28,8 @@ class Run:
     """A run: its log, its controls and who reads it. Made by RunManager.start alone.
 
     `grace` is in seconds: how long the run lives on when its last reader is gone; None: for ever. whole: its messages
-    are the whole conversation, so that nothing that its thread holds is missing from them.
+    are the whole conversation, so that nothing that its thread holds is missing from them. caller: who asked for
+    it, for counting.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Run:
         grace: float | None,
         limits: LogLimits,
         whole: bool = False,
+        caller: str = "",
     ) -> None:
         self.id = input.run_id
         self.thread_id = input.thread_id
@@ -49,6 +51,7 @@ class Run:
         self.agent = agent
         self.tenant = tenant
         self.whole = whole
+        self.caller = caller
         self.state: State = "created"
         self.log = EventLog(limits)
         self.controls = Controls()

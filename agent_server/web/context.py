@@ -4,7 +4,7 @@ the routes, read it from."""
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.types import Scope, Send
 
@@ -17,11 +17,12 @@ REQUEST_ID_HEADER = b"x-request-id"
 class RequestContext:
     """request_id: the client's `X-Request-Id`, or ours. direct_send: the `send` that the server in front of the
     application gave, for the frames of a stream; None where somebody put a layer around the application that must see
-    them. refused: the kind of the error that was answered; "" where none was."""
+    them. refused: the kind of the error that was answered; "" where none was. headers: that its answer gets besides."""
 
     request_id: str
     direct_send: Send | None = None
     refused: str = ""
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
 
 
 def enter(scope: Scope, context: RequestContext) -> None:
