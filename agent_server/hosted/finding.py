@@ -87,7 +87,16 @@ def guest_of(found: object) -> Guest | None:
     return PlainGuest(found) if callable(getattr(found, "run", None)) and not isinstance(found, type) else None
 
 
-FRAMEWORKS: Mapping[tuple[str, str], Callable[[object], Guest]] = {}
+def _langgraph(found: object) -> Guest:
+    from langgraph.pregel import Pregel
+
+    from agent_server.hosted.langgraph_guest import LangGraphGuest
+
+    assert isinstance(found, Pregel)
+    return LangGraphGuest(found)
+
+
+FRAMEWORKS: Mapping[tuple[str, str], Callable[[object], Guest]] = {("langgraph", "Pregel"): _langgraph}
 """(top package, name of a class among the object's bases) → what makes a guest of it."""
 
 
