@@ -253,6 +253,8 @@ class Settings(BaseSettings):
     """Serve Prometheus text at /metrics."""
     demo: bool = True
     """Serve the demonstration page at / and its agents."""
+    log_format: Literal["text", "json"] = "text"
+    """`json` logs an object a line with the ids of the request, trace, tenant, key, run and thread."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The least severe messages that are logged; bodies, headers and prompts are logged at no level."""
 

@@ -1,15 +1,20 @@
 """Metrics and logs. Names are vLLM's where it has one, so that dashboards fit (`vllm:` becomes `agent_server:`).
 
-Nothing that a client sent goes into a log line or a label: no bodies, no headers, no prompts, no user's ids.
+Nothing that a client sent goes into a log line or a label: no bodies, no headers, no prompts. The
+ids of runs, threads and tenants stand in JSON lines alone, in fields of their own.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import sys
 import time
 from collections.abc import Callable, Container, Iterable, Mapping
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
@@ -143,12 +148,15 @@ class LineFormatter(logging.Formatter):
         if error is None or not _is_outage(error):
             return super().format(record) + _left_out(record)
         brief = logging.makeLogRecord({**record.__dict__, "exc_info": None, "exc_text": None})
-        first = (str(error).splitlines() or [""])[0]
-        return f"{super().format(brief)}: {type(error).__name__}: {first}"[:MAX_LINE] + _left_out(record)
+        return f"{super().format(brief)}: {type(error).__name__}: {_first_line(error)}"[:MAX_LINE] + _left_out(record)
 
 
 def _error_of(record: logging.LogRecord) -> BaseException | None:
     return record.exc_info[1] if record.exc_info else None
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [""])[0][:MAX_LINE]
 
 
 def _left_out(record: logging.LogRecord) -> str:
@@ -162,11 +170,56 @@ def _is_outage(error: BaseException) -> bool:
     return isinstance(error, OSError) or not names.isdisjoint(OUTAGES)
 
 
-def configure_logging(level: str) -> None:
-    """One line a record on standard error, those of the web server included."""
+_ids: ContextVar[Mapping[str, str]] = ContextVar("log_ids", default=MappingProxyType({}))
+
+
+def note_ids(**ids: str) -> None:
+    """Add ids to what is logged from here on, in this task and those that it starts: request, trace, tenant, key, run,
+    thread. Empty ones are left out."""
+    _ids.set({**_ids.get(), **{name: value for name, value in ids.items() if value}})
+
+
+class IdFilter(logging.Filter):
+    """Notes the ids on the record where it is made: a formatter may run elsewhere."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.ids = _ids.get()
+        return True
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time, level, logger, message, ids, and of an error its class and trace, or its first line
+    where something outside is not there."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        told: dict[str, object] = {
+            "time": moment.replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **record.__dict__.get("ids", {}),
+        }
+        if (error := _error_of(record)) is not None:
+            told["error"] = type(error).__name__
+            outage = _is_outage(error)
+            told["detail" if outage else "trace_back"] = _first_line(error) if outage else self._trace(record)
+        if count := record.__dict__.get("left_out", 0):
+            told["left_out"] = count
+        return json.dumps(told, ensure_ascii=False)
+
+    def _trace(self, record: logging.LogRecord) -> str:
+        assert record.exc_info is not None
+        return self.formatException(record.exc_info)
+
+
+def configure_logging(level: str, form: str = "text") -> None:
+    """One line a record on standard error, those of the web server included. form: "text" or "json"."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    line = LineFormatter("%(asctime)s %(levelname)s %(name)s %(message)s")
+    handler.setFormatter(JsonFormatter() if form == "json" else line)
     handler.addFilter(RepeatFilter())
+    handler.addFilter(IdFilter())
     for name, least in (("agent_server", level.upper()), ("uvicorn.error", "WARNING")):
         logger = logging.getLogger(name)
         logger.handlers[:] = [handler]

@@ -8,6 +8,8 @@ from typing import Literal, get_args
 import msgspec
 from starlette.types import Scope
 
+from agent_server.telemetry import note_ids
+
 Access = Literal["use", "operate", "metrics"]
 SCOPES: frozenset[Access] = frozenset(get_args(Access))
 """use: every wire and its threads. operate: the paths under /operator/. metrics: /metrics."""
@@ -45,6 +47,7 @@ ANYONE = Principal(scopes=USE_AND_METRICS)
 
 def enter_principal(scope: Scope, principal: Principal) -> None:
     """Make known to the routes who asks."""
+    note_ids(tenant=principal.tenant, key=principal.name)
     scope.setdefault("state", {}).update(tenant=principal.tenant, principal=principal)
 
 

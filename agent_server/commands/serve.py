@@ -141,7 +141,7 @@ async def _serve(settings: Settings, listeners: list[Listener]) -> int:
     from agent_server.server import StartupError
     from agent_server.telemetry import configure_logging
 
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, settings.log_format)
     try:
         server = build_server(settings)
         await server.start()

@@ -51,7 +51,7 @@ async def _serve(settings: Settings, listener: Listener) -> int:
     from agent_server.telemetry import configure_logging
     from agent_server.worker_app import Worker, worker_app
 
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, settings.log_format)
     try:
         source, name = named_model(settings)
         served = Worker(choose_engine(settings, source, name), drain=settings.drain)

@@ -12,6 +12,7 @@ from agent_server.engine.protocol import EngineError
 from agent_server.runs.execution import Ending, OpenThread, Recorder, RunContext, Runnable
 from agent_server.runs.run import Run
 from agent_server.store import Conclusion, Store
+from agent_server.telemetry import note_ids
 from events.message import to_dicts
 from events.metadata import ErrorMetadata, as_metadata
 from events.vocabulary import (
@@ -57,6 +58,7 @@ class Driver:
 
     async def drive(self, turn: ThreadTurn) -> None:
         """turn: the run's turn on its thread."""
+        note_ids(run=self.run.id, thread=self.run.thread_id, tenant=self.run.tenant)
         terminal = await self._attempt(turn)
         self.run.state = "ending"  # from here on it cannot be cancelled: its ending is being recorded
         try:

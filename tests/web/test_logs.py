@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from agent_server.telemetry import LineFormatter, RepeatFilter
+from agent_server.telemetry import IdFilter, JsonFormatter, LineFormatter, RepeatFilter, note_ids
 from tests.server import scripted, serving
 
 
@@ -98,3 +101,64 @@ async def test_a_client_that_leaves_in_mid_body_is_no_error(path: str, caplog: p
             await writer.wait_closed()
         await asyncio.sleep(0.05)
     assert [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING] == []
+
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
+class Kept(logging.Handler):
+    """Every line of the server's log, as JSON."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(JsonFormatter())
+        self.addFilter(IdFilter())
+        self.lines: list[dict[str, Any]] = []
+
+    def emit(self, given: logging.LogRecord) -> None:
+        self.lines.append(json.loads(self.format(given)))
+
+
+@pytest.fixture
+def kept() -> Iterator[Kept]:
+    handler = Kept()
+    logger = logging.getLogger("agent_server")
+    logger.addHandler(handler)
+    yield handler
+    logger.removeHandler(handler)
+
+
+async def test_a_line_says_whose_request_and_run_it_belongs_to(kept: Kept, monkeypatch: pytest.MonkeyPatch):
+    async with (
+        serving(scripted("Hi."), api_keys=("acme:k",)) as running,
+        httpx.AsyncClient(base_url=running.url) as http,
+    ):
+        served = running.server.agents["default"]
+
+        async def fails(*_: Any) -> Any:
+            raise ZeroDivisionError("ours")
+
+        monkeypatch.setattr(type(served), "run", fails)
+        headers = {"x-api-key": "k", "x-request-id": "mine", "traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}
+        sent = {"threadId": "t", "runId": "r", "protocolVersion": "1.0", "messages": []}
+        assert "RUN_ERROR" in (await http.post("/agui", json=sent, headers=headers)).text
+        await http.post(
+            "/agui", json={**sent, "runId": "r2"}, headers={**headers, "traceparent": f"00-{'0' * 32}-1-01"}
+        )
+    first, second = (line for line in kept.lines if line["level"] == "error")
+    ids = {"request": "mine", "trace": TRACE, "tenant": "acme", "run": "r", "thread": "t"}
+    assert {name: first.get(name) for name in ids} == ids
+    assert first["error"] == "ZeroDivisionError" and "Traceback" in first["trace_back"]
+    assert "trace" not in second and second["run"] == "r2"
+
+
+def test_a_json_line_of_an_outage_has_no_trace():
+    made = record("the store failed", error=raised(ConnectionRefusedError(111, "Connect call failed")))
+    note_ids(request="r1", tenant="")
+    IdFilter().filter(made)
+    line = json.loads(JsonFormatter().format(made))
+    assert line.pop("time").endswith("Z")
+    assert line == {
+        "level": "error", "logger": "agent_server", "message": "the store failed", "request": "r1",
+        "error": "ConnectionRefusedError", "detail": "[Errno 111] Connect call failed",
+    }  # fmt: skip
