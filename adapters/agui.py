@@ -7,7 +7,7 @@ CopilotKit), which rejects a run over things that 1.0 added; the encoder leaves 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Annotated, Any
 
 import msgspec
@@ -20,6 +20,7 @@ from adapters.body import wrong
 from adapters.errors import RequestError
 from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits, read_json
 from adapters.legacy import downgrade
+from adapters.part_kinds import KINDS, check_parts
 from adapters.request_options import read_options
 from events.encode import encode
 from events.options import GenerationOptions
@@ -57,17 +58,21 @@ class _Head(msgspec.Struct, rename="camel"):
     messages: list[_MessageHead]
 
 
-def parse(body: bytes, *, new_id: Callable[[str], str], limits: Limits = DEFAULT_LIMITS) -> Inbound:
-    """A RunAgentInput in JSON. Raises RequestError. `new_id` is not called: an AG-UI client names everything itself."""
-    return from_wire(read_json(body, limits, shape=_Head), limits=limits)
+def parse(
+    body: bytes, *, new_id: Callable[[str], str], limits: Limits = DEFAULT_LIMITS, media: Collection[str] = KINDS
+) -> Inbound:
+    """A RunAgentInput in JSON. media: kinds of content besides text that the model takes. Raises RequestError. `new_id`
+    is not called: an AG-UI client names everything itself."""
+    return from_wire(read_json(body, limits, shape=_Head), limits=limits, media=media)
 
 
-def from_wire(wire: dict[str, Any], *, limits: Limits = DEFAULT_LIMITS) -> Inbound:
+def from_wire(wire: dict[str, Any], *, limits: Limits = DEFAULT_LIMITS, media: Collection[str] = KINDS) -> Inbound:
     """The same from decoded JSON, for wires that wrap a RunAgentInput in something else. `wire` may be changed."""
     wire = with_action(wire)
     _check_sizes(wire, limits)
     warnings = _mend_parts(wire["messages"])
     run_input = _validate(wire)
+    check_parts(run_input.messages, media)
     _check_unique("messages", [message.id for message in run_input.messages])
     _check_unique("tools", [tool.name for tool in run_input.tools or ()])
     _check_unique("resume", [entry.interrupt_id for entry in run_input.resume or ()])

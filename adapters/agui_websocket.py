@@ -14,6 +14,7 @@ by RUN_ERROR otherwise: both are legal there in the protocol.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -23,6 +24,7 @@ from adapters.body import convert, wrong
 from adapters.errors import RequestError, row
 from adapters.inbound import CLOSING, DEFAULT_LIMITS, Inbound, Limits, ReadMessage, read_text
 from adapters.legacy import downgrade
+from adapters.part_kinds import KINDS
 from events.encode import encode
 from events.metadata import ErrorMetadata, as_metadata
 from events.vocabulary import ERROR_EVENT, Custom, Event, RunError, RunFinished
@@ -74,10 +76,14 @@ class _Control(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Session:
-    """One connection: at most one run is read at a time."""
+    """One connection: at most one run is read at a time. media: says which kinds of content besides text the model
+    takes, which may not be known yet when the connection begins."""
 
-    def __init__(self, *, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self, *, limits: Limits = DEFAULT_LIMITS, media: Callable[[], Collection[str]] = lambda: KINDS
+    ) -> None:
         self.reading = False
+        self._media = media
         self._limits = limits
         self._legacy = False
 
@@ -94,7 +100,7 @@ class Session:
 
     def _inbound(self, run: _Run) -> Inbound | RequestError:
         try:
-            return from_wire(run.input, limits=self._limits)
+            return from_wire(run.input, limits=self._limits, media=self._media())
         except RequestError as error:
             return error
 

@@ -9,7 +9,7 @@ Shapes were read from `@copilotkit/react-core` 1.74 and seen on the wire.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -18,6 +18,7 @@ from adapters import agui
 from adapters.a2ui_actions import without_actions
 from adapters.errors import RequestError
 from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits, read_json
+from adapters.part_kinds import KINDS
 from events.vocabulary import (
     PROTOCOL_VERSION,
     Event,
@@ -88,11 +89,12 @@ def parse(body: bytes, *, new_id: Callable[[str], str], limits: Limits = DEFAULT
     return from_wire(read_json(body, limits), limits=limits)
 
 
-def from_wire(wire: object, *, limits: Limits = DEFAULT_LIMITS) -> Inbound:
-    """The same from decoded JSON, as the single endpoint has it."""
+def from_wire(wire: object, *, limits: Limits = DEFAULT_LIMITS, media: Collection[str] = KINDS) -> Inbound:
+    """The same from decoded JSON, as the single endpoint has it. media: kinds of content besides text that the model
+    takes."""
     if not isinstance(wire, dict):
         raise RequestError("invalid_request", "The body must be a RunAgentInput, which is an object.")
-    return agui.from_wire(_without_own_answers(wire), limits=limits)
+    return agui.from_wire(_without_own_answers(wire), limits=limits, media=media)
 
 
 def parse_call(body: bytes, limits: Limits = DEFAULT_LIMITS) -> RuntimeCall:

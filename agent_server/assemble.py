@@ -21,6 +21,8 @@ from agent_server.auth import Authority, Quotas, configured_authority, storage_u
 from agent_server.chat_model import ChatModel
 from agent_server.hosted import Named, load_named, serve_named
 from agent_server.ids import new_id
+from agent_server.media.intake import Intake
+from agent_server.media.refusal import MediaLimits
 from agent_server.prompting.output import OutputSettings
 from agent_server.runs import LogLimits, Run, RunLimits, RunManager
 from agent_server.server import BUNDLED, BUNDLED_NAME, Server, StartupError
@@ -141,7 +143,7 @@ def chat_model(settings: Settings, engine: Engine | None = None) -> ChatModel:
     if settings.chat_template is not None and not settings.chat_template.is_file():
         raise StartupError(f"There is no chat template at {settings.chat_template}.")
     chosen = engine or choose_engine(settings, source, name)
-    return ChatModel(name, chosen, lambda: load_prompts(settings, source), output_settings(settings))
+    return ChatModel(name, chosen, lambda: load_prompts(settings, source), output_settings(settings), intake(settings))
 
 
 def named_model(settings: Settings) -> tuple[str, str]:
@@ -169,6 +171,12 @@ def output_settings(settings: Settings) -> OutputSettings:
         failed=settings.failed_calls,
         constrain_tools=settings.constrain_tools,
     )
+
+
+def intake(settings: Settings) -> Intake:
+    """What fetches and decodes pictures."""
+    hosts = frozenset(host.rstrip(".").lower() for host in settings.media_hosts)
+    return Intake(MediaLimits(hosts=hosts, bytes=settings.media_bytes, pixels=settings.media_pixels))
 
 
 def choose_engine(settings: Settings, source: str, name: str) -> Engine:

@@ -8,7 +8,9 @@ import logging
 from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING
 
+from adapters.part_kinds import KINDS
 from agent_server.engine.protocol import Engine, EngineError, EngineStatus
+from agent_server.media.intake import Intake
 from agent_server.prompting.output import OutputSettings
 
 if TYPE_CHECKING:
@@ -28,10 +30,12 @@ class ChatModel:
         engine: Engine,
         load_prompts: Callable[[], PromptBuilder],
         output: OutputSettings | None = None,
+        intake: Intake | None = None,
     ) -> None:
         self.name = name
         self.engine = engine
         self.output = output or OutputSettings()
+        self.intake = intake or Intake()
         self._load_prompts = load_prompts
         self._prompts: PromptBuilder | None = None
         self._failure: str | None = None
@@ -62,6 +66,12 @@ class ChatModel:
         return self.status.state in ("ready", "degraded")
 
     @property
+    def takes(self) -> frozenset[str]:
+        """Kinds of content besides text that the model takes; all kinds while that is not known, when it takes nothing
+        at all yet."""
+        return frozenset(self.engine.info.placeholders) if self.ready else frozenset(KINDS)
+
+    @property
     def prompts(self) -> PromptBuilder:
         """The prompt builder. Raises EngineError("unavailable"), which tells the state, while the model is not
         ready."""
@@ -87,5 +97,6 @@ class ChatModel:
             await asyncio.sleep(POLL_SECONDS)
 
     async def close(self) -> None:
+        await self.intake.close()
         with contextlib.suppress(EngineError):
             await self.engine.close()

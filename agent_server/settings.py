@@ -193,6 +193,15 @@ class Settings(BaseSettings):
     drain: float = Field(30, ge=0)
     """Seconds that running runs get to end after SIGTERM; new ones are refused at once."""
 
+    # pictures
+    media_hosts: Annotated[tuple[str, ...], NoDecode] = ()
+    """Hosts (`name` or `name:port`) from which pictures are fetched, over https and at public addresses; without any,
+    pictures come as data alone."""
+    media_bytes: int = Field(16 * 2**20, gt=0)
+    """Bytes of one picture's file."""
+    media_pixels: int = Field(50_000_000, gt=0)
+    """Pixels of all pictures of a request together."""
+
     # generation core
     max_batch: int = Field(64, gt=0)
     """Sequences that are generated at the same time."""
@@ -260,7 +269,7 @@ class Settings(BaseSettings):
 
     @field_validator(
         "engine", "agent", "mcp", "api_keys", "operator_keys", "cors_origins", "allowed_hosts", "encryption_keys",
-        "listen",
+        "listen", "media_hosts",
         mode="before",
     )  # fmt: skip
     @classmethod

@@ -29,6 +29,7 @@ from adapters.anthropic_messages.signature import digest, is_digest
 from adapters.body import wrong
 from adapters.client_history import NewId, Placed, object_text, put_in_order
 from adapters.inbound import Limits
+from adapters.part_kinds import not_taken
 from adapters.sealed import unwrap
 
 
@@ -188,7 +189,7 @@ class _Reader:
 
     def _readable(self, kind: str, at: str) -> None:
         if kind not in self._media:
-            raise wrong(at, f"is {kind} content, and this model reads none")
+            raise not_taken(kind, self._media, at)
 
 
 def _simple(parts: list[ContentPart]) -> str | list[ContentPart]:

@@ -37,6 +37,7 @@ from ag_ui.core import (
 from adapters.body import wrong
 from adapters.client_history import NewId, Placed, object_text, put_in_order
 from adapters.inbound import Limits
+from adapters.part_kinds import not_taken
 
 
 class ChatMessage(msgspec.Struct):
@@ -233,7 +234,7 @@ def read_part(part: Any, at: str, media: Collection[str]) -> ContentPart:
 
 def _readable(kind: str, media: Collection[str], at: str) -> None:
     if kind not in media:
-        raise wrong(at, f"is {kind} content, and this model reads none here")
+        raise not_taken(kind, media, at)
 
 
 def _string(value: object, at: str) -> str:

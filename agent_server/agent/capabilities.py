@@ -50,7 +50,7 @@ def capabilities_of(agent: Agent, model: LanguageModel) -> AgentCapabilities:
         ),
         multi_agent=_multi_agent(agent),
         reasoning=_reasoning(agent, model),
-        multimodal=_multimodal(),
+        multimodal=_multimodal(model),
         custom={"constrainedToolCalls": _constrains(model)},
         execution=ExecutionCapabilities(code_execution=False, max_iterations=agent.max_steps),
         human_in_the_loop=HumanInTheLoopCapabilities(
@@ -115,10 +115,11 @@ def _reasoning(agent: Agent, model: LanguageModel) -> ReasoningCapabilities:
     )
 
 
-def _multimodal() -> MultimodalCapabilities:
-    """No model takes media: what a message carries of them is refused or left out with a warning."""
+def _multimodal(model: LanguageModel) -> MultimodalCapabilities:
+    """What the model does not take is refused. Whether it takes images is not known while it is being loaded."""
+    image = None if _prompts(model) is None else "image" in model.engine.info.placeholders
     return MultimodalCapabilities(
-        input=MultimodalInputCapabilities(image=False, audio=False, video=False, pdf=False, file=False),
+        input=MultimodalInputCapabilities(image=image, audio=False, video=False, pdf=False, file=False),
         output=MultimodalOutputCapabilities(image=False, audio=False),
     )
 

@@ -11,10 +11,11 @@ import msgspec
 from ag_ui.core import AssistantMessage, Message, RunAgentInput, ToolCall
 
 from agent_server.agent.reasoning_policy import ReasoningPolicy
-from agent_server.engine.protocol import Control, Delta, Engine, EngineError, Finished, GenerationRequest
+from agent_server.engine.protocol import Control, Delta, Engine, EngineError, Finished, GenerationRequest, Picture
+from agent_server.media.intake import Intake
 from agent_server.prompting.constraints import plan_constraint, refuse_early
 from agent_server.prompting.output import OutputSettings, open_translator, sampling_for
-from agent_server.prompting.prompt import Prompts
+from agent_server.prompting.prompt import Prompt, Prompts
 from agent_server.prompting.schemas import Invalid, validate
 from agent_server.runs import Recorder, RunContext
 from agent_server.runs.execution import token_row
@@ -38,6 +39,8 @@ class LanguageModel(Protocol):
     def prompts(self) -> Prompts: ...
     @property
     def output(self) -> OutputSettings: ...
+    @property
+    def intake(self) -> Intake: ...
 
 
 class Unreadable(EngineError):
@@ -109,7 +112,7 @@ class TurnTaker:
         await context.controls.gate()
         settings = self._model.output
         await refuse_early(input, options, settings)
-        prompt = await self._model.prompts.build_async(input, options, instructions)
+        prompt = await self._prompt(input, options, instructions)
         recorder.prompted(prompt.token_ids, told=context.options.token_details)
         for warning in prompt.warnings:
             recorder.warn(warning)
@@ -124,6 +127,7 @@ class TurnTaker:
             sampling=sampling_for(prompt, context.controls.sampling(options)),
             constraint=planned.constraint,
             tenant=context.tenant,
+            pictures=await self._pictures(prompt, options),
         )
         translator = open_translator(prompt, input, options, settings, context.new_id)
         # in a task of its own: a token wakes this one and not the whole chain of those who wait for the run
@@ -136,6 +140,21 @@ class TurnTaker:
             recorder.unsent = translator.unsent
         said = self.said()
         return Turn(said=said, finished=finished, invalid=await self._validate(said, input))
+
+    async def _prompt(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None) -> Prompt:
+        build = self._model.prompts.build_async
+        if "image" in self._model.engine.info.placeholders:
+            return await build(input, options, instructions, sees=True)
+        return await build(input, options, instructions)
+
+    async def _pictures(self, prompt: Prompt, options: GenerationOptions) -> tuple[Picture, ...]:
+        """Those that the prompt has places for. Raises EngineError."""
+        if not prompt.pictures:
+            return ()
+        if options.sampling.prompt_logprobs is not None:
+            message = "The tokens of a prompt with pictures have no log probabilities here."
+            raise EngineError("invalid_request", message, param="prompt_logprobs")
+        return await self._model.intake.pictures(prompt.pictures)
 
     async def _validate(self, said: Said, input: RunAgentInput) -> dict[str, str]:
         """What is wrong with the calls' arguments, by the calls' ids; told to whoever watches as well."""

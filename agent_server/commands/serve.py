@@ -64,6 +64,9 @@ def serve(
     redis: Annotated[str | None, typer.Option(help="URL of a Redis, for several gateways (extra `redis`).")] = None,
     api_key: Annotated[list[str] | None, typer.Option(help="key or tenant:key (repeat); none admits everyone.")] = None,
     keys_file: Annotated[str | None, typer.Option(help="File of keys, see `agent-server keys`.")] = None,
+    media_host: Annotated[
+        list[str] | None, typer.Option(help="Host that pictures may be fetched from (repeat).")
+    ] = None,
     cors_origin: Annotated[list[str] | None, typer.Option(help="Origin that may call from a browser (repeat).")] = None,
     allowed_host: Annotated[list[str] | None, typer.Option(help="Name that it is served under (repeat).")] = None,
     constrain_tools: Annotated[bool | None, typer.Option(help="Bind tool calls to their schemas.")] = None,
@@ -78,6 +81,7 @@ def serve(
         "chat_template": chat_template, "format": format, "reasoning_parser": reasoning_parser,
         "tool_call_parser": tool_call_parser, "served_name": served_name, "store_url": store, "redis_url": redis,
         "api_keys": api_key, "keys_file": keys_file, "cors_origins": cors_origin, "allowed_hosts": allowed_host,
+        "media_hosts": media_host,
         "constrain_tools": constrain_tools, "log_level": log_level,
     }  # fmt: skip
     settings = read_settings(given)

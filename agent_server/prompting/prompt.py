@@ -13,11 +13,12 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
-from ag_ui.core import RunAgentInput, Tool
+from ag_ui.core import ImagePart, RunAgentInput, Tool
 
 from agent_server.engine.protocol import EngineError
 from agent_server.model_files import ModelFiles, load_model_files
@@ -45,6 +46,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     text: the rendered prompt, for inspection. opened: the beginning of the answer that it already holds, from the
     assistant's header on. marker_ids: the format's markers that are one token of the vocabulary, with their ids.
     stop_token_ids: ids that end the answer. warnings: sentences about what was left out, changed or ignored.
+    pictures: the parts of the images that it has places for, in their order.
     """
 
     token_ids: tuple[int, ...]
@@ -54,6 +56,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     marker_ids: dict[str, int] = {}
     stop_token_ids: tuple[int, ...] = ()
     warnings: tuple[str, ...] = ()
+    pictures: tuple[ImagePart, ...] = ()
 
 
 class Prompts(Protocol):
@@ -70,9 +73,9 @@ class Prompts(Protocol):
         """The analysis of the chat template; None without one."""
 
     async def build_async(
-        self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None
+        self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None, *, sees: bool = False
     ) -> Prompt:
-        """The prompt for one turn. Raises EngineError."""
+        """The prompt for one turn. sees: the model takes images. Raises EngineError."""
 
 
 class PromptSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,12 +170,13 @@ class PromptBuilder:
     # --- building
 
     async def build_async(
-        self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None
+        self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None, *, sees: bool = False
     ) -> Prompt:
         """`build` in a thread, so that a slow template does not block the event loop. Raises EngineError("timeout")
         after `render_seconds`. The threads are this builder's own, so a template that never ends cannot use up the
         server's."""
-        work = asyncio.get_running_loop().run_in_executor(self._threads, self.build, input, options, instructions)
+        build = partial(self.build, input, options, instructions, sees=sees)
+        work = asyncio.get_running_loop().run_in_executor(self._threads, build)
         try:
             # Not asyncio.wait_for, which may lose a cancellation (CPython issue 86296).
             async with asyncio.timeout(self.settings.render_seconds):
@@ -181,14 +185,17 @@ class PromptBuilder:
             seconds = self.settings.render_seconds
             raise EngineError("timeout", f"the prompt could not be rendered within {seconds:g} s") from error
 
-    def build(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None) -> Prompt:
-        """The prompt for one turn. Raises EngineError("invalid_request") if there is no template or it refuses the
-        conversation, EngineError("context_length_exceeded") if the prompt, or prompt and max_tokens, do not fit."""
+    def build(
+        self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None, *, sees: bool = False
+    ) -> Prompt:
+        """The prompt for one turn. sees: images have a place in it, one token each. Raises
+        EngineError("invalid_request") if there is no template or it refuses the conversation,
+        EngineError("context_length_exceeded") if the prompt, or prompt and max_tokens, do not fit."""
         limit = self.context_length
         if options.raw_prompt is not None:
             prompt = self._raw(options, limit)
         else:
-            prompt = self._rendered(input, options, instructions, limit)
+            prompt = self._rendered(input, options, instructions, limit, sees=sees)
         self._check_length(len(prompt.token_ids), options.sampling.max_tokens)
         return prompt
 
@@ -213,7 +220,13 @@ class PromptBuilder:
         return Prompt(token_ids=ids, text=self.detokenize(ids), stop_token_ids=stops)
 
     def _rendered(
-        self, input: RunAgentInput, options: GenerationOptions, instructions: str | None, limit: int | None = None
+        self,
+        input: RunAgentInput,
+        options: GenerationOptions,
+        instructions: str | None,
+        limit: int | None = None,
+        *,
+        sees: bool = False,
     ) -> Prompt:
         tools = chosen_tools(input.tools or (), options)
         chat = self._chosen(bool(tools))
@@ -228,6 +241,7 @@ class PromptBuilder:
             tools=tools if not shown.words else (),
             context=input.context or (),
             instructions="\n\n".join(part for part in words if part) or None,
+            sees=sees,
         )
         self._check_size(conversation.messages, conversation.tools)
         source, allowed = chat.template.source, self.settings.allowed_kwargs
@@ -254,6 +268,7 @@ class PromptBuilder:
             marker_ids=self._marker_ids(shown.output_format) if shown.words else chat.marker_ids,
             stop_token_ids=chat.stop_token_ids,
             warnings=tuple(dict.fromkeys((*shown.warnings, *conversation.warnings, *warnings, *rendering.warnings))),
+            pictures=tuple(part for part in conversation.pictures if isinstance(part, ImagePart)),
         )
 
     def _marker_ids(self, output_format: OutputFormat) -> dict[str, int]:

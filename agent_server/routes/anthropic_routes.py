@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def routes(server: Server) -> list[BaseRoute]:
     async def messages(request: Request) -> Response:
-        parse = partial(anthropic_messages.parse, new_id=new_id)
+        parse = partial(anthropic_messages.parse, new_id=new_id, media=server.model.takes)
         inbound = await read_request(server, request, parse)
         inbound = anthropic_messages.fitted(inbound, context_length(server))
         identity = MessageIdentity(

@@ -36,7 +36,8 @@ def routes(server: Server) -> list[BaseRoute]:
     born = int(time.time())
 
     async def chat(request: Request) -> Response:
-        inbound = await read_request(server, request, partial(openai_chat.parse, new_id=new_id))
+        parse = partial(openai_chat.parse, new_id=new_id, media=server.model.takes)
+        inbound = await read_request(server, request, parse)
         identity = chat_identity(server, inbound)
         runs = await start_runs(server, request, inbound)
         if inbound.stream:
@@ -116,6 +117,7 @@ def model_cards(server: Server, created: int) -> list[ModelCard]:
             context_length=context_length(server),
             vocabulary=info.vocab_size or None,
             capabilities=capabilities,
+            modalities=("text", *sorted(info.placeholders)),
             root=server.model.name,
             description=server.agents[name].description or None if name in server.agents else None,
             status=status,

@@ -88,7 +88,9 @@ class Responses:
         """The request with what it refers to: items of stored responses, and the conversation that it continues."""
         tenant, size = request.state.tenant, len(body)
         items = await self._items(tenant, await parse_beside(size, referenced, body))
-        inbound = await parse_beside(size, openai_responses.parse, body, new_id=new_id, items=items)
+        inbound = await parse_beside(
+            size, openai_responses.parse, body, new_id=new_id, items=items, media=self.server.model.takes
+        )
         return await self._continued(inbound, tenant)
 
     async def _items(self, tenant: str, ids: list[str]) -> dict[str, dict[str, object]]:

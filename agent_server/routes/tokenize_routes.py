@@ -14,6 +14,7 @@ from adapters import anthropic_messages
 from adapters.answer import field_on
 from adapters.errors import RequestError
 from adapters.inbound import Inbound
+from adapters.part_kinds import check_parts
 from adapters.tokenize import detokenize_body, parse_detokenize, parse_tokenize, tokenize_body
 from agent_server.engine.protocol import EngineError
 from agent_server.ids import new_id
@@ -46,8 +47,10 @@ def token_ids(server: Server, inbound: Inbound) -> list[int]:
 
 
 def prompt_tokens(server: Server, inbound: Inbound, wire: Wire) -> int:
-    """How long the prompt of a request would be. Raises RequestError."""
+    """How long the prompt of a request would be. Raises RequestError, also for pictures: how many tokens they take is
+    known only to the engine."""
     prompts = loaded(server)
+    check_parts(inbound.input.messages, ())
     try:
         return prompts.count_tokens(inbound.input, inbound.options)
     except EngineError as error:

@@ -271,7 +271,7 @@ class AguiConnection(Connection):
 
     def __init__(self, server: Server, websocket: WebSocket) -> None:
         super().__init__(server, websocket)
-        self.session = agui.Session(limits=Limits(body=server.settings.max_body))
+        self.session = agui.Session(limits=Limits(body=server.settings.max_body), media=lambda: server.model.takes)
 
     def going_away(self) -> Sequence[object]:
         return self.session.going_away()

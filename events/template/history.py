@@ -11,6 +11,7 @@ import partial_json_parser  # type: ignore[import-untyped, unused-ignore]
 from ag_ui.core import Message as InputMessage
 
 from events.formats.output_format import OutputFormat
+from events.template.pictures import Marks
 
 
 class HistoryCall(msgspec.Struct, frozen=True):
@@ -34,16 +35,17 @@ class HistoryTurn(msgspec.Struct, kw_only=True):
 
 
 def read_history(
-    messages: Sequence[InputMessage], output_format: OutputFormat, warnings: list[str]
+    messages: Sequence[InputMessage], output_format: OutputFormat, warnings: list[str], marks: Marks | None = None
 ) -> list[HistoryTurn]:
-    """One turn for each message that says something; reasoning waits for the assistant message it led to."""
+    """One turn for each message that says something; reasoning waits for the assistant message it led to. marks: takes
+    the pictures of users and tools, for a model that sees."""
     turns: list[HistoryTurn] = []
     thoughts: list[str] = []
     for message in messages:
         if message.role == "reasoning":
             thoughts.append(message.content)
             continue
-        turn = _turn(message, warnings)
+        turn = _turn(message, warnings, marks)
         if turn is None:
             continue
         if turn.role == "assistant":
@@ -56,13 +58,13 @@ def read_history(
     return turns
 
 
-def _turn(message: InputMessage, warnings: list[str]) -> HistoryTurn | None:
+def _turn(message: InputMessage, warnings: list[str], marks: Marks | None) -> HistoryTurn | None:
     if message.role in ("system", "developer"):
         return HistoryTurn(role="system", text=flatten(message.content, warnings))
     if message.role == "user":
-        return HistoryTurn(role="user", text=flatten(message.content, warnings))
+        return HistoryTurn(role="user", text=flatten(message.content, warnings, marks))
     if message.role == "tool":
-        text = flatten(message.content, warnings)
+        text = flatten(message.content, warnings, marks)
         error = getattr(message, "error", None)
         return HistoryTurn(role="tool", text=text or (f"Error: {error}" if error else ""), call_id=message.tool_call_id)
     if message.role == "assistant":
@@ -71,17 +73,23 @@ def _turn(message: InputMessage, warnings: list[str]) -> HistoryTurn | None:
     return None  # activities are for the front end
 
 
-def flatten(content: Any, warnings: list[str]) -> str:
-    """The text of a message: its text parts, one below the other. Media have no place in a text model's prompt."""
+def flatten(content: Any, warnings: list[str], marks: Marks | None = None) -> str:
+    """The text of a message: its text parts, one below the other, and marks for its pictures. Other media have no place
+    in a prompt."""
     if content is None or isinstance(content, str):
         return content or ""
-    texts: list[str] = []
+    text, below = "", False
     for part in content:
         if part.type == "text":
-            texts.append(part.text)
+            text += f"\n{part.text}" if below else part.text
+            below = True
+        elif part.type == "image" and marks is not None:
+            text += marks.mark(part)
+            below = False
         else:
-            warnings.append(f"a part of type {part.type} was left out: this model reads text only")
-    return "\n".join(texts)
+            taken = "text" if marks is None else "text and images"
+            warnings.append(f"a part of type {part.type} was left out: this model reads {taken} only")
+    return text
 
 
 def _call(call: Any, warnings: list[str]) -> HistoryCall:

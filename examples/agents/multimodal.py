@@ -1,9 +1,9 @@
 """Multimodal: messages with pictures, sound and documents beside their text.
 
-What the model can use of them depends on the model; a part that it cannot use is left out, and the run says so in its
-warnings instead of failing.
+What is taken depends on the model, and GET /agui/multimodal/capabilities says it. A part that the model does not take
+is a 400 that names it and what is taken.
 
-    agent-server serve --agent examples/agents/multimodal.py:agent
+    agent-server serve Qwen/Qwen3-VL-2B-Instruct --agent examples/agents/multimodal.py:agent
 """
 
 from agent_server import Agent

@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 import pytest
 
-from adapters import sse
 from agent_server.agent import load_agents
 from agent_server.engines.scripts import Script
 from tests.agent.models import call
@@ -185,7 +184,7 @@ async def test_multimodal(node_clients):
         assert last(report) == "I cannot see it."
 
 
-async def test_multimodal_parts_that_the_model_cannot_use_are_left_out_with_a_warning():
+async def test_multimodal_parts_that_the_model_does_not_take_are_refused_and_nothing_is_kept():
     agents = load_agents([str(EXAMPLES / "multimodal.py")])
     source = {"type": "data", "value": "iVBORw0KGgo=", "mimeType": "image/png"}
     content = [{"type": "text", "text": "What is this?"}, {"type": "image", "source": source}]
@@ -198,11 +197,9 @@ async def test_multimodal_parts_that_the_model_cannot_use_are_left_out_with_a_wa
     engine = scripted("I cannot see it.")
     async with serving(engine, agents=agents) as running, httpx.AsyncClient(base_url=running.url) as client:
         response = await client.post("/agui/multimodal", json=body)
-        thread = (await client.get("/agui/threads/t")).json()
-    events = [json.loads(frame["data"]) for frame in sse.parse([response.content])]
-    assert events[-1]["type"] == "RUN_FINISHED"
-    assert any("image" in warning for warning in events[-1]["metadata"]["warnings"])
-    assert thread["messages"][0]["content"] == content and thread["thread"]["name"] == "What is this?"
+        thread = await client.get("/agui/threads/t")
+    assert (response.status_code, thread.status_code) == (400, 404)
+    assert "messages.0.content.1 is image content, and what is taken here is text" in response.text
 
 
 async def test_subagents(node_clients):
