@@ -55,7 +55,10 @@ class Settings(BaseSettings):
     """`cpu`, `cuda`, `cuda:1` or `mps`; auto takes CUDA if there is one, else Apple's GPU, else the CPU. With several
     (`cuda:0,cuda:1`) each gets a replica of the model."""
     dtype: str = "auto"
-    """`bfloat16`, `float16` or `float32`; auto is bfloat16 on CUDA if the GPU supports it, float32 on a CPU."""
+    """`bfloat16`, `float16` or `float32`; auto is bfloat16 on CUDA if the GPU supports it, and on a CPU that
+    multiplies it for checkpoints of 16 bits that are not tiny; float32 on other CPUs."""
+    quantize: Literal["", "int8", "int4"] = ""
+    """Quantise the weights when the model is loaded, to `int8` or `int4`; empty for the checkpoint's own."""
     kv_cache_dtype: str = "auto"
     """The type of cached keys and values on a CPU; auto is bfloat16 for bfloat16 checkpoints if the CPU is fast with
     it."""

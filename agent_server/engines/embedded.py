@@ -364,6 +364,7 @@ def embedded_engine(source: str, name: str, settings: Settings) -> EmbeddedEngin
         device=settings.device,
         dtype=settings.dtype,
         kv_cache_dtype=settings.kv_cache_dtype,
+        quantize=settings.quantize,
         adapter=settings.adapter,
         max_batch=settings.max_batch,
         max_queued=settings.max_queued,

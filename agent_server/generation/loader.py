@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -24,6 +25,7 @@ from agent_server.generation.device import (
     free_bytes,
     indexed,
     release_unused,
+    weight_bytes,
 )
 from agent_server.generation.fallback import CachedRunner, CachesMemory, Unservable
 from agent_server.generation.fallback_check import cache_bytes, find_runner
@@ -33,10 +35,20 @@ from agent_server.generation.fused_sampler import make_sampler
 from agent_server.generation.generation import HONOURED, Defaults, Limits
 from agent_server.generation.graphs import buckets, reaches
 from agent_server.generation.kv_cache import KVCache, LayerShape, bytes_per_token
-from agent_server.generation.memory_plan import GIB, Demand, TooLittle, graphs_reserve, share_out, state_tokens
+from agent_server.generation.memory_plan import (
+    CPU_SHARE,
+    GIB,
+    Demand,
+    TooLittle,
+    cpu_tokens,
+    graphs_reserve,
+    share_out,
+    state_tokens,
+)
 from agent_server.generation.pages import PagedMemory
 from agent_server.generation.probe import Unfit, check_positions, check_windows, fit, fit_flat
 from agent_server.generation.profile import largest_step
+from agent_server.generation.quantised import parameter_count, quantise
 from agent_server.generation.runner import PackedRunner
 from agent_server.generation.sampler import Sampler
 from agent_server.generation.scheduler import Scheduler
@@ -61,8 +73,6 @@ MakeCompiler = Callable[[ModelFiles, int], Compiler | None]
 GATHERED_PAGE_SIZE = 16
 SMALLEST_SLAB = 128
 DEFAULT_CONTEXT = 4096
-CPU_SHARE = 0.3
-"""Of the memory that is free on a machine, which others use too, for keys and values."""
 SMALL_PARAMETERS = 20_000_000
 """Below it, what a CPU spends its time on is calling operations, not computing them."""
 BATCHING = {
@@ -102,13 +112,20 @@ def _load(config: EngineConfig, report: Report, compiler: Any) -> tuple[Core, En
     device = choose_device(config.device)
     if device.type == "cuda":  # this thread's streams, events and graphs are then that device's
         torch.cuda.set_device(device)
-    dtype = choose_dtype(config.dtype, device)
+    dtype = choose_dtype(config.dtype, device, halved=_halved(config.model, settings))
     check_memory(config.model, dtype, device)
     model = load_weights(config, settings, device, dtype, report)
     config = msgspec.structs.replace(config, kv_cache_dtype=_cache_dtype(config, settings, model, device))
     report(EngineStatus(state="loading", progress=0.95, message="tokenizer"))
     files = _files(config.model)
     return assemble(config, model, files, device, compiler, report, _reader(config, model, files))
+
+
+def _halved(model: str, settings: Any) -> bool:
+    """Whether bfloat16 takes nothing from a checkpoint that matters, and makes it faster where it is multiplied."""
+    stored = getattr(settings.get_text_config(), "dtype", None) or settings.dtype
+    parameters = weight_bytes(Path(model).expanduser(), torch.float32) // torch.float32.itemsize
+    return stored in (torch.bfloat16, torch.float16) and not 0 < parameters < SMALL_PARAMETERS
 
 
 def _cache_dtype(config: EngineConfig, settings: Any, model: Any, device: torch.device) -> str:
@@ -189,9 +206,10 @@ def assemble(
         placeholders={} if vision is None else {"image": vision.reader.placeholder},
         details={
             "architecture": type(getattr(model, "whole", model)).__name__,
-            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "parameters": parameter_count(model),
             "dtype": str(model.dtype).removeprefix("torch."),
             "kv_cache_dtype": config.kv_cache_dtype,
+            "quantized": config.quantize or "no",
             "device": str(device),
             "kv_cache_tokens": runner.memory.longest if isinstance(runner, CachedRunner) else runner.cache.tokens,
             "step_tokens": scheduler.step_tokens,
@@ -259,6 +277,7 @@ def _runner(config: EngineConfig, model: Any, context: int, sampler: Sampler, bu
         check_positions(model.config, context)
         layers = fit(model)
         check_windows(model.config, layers, context)
+        _quantise(config, model)
     except Unfit as reason:
         model.set_attn_implementation(before)
         return *_cached(config, model, context, device, str(reason)), budget
@@ -268,7 +287,7 @@ def _runner(config: EngineConfig, model: Any, context: int, sampler: Sampler, bu
             raise EngineError("unavailable", "Keys and values have another dtype than the model on the CPU alone.")
         runner, budget = _paged(config, model, layers, context, sampler, budget)
         return runner, "", budget
-    tokens = _cache_tokens(config, bytes_per_token(layers, dtype), context, device)
+    tokens = _cache_tokens(config, model, bytes_per_token(layers, dtype), context, device)
     slabs = SlabMemory(max(tokens, SMALLEST_SLAB), SMALLEST_SLAB)
     cache = KVCache(layers, slabs.total, dtype, device)
     return PackedRunner(model, slabs, cache, device, flat=_flat(config, model, layers)), "", budget
@@ -283,6 +302,7 @@ def _cached(config: EngineConfig, model: Any, context: int, device: torch.device
         raise EngineError("unavailable", f"{name} cannot be served: {fault}.") from fault
     note = f"{BATCHING[runner.together]}: {'; '.join(filter(None, (why, reason)))}"
     logger.warning("%s is decoded %s.", name, note)
+    _quantise(config, model)
     per_token, per_sequence = cache_bytes(runner)
     state = state_tokens(per_token, per_sequence)
     wanted = config.max_batch * (context + state)
@@ -301,10 +321,10 @@ def _paged(
     device, per_token = sampler.device, bytes_per_token(layers, model.dtype)
     kernel = attention_kernels.choose(device, model.dtype, layers)
     size = kernel.page_size if kernel is not None else GATHERED_PAGE_SIZE
-    fusible = isinstance(kernel, attention_kernels.TritonKernel) and config.flatten is not False
+    fusible = isinstance(kernel, attention_kernels.TritonKernel) and config.flatten is not False and not config.quantize
     flat = _fused(model, layers) if fusible else None
     if config.kv_cache_bytes or device.type != "cuda":
-        tokens = _cache_tokens(config, per_token, context, device)
+        tokens = _cache_tokens(config, model, per_token, context, device)
     else:
         step, budget = largest_step(model, layers, sampler, budget, page=size, kernel=kernel, flat=flat)
         release_unused(device)
@@ -320,9 +340,16 @@ def _paged(
     return PackedRunner(model, pages, cache, device, kernel=kernel, flat=flat), budget
 
 
+def _quantise(config: EngineConfig, model: Any) -> None:
+    """After the model was tried, which compares logits more closely than rounded weights allow, and before memory is
+    shared out."""
+    if config.quantize:
+        quantise(model, config.quantize)
+
+
 def _flat(config: EngineConfig, model: Any, layers: list[LayerShape]) -> Forward | None:
     """The model's forward without Python, where that is what takes the time."""
-    if not (_small(model) if config.flatten is None else config.flatten):
+    if config.quantize or not (_small(model) if config.flatten is None else config.flatten):
         return None
     flat = flatten(model)
     return flat if flat is not None and fit_flat(model, layers, flat) else None
@@ -337,15 +364,16 @@ def _fused(model: Any, layers: list[LayerShape]) -> Forward | None:
 
 
 def _small(model: Any) -> bool:
-    return bool(model.num_parameters() < SMALL_PARAMETERS)
+    return bool(parameter_count(model) < SMALL_PARAMETERS)
 
 
-def _cache_tokens(config: EngineConfig, per_token: int, context: int, device: torch.device) -> int:
+def _cache_tokens(config: EngineConfig, model: Any, per_token: int, context: int, device: torch.device) -> int:
     """Tokens of keys and values: what was asked for, else what the free memory allows, within reason."""
     if config.kv_cache_bytes:
         return config.kv_cache_bytes // per_token
-    wanted = 2 * config.max_batch * _power_of_two(context)
-    return min(wanted, int(free_bytes(device) * CPU_SHARE) // per_token)
+    whole = _power_of_two(context)
+    demand = Demand(per_token, page=1, wanted=2 * config.max_batch * whole)
+    return cpu_tokens(free_bytes(device), parameter_count(model) * model.dtype.itemsize, demand, whole)
 
 
 def _power_of_two(number: int) -> int:

@@ -64,6 +64,19 @@ def share_out(free: int, demand: Demand, *, step: int, graphs: int) -> Shares:
     return Shares(step, graphs, lost, tokens * demand.per_token, tokens)
 
 
+CPU_SHARE = 0.3
+"""Of the memory that is free on a machine, which others use too, for keys and values."""
+CPU_CACHE = 128 * MIB
+"""For keys and values beside a model that takes next to nothing itself."""
+
+
+def cpu_tokens(free: int, weights: int, demand: Demand, context: int) -> int:
+    """Tokens of keys and values on a machine that has other work: in proportion to the bytes of the weights, and at
+    least as much as one sequence of the whole context, if that much is free."""
+    bound = max(context, (CPU_CACHE + 2 * weights) // demand.per_token)
+    return min(demand.wanted, bound, int(free * CPU_SHARE) // demand.per_token)
+
+
 def graphs_reserve(count: int, rows: int, vocab_size: int, step_row: int) -> int:
     """Memory of `count` captured graphs that share one pool: the largest batch's activations, `step_row` for each of
     its rows, its logits in the model's precision and in float32, and each graph's nodes."""

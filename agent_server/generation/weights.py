@@ -95,6 +95,9 @@ def load_weights(config: EngineConfig, settings: Any, device: torch.device, dtyp
 
 def _load_weights(config: EngineConfig, settings: Any, device: torch.device, dtype: torch.dtype, report: Report) -> Any:
     quantised = getattr(settings, "quantization_config", None) is not None
+    if quantised and config.quantize:
+        message = f"{config.model} is quantised already; serve it without --quantize."
+        raise EngineError("unavailable", message)
     with _reporting(report):
         model, found = model_class(config.model, settings).from_pretrained(
             config.model,
