@@ -10,7 +10,7 @@ Shapes were read from `@copilotkit/react-core` 1.74 and seen on the wire.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -19,6 +19,7 @@ from adapters.a2ui_actions import without_actions
 from adapters.errors import RequestError
 from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits, read_json
 from adapters.part_kinds import KINDS
+from events.options import ToolChoice
 from events.vocabulary import (
     PROTOCOL_VERSION,
     Event,
@@ -31,19 +32,30 @@ from events.vocabulary import (
 )
 
 RUNTIME_VERSION = "1.74.0"
-Method = Literal["info", "agent/run", "agent/connect", "agent/stop"]
+Method = Literal[
+    "info", "agent/run", "agent/suggest", "agent/connect", "agent/stop", "inspector/metadata", "resource/request"
+]
+METHODS: tuple[Method, ...] = get_args(Method)
+OF_AGENTS = ("agent/run", "agent/suggest", "agent/connect", "agent/stop")
+SUGGEST = "copilotkitSuggest"
+"""The tool that CopilotKit's pages declare, and force, for suggestions of what to say next."""
 Encoder = agui.Encoder
+
+THREAD_ENDPOINTS = {"list": True, "inspect": True, "mutations": True, "realtimeMetadata": False}
 
 AGENT_CLASS = "PythonAgent"
 """What `className` says about every agent: CopilotKit shows it and reads nothing into it."""
 
 
 class RuntimeCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A request to the single endpoint. `body` is the inner body, decoded."""
+    """A request to the single endpoint. `body` is the inner body, decoded. path, http_method: of a resource/request,
+    below the base path."""
 
     method: Method
     agent: str = "default"
     thread_id: str = ""
+    path: str = ""
+    http_method: str = "GET"
     body: Any = None
 
 
@@ -94,25 +106,43 @@ def from_wire(wire: object, *, limits: Limits = DEFAULT_LIMITS, media: Collectio
     takes."""
     if not isinstance(wire, dict):
         raise RequestError("invalid_request", "The body must be a RunAgentInput, which is an object.")
-    return agui.from_wire(_without_own_answers(wire), limits=limits, media=media)
+    return agui.from_wire(_with_tool_choice(_without_own_answers(wire)), limits=limits, media=media)
+
+
+def is_suggestion(inbound: Inbound) -> bool:
+    """Whether a run only makes suggestions: no one will ask for its thread."""
+    return inbound.options.tool_choice == ToolChoice(mode="named", names=(SUGGEST,))
+
+
+def _with_tool_choice(wire: dict[str, Any]) -> dict[str, Any]:
+    """`toolChoice` in forwardedProps, CopilotKit's name for `tool_choice`."""
+    props = wire.get("forwardedProps")
+    if not isinstance(props, dict) or props.get("toolChoice") is None or "tool_choice" in props:
+        return wire
+    rest = {key: value for key, value in props.items() if key != "toolChoice"}
+    return {**wire, "forwardedProps": {**rest, "tool_choice": props["toolChoice"]}}
 
 
 def parse_call(body: bytes, limits: Limits = DEFAULT_LIMITS) -> RuntimeCall:
     """A request to the single endpoint; RequestError for a method that is not CopilotKit's."""
     wire = read_json(body, limits)
     method = wire.get("method") if isinstance(wire, dict) else None
-    if method not in ("info", "agent/run", "agent/connect", "agent/stop"):
-        message = "method must be one of: info, agent/run, agent/connect, agent/stop."
-        raise RequestError("invalid_request", message, param="method")
+    if method not in METHODS:
+        raise RequestError("invalid_request", f"method must be one of: {', '.join(METHODS)}.", param="method")
     params = wire.get("params")
     named = params if isinstance(params, dict) else {}
-    if method != "info" and not isinstance(named.get("agentId"), str):
+    if method in OF_AGENTS and not isinstance(named.get("agentId"), str):
         raise RequestError("invalid_request", "params.agentId is required.", param="params.agentId")
-    thread = named.get("threadId")
+    path = named.get("path")
+    if method == "resource/request" and not (isinstance(path, str) and path.startswith("/") and path[1:2] != "/"):
+        raise RequestError("invalid_request", "params.path must be a path below this one.", param="params.path")
+    thread, verb = named.get("threadId"), named.get("httpMethod")
     return RuntimeCall(
         method=method,
         agent=named.get("agentId") or "default",
         thread_id=thread if isinstance(thread, str) else "",
+        path=path if isinstance(path, str) else "",
+        http_method=verb.upper() if isinstance(verb, str) else "GET",
         body=wire.get("body"),
     )
 
@@ -199,8 +229,9 @@ def runtime_info(agents: Iterable[tuple[str, Card]], server: Mapping[str, object
         "agents": listed,
         "audioFileTranscriptionEnabled": False,
         "mode": "sse",
-        "threadEndpoints": {"list": True, "inspect": True, "mutations": True, "realtimeMetadata": False},
-        "suggestions": False,
+        "threadEndpoints": THREAD_ENDPOINTS,
+        "singleRoute": {"resourceOperations": True, "threadEndpoints": THREAD_ENDPOINTS},
+        "suggestions": True,
         "a2uiEnabled": bool(surfaces),
         "a2ui": {"enabled": bool(surfaces), "agents": surfaces},
         "openGenerativeUIEnabled": False,
@@ -225,6 +256,11 @@ def unknown_agent(name: str) -> tuple[int, dict[str, str]]:
 def invalid_call(message: str) -> tuple[int, dict[str, str]]:
     """Status and body for the single endpoint's own refusals."""
     return 400, {"error": "invalid_request", "message": message}
+
+
+def no_annotations() -> tuple[int, dict[str, str]]:
+    """Status and body, as a runtime without CopilotKit's cloud answers."""
+    return 422, {"error": "not_supported", "message": "Annotations are kept by CopilotKit's cloud, which is not here."}
 
 
 def threads_page(entries: Sequence[ThreadEntry], cursor: str | None = None) -> dict[str, object]:

@@ -195,6 +195,15 @@ COPILOTKIT: Mapping[tuple[str, str], Operation] = {
     ("POST", "/copilotkit/agent/{agent}/run"): Operation(
         "CopilotKit", "Run an agent", body=RUN_BODY, stream=Event, example=RUN_INPUT_EXAMPLE
     ),
+    ("POST", "/copilotkit/agent/{agent}/suggest"): Operation(
+        "CopilotKit", "A run that suggests what to say next and stores nothing", body=RUN_BODY, stream=Event,
+        example=RUN_INPUT_EXAMPLE,
+    ),
+    ("GET", "/copilotkit/inspector-metadata"): Operation("CopilotKit", "Nothing: it is the cloud's", status=204),
+    ("POST", "/copilotkit/threads/clear"): Operation("CopilotKit", "Delete all threads", status=204),
+    ("POST", "/copilotkit/annotate"): Operation(
+        "CopilotKit", "Refused: annotations are the cloud's", body=Free(), answer=Free(), status=422
+    ),
     ("POST", "/copilotkit/agent/{agent}/connect"): Operation(
         "CopilotKit", "Replay a thread and follow what runs on it", body=RUN_BODY, stream=Event,
         example=RUN_INPUT_EXAMPLE,

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
+import msgspec
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Message
 
 from adapters import copilotkit
 from adapters.copilotkit import Card, History, ThreadEntry
@@ -38,6 +41,17 @@ def routes(server: Server) -> list[BaseRoute]:
     runtime = Runtime(server)
     path = BASE + "/agent/{agent}"
     thread = BASE + "/threads/{thread_id}"
+    runtime.resources = [
+        Route(BASE + "/threads", guarded(runtime.threads)),
+        Route(BASE + "/threads/clear", guarded(runtime.clear), methods=["POST"]),
+        Route(thread + "/messages", guarded(runtime.messages)),
+        Route(thread + "/events", guarded(runtime.events)),
+        Route(thread + "/state", guarded(runtime.state)),
+        Route(thread + "/archive", guarded(runtime.archive), methods=["POST"]),
+        Route(thread, guarded(runtime.change), methods=["PATCH"]),
+        Route(thread, guarded(runtime.delete), methods=["DELETE"]),
+        Route(BASE + "/annotate", guarded(runtime.annotate), methods=["POST"]),
+    ]
     return [
         Route(BASE, guarded(runtime.single), methods=["POST"]),
         Route(BASE + "/", guarded(runtime.single), methods=["POST"]),
@@ -45,13 +59,9 @@ def routes(server: Server) -> list[BaseRoute]:
         Route(path + "/run", guarded(runtime.run), methods=["POST"]),
         Route(path + "/connect", guarded(runtime.connect), methods=["POST"]),
         Route(path + "/stop/{thread_id}", guarded(runtime.stop), methods=["POST"]),
-        Route(BASE + "/threads", guarded(runtime.threads)),
-        Route(thread + "/messages", guarded(runtime.messages)),
-        Route(thread + "/events", guarded(runtime.events)),
-        Route(thread + "/state", guarded(runtime.state)),
-        Route(thread + "/archive", guarded(runtime.archive), methods=["POST"]),
-        Route(thread, guarded(runtime.change), methods=["PATCH"]),
-        Route(thread, guarded(runtime.delete), methods=["DELETE"]),
+        Route(path + "/suggest", guarded(runtime.suggest), methods=["POST"]),
+        Route(BASE + "/inspector-metadata", guarded(runtime.inspector)),
+        *runtime.resources,
     ]
 
 
@@ -61,6 +71,8 @@ class Runtime:
     def __init__(self, server: Server) -> None:
         self._server = server
         self._settings = server.settings
+        self.resources: list[Route] = []
+        """What a resource/request of the single endpoint reaches."""
 
     # ---- agents -----------------------------------------------------------------------------------------------------
 
@@ -73,6 +85,23 @@ class Runtime:
             return refusal
         body = await read_run_body(self._server, request)
         return await self._run(agent, await parse_beside(len(body), read_json, body), request.state.tenant)
+
+    async def suggest(self, request: Request) -> Response:
+        """A run that stores nothing, and ends when nobody reads it."""
+        agent = request.path_params["agent"]
+        if refusal := self._unknown(agent):
+            return refusal
+        body = await read_run_body(self._server, request)
+        wire = await parse_beside(len(body), read_json, body)
+        return await self._run(agent, wire, request.state.tenant, suggests=True)
+
+    async def inspector(self, request: Request) -> Response:
+        """CopilotKit's cloud has such metadata, and nobody else."""
+        return Response(status_code=204, headers={"cache-control": "no-store, private"})
+
+    async def annotate(self, request: Request) -> Response:
+        status, body = copilotkit.no_annotations()
+        return json_response(body, status)
 
     async def connect(self, request: Request) -> Response:
         agent = request.path_params["agent"]
@@ -95,18 +124,48 @@ class Runtime:
                 raise
             status, refusal = copilotkit.invalid_call(error.message)
             return json_response(refusal, status)
-        if call.method == "info":
-            return json_response(self._info())
+        match call.method:
+            case "info":
+                return json_response(self._info())
+            case "inspector/metadata":
+                return await self.inspector(request)
+            case "resource/request":
+                return await self._resource(request, call)
         if unknown := self._unknown(call.agent):
             return unknown
         tenant = request.state.tenant
         match call.method:
             case "agent/run":
                 return await self._run(call.agent, call.body, tenant)
+            case "agent/suggest":
+                return await self._run(call.agent, call.body, tenant, suggests=True)
             case "agent/connect":
                 return self._connect(call.body, tenant)
             case _:
                 return await self._stop(call.thread_id, call.body, tenant)
+
+    async def _resource(self, request: Request, call: copilotkit.RuntimeCall) -> Response:
+        """What the same request to a path of its own would answer; threads alone are reached."""
+        path, _, query = call.path.partition("?")
+        body = b"" if call.body is None else msgspec.json.encode(call.body)
+        headers = [(name, value) for name, value in request.scope["headers"] if name != b"content-length"]
+        scope = {
+            **request.scope,
+            "path": request.scope.get("root_path", "") + BASE + unquote(path),
+            "method": call.http_method,
+            "query_string": query.encode(),
+            "headers": headers,
+        }
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        for route in self.resources:
+            match, found = route.matches(scope)
+            if match is Match.FULL:
+                endpoint: Callable[[Request], Awaitable[Response]] = route.endpoint
+                return await endpoint(Request({**scope, **found}, receive))
+        return json_response({"error": "Not found"}, 404)
 
     def _info(self) -> dict[str, object]:
         server = self._server
@@ -133,7 +192,7 @@ class Runtime:
         body = await read_body(request, self._settings.max_body)
         return await parse_beside(len(body), read_json, body)
 
-    async def _run(self, agent: str, wire: Any, tenant: str) -> Response:
+    async def _run(self, agent: str, wire: Any, tenant: str, *, suggests: bool = False) -> Response:
         self._server.runs.check_room(tenant)  # the single endpoint knows only now that the call starts a run
         messages = wire.get("messages") if isinstance(wire, dict) else None
         size = len(messages) * 1024 if isinstance(messages, list) else 0
@@ -141,12 +200,15 @@ class Runtime:
         encoder = copilotkit.Encoder(legacy=inbound.extra.legacy)
         if (answer := app_answer(self._server, agent, inbound, tenant)) is not None:
             return stream_answer_of_app(answer, encoder, self._settings.keep_alive)
+        options, grace = inbound.options, self._settings.grace
+        if suggests or copilotkit.is_suggestion(inbound):  # older pages ask for them by an ordinary run
+            options, grace = msgspec.structs.replace(options, store=False), 0.0
         run = await self._server.runs.start(
             inbound.input,
-            inbound.options,
+            options,
             agent=agent,
             tenant=tenant,
-            grace=self._settings.grace,
+            grace=grace,
             warnings=inbound.extra.warnings,
         )
         return stream_run(run, encoder, interval=self._settings.keep_alive)
@@ -272,14 +334,30 @@ class Runtime:
         )
         return json_response(_entry(changed))
 
+    async def clear(self, request: Request) -> Response:
+        """Deletes all threads of the tenant; what runs on them is stopped first."""
+        tenant, store = request.state.tenant, self._server.store
+        while True:
+            found, _ = await store.threads(tenant, archived=True)
+            if not found:
+                return Response(status_code=204)
+            for record in found:
+                try:
+                    await self._delete(record.id, tenant)
+                except RequestError as error:
+                    if error.kind != "not_found":  # another request deleted it
+                        raise
+
     async def delete(self, request: Request) -> Response:
         """Deletes the thread; what runs on it is stopped first."""
-        tenant, thread_id = request.state.tenant, request.path_params["thread_id"]
+        await self._delete(request.path_params["thread_id"], request.state.tenant)
+        return json_response({"deleted": True})
+
+    async def _delete(self, thread_id: str, tenant: str) -> None:
         for run in await self._server.runs.going_on(thread_id, tenant):
             await run.cancel()
             await run.wait()
         await self._server.store.delete_thread(tenant, thread_id)
-        return json_response({"deleted": True})
 
 
 class _WithoutStart:
