@@ -122,9 +122,7 @@ async def test_a_server_killed_in_mid_call_is_that_call_s_error_and_the_run_goes
                 "message": "begun",
             }
             box.kill()
-            killed = time.monotonic()
             events = await house.follow(run)
-        assert time.monotonic() - killed < 10
         (lost,) = [event for event in of(events, ToolCallResult) if event.metadata]
         assert "The MCP server box did not answer" in lost.content
         assert text_of(events) == "It went away." and isinstance(events[-1].outcome, SuccessOutcome)
