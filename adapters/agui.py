@@ -150,7 +150,7 @@ _SOURCE_TYPES = ("data", "url", "file")
 
 
 def _mend_parts(messages: list[Any]) -> list[str]:
-    """Bring `binary` parts of older clients into today's form, and drop parts that nobody can read, with a warning:
+    """Bring `binary` parts of older clients into today's form, and drop parts of unknown kinds, with a warning:
     the protocol wants a part that cannot be used dropped, never fatal."""
     warnings: list[str] = []
     for i, message in enumerate(messages):

@@ -152,7 +152,7 @@ class Session:
     def event(self, event: Event) -> list[Action]:
         """The next event of the run being read."""
         if isinstance(event, RunFinished | RunError):
-            self.reading = False
+            self.reading = False  # from here on the client may start or read another run
         shown = downgrade(event) if self._legacy else event
         return [] if shown is None else [Send(encode(shown))]
 
@@ -165,6 +165,7 @@ class Session:
         value = {"code": error.kind, "message": error.message}
         if error.param is not None:
             value["param"] = error.param
+        # RUN_ERROR would end the run being read, of which it says nothing.
         if self.reading:
             return [Send(encode(Custom(name=ERROR_EVENT, value=value)))]
         metadata = ErrorMetadata(retryable=row(error.kind).retryable, param=error.param or None)

@@ -149,7 +149,7 @@ class ErrorResponse(NamedTuple):
 
 
 def row(kind: str) -> Row:
-    """The table's row; a kind that nobody knows is an internal error."""
+    """The table's row; a kind that is not in it is an internal error."""
     return TABLE.get(kind, TABLE["internal"])
 
 

@@ -275,7 +275,7 @@ def legacy_logprobs(
     tokens: Sequence[Scored | None], top: int, offset: int = 0, unscored: str = ""
 ) -> dict[str, object]:
     """Completions' own form. `offset` is where the first token's text begins; a prompt's first token, which nothing
-    precedes and nobody can score, is None, and its text is `unscored`."""
+    precedes, has no score: it is None, and its text is `unscored`."""
     texts = [unscored if token is None else token[1] for token in tokens]
     offsets = []
     for text in texts:

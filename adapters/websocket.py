@@ -199,6 +199,7 @@ class Session:
     def _regenerate(self) -> list[Action]:
         if self.state == "idle":
             return self._start(self._inbound(self._config))
+        # The next generation starts in `event`, once this one has ended: a connection has one run at a time.
         self._again = self._stopping = True
         return [Stop()]
 
@@ -237,6 +238,7 @@ class Session:
 
     def refused(self, error: RequestError) -> list[Action]:
         """The run that `Start` asked for, or a control, could not be had."""
+        # Without messages it was a start that failed; a refused control leaves the generation as it is.
         if self._messages is None:
             self.state = "waiting" if self._request_id is None else "idle"
         return [self._error(error)]
@@ -250,7 +252,7 @@ class Session:
 
     def event(self, event: Event) -> list[Action]:
         """The next event of the run."""
-        if self._messages is None:
+        if self._messages is None:  # the run was abandoned before `started`
             return []
         if isinstance(event, Custom) and event.name == CONTROL_EVENT:
             return self._in_effect(event.value)

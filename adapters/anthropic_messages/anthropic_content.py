@@ -147,7 +147,7 @@ class _Reader:
         return ReasoningMessage(id=self._new_id("rsn"), content=thinking)
 
     def _sealed(self, thinking: str, text: str) -> ReasoningMessage:
-        """Reasoning with its seal. What somebody else sealed opens for nobody here, and is left out."""
+        """Reasoning with its seal. A seal of another server cannot be opened here and is left out."""
         seal = unwrap(text)
         if seal is None:
             return ReasoningMessage(id=self._new_id("rsn"), content=thinking)

@@ -39,7 +39,7 @@ def _blocks(identity: MessageIdentity, flags: MessageFlags) -> Blocks:
 
 
 def stop_reason(answer: Answer, flags: MessageFlags) -> tuple[str | None, str | None]:
-    """(stop_reason, stop_sequence) for a run that finished; None is a run that somebody cancelled."""
+    """(stop_reason, stop_sequence) for a run that finished; None stands for a cancelled run."""
     if answer.finish == "cancelled":
         return None, None
     if answer.interrupts:

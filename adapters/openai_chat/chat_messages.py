@@ -1,4 +1,4 @@
-"""Chat Completions messages → AG-UI messages, repairing what clients commonly get wrong and harms nobody.
+"""Chat Completions messages → AG-UI messages, repairing common mistakes of clients that do no harm.
 
 Repaired: null and missing content, parts where text is expected, roles in capitals, missing or repeated call ids,
 arguments that are an object, empty or cut off, results out of order, the deprecated `function` role. Anything else

@@ -57,7 +57,7 @@ def stop_text(stop: str | int | None, wanted: bool) -> str:
 
 
 def error_object(error: RunError | None, wire: Wire = "chat") -> dict[str, Any]:
-    """The `error` of a chunk or body; None is a run that somebody cancelled."""
+    """The `error` of a chunk or body; None stands for a cancelled run."""
     if error is None:
         return {"message": "The run was cancelled.", "type": "server_error", "param": None, "code": "cancelled"}
     param = field_on(wire, error_metadata(error).param)

@@ -33,7 +33,7 @@ from events.vocabulary import (
 )
 
 Emit = Callable[[Event], None]
-CANNOT_ASK = "This call needs a person's agreement, and nobody can be asked on this connection. It was not made."
+CANNOT_ASK = "This call needs a person's agreement, and this connection cannot ask for it. It was not made."
 
 
 class Toolset(msgspec.Struct, frozen=True, kw_only=True):

@@ -72,7 +72,7 @@ class ServedAgent:
         return capabilities_of(self.agent, self._model)
 
     def answers_call(self, name: str, declared: Collection[str]) -> bool:
-        """Whether a call is answered here: one of the agent's tools, or, if it has tools, one that nobody declared.
+        """Whether a call is answered here: one of the agent's tools, or, if it has tools, one that no one declared.
         declared: names of the client's tools."""
         own = {tool.name for tool in self.agent.server_tools} | {other.name for other in self.agent.subagents}
         has_tools = bool(self.agent.tools or self.agent.mcp_servers)

@@ -157,7 +157,7 @@ class TurnTaker:
         return await self._model.intake.pictures(prompt.pictures)
 
     async def _validate(self, said: Said, input: RunAgentInput) -> dict[str, str]:
-        """What is wrong with the calls' arguments, by the calls' ids; told to whoever watches as well."""
+        """What is wrong with the calls' arguments, by the calls' ids; clients are told as well."""
         schemas = {tool.name: tool.parameters for tool in input.tools or ()}
         invalid: dict[str, str] = {}
         for call in said.calls:
@@ -234,7 +234,7 @@ class TurnTaker:
             self._emit(event)
 
     async def _tell_policed(self, events: list[Event], policy: ReasoningPolicy) -> None:
-        """As `_tell`, for those who are not to see all of the reasoning."""
+        """As `_tell`, with the reasoning that the agent's policy hides left out or summarised."""
         for event in events:
             self._keep(event)
             for shown in await policy.shown(event):
@@ -242,7 +242,7 @@ class TurnTaker:
                 self._emit(shown)
 
     def _keep(self, event: Event) -> None:
-        """An event of the model's, for the messages of this turn and whoever follows them."""
+        """Add one of the model's events to this turn's messages, and send it to the run's readers."""
         if isinstance(event, RunError):
             raise Unreadable(event.message, event.code)
         self._written.add(event)
@@ -256,7 +256,7 @@ def _invalid(call: ToolCall, found: Invalid) -> dict[str, Any]:
 
 
 def _kept(message: dict[str, Any]) -> dict[str, Any]:
-    """A message without what was only for whoever watched it being written: the tokens it came in."""
+    """A message without its tokens, which are only for readers of the stream."""
     metadata = without_tokens(message.get("metadata"))
     rest = {key: value for key, value in message.items() if key != "metadata"}
     return {**rest, "metadata": metadata} if metadata else rest

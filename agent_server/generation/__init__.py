@@ -9,5 +9,5 @@ A request's life, in eight steps:
 5. `runner` turns the plan into tensors and runs the model; `attention` writes to and reads from `kv_cache`.
 6. `sampler` chooses a token for each row, by that row's own parameters and random numbers.
 7. `Core` detokenises, looks for the end and hands out a `Delta`, and at last a `Finished`.
-8. The sequence's memory stays behind as a prefix cache until somebody needs the room.
+8. The sequence's memory stays behind as a prefix cache until its memory is needed.
 """

@@ -32,7 +32,7 @@ logger = logging.getLogger("agent_server.generation")
 
 
 def carry_out(core: Core, command: Command | Compiled | Pictured) -> None:
-    """A command whose generation is gone is nobody's."""
+    """Carry out one command of the event loop's. A command for a generation that has ended does nothing."""
     if isinstance(command, Submit):
         _submit(core, command.number, command.request)
         return

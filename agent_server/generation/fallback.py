@@ -29,7 +29,7 @@ MaskForm = Literal["rows", "scores"]
 """Padding as transformers takes it: zeros and ones for each row's tokens, or what is added to each row's scores. Most
 models make the second of the first; some make it wrong."""
 Together = Literal["padded", "equal", "alone"]
-"""Who may share a forward: everybody, sequences of one length, nobody."""
+"""Which sequences may share a forward: all, those of one length, none."""
 
 
 class Unservable(Exception):

@@ -94,7 +94,7 @@ def flatten(model: Any, how: Rewrite | None = None) -> Forward | None:
         with torch.no_grad():
             program = _record(_Packed(model, recorder).eval())
         return _play(program, recorder, how or rewrite)
-    except Exception as error:  # whatever a tracer meets in somebody's model
+    except Exception as error:  # tracing a model's code may raise anything
         logger.info("The model's forward is run as it is: %s", (str(error).splitlines() or ["?"])[0])
         return None
 

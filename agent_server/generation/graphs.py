@@ -86,8 +86,8 @@ class _Captured:
 class DecodeGraphs:
     """Graphs over one PagedMemory and the tensors that the batches of `forward` use.
 
-    rows: of the sampler. width: the most pages that a sequence can have. Row `rows` is nobody's: places that pad a
-    bucket belong to it, its only page is page 0, which is nobody's either.
+    rows: of the sampler. width: the most pages that a sequence can have. Row `rows` belongs to no sequence: places that
+    pad a bucket belong to it, its only page is page 0, which belongs to none either.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class DecodeGraphs:
     @torch.inference_mode()
     def warm(self, last: Tensor, report: Callable[[float], None] = lambda share: None) -> bool:
         """Capture every bucket, the largest first, so that the others fit into its memory and write their logits where
-        it does. `last`: each row's newest token, the same tensor for ever. False, and why in the log, where that does
+        it does. `last`: each row's newest token, the same tensor each time. False, and why in the log, where that does
         not work."""
         try:
             wanted = [(size, width) for size in reversed(self.sizes) for width in reversed(self._reaches)]

@@ -35,8 +35,8 @@ class Masking:
             self._begun = bound, self._thread.submit(self._fill, bound)
 
     def finish(self, generations: Sequence[Generation | None]) -> Masks | None:
-        """The masks by their places in the batch; None stands for a generation that is over, whose token nobody
-        wants. What was not begun is filled now."""
+        """The masks by their places in the batch; None stands for a generation that is over, whose token is
+        not needed. What was not begun is filled now."""
         begun, self._begun = self._begun, None
         bound = begun[0] if begun is not None else _bound(generations)
         if not bound:
@@ -46,7 +46,7 @@ class Masking:
         return replace(masks, rows=[places[generation.number] for generation in bound])
 
     def abandon(self) -> None:
-        """The step failed: nobody may touch the matchers while they are being asked."""
+        """The step failed: wait for the thread that fills masks, which uses the generations' matchers."""
         if self._begun is not None:
             self._begun[1].exception()
             self._begun = None

@@ -1,4 +1,4 @@
-"""Random numbers by counting: the number for a seed and a position is always the same, whoever else is in the batch.
+"""Random numbers by counting: the number for a seed and a position is always the same, whatever else is in the batch.
 
 SplitMix64 (Steele, Lea, Flood 2014) on int64 tensors, whose multiplication wraps as it does on uint64.
 """

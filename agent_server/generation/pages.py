@@ -24,7 +24,8 @@ class _Holding:
 
 
 class PagedMemory:
-    """`pages` pages of `page_size` tokens. Page 0 is nobody's: whatever must be written somewhere goes there."""
+    """`pages` pages of `page_size` tokens. Page 0 belongs to no sequence: what must be written but is never read goes
+    there."""
 
     def __init__(self, pages: int, page_size: int) -> None:
         self.page_size = page_size

@@ -1,7 +1,7 @@
 """Repetition, presence and frequency penalties.
 
 Repetition (Keskar et al. 2019) counts the prompt and the output, as transformers does; presence and frequency count
-the output alone, as OpenAI describes them. The counts `[rows, vocabulary]` exist only once somebody needs them, and
+the output alone, as OpenAI describes them. The counts `[rows, vocabulary]` exist only once a request needs them, and
 only rows that have a penalty keep theirs up to date.
 """
 
@@ -76,7 +76,7 @@ class Penalties:
         return [place for place, row in enumerate(rows) if row in self._active]
 
     def apply(self, logits: Tensor, rows: list[int], index: Tensor) -> Tensor:
-        """The penalised logits; the same tensor where nobody has a penalty, else a new one."""
+        """The penalised logits; the same tensor where no row has a penalty, else a new one."""
         members = self._members(rows)
         if not members:
             return logits

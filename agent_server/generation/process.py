@@ -72,7 +72,7 @@ class ProcessLink:
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         """Report what comes until the child is gone; a child that cannot be understood is ended. Whatever happens here,
-        `lost` is called, or those who wait for its answers would wait for ever."""
+        `lost` is called, or callers that wait for its answers would never return."""
         try:
             while True:
                 self._report(self._decoder.decode(await self._receive(reader)))

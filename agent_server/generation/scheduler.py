@@ -3,12 +3,12 @@
 Rules:
 - A running sequence gets its next token in every step; prompts are computed in chunks in what is left of the budget,
   the shortest remainder first, so that a short prompt does not wait for a long one; a quarter is kept for the prompt
-  that was admitted first, so that a long one does not wait for ever.
+  that was admitted first, so that a long one is not starved.
 - Of those waiting, the highest priority goes first, then the tenant with the fewest running sequences, then the one
   that was served longest ago, then the order of arrival. Who has waited for `patience` steps goes before everybody.
 - A step that ran out of the device's memory is tried again with half as much, until it is a single short chunk.
 - Without room for the next token, the youngest sequence of the lowest priority goes back to the queue and is
-  computed again later. The oldest is never sent back for a younger one, so that somebody always gets on.
+  computed again later. The oldest is never sent back for a younger one, so that one sequence always makes progress.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Group:
         return slabs(arena, 0, self.size, len(arena) // self.size, start, self.longest).index_select(0, self.index)
 
     def mask(self, window: int | None, dtype: torch.dtype) -> tuple[int, Tensor | None]:
-        """The first key that anybody looks at, and what is added to the scores; None where all see all."""
+        """The first key that a row attends to, and what is added to the scores; None where all see all."""
         found = self.masks.get(window)
         if found is None:
             found = self.masks[window] = self._mask(window, dtype)

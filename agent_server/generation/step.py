@@ -154,7 +154,7 @@ class Core:
             if len(logits) > len(sequences):
                 self._score(plan, logits[len(sequences) :])
                 logits = logits[: len(sequences)]
-        except Exception as error:  # the model's code is anybody's: what it raises is the step's error, not the core's
+        except Exception as error:  # a model's code may raise anything: that fails this step, not the core
             self._blame(plan, error)
             return None
         self.scheduler.commit(plan)

@@ -115,7 +115,7 @@ def _options(options: GenerationOptions, index: int) -> GenerationOptions:
 
 
 async def collect(request: Request, runs: Sequence[Run]) -> list[list[Event]] | None:
-    """All events of all runs, or None if the client left before they ended; then nobody reads them any more."""
+    """All events of all runs, or None if the client left before they ended, in which case reading stops."""
     reading = asyncio.gather(*(_read(run) for run in runs))
     leaving = asyncio.ensure_future(left(request.receive))
     both: tuple[asyncio.Future[Any], ...] = (reading, leaving)
@@ -273,7 +273,7 @@ async def stream_answer(
 
 
 async def _hold(frames: AnswerFrames, leaving: asyncio.Task[None]) -> bool:
-    """Wait for the first sign of life. Whether there is something to stream, and somebody to stream it to."""
+    """Wait for the first sign of life. True if there is something to stream and the client is still there."""
     opening = frames.open()
     await asyncio.wait((opening, leaving), timeout=HOLD_SECONDS, return_when=asyncio.FIRST_COMPLETED)
     if not opening.done():

@@ -204,7 +204,7 @@ class RunFrames:
 
 
 async def each_of(frames: Frames) -> AsyncGenerator[bytes, None]:
-    """The same frames, for who sends others in front of them."""
+    """The same frames from a generator, so that a caller can send others before them."""
     try:
         while True:
             if body := frames.ready():

@@ -292,7 +292,7 @@ def so_far(run: AnyRun) -> list[Event] | None:
 
 
 def plain(message: dict[str, object]) -> dict[str, object]:
-    """A message without what was only for those who watched it being written."""
+    """A message without the metadata of its stream."""
     return {name: value for name, value in message.items() if name != "metadata"}
 
 

@@ -136,7 +136,7 @@ class Connection(ABC):
                 await self._reading
 
     async def control(self, action: str, changes: dict[str, object]) -> bool:
-        """False if the run cannot. Raises RequestError for changes that nobody could make."""
+        """False if the run cannot. Raises RequestError for an unknown parameter or a value out of range."""
         if self.run is None:
             return False
         match action:

@@ -86,6 +86,8 @@ class Driver:
         except asyncio.CancelledError:
             return self._stopped()
         except TimeoutError:
+            # Either the run was stopped and its short time is over, or its own time is over, or the agent's code let
+            # a TimeoutError of its own out.
             if self.run.stopped_by is not None:
                 return self._stopped()
             if deadline.expired():
@@ -126,7 +128,7 @@ class Driver:
                 recall=not run.whole,
             )
             self._thread = OpenThread(store, run.tenant, run.thread_id, run.id, found)
-        if not run.log.last:
+        if not run.log.last:  # a run that waited has said so before
             self.recorder.emit(self._started())
 
     def _context(self) -> RunContext:
@@ -168,7 +170,8 @@ class Driver:
         return self._failed("internal", "The server failed to complete this run.")
 
     def _stopped(self) -> Event:
-        """The terminal event of a run whose task was cancelled, by us or by whoever stops the event loop."""
+        """The terminal event of a run whose task was cancelled, by the server or by what stops the event loop."""
+        # The cancellation is dealt with here: what follows, recording the ending, must be able to await.
         task = asyncio.current_task()
         while task is not None and task.cancelling():
             task.uncancel()

@@ -133,7 +133,8 @@ class Recorder:
         self._note_prompt(PromptNote(tokens=len(token_ids), ids=tuple(token_ids) if told else None))
 
     def describe_prompt(self, token_ids: Sequence[int], finished: Finished) -> None:
-        """Keep the first prompt's ids, and its log probabilities where the engine gave any, for who asked for them."""
+        """Keep the first prompt's ids, and its log probabilities where the engine gave any, for requests that asked for
+        them."""
         if self._prompt is None:
             scores = finished.prompt_logprobs
             rows = None if scores is None else [None if token is None else token_row(token) for token in scores]

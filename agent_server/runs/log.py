@@ -148,7 +148,7 @@ class LogReader:
         return item
 
     def ready(self) -> tuple[int, Event] | None:
-        """The next item if it is there already: for who sends together what came together."""
+        """The next item if it is there already; None otherwise. A sender can put several into one write."""
         if self._log.last <= self._cursor or self._left is None:
             return None
         try:

@@ -182,7 +182,7 @@ class RunManager:
             whole=whole,
             caller="" if admission is None else admission.caller,
         )
-        earlier = self._enter(run)
+        earlier = self._enter(run)  # before the first await: two runs must not both find the last place free
         driver = Driver(run, runnable, self.store if options.store else None, self.new_id, self.limits.run_seconds)
         for warning in warnings:
             driver.recorder.warn(warning)

@@ -100,7 +100,7 @@ async def test_inside_a_subagent_what_needs_a_person_is_not_done():
     model = Model(script(call("linguist", task="x"), "ok", theirs=[call("publish", text="y"), "could not"]))
     async with House(CHIEF, model, Store("sqlite://")) as house:
         events = await house.ask("go")
-    assert "nobody can be asked" in of(events, ToolCallResult)[0].content
+    assert "this connection cannot ask" in of(events, ToolCallResult)[0].content
 
 
 async def test_two_subagents_may_work_at_once():

@@ -1,6 +1,5 @@
 """Schemas that cost too much are refused quickly, and findings say where."""
 
-
 import pytest
 
 from agent_server.prompting.schemas import prepared, problems_of

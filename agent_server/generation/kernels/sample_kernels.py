@@ -6,8 +6,8 @@ interval whose upper end is always a logit of the row: each pass sums up what li
 last that is still enough for the lower end, and the largest logit below the next one for the upper. So every pass that
 does not end the search takes at least one distinct logit away, and as a rule three quarters of the interval.
 
-One program has one row, in blocks of a fixed size, so that every sum is made in the same order whoever is beside it.
-"""
+One program has one row, in blocks of a fixed size, so that every sum is made in the same order whatever else is in the
+batch."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def _tried(vision: Vision, layers: list[LayerShape]) -> Vision:
         compare(wanted, _packed(vision, layers, inputs), vision.model.dtype)
     except Unfit:
         raise
-    except Exception as error:  # whatever somebody's model or processor raises
+    except Exception as error:  # a model's or processor's code may raise anything
         logger.debug("A picture fails.", exc_info=error)
         raise Unfit(f"a picture fails ({type(error).__name__}: {first_line(error)})") from error
     return vision

@@ -51,7 +51,7 @@ class Vision:
             expanded, inputs = self.prepare(request)
         except EngineError as error:
             failed(error)
-        except Exception as error:  # a processor is anybody's code, and what it cannot read is the request's error
+        except Exception as error:  # a processor may raise anything; what it cannot read is the request's error
             logger.debug("A picture cannot be prepared.", exc_info=error)
             message = f"The model's processor cannot read a picture ({first_line(error)})."
             failed(EngineError("invalid_request", message, param="messages"))

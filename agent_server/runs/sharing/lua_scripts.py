@@ -1,7 +1,7 @@
 """What Redis does in one step. Every script may be sent again after an answer that was lost.
 
 A gateway whose lease is gone may write nothing, and only the runs of such a gateway may be declared dead: as both are
-tested where the writing is done, a run has one terminal event, whoever writes it.
+tested where the writing is done, a run has one terminal event, whichever gateway writes it.
 """
 
 NEXT = """
