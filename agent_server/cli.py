@@ -12,6 +12,7 @@ from agent_server.commands.keys_command import keys
 from agent_server.commands.parse import parse
 from agent_server.commands.replicas import replicas
 from agent_server.commands.serve import serve
+from agent_server.commands.threads_command import threads
 from agent_server.commands.worker import worker
 from agent_server.version import version
 
@@ -19,6 +20,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 for command in (serve, worker, replicas, chat, inspect, parse):
     app.command()(command)
 app.add_typer(keys, name="keys")
+app.add_typer(threads, name="threads")
 
 
 def _version(value: bool) -> None:

@@ -37,16 +37,21 @@ def load() -> ScriptDirectory:
     return scripts
 
 
-def upgrade(connection: Connection, scripts: ScriptDirectory, target: str = TARGET) -> None:
+def upgrade(connection: Connection, scripts: ScriptDirectory, target: str = TARGET, *, begun: bool = False) -> None:
+    """begun: the connection's transaction began with `begin_alone`."""
+    if not begun:
+        begin_alone(connection)
     _run(connection, scripts, target, scripts._upgrade_revs)  # as alembic's own `upgrade` command does
 
 
-def downgrade(connection: Connection, scripts: ScriptDirectory, target: str) -> None:
+def downgrade(connection: Connection, scripts: ScriptDirectory, target: str, *, begun: bool = False) -> None:
     """Bring a database back to an earlier schema ("base": to none)."""
+    if not begun:
+        begin_alone(connection)
     _run(connection, scripts, target, scripts._downgrade_revs)
 
 
-def _begin_alone(connection: Connection) -> None:
+def begin_alone(connection: Connection) -> None:
     """Wait until no other server migrates this database. What the migrations find to do is read behind it: two servers
     that open a new database at once would both create its tables."""
     if connection.dialect.name == "postgresql":
@@ -59,8 +64,6 @@ def _begin_alone(connection: Connection) -> None:
 
 
 def _run(connection: Connection, scripts: ScriptDirectory, target: str, steps: Steps) -> None:
-    _begin_alone(connection)
-
     def chosen(revision: Any, _: Any) -> Any:
         return steps(target, revision)
 

@@ -1,0 +1,190 @@
+"""Backups of the whole database, and what is removed from it by age or tenant.
+
+A backup is gzip over JSON lines, the same for SQLite and PostgreSQL: a head with the schema's revision, a line for each
+row, and an end that says how many there are, so that a file that was cut off is noticed. It is read in one snapshot, so
+a server may go on meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+from sqlalchemy import Table, column, delete, func, select, table, tuple_
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from agent_server.store import schema
+from agent_server.store.database import is_memory, make_engine, make_file, with_driver
+from agent_server.store.migrate import begin_alone, downgrade, load, upgrade
+
+FORMAT = "agent-server threads"
+PAGE = 500
+
+
+class ArchiveError(Exception):
+    """A backup cannot be made or restored. The message is a sentence for the operator."""
+
+
+class Head(msgspec.Struct, kw_only=True):
+    """The first line. revision: of the schema that the rows fit."""
+
+    format: str
+    revision: str
+
+
+class Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A row of a table, or, without a table, the end with the number of rows."""
+
+    table: str = ""
+    row: dict[str, Any] = {}
+    rows: int = 0
+
+
+@contextlib.asynccontextmanager
+async def opened(url: str) -> AsyncIterator[AsyncEngine]:
+    """The database's engine, the schema at its newest revision. A new SQLite file is made for its owner alone."""
+    url = with_driver(url)
+    if is_memory(url):
+        raise ArchiveError("A store in memory ends with its server; give a database with --store.")
+    if (file := make_file(url)) is not None:
+        file.make()
+    engine = make_engine(url, False)
+    try:
+        async with engine.begin() as connection:
+            await connection.run_sync(upgrade, load())
+        yield engine
+    finally:
+        await engine.dispose()
+
+
+@contextlib.asynccontextmanager
+async def _snapshot(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
+    """A connection whose reads all see the same moment."""
+    async with engine.connect() as connection:
+        if connection.dialect.name == "sqlite":
+            await connection.exec_driver_sql("BEGIN")  # Python's driver begins none before a SELECT
+        else:
+            await connection.execution_options(isolation_level="REPEATABLE READ")
+        yield connection
+
+
+async def _rows(connection: AsyncConnection, source: Table) -> AsyncIterator[dict[str, Any]]:
+    """All rows, in the order of the key, a page at a time."""
+    keys = list(source.primary_key)
+    query = select(source).order_by(*keys).limit(PAGE)
+    page = (await connection.execute(query)).all()
+    while page:
+        for row in page:
+            yield {str(name): value for name, value in row._mapping.items()}
+        last = tuple(page[-1]._mapping[key] for key in keys)
+        page = (await connection.execute(query.where(tuple_(*keys) > tuple_(*last)))).all()
+
+
+async def backup(url: str, place: Path) -> int:
+    """Write all rows into a new file, readable by its owner alone. How many there are. Raises ArchiveError."""
+    try:
+        descriptor = os.open(place, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    except OSError as error:
+        raise ArchiveError(f"{place} cannot be made: {error.strerror}.") from error
+    count = 0
+    try:
+        async with opened(url) as engine, _snapshot(engine) as connection:
+            with os.fdopen(descriptor, "wb") as raw, gzip.open(raw, "wb") as file:
+                _say(file, Head(format=FORMAT, revision=str(load().get_current_head())))
+                for source in schema.metadata.sorted_tables:
+                    async for row in _rows(connection, source):
+                        _say(file, Line(table=str(source.name), row=row))
+                        count += 1
+                _say(file, Line(rows=count))
+    except BaseException:
+        os.unlink(place)  # noqa: PTH108 - in a command's own loop, which nothing else waits for
+        raise
+    return count
+
+
+def _say(file: Any, told: msgspec.Struct) -> None:
+    file.write(msgspec.json.encode(told) + b"\n")
+
+
+async def restore(url: str, place: Path) -> int:
+    """Put a backup into a database that has no threads, all of it or nothing. How many rows. Raises ArchiveError."""
+    try:
+        with place.open("rb") as raw:
+            return await _restored(url, raw)
+    except OSError as error:
+        raise ArchiveError(f"{place} cannot be read: {error.strerror or error}.") from error
+    except (EOFError, gzip.BadGzipFile, msgspec.MsgspecError) as error:
+        raise ArchiveError(f"{place} is no whole backup; nothing was restored.") from error
+
+
+async def _restored(url: str, raw: BinaryIO) -> int:
+    lines: Iterator[bytes] = iter(gzip.GzipFile(fileobj=raw, mode="rb"))
+    head = msgspec.json.decode(next(lines, b""), type=Head)
+    scripts = load()
+    if head.format != FORMAT or head.revision not in {each.revision for each in scripts.walk_revisions()}:
+        raise ArchiveError("The backup was made by a newer version of this server, or by something else.")
+    async with opened(url) as engine, engine.begin() as connection:
+        await connection.run_sync(begin_alone)
+        for source in schema.metadata.sorted_tables:
+            if await connection.scalar(select(func.count()).select_from(source)):
+                raise ArchiveError("The database has threads already; a backup is restored into an empty one.")
+        if head.revision != scripts.get_current_head():  # rows of an earlier version fit its schema, and grow with it
+            await connection.run_sync(lambda given: downgrade(given, scripts, head.revision, begun=True))
+        count = await _insert(connection, lines)
+        await connection.run_sync(lambda given: upgrade(given, scripts, begun=True))
+    return count
+
+
+async def _insert(connection: AsyncConnection, lines: Iterator[bytes]) -> int:
+    known = {each.name for each in schema.metadata.sorted_tables}
+    for count, text in enumerate(lines):
+        line = msgspec.json.decode(text, type=Line)
+        if not line.table:
+            if line.rows != count or next(lines, None) is not None:
+                break
+            return count
+        if line.table not in known:
+            raise ArchiveError(f"The backup has rows of a table {line.table[:80]}, which this version does not know.")
+        await connection.execute(table(line.table, *map(column, line.row)).insert().values(line.row))
+    raise EOFError
+
+
+async def remove(url: str, *, tenant: str | None = None, before: int | None = None) -> int:
+    """Remove threads for good, with all that belongs to them, and responses: those of a tenant, those that were last
+    used before a time (milliseconds since the epoch), or both together. How many threads."""
+    if tenant is None and before is None:
+        raise ValueError("neither a tenant nor a time")
+    async with opened(url) as engine, engine.connect() as connection:
+        sqlite = connection.dialect.name == "sqlite"
+        if sqlite:
+            await connection.exec_driver_sql("PRAGMA secure_delete=ON")  # else the words stay in the file's free pages
+            await connection.commit()
+        async with connection.begin():
+            count = await _remove(connection, tenant, before)
+        if sqlite:
+            await connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+    return count
+
+
+async def _remove(connection: AsyncConnection, tenant: str | None, before: int | None) -> int:
+    def limits(source: Table, moment: Any) -> list[Any]:
+        return [
+            *([source.c.tenant == tenant] if tenant is not None else []),
+            *([moment < before] if before is not None else []),
+        ]
+
+    threads = schema.threads
+    old = select(threads.c.tenant, threads.c.id).where(*limits(threads, threads.c.updated_at))
+    for source in schema.OF_A_THREAD:
+        everything = before is None  # a tenant's rows, those of threads that are gone included
+        where = source.c.tenant == tenant if everything else tuple_(source.c.tenant, source.c.thread_id).in_(old)
+        await connection.execute(delete(source).where(where))
+    responses = schema.responses
+    await connection.execute(delete(responses).where(*limits(responses, responses.c.created_at)))
+    gone = await connection.execute(delete(threads).where(*limits(threads, threads.c.updated_at)))
+    return int(gone.rowcount)

@@ -1,0 +1,170 @@
+"""Backups between databases, and removal for good."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from agent_server.cli import app
+from agent_server.store import Store, archive
+from agent_server.store.archive import ArchiveError, backup, remove, restore
+from agent_server.store.database import make_engine, with_driver
+from agent_server.store.migrate import downgrade, load
+from tests.store.conftest import fresh_database
+from tests.store.test_store import assistant, ended, finished, user
+
+CANARY = "canary-1f2e3d"
+
+
+async def filled(url: str) -> dict[str, Any]:
+    """A database with something in every table; what it tells."""
+    store = Store(url)
+    await store.open()
+    await store.begin_run("a", "t", "r", messages=[user("u1", CANARY)])
+    conclusion = ended(finished(), messages=[user("u1", CANARY), assistant("a1", "Yes.")])
+    await store.end_run(msgspec.structs.replace(conclusion, tenant="a"))
+    await store.begin_run("a", "t", "r2", messages=[user("u1", CANARY), user("u2", "é\x00")])
+    await store.delete_message("a", "t", "u2")
+    await store.give_feedback("a", "t", "a1", 1.0, "good")
+    await store.save_response("a", "resp", {"x": CANARY})
+    await store.begin_run("b", "t", "r", messages=[user("u1", "b's")])
+    await store.close()
+    return await told(url)
+
+
+async def told(url: str) -> dict[str, Any]:
+    store = Store(url)
+    await store.open()
+    found = {
+        tenant: [
+            await store.messages(tenant, "t"),
+            await store.removals(tenant, "t"),
+            await store.runs(tenant, "t"),
+            await store.feedback(tenant, "t"),
+            await store.response(tenant, "resp"),
+            [each.name for each in (await store.threads(tenant))[0]],
+        ]
+        for tenant in "ab"
+    }
+    await store.close()
+    return found
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+async def other(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/new/other.db"
+    return await fresh_database(request.getfixturevalue("postgres_server"))
+
+
+async def test_what_is_backed_up_is_restored_on_either_database(url: str, other: str, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(archive, "PAGE", 1)
+    before = await filled(url)
+    rows = await backup(url, tmp_path / "b.gz")
+    assert (tmp_path / "b.gz").stat().st_mode & 0o777 == 0o600
+    assert await restore(other, tmp_path / "b.gz") == rows > 8
+    assert await told(other) == before
+    with pytest.raises(ArchiveError, match="already"):
+        await restore(other, tmp_path / "b.gz")
+    with pytest.raises(ArchiveError, match="cannot be made"):
+        await backup(url, tmp_path / "b.gz")
+
+
+async def test_a_backup_is_of_one_moment(url: str, tmp_path: Path, monkeypatch):
+    """A thread that is stored between two tables is in neither."""
+    await filled(url)
+    store = Store(url)
+    await store.open()
+    rows = archive._rows
+
+    async def interrupted(connection: Any, source: Any) -> Any:
+        async for row in rows(connection, source):
+            yield row
+        await store.begin_run("c", f"late-{source.name}", f"r-{source.name}", messages=[user("u", "late")])
+
+    monkeypatch.setattr(archive, "_rows", interrupted)
+    await backup(url, tmp_path / "b.gz")
+    await store.close()
+    assert "late" not in gzip.decompress((tmp_path / "b.gz").read_bytes()).decode()
+
+
+@pytest.mark.parametrize("damage", ["cut", "line", "text", "newer"])
+async def test_half_a_backup_restores_nothing(url: str, tmp_path: Path, damage: str):
+    source = f"sqlite:///{tmp_path}/source.db"
+    await filled(source)
+    await backup(source, tmp_path / "b.gz")
+    whole = (tmp_path / "b.gz").read_bytes()
+    lines = gzip.decompress(whole).splitlines(keepends=True)
+    broken = {
+        "cut": whole[: len(whole) // 2],
+        "line": gzip.compress(b"".join([*lines[:3], *lines[4:]])),
+        "text": b"no backup",
+        "newer": gzip.compress(lines[0].replace(b"00", b"99") + b"".join(lines[1:])),
+    }[damage]
+    (tmp_path / "broken.gz").write_bytes(broken)
+    with pytest.raises(ArchiveError):
+        await restore(url, tmp_path / "broken.gz")
+    assert (await told(url))["a"][0] == []
+
+
+async def test_a_backup_of_an_earlier_version_is_brought_to_the_newest(url: str, tmp_path: Path):
+    source = f"sqlite:///{tmp_path}/source.db"
+    before = await filled(source)
+    engine = make_engine(with_driver(source), False)
+    async with engine.begin() as connection:
+        await connection.run_sync(downgrade, await asyncio.to_thread(load), "0001")
+    await engine.dispose()
+    await backup(source, tmp_path / "b.gz")
+    lines = gzip.decompress((tmp_path / "b.gz").read_bytes()).splitlines(keepends=True)
+    head = lines[0].replace(str(load().get_current_head()).encode(), b"0001")
+    (tmp_path / "b.gz").write_bytes(gzip.compress(head + b"".join(lines[1:])))
+    await restore(url, tmp_path / "b.gz")
+    assert (await told(url))["a"][0] == before["a"][0]
+
+
+def content(folder: Path) -> bytes:
+    """Every byte of the database's files."""
+    return b"".join(each.read_bytes() for each in folder.glob("threads.db*"))
+
+
+async def test_a_tenants_data_is_erased_and_nobody_elses(url: str, tmp_path: Path):
+    before = await filled(url)
+    assert await remove(url, tenant="a") == 1
+    after = await told(url)
+    assert after["a"] == [[], [], [], [], None, []] and after["b"] == before["b"]
+    if url.startswith("sqlite"):
+        assert CANARY.encode() not in content(tmp_path)
+
+
+async def test_threads_are_removed_by_age(url: str, monkeypatch):
+    before = await filled(url)
+    store = Store(url)
+    await store.open()
+    used = {tenant: (await store.thread(tenant, "t")).updated_at for tenant in "ab"}
+    await store.close()
+    assert await remove(url, tenant="b", before=used["b"]) == await remove(url, before=min(used.values())) == 0
+    assert await told(url) == before
+    assert await remove(url, tenant="b", before=used["b"] + 1) == 1
+    assert (await told(url))["a"] == before["a"] and (await told(url))["b"][0] == []
+
+
+def test_the_command(tmp_path: Path):
+    url = f"sqlite:///{tmp_path}/a.db"
+    asyncio.run(filled(url))
+
+    def run(*arguments: str) -> Any:
+        return CliRunner().invoke(app, ["threads", *arguments, "--store", url])
+
+    assert run("backup", str(tmp_path / "b.gz")).exit_code == 0
+    assert run("prune", "--older-than", "90d").stdout == "0 threads were removed.\n"
+    assert run("prune", "--older-than", "soon").exit_code == 2
+    assert run("erase", "--tenant", "a").exit_code == 1  # nobody said yes
+    assert run("erase", "--tenant", "a", "--yes").stdout == "1 threads were removed.\n"
+    refused = run("restore", str(tmp_path / "b.gz"))
+    assert refused.exit_code == 1 and "already" in refused.stderr
