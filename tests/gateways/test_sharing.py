@@ -18,6 +18,7 @@ from events.options import GenerationOptions
 from events.vocabulary import Event, RunError, RunFinished, TextMessageContent, TextMessageEnd, TextMessageStart
 from tests.blocking import nothing_blocks
 from tests.gateways.redis_server import RedisServer, installed
+from tests.runs.agents import read_all
 
 OPTIONS = GenerationOptions(store=False)
 LEASE = 0.6
@@ -121,10 +122,6 @@ async def elsewhere(manager: RunManager, run: str = "r"):
             await asyncio.sleep(0.005)
 
 
-async def read(run, after: int = 0) -> list[tuple[int, Event]]:
-    return [item async for item in run.events(after)]
-
-
 def said(items: list[tuple[int, Event]]) -> str:
     return "".join(event.delta for _, event in items if isinstance(event, TextMessageContent))
 
@@ -143,8 +140,8 @@ async def test_runs_go_on_while_redis_is_down_and_are_shared_again_afterwards(to
     a, b = await together.add(lease=10.0), await together.add(lease=10.0)
     run = await a.start(ask(), OPTIONS)
     together.talkers[0].say("one ")
-    follower = asyncio.create_task(read(await elsewhere(b)))
-    local = asyncio.create_task(read(run))
+    follower = asyncio.create_task(read_all(await elsewhere(b)))
+    local = asyncio.create_task(read_all(run))
     await asyncio.sleep(0.1)
     redis.kill()
     together.talkers[0].say("two ")
@@ -162,7 +159,7 @@ async def test_runs_go_on_while_redis_is_down_and_are_shared_again_afterwards(to
     assert alone.stopped_by == "cancelled"
     together.talkers[0].say("three", None)
     assert said(await follower) == said(await local) == "one two three"
-    assert await follower == await local == await read(await b.find("r"))
+    assert await follower == await local == await read_all(await b.find("r"))
 
 
 async def test_a_reader_is_cut_when_redis_stays_away_and_told_where_to_read_on(together, redis):
@@ -171,7 +168,7 @@ async def test_a_reader_is_cut_when_redis_stays_away_and_told_where_to_read_on(t
     together.talkers[0].say("one")
     run = await elsewhere(b)
     await until(lambda: run.log.last == 3)
-    follower = asyncio.create_task(read(run))
+    follower = asyncio.create_task(read_all(run))
     redis.kill()
     *seen, (number, word) = await follower
     assert [number for number, _ in seen] == [1, 2, 3]
@@ -181,7 +178,7 @@ async def test_a_reader_is_cut_when_redis_stays_away_and_told_where_to_read_on(t
         await run.wait()
     redis.start()
     together.talkers[0].say("two", None)
-    assert said(await read(await elsewhere(b), 3)) == "two"
+    assert said(await read_all(await elsewhere(b), 3)) == "two"
 
 
 async def test_a_gateway_that_dies_is_ended_once_and_its_thread_passes_on(together):
@@ -189,7 +186,7 @@ async def test_a_gateway_that_dies_is_ended_once_and_its_thread_passes_on(togeth
     await a.start(ask(), OPTIONS)
     together.talkers[0].say("one")
     followed = [await elsewhere(manager) for manager in (b, c)]
-    readers = [asyncio.create_task(read(run)) for run in followed]
+    readers = [asyncio.create_task(read_all(run)) for run in followed]
     await until(lambda: all(run.log.last == 3 for run in followed))
     second = await b.start(ask("second"), OPTIONS)
     assert [run.id for run in await c.going_on("t")] == ["r", "second"]
@@ -212,12 +209,12 @@ async def test_a_gateway_that_was_only_slow_goes_on_alone_where_it_was_declared_
     run = await a.start(ask(), OPTIONS)
     await elsewhere(b)
     await die(a)
-    assert isinstance((await read(await b.find("r")))[-1][1], RunError)
+    assert isinstance((await read_all(await b.find("r")))[-1][1], RunError)
     await a.open()
     together.talkers[0].say("late", None)
-    assert said(await read(run)) == "late" and isinstance(run.terminal, RunFinished)
+    assert said(await read_all(run)) == "late" and isinstance(run.terminal, RunFinished)
     await asyncio.sleep(0.1)
-    assert isinstance((await read(await b.find("r")))[-1][1], RunError)
+    assert isinstance((await read_all(await b.find("r")))[-1][1], RunError)
     another = await a.start(ask("next"), OPTIONS)
     assert (await elsewhere(b, "next")).id == another.id
 
@@ -225,7 +222,7 @@ async def test_a_gateway_that_was_only_slow_goes_on_alone_where_it_was_declared_
 async def test_a_gateway_that_comes_back_before_it_was_missed_is_followed_on(together):
     a, b = await together.add(), await together.add()
     await a.start(ask(), OPTIONS)
-    follower = asyncio.create_task(read(await elsewhere(b)))
+    follower = asyncio.create_task(read_all(await elsewhere(b)))
     await a.sharing.link.call("DEL", RedisKeys(together.prefix).lease(a.sharing.id))
     together.talkers[0].say("still here", None)
     assert said(await follower) == "still here"
@@ -243,7 +240,7 @@ async def test_what_redis_keeps_of_a_run_is_bounded_and_the_rest_is_refused(toge
     with pytest.raises(RequestError, match="no longer kept"):
         found.events(0)
     await die(a)
-    items = await read(found, found.log.last - 1)
+    items = await read_all(found, found.log.last - 1)
     assert [type(event) for _, event in items] == [TextMessageContent, TextMessageEnd, RunError]
 
 
@@ -251,7 +248,7 @@ async def test_a_gap_cuts_readers_instead_of_hiding_it(together):
     a, b = await together.add(logs=LogLimits(events=10)), await together.add()
     run = await a.start(ask(), OPTIONS)
     found = await elsewhere(b)
-    follower = asyncio.create_task(read(found))
+    follower = asyncio.create_task(read_all(found))
     together.talkers[0].say("a")
     await until(lambda: found.log.last == 3)
     await asyncio.sleep(0)
@@ -274,13 +271,13 @@ async def test_an_id_may_be_used_again_elsewhere_once_its_run_ended(together):
     together.talkers[1].say("second", None)
     await again.wait()
     await until(lambda: not b.sharing._runs)
-    assert said(await read(await a.find("r"))) == said(await read(await b.find("r"))) == "second"
+    assert said(await read_all(await a.find("r"))) == said(await read_all(await b.find("r"))) == "second"
 
 
 async def test_a_shut_down_gateway_is_not_taken_for_dead_and_its_readers_are_told(together):
     a, b = await together.add(), await together.add()
     run = await a.start(ask(), OPTIONS)
-    followed = asyncio.create_task(read(await elsewhere(b)))
+    followed = asyncio.create_task(read_all(await elsewhere(b)))
     await asyncio.sleep(0.1)
     await b.close(0)
     assert (await followed)[-1][1].code == "connection"
@@ -288,7 +285,7 @@ async def test_a_shut_down_gateway_is_not_taken_for_dead_and_its_readers_are_tol
         a.sharing.id.encode()
     }
     c = await together.add()
-    ending = asyncio.create_task(read(await elsewhere(c)))
+    ending = asyncio.create_task(read_all(await elsewhere(c)))
     await a.close(0)
     terminal = (await ending)[-1][1]
     assert (terminal.code, terminal.message) == ("unavailable", "The server stopped before the run was complete.")
@@ -313,7 +310,7 @@ async def test_a_run_forgotten_for_its_size_is_forgotten_in_redis_too(together):
         await run.wait()
     await until(lambda: not a.sharing._runs)
     await asyncio.sleep(0.1)
-    assert said(await read(await b.find("r2"))) == "x"
+    assert said(await read_all(await b.find("r2"))) == "x"
     with pytest.raises(RequestError, match="no such run"):
         await b.find("r1")
 
@@ -321,7 +318,7 @@ async def test_a_run_forgotten_for_its_size_is_forgotten_in_redis_too(together):
 async def test_whatever_is_kept_in_redis_dies_by_itself(together):
     a, b = await together.add(), await together.add()
     run = await a.start(ask(), OPTIONS)
-    reader = asyncio.create_task(read(await elsewhere(b)))
+    reader = asyncio.create_task(read_all(await elsewhere(b)))
     await asyncio.sleep(0.1)
     together.talkers[0].say(None)
     await run.wait()

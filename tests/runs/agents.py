@@ -9,8 +9,9 @@ from collections.abc import Awaitable, Callable
 from ag_ui.core import RunAgentInput
 
 from agent_server.runs import Ending, Recorder, RunContext, RunLimits, RunManager
+from agent_server.runs.sharing import AnyRun
 from events.options import GenerationOptions
-from events.vocabulary import TextMessageContent, TextMessageEnd, TextMessageStart
+from events.vocabulary import Event, TextMessageContent, TextMessageEnd, TextMessageStart
 
 Body = Callable[[Recorder], Awaitable[Ending]]
 
@@ -39,6 +40,11 @@ def ask(run_id: str = "r1", thread_id: str = "t1") -> RunAgentInput:
 
 
 OPTIONS = GenerationOptions(store=False)
+
+
+async def read_all(run: AnyRun, after: int = 0) -> list[tuple[int, Event]]:
+    """A run's numbered events from the one after `after` to its end."""
+    return [item async for item in run.events(after)]
 
 
 async def say(recorder: Recorder, count: int = 3) -> Ending:

@@ -28,18 +28,14 @@ from events.vocabulary import (
     TextMessageStart,
     ToolCallStart,
 )
-from tests.runs.agents import OPTIONS, ask, forever, manager_of, say
+from tests.runs.agents import OPTIONS, ask, forever, manager_of, read_all, say
 
 pytestmark = pytest.mark.usefixtures("nothing_blocks")
 
 
-async def read(run, after: int = 0) -> list[tuple[int, Event]]:
-    return [item async for item in run.events(after)]
-
-
 async def test_a_run_is_numbered_from_one_and_ends_with_its_terminal_event():
     run = await manager_of(say).start(ask(), OPTIONS)
-    items = await read(run)
+    items = await read_all(run)
     assert [number for number, _ in items] == list(range(1, len(items) + 1))
     assert isinstance(items[0][1], RunStarted) and items[0][1].protocol_version == "1.0"
     assert isinstance(items[-1][1], RunFinished)
@@ -49,9 +45,9 @@ async def test_a_run_is_numbered_from_one_and_ends_with_its_terminal_event():
 
 async def test_a_finished_run_is_replayed_from_any_event_on():
     manager = manager_of(say)
-    whole = await read(await manager.start(ask(), OPTIONS))
+    whole = await read_all(await manager.start(ask(), OPTIONS))
     for cut in range(len(whole) + 1):
-        assert await read(manager.get("r1"), cut) == whole[cut:]
+        assert await read_all(manager.get("r1"), cut) == whole[cut:]
 
 
 async def test_a_run_that_is_kept_does_not_keep_what_it_worked_with():
@@ -97,7 +93,7 @@ async def test_whatever_is_raised_closes_what_is_open_and_becomes_one_error(erro
         recorder.emit(ToolCallStart(tool_call_id="c", tool_call_name="f"))
         raise error
 
-    events = [event for _, event in await read(await manager_of(fails).start(ask(), OPTIONS))]
+    events = [event for _, event in await read_all(await manager_of(fails).start(ask(), OPTIONS))]
     assert [type(event).__name__ for event in events[5:]] == [
         "ToolCallEnd",
         "ReasoningMessageEnd",
@@ -391,7 +387,7 @@ async def run_with(store: Notebook) -> list[Event]:
     manager = manager_of(say)
     manager.store = store
     store.manager = manager
-    return [event for _, event in await read(await manager.start(ask(), GenerationOptions()))]
+    return [event for _, event in await read_all(await manager.start(ask(), GenerationOptions()))]
 
 
 async def test_an_ending_is_kept_before_anyone_is_told():
@@ -433,5 +429,5 @@ async def test_a_run_that_is_being_written_down_cannot_be_cancelled_any_more():
 
 async def test_ten_thousand_events_are_read_by_two_readers_alike():
     run = await manager_of(lambda recorder: say(recorder, 10_000)).start(ask(), OPTIONS)
-    one, two = await asyncio.gather(read(run), read(run))
+    one, two = await asyncio.gather(read_all(run), read_all(run))
     assert one == two and len(one) == 10_004

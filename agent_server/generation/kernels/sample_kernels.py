@@ -7,7 +7,8 @@ last that is still enough for the lower end, and the largest logit below the nex
 does not end the search takes at least one distinct logit away, and as a rule three quarters of the interval.
 
 One program has one row, in blocks of a fixed size, so that every sum is made in the same order whatever else is in the
-batch."""
+batch.
+"""
 
 from __future__ import annotations
 
