@@ -24,6 +24,7 @@ from agent_server.agent.subagents import SubagentCallee
 from agent_server.agent.surfaces import Surfaces, page_catalog
 from agent_server.agent.turn import LanguageModel, TurnTaker
 from agent_server.generative_ui.catalog import RENDER
+from agent_server.generative_ui.mirroring import SANDBOX
 from agent_server.runs import Ending, Recorder, RunContext
 from agent_server.store.records import RunRecord
 from events.options import GenerationOptions, SamplingParams
@@ -119,7 +120,7 @@ class ServedAgent:
         settings, own = self.agent.a2ui_settings, {each.name for each in context.input.tools or ()}
         offered = self.agent.a2ui is not False and RENDER not in own
         catalog = page_catalog(context.input, settings) if offered else None
-        return Surfaces(recorder.emit, conversation, catalog, settings.attempts)
+        return Surfaces(recorder.emit, conversation, catalog, settings.attempts, mirrored=SANDBOX in own)
 
     async def _outcome(self, talk: Talk, opening: Opening) -> Outcome:
         if opening.waiting:

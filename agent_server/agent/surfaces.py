@@ -17,15 +17,19 @@ from agent_server.agent.a2ui_settings import A2ui
 from agent_server.agent.conversation import Conversation
 from agent_server.agent.running import CallResult, failure
 from agent_server.agent.tool_context import ToolContext
+from agent_server.generative_ui import mirroring
 from agent_server.generative_ui.catalog import RENDER, Catalog, catalog_in, is_catalog
+from agent_server.generative_ui.mirroring import SANDBOX, Mirror
 from agent_server.generative_ui.operations import ACTIVITY, BASIC, operations_in
 from agent_server.generative_ui.painting import Content, Painting
 from agent_server.prompting.schemas import problems_of
 from events.vocabulary import (
+    ActivityDelta,
     ActivitySnapshot,
     AttributableEvent,
     Event,
     ToolCallArgs,
+    ToolCallEnd,
     ToolCallResult,
     ToolCallStart,
 )
@@ -57,15 +61,23 @@ class _Shown(msgspec.Struct, kw_only=True):
 
 class Surfaces:
     """One run's surfaces. emit: where its events go. catalog: the page's; None where the model is offered no
-    `render_a2ui`, and surfaces of tools name the basic catalog."""
+    `render_a2ui`, and surfaces of tools name the basic catalog. mirrored: the page declares a sandbox of its own."""
 
     def __init__(
-        self, emit: Callable[[Event], None], conversation: Conversation, catalog: Catalog | None, attempts: int
+        self,
+        emit: Callable[[Event], None],
+        conversation: Conversation,
+        catalog: Catalog | None,
+        attempts: int,
+        *,
+        mirrored: bool = False,
     ) -> None:
         self.catalog = catalog
         self._emit = emit
         self._conversation = conversation
         self._attempts = attempts
+        self._mirrored = mirrored
+        self._mirrors: dict[str, Mirror] = {}
         self._paintings: dict[str, Painting] = {}
         self._shown: dict[str, _Shown] = {}
         """By the calls that are being answered."""
@@ -74,7 +86,11 @@ class Surfaces:
 
     def emit(self, event: Event) -> None:
         """Send an event on, and what it paints behind it."""
+        if isinstance(event, ToolCallStart) and event.tool_call_name == SANDBOX and self._mirrored:
+            self._mirror(event.tool_call_id)
         self._emit(event)
+        if self._mirrors and isinstance(event, ToolCallArgs | ToolCallEnd):
+            self._follow_mirror(event)
         if isinstance(event, ToolCallArgs):
             if (painting := self._paintings.get(event.tool_call_id)) is not None:
                 self._show(event.tool_call_id, painting.feed(event.delta))
@@ -83,6 +99,24 @@ class Surfaces:
                 self._begin(event.tool_call_id, self.catalog)
         elif isinstance(event, ToolCallResult):
             self._answered(event)
+
+    def _mirror(self, call_id: str) -> None:
+        """A call of the page's own sandbox begins. Pages want to know of it before they know of the call."""
+        mirror = self._mirrors[call_id] = Mirror()
+        self._emit(
+            ActivitySnapshot(
+                message_id=f"{call_id}-activity", activity_type=mirroring.ACTIVITY, content=dict(mirror.content)
+            )
+        )
+
+    def _follow_mirror(self, event: ToolCallArgs | ToolCallEnd) -> None:
+        mirror = self._mirrors.get(event.tool_call_id)
+        if mirror is None:
+            return
+        patch = mirror.feed(event.delta) if isinstance(event, ToolCallArgs) else mirror.finish()
+        if patch:
+            id = f"{event.tool_call_id}-activity"
+            self._emit(ActivityDelta(message_id=id, activity_type=mirroring.ACTIVITY, patch=patch))
 
     def told(self, context: Sequence[Context]) -> Sequence[Context]:
         """What of the client's context the model is told: not the catalog, if a tool declares it."""
@@ -119,6 +153,14 @@ class Surfaces:
         for shown in self._failed:
             self._tell(shown, {"status": "failed", "error": UNFINISHED, "attempts": shown.attempts})
         self._failed.clear()
+        for call_id, mirror in self._mirrors.items():
+            kept = ActivityMessage(
+                id=f"{call_id}-activity",
+                activity_type=mirroring.ACTIVITY,
+                content={**mirror.content, "generating": False},
+            )
+            self._conversation.add_activity(call_id, kept)
+        self._mirrors.clear()
 
     def _begin(self, call_id: str, catalog: Catalog) -> None:
         """A call for a new surface, or the next one for a surface whose last call was invalid."""

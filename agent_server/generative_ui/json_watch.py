@@ -13,14 +13,17 @@ _CLOSERS = frozenset(",]}")
 
 
 class JsonWatch:
-    """Feed it the text in pieces. wanted: which values are told, by their paths: ("data", "items", 0).
+    """Feed it the text in pieces. wanted: which values are told, by their paths: ("data", "items", 0). streamed: the
+    path of a string whose text, with its escapes, can be taken while it comes.
 
     The cost is that of the text's length, once for every wanted value that a character stands in. Text that is no JSON
     ends the watch: nothing more is told.
     """
 
-    def __init__(self, wanted: Callable[[Path], bool]) -> None:
+    def __init__(self, wanted: Callable[[Path], bool], streamed: Path | None = None) -> None:
         self._wanted = wanted
+        self._streamed = streamed
+        self._stream: list[str] = []
         self._path: list[str | int] = []
         """The keys and indices down to the value that is being read."""
         self._open: list[str] = []
@@ -42,6 +45,16 @@ class JsonWatch:
             step = getattr(self, f"_in_{self._state}")
             step(character, found)
         return found
+
+    def taken(self) -> str:
+        """What came of the streamed string since it was taken last."""
+        text = "".join(self._stream)
+        self._stream.clear()
+        return text
+
+    def keep(self, text: str) -> None:
+        """Give back the end of what was taken."""
+        self._stream[:0] = [text] if text else []
 
     # --- what a character means, by the state before it: value, key, colon, after, string, name, scalar, done
 
@@ -95,6 +108,8 @@ class JsonWatch:
         self._keep(character)
         if self._ends_string(character):
             self._close(found)
+        elif self._streamed is not None and tuple(self._path) == self._streamed:
+            self._stream.append(character)
 
     def _in_scalar(self, character: str, found: list[tuple[Path, Any]]) -> None:
         self._keep(character)

@@ -12,12 +12,14 @@ from agent_server.generative_ui import Component, Surface
 from agent_server.generative_ui.operations import BASIC
 from agent_server.store import Store
 from events.vocabulary import (
+    ActivityDelta,
     ActivitySnapshot,
     SuccessOutcome,
     TextMessageContent,
     ToolCallArgs,
     ToolCallEnd,
     ToolCallResult,
+    ToolCallStart,
 )
 from tests.agent.harness import House, of
 from tests.agent.models import Model, call
@@ -260,3 +262,22 @@ async def test_an_action_is_answered_and_both_stay_with_the_thread():
     ]  # fmt: skip
     told = model.told[-1]["messages"]
     assert told[-1]["content"].startswith('User performed action "book"') and told[-2]["toolCalls"]
+
+
+SANDBOX = {"name": "generateSandboxedUi", "description": "the page's sandbox", "parameters": {}}
+
+
+async def test_a_page_s_own_sandbox_is_mirrored_while_its_call_is_written_and_kept():
+    written = call("generateSandboxedUi", initialHeight=99, css="p{}", html="<p>Hello</p>", jsExpressions=["f()"])
+    _, (events,), stored = await talk([written], {"tools": [SANDBOX]}, store=Store("sqlite://"))
+    (snapshot,), deltas = of(events, ActivitySnapshot), of(events, ActivityDelta)
+    start, end = (next(each for each in events if isinstance(each, kind)) for kind in (ToolCallStart, ToolCallEnd))
+    assert events.index(snapshot) < events.index(start) and snapshot.content == {"generating": True}
+    assert snapshot.message_id == f"{start.tool_call_id}-activity" and snapshot.activity_type == "open-generative-ui"
+    assert len([each for each in deltas if events.index(each) < events.index(end)]) > 5
+    assert deltas[-1].patch == [{"op": "add", "path": "/generating", "value": False}]
+    (activity,) = [each for each in stored if each["role"] == "activity"]
+    assert "".join(activity["content"]["html"]) == "<p>Hello</p>" and activity["content"]["generating"] is False
+    assert isinstance(events[-1].outcome, SuccessOutcome) and events[-1].outcome.pending_tool_call_ids
+    _, (events,), _ = await talk([written, "ok"], {"tools": []})
+    assert not of(events, ActivitySnapshot)
