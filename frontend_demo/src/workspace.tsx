@@ -3,12 +3,14 @@
 import { useCopilotKit, useInterrupt } from "@copilotkit/react-core/v2/headless";
 import { randomUUID, type AbstractAgent, type Interrupt, type Message } from "@ag-ui/client";
 import { useCallback, useEffect, useMemo, useRef, useState, type ReactNode } from "react";
+import { Connect, Health } from "./chat/Connect";
 import { Conversation } from "./chat/Conversation";
 import { Foot } from "./chat/Foot";
 import { refusal } from "./chat/long";
 import { plainText } from "./chat/Messages";
 import { suggestionsFor, type ToolInfo } from "./chat/suggestions";
 import { takeAway, turnOf } from "./chat/turns";
+import { waitsFor } from "./chat/waiting";
 import { useConversation } from "./kit/conversation";
 import { ask } from "./kit/core";
 import type { AgentInfo, Server } from "./kit/info";
@@ -20,6 +22,7 @@ import { StreamStore, useStream } from "./stream/store";
 import type { ThreadEntry } from "./threads/api";
 import { chooseAgent, readPlace, writePlace, type Place } from "./threads/place";
 import { Threads } from "./threads/Threads";
+import { useSettings } from "./threads/useSettings";
 import { useThreadList } from "./threads/useThreadList";
 import { Approval, callOf, type Drafts } from "./tools/Approval";
 import { PAGE_TOOLS, usePageTools } from "./tools/register";
@@ -48,7 +51,6 @@ export function Workspace({ server, failure, setFailure, notify, forgive }: Prop
   const [tab, setTab] = useState<Tab>("stream");
   const [fresh, setFresh] = useState<ReadonlySet<Tab>>(new Set());
   const [store] = useState(() => new StreamStore());
-  const [temperature, setTemperature] = useState<number | null>(null);
 
   const agentId = chooseAgent(place.agentId, Object.keys(copilotkit.agents));
   const thread = useConversation(agentId, place.threadId, server.returns);
@@ -70,6 +72,8 @@ export function Workspace({ server, failure, setFailure, notify, forgive }: Prop
   const predicted = usePredicted(agent, documentBegins);
   const threads = useThreadList(agentId, agent, server.reach === "reached", notify);
 
+  const settings = useSettings(place.threadId, agent, thread.restored, notify);
+
   const restored = useRef(thread.restored);
   restored.current = thread.restored;
   useEffect(() => {
@@ -87,7 +91,7 @@ export function Workspace({ server, failure, setFailure, notify, forgive }: Prop
   }, [agent, store, setFailure]);
 
   const [interrupt, asked] = useApproval(agentId, agent);
-  const past = usePastRuns(place.threadId, thread.restored && !thread.running, agent.messages.some(({ role }) => role !== "user"), store);
+  const past = usePastRuns(place.threadId, thread.restored && !thread.running, agent.messages.some(({ role }) => role !== "user" && role !== "system"), store);
 
   const go = (next: Place) => {
     forgive();
@@ -100,6 +104,7 @@ export function Workspace({ server, failure, setFailure, notify, forgive }: Prop
   const send = async (text: string) => {
     const reason = await refused(text, agent.messages);
     if (reason !== null) return reason;
+    await settings.ready();
     forgive();
     history.replaceState(null, "", writePlace({ agentId, threadId: place.threadId }));
     thread.send(text);
@@ -108,6 +113,7 @@ export function Workspace({ server, failure, setFailure, notify, forgive }: Prop
   const editMessage = async (id: string, words: string) => {
     const reason = await refused(words, agent.messages.slice(0, agent.messages.findIndex((message) => message.id === id)));
     if (reason !== null) return reason;
+    await settings.ready();
     forgive();
     thread.edit(id, words);
     return null;
@@ -129,22 +135,21 @@ export function Workspace({ server, failure, setFailure, notify, forgive }: Prop
   };
   const retry = () => {
     forgive();
-    thread.retry();
+    void settings.ready().then(thread.retry);
   };
 
   const { runId } = view.recording;
   const controls = useMemo(() => ({
-    temperature,
+    temperature: settings.values.temperature ?? null,
     onTemperature: (value: number) => {
-      setTemperature(value);
-      copilotkit.setProperties({ temperature: value });
+      settings.change({ ...settings.values, temperature: value });
       if (agent.isRunning && runId) void act(runId, "modify", { temperature: value }).catch((error: Error) => notify({ kind: "error", title: "The temperature was not changed", text: error.message }));
     },
     onPause: (paused: boolean) => act(runId, paused ? "pause" : "resume").catch((error: Error) => {
       notify({ kind: "error", title: "Not possible now", text: error.message });
       throw error;
     }),
-  }), [temperature, copilotkit, agent, runId, notify]);
+  }), [settings, agent, runId, notify]);
 
   const state = { ...(agent.state as Record<string, unknown> | null), ...predicted.values };
   const edit = (next: unknown) => agent.setState(next as Record<string, unknown>);
@@ -164,7 +169,8 @@ export function Workspace({ server, failure, setFailure, notify, forgive }: Prop
           onRename={threads.rename} onDelete={remove} />
         <Conversation title={threads.list?.find((entry) => entry.id === place.threadId)?.name || "New conversation"} thread={thread} modelName={model?.model ?? null} bundled={model?.bundled ?? false} blocked={blockedBy(server, thread.ready && thread.restored) ?? (interrupt || awaitsTool(agent, executingToolCallIds) ? "Waiting for your answer" : null)}
           failure={failure} interrupt={interrupt} asked={asked} suggestions={suggestions}
-          foot={<Foot threadId={place.threadId} empty={agent.messages.length === 0} running={thread.running} notify={notify} />}
+          waiting={waitsFor(view.recording, blockedBy(server, true))} health={<Health reach={server.reach} model={model} />} connect={<Connect reach={server.reach} model={model} agentId={agentId} />}
+          foot={<Foot threadId={place.threadId} empty={agent.messages.length === 0} running={thread.running} settings={settings} thinks={thinks(server.info?.agents[agentId])} view={view} room={model?.contextLength ?? 0} notify={notify} />}
           own={{ onEdit: editMessage, onDelete: deleteTurn }} onOpen={open} onSend={send} onRetry={retry} />
         {inspectorOpen && <button className="scrim for-inspector" aria-label="Close the inspector" onClick={() => setInspectorOpen(false)} />}
         {inspectorOpen && (
@@ -181,6 +187,11 @@ export function Workspace({ server, failure, setFailure, notify, forgive }: Prop
 function toolsOf(agent: AgentInfo | undefined): readonly ToolInfo[] {
   const told = agent?.capabilities?.tools as { supported?: boolean; items?: ToolInfo[] } | undefined;
   return told?.supported ? [...(told.items ?? []), ...PAGE_TOOLS] : [];
+}
+
+/** Whether the model's reasoning can be switched, as far as the server tells. */
+function thinks(agent: AgentInfo | undefined): boolean {
+  return (agent?.capabilities?.reasoning as { supported?: boolean } | undefined)?.supported === true;
 }
 
 async function countTokens(prompt: string): Promise<number> {

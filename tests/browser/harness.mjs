@@ -68,7 +68,7 @@ export async function startModule(name, ...args) {
 }
 
 async function ready(url) {
-  for (let attempt = 0; attempt < 200; attempt++) {
+  for (let attempt = 0; attempt < 1_200; attempt++) {
     const answer = await fetch(`${url}/ready`).catch(() => null);
     if (answer?.ok) return;
     await new Promise((resolve) => setTimeout(resolve, 50));
@@ -88,7 +88,7 @@ export async function openPage(browser, url, { viewport = WIDE, colorScheme = "l
   const faults = [];
   page.on("console", (message) => {
     if (!["error", "warning"].includes(message.type())) return;
-    if (!expected.some((pattern) => pattern.test(message.text()))) faults.push(`console ${message.type()}: ${message.text()}`);
+    if (!expected.some((pattern) => pattern.test(message.text()))) faults.push(`console ${message.type()}: ${message.text()} (${message.location().url})`);
   });
   page.on("pageerror", (error) => {
     if (!expected.some((pattern) => pattern.test(error.message))) faults.push(`page error: ${error.stack || `${error.name}: ${error.message}`}`);

@@ -248,3 +248,22 @@ feature("a call that was denied does not look done", async (page) => {
   assert.doesNotMatch(await card.innerText(), /Done/);
   await picture(page, "denied");
 });
+
+feature("the empty page says how the model is, and how to reach it from one's own code", async (page) => {
+  await page.getByRole("status").getByText("agent-server-demo is ready, 4,096 tokens of context").waitFor();
+  const top = await page.getByRole("heading", { level: 2, name: "A model is running" }).boundingBox();
+  const frame = await page.getByRole("region", { name: "Conversation history" }).boundingBox();
+  assert.ok(top.y >= frame.y, "it is read from its top");
+  const clients = page.getByRole("region", { name: "Use it from your code" });
+  const code = () => clients.locator("code").innerText();
+  await matches(code, new RegExp(`runtimeUrl="${server.url}/copilotkit"[^]*agentId="demo"`));
+  await clients.getByRole("tab", { name: "CopilotKit" }).press("ArrowRight");
+  await matches(code, new RegExp(`new HttpAgent\\(\\{ url: "${server.url}/agui/demo"`));
+  await clients.getByRole("tab", { name: "OpenAI" }).click();
+  await matches(code, new RegExp(`base_url="${server.url}/v1"[^]*model="agent-server-demo"`));
+  await clients.getByRole("tab", { name: "curl" }).click();
+  await matches(code, /curl -N/);
+  const [, address, body] = /curl -N (\S+) [^]*-d '(.*)'$/.exec(await code());
+  const answer = await fetch(address, { method: "POST", headers: { "content-type": "application/json" }, body });
+  assert.match(await answer.text(), /data: \[DONE\]/, "what one copies works");
+});

@@ -23,6 +23,11 @@ interface Props {
   readOnly?: boolean;
   suggestions?: readonly Suggestion[];
   own?: Own;
+  /** What a run waits for before its first word. */
+  waiting?: string;
+  /** How the model is, and how to reach it from elsewhere: for an empty conversation. */
+  health?: ReactNode;
+  connect?: ReactNode;
   /** What stands below the composer. */
   foot?: ReactNode;
   onOpen?: (tab: "state" | "document") => void;
@@ -35,16 +40,22 @@ const NEAR_BOTTOM = 80;
 const NO_SUGGESTIONS: readonly Suggestion[] = [];
 const NOTHING_ASKED: ReadonlySet<string> = new Set();
 
-export function Conversation({ title, thread, modelName, bundled, blocked, failure, interrupt, asked = NOTHING_ASKED, readOnly = false, suggestions = NO_SUGGESTIONS, own, foot, onOpen, onSend, onRetry }: Props) {
+export function Conversation({ title, thread, modelName, bundled, blocked, failure, interrupt, asked = NOTHING_ASKED, readOnly = false, suggestions = NO_SUGGESTIONS, own, waiting = "Waiting for the model", health, connect, foot, onOpen, onSend, onRetry }: Props) {
   const { messages } = thread.agent;
   const scroller = useRef<HTMLDivElement>(null);
   const pinned = useRef(true);
   const [away, setAway] = useState(false);
   const [draft, setDraft] = useState<Draft | null>(null);
 
+  const visible = messages.filter((message) => message.role !== "system" && message.role !== "developer");
+  const fresh = visible.length === 0;
+  const empty = useRef(fresh);
+  empty.current = fresh;
+
+  // what greets a visitor is read from its top, a conversation from its end
   const follow = () => {
     const box = scroller.current;
-    if (box && pinned.current) box.scrollTop = box.scrollHeight;
+    if (box && pinned.current) box.scrollTop = empty.current ? 0 : box.scrollHeight;
   };
   useLayoutEffect(follow);
   useEffect(() => {
@@ -57,7 +68,7 @@ export function Conversation({ title, thread, modelName, bundled, blocked, failu
 
   const scrolled = () => {
     const box = scroller.current;
-    if (!box) return;
+    if (!box || empty.current) return;
     pinned.current = box.scrollHeight - box.scrollTop - box.clientHeight < NEAR_BOTTOM;
     setAway(!pinned.current);
   };
@@ -76,17 +87,15 @@ export function Conversation({ title, thread, modelName, bundled, blocked, failu
     else if (unfinished) setDraft({ text: prompt });
     else void send(prompt);
   };
-  const visible = messages.filter((message) => message.role !== "system" && message.role !== "developer");
-  const fresh = visible.length === 0;
 
   return (
     <main className="conversation panel" aria-label="Conversation">
       <h1 className="visually-hidden">{title}</h1>
       <div className="scroller" ref={scroller} onScroll={scrolled} tabIndex={0} role="region" aria-label="Conversation history">
         <div className="messages" role="log" aria-label="Messages" aria-busy={thread.running}>
-          {fresh && !readOnly && thread.restored && <Empty modelName={modelName} bundled={bundled} disabled={blocked !== null} suggestions={suggestions} onPick={pick} />}
+          {fresh && !readOnly && thread.restored && <Empty health={health} connect={connect} modelName={modelName} bundled={bundled} disabled={blocked !== null} suggestions={suggestions} onPick={pick} />}
           <RunningContext value={thread.running}>
-            <Messages messages={visible} running={thread.running} asked={asked} onRetry={readOnly ? undefined : onRetry} own={readOnly || blocked !== null ? undefined : own} />
+            <Messages messages={visible} running={thread.running} asked={asked} onRetry={readOnly ? undefined : onRetry} own={readOnly || blocked !== null ? undefined : own} waiting={waiting} />
           </RunningContext>
           {interrupt}
           {thread.reconnecting && <div className="notice quiet" role="status"><span className="spinner" aria-hidden="true" /><span>Reconnecting</span></div>}
@@ -100,7 +109,7 @@ export function Conversation({ title, thread, modelName, bundled, blocked, failu
       </div>
       {!readOnly && (
         <div className="dock">
-          {away && <button className="to-bottom" aria-label="To the newest message" onClick={toBottom}><Icon name="down" /></button>}
+          {away && !fresh && <button className="to-bottom" aria-label="To the newest message" onClick={toBottom}><Icon name="down" /></button>}
           {!fresh && !thread.running && blocked === null && <Chips suggestions={suggestions} onPick={pick} />}
           <Composer running={thread.running} disabled={blocked} draft={draft} onSend={send} onStop={thread.stop} />
           {foot}
@@ -115,7 +124,7 @@ interface Offers {
   onPick: (suggestion: Suggestion) => void;
 }
 
-function Empty({ modelName, bundled, disabled, suggestions, onPick }: Offers & { modelName: string | null; bundled: boolean; disabled: boolean }) {
+function Empty({ health, connect, modelName, bundled, disabled, suggestions, onPick }: Offers & { health: ReactNode; connect: ReactNode; modelName: string | null; bundled: boolean; disabled: boolean }) {
   return (
     <div className="empty">
       <h2>{bundled || !modelName ? "A model is running on this machine." : `${modelName} is running on this machine.`}</h2>
@@ -124,9 +133,11 @@ function Empty({ modelName, bundled, disabled, suggestions, onPick }: Offers & {
           ? "It is tiny and trained for this page, so keep questions small. What you see around it is the real thing: every token becomes an AG-UI event, and you can watch each one arrive."
           : "Ask it anything. Every token becomes an AG-UI event, and you can watch each one arrive."}
       </p>
+      {health}
       <ul className="suggestions" aria-label="Suggestions">
         {suggestions.map((suggestion) => <li key={suggestion.title}><Card suggestion={suggestion} disabled={disabled} onPick={onPick} /></li>)}
       </ul>
+      {connect}
     </div>
   );
 }

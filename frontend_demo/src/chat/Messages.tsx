@@ -18,9 +18,11 @@ interface Props {
   onRetry: (() => void) | undefined;
   /** Changing the person's own messages; undefined where the conversation is only to be read. */
   own: Own | undefined;
+  /** What a run waits for before its first word. */
+  waiting: string;
 }
 
-export function Messages({ messages, running, asked, onRetry, own }: Props) {
+export function Messages({ messages, running, asked, onRetry, own, waiting }: Props) {
   const last = messages.at(-1);
   const answered = messages.findLast((message) => message.role === "assistant" && plainText(message.content));
   return (
@@ -29,7 +31,7 @@ export function Messages({ messages, running, asked, onRetry, own }: Props) {
         <One key={message.id} message={message} messages={messages} asked={asked} streaming={running && message === last}
           onRetry={!running && message === answered ? onRetry : undefined} own={running ? undefined : own} />
       ))}
-      {running && isWaiting(last) && <Waiting />}
+      {running && isWaiting(last) && <Waiting text={waiting} />}
     </>
   );
 }
@@ -104,8 +106,8 @@ const Activity = memo(function Activity({ message }: { message: ActivityMessage 
   );
 });
 
-function Waiting() {
-  return <div className="waiting" role="status" aria-label="Waiting for the model"><i /><i /><i /></div>;
+function Waiting({ text }: { text: string }) {
+  return <div className="waiting" role="status"><i /><i /><i /><span>{text}</span></div>;
 }
 
 /** Nothing of the answer to the last message is to be seen yet. */

@@ -22,6 +22,7 @@ export function Controls({ controls, live, onSave }: { controls: RunControls; li
   }, [live]);
 
   const { onTemperature, temperature } = controls;
+  useEffect(() => setValue(temperature), [temperature]);
   useEffect(() => {
     if (value === null || value === temperature) return;
     const timer = setTimeout(() => onTemperature(value), SETTLE_MS);

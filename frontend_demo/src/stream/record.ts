@@ -32,6 +32,8 @@ export interface Meters {
   firstToken: number | null;
   tokensPerSecond: number | null;
   tokens: number;
+  /** What the run's last turn held, prompt and answer; not exact where several turns are counted together. */
+  context: { tokens: number; exact: boolean } | null;
   /** Counted by the server; before that, one for each piece that arrived. */
   exact: boolean;
   chunks: number;
@@ -72,6 +74,7 @@ export function meters(recording: Recording): Meters {
     tokensPerSecond: seconds > 0.02 && tokens > 1 ? (tokens - 1) / seconds : null,
     tokens,
     exact: counted !== null,
+    context: contextOf(recording, end),
     chunks: recording.rows.reduce((sum, row) => sum + row.chunks.length, 0),
   };
 }
@@ -86,6 +89,13 @@ function timings(end: AgEvent | undefined): { firstToken: number; total: number 
 function tokensOf(event: AgEvent): number {
   const tokens = isFields(event.metadata) ? event.metadata.tokens : undefined;
   return Array.isArray(tokens) ? tokens.length : 1;
+}
+
+function contextOf(recording: Recording, end: AgEvent | undefined): Meters["context"] {
+  const usage = Array.isArray(end?.usage) && end.usage.length === 1 ? end.usage[0] : undefined;
+  if (!isFields(usage) || typeof usage.inputTokens !== "number" || typeof usage.outputTokens !== "number") return null;
+  const turns = recording.rows.filter((row) => row.event.type === "STEP_STARTED").length;
+  return { tokens: usage.inputTokens + usage.outputTokens, exact: turns === 1 };
 }
 
 function outputTokens(usage: Json | undefined): number | null {
