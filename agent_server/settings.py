@@ -59,6 +59,8 @@ class Settings(BaseSettings):
     multiplies it for checkpoints of 16 bits that are not tiny; float32 on other CPUs."""
     quantize: Literal["", "int8", "int4"] = ""
     """Quantise the weights when the model is loaded, to `int8` or `int4`; empty for the checkpoint's own."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with a checkpoint, for architectures that transformers does not have."""
     kv_cache_dtype: str = "auto"
     """The type of cached keys and values on a CPU; auto is bfloat16 for bfloat16 checkpoints if the CPU is fast with
     it."""

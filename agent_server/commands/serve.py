@@ -49,6 +49,7 @@ def serve(
     dtype: Annotated[str | None, typer.Option(help="auto, bfloat16, float16, float32.")] = None,
     kv_cache_dtype: Annotated[str | None, typer.Option(help="The same for keys and values, on the CPU.")] = None,
     quantize: Annotated[str | None, typer.Option(help="Weights as int8 or int4, made when they are loaded.")] = None,
+    trust_remote_code: Annotated[bool | None, typer.Option(help="Run code that comes with the model.")] = None,
     max_context: Annotated[int | None, typer.Option(help="Tokens of prompt and answer, if not the model's.")] = None,
     engine: Annotated[
         list[str] | None, typer.Option(help="URL of an upstream engine (repeat for several), or vllm.")
@@ -78,6 +79,7 @@ def serve(
         "model": model or None, "host": host, "port": port, "listen": listen, "root_path": root_path,
         "device": device, "dtype": dtype, "kv_cache_dtype": kv_cache_dtype, "adapter": adapter, "engine": engine,
         "max_context": max_context, "quantize": quantize,
+        "trust_remote_code": trust_remote_code,
         "agent": agent, "mcp": mcp,
         "chat_template": chat_template, "format": format, "reasoning_parser": reasoning_parser,
         "tool_call_parser": tool_call_parser, "served_name": served_name, "store_url": store, "redis_url": redis,

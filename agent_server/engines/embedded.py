@@ -365,6 +365,7 @@ def embedded_engine(source: str, name: str, settings: Settings) -> EmbeddedEngin
         dtype=settings.dtype,
         kv_cache_dtype=settings.kv_cache_dtype,
         quantize=settings.quantize,
+        trust_remote_code=settings.trust_remote_code,
         adapter=settings.adapter,
         max_batch=settings.max_batch,
         max_queued=settings.max_queued,

@@ -17,6 +17,8 @@ from agent_server.generation.vision.inputs import PictureInputs
 from events.options import SamplingParams
 
 SEED_BYTES = 7
+BANNED = -1e4
+"""Added to the logit of a token that must not come; finite, so that never all tokens are ruled out."""
 HONOURED = frozenset(
     {"temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "presence_penalty"}
     | {"frequency_penalty", "logit_bias", "seed", "stop", "stop_token_ids", "max_tokens", "min_tokens", "ignore_eos"}
@@ -36,7 +38,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What the model's generation_config says, and which tokens end a generation."""
+    """What the model's generation_config says, and which tokens end a generation. suppressed: tokens that do not come
+    unless a request's logit_bias names them."""
 
     eos: frozenset[int] = frozenset()
     temperature: float = 1.0
@@ -45,11 +48,15 @@ class Defaults:
     min_p: float | None = None
     typical_p: float | None = None
     repetition_penalty: float | None = None
+    max_tokens: int | None = None
+    suppressed: tuple[int, ...] = ()
 
     def fill(self, params: SamplingParams) -> SamplingParams:
         """The parameters with the model's in place of those not given."""
-        names = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
+        names = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "max_tokens")
         missing = {name: getattr(self, name) for name in names if getattr(params, name) is None}
+        if self.suppressed:
+            missing["logit_bias"] = {**dict.fromkeys(self.suppressed, BANNED), **params.logit_bias}
         return msgspec.structs.replace(params, **missing)
 
 

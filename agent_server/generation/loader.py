@@ -81,6 +81,13 @@ BATCHING = {
     "alone": "one by one, which is slow",
 }
 """How sequences on caches of the model's own are run."""
+UNHONOURED = (
+    "bad_words_ids", "begin_suppress_tokens", "encoder_no_repeat_ngram_size", "encoder_repetition_penalty",
+    "epsilon_cutoff", "eta_cutoff", "exponential_decay_length_penalty", "forced_bos_token_id", "forced_eos_token_id",
+    "guidance_scale", "max_time", "min_length", "min_new_tokens", "no_repeat_ngram_size", "penalty_alpha",
+    "sequence_bias", "stop_strings", "top_h", "watermarking_config",
+)  # fmt: skip
+"""What a generation_config may ask for, and no sampler here does."""
 STEP_TOKENS, CUDA_STEP_TOKENS = 512, 4096
 """Tokens of a step where the settings name none."""
 
@@ -107,7 +114,7 @@ def load(config: EngineConfig, report: Report, compiler: MakeCompiler | None = N
 def _load(config: EngineConfig, report: Report, compiler: Any) -> tuple[Core, EngineInfo]:
     report(EngineStatus(state="loading", progress=0.0, message="configuration"))
     check_folder(config.model)
-    settings = read_configuration(config.model)
+    settings = read_configuration(config.model, trusted=config.trust_remote_code)
     check_files(config.model, settings)
     device = choose_device(config.device)
     if device.type == "cuda":  # this thread's streams, events and graphs are then that device's
@@ -386,6 +393,11 @@ def defaults_of(model: Any, ends: Iterable[int] = ()) -> Defaults:
     generation: GenerationConfig | None = model.generation_config
     said = generation.to_diff_dict() if generation is not None else {}
     eos = said.get("eos_token_id", getattr(model.config, "eos_token_id", None))
+    if ignored := [f"{name}={said[name]}" for name in UNHONOURED if said.get(name)]:
+        logger.warning(
+            "generation_config.json asks for %s, which is not applied: answers differ from those of transformers.",
+            ", ".join(ignored),
+        )
     return Defaults(
         eos=frozenset([eos] if isinstance(eos, int) else eos or ()) | frozenset(ends),
         temperature=0.0 if said.get("do_sample") is False else said.get("temperature", 1.0),
@@ -394,4 +406,6 @@ def defaults_of(model: Any, ends: Iterable[int] = ()) -> Defaults:
         min_p=said.get("min_p"),
         typical_p=said.get("typical_p"),
         repetition_penalty=said.get("repetition_penalty"),
+        max_tokens=said.get("max_new_tokens"),
+        suppressed=tuple(said.get("suppress_tokens") or ()),
     )

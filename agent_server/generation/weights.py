@@ -22,6 +22,7 @@ from agent_server.generation.device import free_bytes, weight_bytes
 from agent_server.generation.faults import LONGEST_LINE, first_line
 from agent_server.generation.loaded import check_loaded
 from agent_server.generation.lora import with_adapter
+from agent_server.generation.quantised_checkpoints import check_packages
 
 Report = Callable[[EngineStatus], None]
 _LOADING = threading.Lock()
@@ -45,10 +46,10 @@ def check_folder(model: str) -> None:
         raise EngineError("unavailable", f"{model} is not a folder with a model.")
 
 
-def read_configuration(model: str) -> Any:
-    """transformers' configuration of the model."""
+def read_configuration(model: str, *, trusted: bool = False) -> Any:
+    """transformers' configuration of the model. trusted: code that comes with it may be run."""
     try:
-        return AutoConfig.from_pretrained(model)
+        return AutoConfig.from_pretrained(model, trust_remote_code=trusted)
     except OSError as error:
         raise EngineError(
             "unavailable", f"There is no model {model} here or on the hub: {first_line(error)}"
@@ -61,6 +62,8 @@ def _misconfigured(model: str, error: Exception) -> str:
     """What is wrong with a config.json, whose values every architecture checks in its own way."""
     if "should have a `model_type`" in str(error).lower():
         return f"{model}/config.json has no model_type, so that its architecture is not known; download it again."
+    if "trust_remote_code" in str(error):
+        return f"{model} comes with code of its own, which is run with --trust-remote-code alone: read it first."
     if isinstance(error, KeyError) or "does not recognize this architecture" in str(error):
         return f"{model} is of an architecture that transformers {transformers.__version__} does not know."
     lines = " ".join(line.strip() for line in str(error).splitlines())[:LONGEST_LINE]
@@ -70,6 +73,7 @@ def _misconfigured(model: str, error: Exception) -> str:
 def check_files(model: str, config: Any) -> None:
     """Raise unless a folder has the weights of a model that generates text; hub names are looked at as they load."""
     model_class(model, config)
+    check_packages(model, config)
     if (folder := Path(model).expanduser()).is_dir():
         check_checkpoint(folder)
 
@@ -101,6 +105,7 @@ def _load_weights(config: EngineConfig, settings: Any, device: torch.device, dty
     with _reporting(report):
         model, found = model_class(config.model, settings).from_pretrained(
             config.model,
+            trust_remote_code=config.trust_remote_code,
             dtype="auto" if quantised and config.dtype == "auto" else dtype,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # check_loaded refuses them, by their names

@@ -15,6 +15,9 @@ from safetensors.torch import load_file, save_file
 
 from agent_server.assemble import chat_model
 from agent_server.engine.protocol import EngineStatus
+from agent_server.generation import quantised_checkpoints
+from agent_server.generation.loader import defaults_of
+from tests.generation.harness import Driver, expected
 from tests.generation.tiny_models import make_model, make_tokenizer, save
 from tests.server import serving, settings
 
@@ -209,6 +212,128 @@ async def test_what_cannot_be_served_is_said_in_one_sentence(case: str, folder: 
     status = await loaded(folder)
     assert status.state == "failed"
     assert status.message.removeprefix("Cannot load tiny: ") == sentence.replace("{}", str(folder))
+
+
+def quantised(kind: str) -> Callable[[Path], object]:
+    def changed(folder: Path) -> None:
+        path = folder / "config.json"
+        settings = {"quant_method": kind, "bits": 4, "group_size": 32}
+        path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": settings}))
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("kind", "packages"),
+    [
+        ("gptq", "optimum gptqmodel"),
+        ("awq", "gptqmodel"),
+        ("compressed-tensors", "compressed-tensors"),
+        ("bitsandbytes", "bitsandbytes"),
+        ("torchao", "torchao"),
+        ("aqlm", "'aqlm[cpu,gpu]'"),
+    ],
+)
+async def test_a_quantised_checkpoint_says_what_reads_it(
+    kind: str, packages: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    quantised(kind)(folder)
+    monkeypatch.setattr(quantised_checkpoints, "_there", lambda module: False)
+    status = await loaded(folder)
+    assert status.state == "failed"
+    assert status.message == f"{folder} is quantised as {kind}, which is read by: pip install {packages}"
+
+
+def test_packages_are_looked_for_where_they_are():
+    assert quantised_checkpoints._there("torch") and not quantised_checkpoints._there("nothing.within_nothing")
+
+
+async def test_what_is_quantised_already_is_not_quantised_again(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    quantised("awq")(folder)
+    monkeypatch.setattr(quantised_checkpoints, "_there", lambda module: True)
+    status = await loaded(folder, quantize="int8")
+    assert status.message == f"{folder} is quantised already; serve it without --quantize."
+
+
+# code that comes with a checkpoint
+
+CODE = """
+from transformers import LlamaConfig, LlamaForCausalLM
+
+class OwnConfig(LlamaConfig):
+    model_type = "own-llama"
+
+class OwnForCausalLM(LlamaForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+@pytest.fixture
+def own_code(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The good model as an architecture that transformers does not have."""
+    (folder / "own.py").write_text(CODE)
+    path = folder / "config.json"
+    classes = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnForCausalLM"}
+    changes = {"model_type": "own-llama", "architectures": ["OwnForCausalLM"], "auto_map": classes}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    return folder
+
+
+async def test_code_of_a_checkpoint_is_not_run_and_nobody_is_asked(own_code: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asked"))
+    status = await loaded(own_code)
+    assert status.state == "failed"
+    assert status.message == (
+        f"{own_code} comes with code of its own, which is run with --trust-remote-code alone: read it first."
+    )
+
+
+@pytest.mark.filterwarnings("ignore")
+async def test_code_of_a_checkpoint_is_run_on_request(own_code: Path):
+    status = await loaded(own_code, trust_remote_code=True)
+    assert (status.state, status.message) == ("ready", "")
+
+
+# what a model's generation_config asks for
+
+
+def asking(**wishes: object) -> transformers.LlamaForCausalLM:
+    model = make_model("llama")
+    for name, value in wishes.items():
+        setattr(model.generation_config, name, value)
+    return model
+
+
+def test_answers_are_as_long_as_the_model_says_unless_the_request_does():
+    driver = Driver(asking(max_new_tokens=5))
+    numbers = [driver.submit([5, 6, 7]), driver.submit([5, 6, 7], max_tokens=9)]
+    driver.finish()
+    assert [len(driver.ids(number)) for number in numbers] == [5, 9]
+
+
+def test_tokens_that_the_model_suppresses_do_not_come():
+    plain = expected(make_model("llama"), [5, 6, 7], 8)
+    wishes = {"suppress_tokens": [plain[0], plain[3]]}
+    wanted = expected(asking(**wishes), [5, 6, 7], 8)
+    driver = Driver(asking(**wishes))
+    number = driver.submit([5, 6, 7], max_tokens=8)
+    biased = driver.submit([5, 6, 7], max_tokens=1, logit_bias={plain[0]: 0.5})
+    driver.finish()
+    assert driver.ids(number) == wanted
+    assert not {plain[0], plain[3]} & set(driver.ids(number))
+    assert driver.ids(biased) == [plain[0]]
+
+
+def test_what_is_not_applied_is_said(caplog: pytest.LogCaptureFixture):
+    defaults_of(asking(no_repeat_ngram_size=3, min_length=4))
+    assert caplog.messages == [
+        "generation_config.json asks for min_length=4, no_repeat_ngram_size=3, which is not applied: answers differ "
+        "from those of transformers."
+    ]
+    caplog.clear()
+    defaults_of(asking(top_k=7))
+    assert not caplog.messages
 
 
 async def test_tensors_that_the_model_does_not_use_are_no_fault(folder: Path):
