@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from agent_server.app import create_app
     from agent_server.generative_ui import Component, Surface, bound, each, event
     from agent_server.hosted import GuestError, RemoteAgent
+    from agent_server.hosted.in_process import openai_client as openai_client
+    from agent_server.hosted.in_process import pydantic_ai_model as pydantic_ai_model
+    from agent_server.hosted.langchain_model import ServerModel as ServerModel
     from agent_server.settings import Settings
 
 __all__ = [
@@ -53,14 +56,23 @@ _SURFACES = dict.fromkeys(("Component", "Surface", "bound", "each", "event"), "a
 _GUESTS = dict.fromkeys(("GuestError", "RemoteAgent"), "agent_server.hosted")
 _ELSEWHERE = {"create_app": "agent_server.app", "Settings": "agent_server.settings", **_SURFACES, **_GUESTS}
 
+_OPTIONAL = {
+    "ServerModel": "agent_server.hosted.langchain_model",
+    "openai_client": "agent_server.hosted.in_process",
+    "pydantic_ai_model": "agent_server.hosted.in_process",
+}
+"""Names that need an extra; they are not in `__all__`, so that `import *` works without."""
+
 require_own("events", "adapters")
 
 
 def __getattr__(name: str) -> Any:
+    if name in _OPTIONAL:
+        return getattr(importlib.import_module(_OPTIONAL[name]), name)
     if name not in __all__:
         raise AttributeError(f"module 'agent_server' has no attribute {name!r}")
     return getattr(importlib.import_module(_ELSEWHERE.get(name, "agent_server.agent")), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_OPTIONAL})

@@ -96,7 +96,19 @@ def _langgraph(found: object) -> Guest:
     return LangGraphGuest(found)
 
 
-FRAMEWORKS: Mapping[tuple[str, str], Callable[[object], Guest]] = {("langgraph", "Pregel"): _langgraph}
+def _pydantic_ai(found: object) -> Guest:
+    from pydantic_ai.agent import AbstractAgent
+
+    from agent_server.hosted.pydantic_ai_guest import PydanticAiGuest
+
+    assert isinstance(found, AbstractAgent)
+    return PydanticAiGuest(found)
+
+
+FRAMEWORKS: Mapping[tuple[str, str], Callable[[object], Guest]] = {
+    ("langgraph", "Pregel"): _langgraph,
+    ("pydantic_ai", "AbstractAgent"): _pydantic_ai,
+}
 """(top package, name of a class among the object's bases) → what makes a guest of it."""
 
 

@@ -41,8 +41,8 @@ class LangGraphGuest:
 
     def __init__(self, graph: Pregel[Any, Any, Any, Any]) -> None:
         self._graph = graph
-        schema = graph.get_input_jsonschema()
-        self._inputs = frozenset(schema.get("properties", {}))
+        # Not its JSON schema: pydantic makes none of a typing.TypedDict before Python 3.12.
+        self._inputs = frozenset(graph.channels)
 
     async def run(self, input: GuestInput) -> AsyncIterator[object]:
         config, messages, values = await self._place(input)

@@ -17,7 +17,7 @@ from ag_ui.core import Message, RunAgentInput, Tool
 
 from agent_server.agent.turn import Turn, TurnTaker
 from events.options import GenerationOptions, ResponseFormat, SamplingParams, ToolChoice
-from events.vocabulary import Event
+from events.vocabulary import Event, RunFinished, SuccessOutcome, TokenUsage
 
 if TYPE_CHECKING:
     from agent_server.agent.turn import LanguageModel
@@ -100,6 +100,23 @@ class OwnEngine:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait((task,))
+
+    def finished(self, input: RunAgentInput, turn: Turn) -> RunFinished:
+        """The end of a turn, as wires that know runs alone have it."""
+        used, pending = turn.finished.usage, [call.id for call in turn.said.calls]
+        usage = TokenUsage(
+            model=self.name,
+            input_tokens=used.prompt_tokens,
+            output_tokens=used.completion_tokens,
+            total_tokens=used.prompt_tokens + used.completion_tokens,
+        )
+        return RunFinished(
+            thread_id=input.thread_id,
+            run_id=input.run_id,
+            outcome=SuccessOutcome(pending_tool_call_ids=pending or None),
+            usage=[usage],
+            metadata={"finishReason": "tool_calls" if pending else turn.finished.reason},
+        )
 
     def _options(self, request: Request) -> GenerationOptions:
         given = self._context.options

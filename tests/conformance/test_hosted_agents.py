@@ -1,0 +1,87 @@
+"""Agents of other frameworks, and one elsewhere, in conversations with both of the real clients."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import pytest
+
+from agent_server.hosted import RemoteAgent
+from tests.conformance.node import NodeClients
+from tests.hosted.graphs import graph
+from tests.hosted.test_pydantic_ai_guest import PAINT, traveller
+from tests.server import scripted, serving
+
+CLIENTS = ("1.0.0", "0.0.59")
+TURNS = (
+    "hi",
+    'call weather {"place": "Oslo"}',
+    'call weather {"place": "Atlantis"}',
+    "call paint {}",
+    'call book {"place": "Oslo"}',
+    "and on",
+)
+
+
+async def test_conversations_of_both_clients_with_guests(node_clients: NodeClients) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        far = await stack.enter_async_context(serving(scripted("no"), agents=[traveller()]))
+        own = graph()
+        own.name = "langgraph"
+        other = traveller()
+        other.name = "pydantic"
+        remote = RemoteAgent(f"{far.url}/agui", name="remote")
+        running = await stack.enter_async_context(serving(scripted("no"), agents=[own, other, remote]))
+        asked = [(agent, client) for agent in ("langgraph", "pydantic", "remote") for client in CLIENTS]
+        entries = [
+            {
+                "url": f"{running.url}/agui/{agent}", "client": client, "turns": list(TURNS), "tools": [PAINT],
+                "results": {"paint": "red"}, "payload": {"approved": True}, "threadId": f"{agent}-{client}",
+            }
+            for agent, client in asked
+        ]  # fmt: skip
+        reports = await asyncio.to_thread(node_clients.run, "converse.mjs", entries)
+    for (agent, client), report in zip(asked, reports, strict=True):
+        check(agent, client, report)
+
+
+def check(agent: str, client: str, report: dict[str, Any]) -> None:
+    where = f"{agent} with {client}"
+    assert not report["problems"], (where, report["problems"])
+    assert all(run["error"] is None and run.get("failed") is None for run in report["runs"]), (where, report["runs"])
+    outcomes = [(run["outcome"] or {}).get("type") for run in report["runs"]]
+    assert "interrupt" in outcomes, where
+    messages = [each for each in report["messages"] if each["role"] != "reasoning"]
+    assert ordered(messages), (where, [each["role"] for each in messages])
+    texts = [each.get("content") for each in messages if each["role"] == "assistant" and each.get("content")]
+    assert texts[0].strip() == "You said hi" and texts[-1].strip() == "You said and on", (where, texts)
+    assert any("Booked Oslo" in str(text) for text in texts) and any("red" in str(text) for text in texts), (
+        where,
+        texts,
+    )
+
+
+def ordered(messages: list[dict[str, Any]]) -> bool:
+    """Each result follows the message that made its call, or another of its results."""
+    open_calls: set[str] = set()
+    for message in messages:
+        if message["role"] == "tool":
+            if message["toolCallId"] not in open_calls:
+                return False
+            open_calls.discard(message["toolCallId"])
+        elif open_calls:
+            return False
+        open_calls |= {call["id"] for call in message.get("toolCalls") or ()}
+    return True
+
+
+@pytest.mark.parametrize("roles", [["call", "text", "result"], ["result", "call"]])
+def test_the_order_check_can_fail(roles: list[str]) -> None:
+    kinds: dict[str, dict[str, Any]] = {
+        "call": {"role": "assistant", "toolCalls": [{"id": "c"}]},
+        "text": {"role": "assistant", "content": "x"},
+        "result": {"role": "tool", "toolCallId": "c"},
+    }
+    assert not ordered([kinds[role] for role in roles])

@@ -1,0 +1,143 @@
+"""This server's model in other frameworks' agents, inside of their runs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from langchain_core.messages import HumanMessage
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode, tools_condition
+from openai import BadRequestError
+from pydantic_ai import Agent as PydanticAgent
+
+from agent_server import ServerModel, openai_client
+from agent_server.engine.protocol import GenerationRequest
+from agent_server.engines.scripts import Script
+from agent_server.model_files import load_model_files
+from agent_server.server import BUNDLED
+from tests.hosted.graphs import weather
+from tests.hosted.talking import body, events_of, told, user
+from tests.server import scripted, serving
+
+TOKENIZER = load_model_files(BUNDLED).tokenizer
+CALL = '<think>\nI look.\n</think>\n\n<tool_call>\n{"name": "weather", "arguments": {"place": "Oslo"}}\n</tool_call>'
+ANSWER = "<think>\n\n</think>\n\nSunny."
+EXPECTED = [
+    ("reasoning", "I look."),
+    ("call", "weather"),
+    ("args", '{"place": "Oslo"}'),
+    ("result", "Sun in Oslo"),
+    ("text", "Sunny."),
+    ("finished", "success"),
+]
+
+
+def turn(request: GenerationRequest) -> Script:
+    prompt = TOKENIZER.decode(list(request.prompt_token_ids), skip_special_tokens=False)
+    return Script(text=ANSWER if "<tool_response>" in prompt else CALL)
+
+
+def langgraph(**options: Any) -> Any:
+    model = ServerModel(**options).bind_tools([weather])
+
+    async def talk(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [await model.ainvoke(state["messages"])]}
+
+    builder = StateGraph(MessagesState)
+    builder.add_node("talk", talk)
+    builder.add_node("tools", ToolNode([weather]))
+    builder.add_edge(START, "talk")
+    builder.add_conditional_edges("talk", tools_condition)
+    builder.add_edge("tools", "talk")
+    compiled = builder.compile(checkpointer=InMemorySaver())
+    compiled.name = "own"
+    return compiled
+
+
+def pydantic() -> Any:
+    agent = PydanticAgent(name="own")
+
+    @agent.tool_plain(name="weather")
+    def look(place: str) -> str:
+        """The weather in a place."""
+        return f"Sun in {place}"
+
+    return agent
+
+
+@pytest.mark.parametrize("make", [langgraph, pydantic])
+async def test_reasoning_and_calls_of_our_model_come_through_a_framework(make: Any) -> None:
+    async with serving(scripted(turn), agents=[make()], api_keys=("acme:1",)) as running:
+        frames = await events_of(running.url, body(user("Weather?")), authorization="Bearer 1")
+        requests = running.engine.requests
+    assert [each for each in told(frames) if each[0] != "state"] == EXPECTED
+    assert {request.tenant for request in requests} == {"acme"} and len(requests) == 2
+    assert len(frames[-1]["usage"]) == 1
+    assert frames[-1]["usage"][0]["inputTokens"] == sum(len(request.prompt_token_ids) for request in requests)
+
+
+class Client:
+    name = "client"
+
+    async def run(self, input: Any) -> Any:
+        client = openai_client()
+        stream = await client.chat.completions.create(
+            model="default", messages=[{"role": "user", "content": "Hi"}], stream=True, temperature=0.5
+        )
+        yield {"type": "TEXT_MESSAGE_START", "messageId": "m"}
+        async for chunk in stream:
+            delta = chunk.choices[0].delta
+            if text := delta.content or getattr(delta, "reasoning", None):
+                yield {"type": "TEXT_MESSAGE_CONTENT", "messageId": "m", "delta": f"[{text}]"}
+        yield {"type": "TEXT_MESSAGE_END", "messageId": "m"}
+        whole = await client.chat.completions.create(model="default", messages=[{"role": "user", "content": "Hi"}])
+        yield {
+            "type": "CUSTOM",
+            "name": "whole",
+            "value": whole.model_dump(mode="json")["choices"][0]["message"]["content"],
+        }
+        with pytest.raises(BadRequestError, match="one answer"):
+            await client.chat.completions.create(model="default", messages=[{"role": "user", "content": "Hi"}], n=2)
+
+
+async def test_an_openai_client_streams_in_process() -> None:
+    async with serving(scripted("<think>\nHm.\n</think>\n\nHello you."), agents=[Client()]) as running:
+        frames = await events_of(running.url, body(user("x")))
+        request = running.engine.requests[0]
+    assert told(frames)[0][1].count("[") > 2 and told(frames)[0][1].replace("][", "") == "[Hm.Hello you.]"
+    assert [frame["value"] for frame in frames if frame["type"] == "CUSTOM"] == ["Hello you."]
+    assert request.sampling.temperature == 0.5
+
+
+async def test_a_generation_ends_with_the_run_that_it_belongs_to() -> None:
+    engine = scripted((Script(text="word " * 500, delay=0.01),))
+    async with serving(engine, agents=[langgraph()]) as running:
+        reading = asyncio.create_task(events_of(running.url, body(user("hi"))))
+        while not (runs := running.server.runs.on_thread("t1")) or runs[0].log.last < 6:
+            await asyncio.sleep(0.005)
+        await runs[0].cancel()
+        frames = await reading
+        assert not running.engine.metrics().get("running")
+    assert frames[-1]["outcome"] == {"type": "cancelled"}
+
+
+async def test_more_runs_than_places_for_generations_all_end() -> None:
+    async with serving(scripted(turn), agents=[langgraph()], max_runs=24) as running:
+        runs = [events_of(running.url, body(user("hi"), thread=f"t{n}", run=f"r{n}")) for n in range(24)]
+        ended = await asyncio.gather(*runs)
+    assert [told(frames)[-1] for frames in ended] == [("finished", "success")] * 24
+
+
+async def test_the_requests_parameters_hold_where_the_framework_states_none() -> None:
+    async with serving(scripted(ANSWER), agents=[langgraph(max_tokens=7)]) as running:
+        await events_of(running.url, body(user("hi"), forwardedProps={"temperature": 0.25, "max_tokens": 50}))
+        sampling = running.engine.requests[0].sampling
+    assert (sampling.temperature, sampling.max_tokens) == (0.25, 7)
+
+
+async def test_outside_of_a_run_the_model_says_where_it_works() -> None:
+    with pytest.raises(RuntimeError, match="inside of a run"):
+        await ServerModel().ainvoke([HumanMessage("hi")])
