@@ -32,6 +32,6 @@ def png(width, height, body=b"", *chunks):
         b"\x89PNG\r\n\x1a\n"
         + chunk(b"IHDR", header)
         + inner
-        + chunk(b"IDAT", zlib.compress(body))
+        + chunk(b"IDAT", zlib.compress(body, 1))
         + chunk(b"IEND", b"")
     )

@@ -95,7 +95,7 @@ async def test_a_picture_that_needs_more_memory_than_the_process_has():
     small = Decoder(MediaLimits(seconds=20), memory=192 * 2**20)
     try:
         with pytest.raises(Refused, match=r"too much memory|died of it"):
-            await small.decode(encoded(Image.new("RGB", (9000, 9000))), 10**9)
+            await small.decode(png(5000, 5000, bytes(5000 * (1 + 3 * 5000))), 10**9)
     finally:
         await small.close()
 

@@ -2,6 +2,9 @@
 
 import pytest
 
+from agent_server.generation.scheduler import Scheduler
+from agent_server.generation.sequence import Sequence
+from agent_server.generation.slabs import SlabMemory
 from agent_server.generation.vision.inputs import PictureInputs, Prepared
 from agent_server.generation.vision.placing import Layout, Misplaced, Span, content_key, lay_out
 
@@ -106,6 +109,20 @@ def test_no_chunk_ends_within_a_picture_whose_tokens_see_each_other(start, lengt
     media = inputs((10, 20), (24, 34))
     assert media.length(start, length) == wanted
     assert inputs((10, 20), (24, 34), whole=False).length(start, length) == length
+
+
+def test_a_picture_that_is_too_much_for_the_device_is_not_tried_for_ever():
+    """Its chunk cannot be cut, so less budget does not make it shorter."""
+    scheduler = Scheduler(SlabMemory(1024, 128), max_running=2, step_tokens=64)
+    scheduler.add(Sequence(1, list(range(80)), 80, 90, media=inputs((0, 78))))
+    tried = 0
+    while (plan := scheduler.plan()).chunks:
+        scheduler.undo(plan)
+        tried += 1
+        assert tried < 20
+        if not scheduler.strain(plan):
+            break
+    assert plan.chunks and plan.chunks[0].length <= 78
 
 
 def test_a_picture_in_rows_has_a_block_for_each():
