@@ -210,3 +210,12 @@ async def test_subagents(node_clients):
         if client == "1.0.0":
             assert report["runs"][0]["counts"]["SUBAGENT_STARTED"] == 1
         assert "They say sunny." in [message.get("content") for message in report["messages"]]
+
+
+async def test_a2ui_surface(node_clients):
+    reports = await drive(node_clients, "a2ui_surface", [call("find_table", guests=2), "Choose one."], ["a table"])
+    for _, report in reports:
+        (activity,) = [message for message in report["messages"] if message["role"] == "activity"]
+        assert activity["activityType"] == "a2ui-surface"
+        assert [*activity["content"]["a2ui_operations"][0]] == ["version", "createSurface"]
+        assert roles(report) == ["user", "assistant", "tool", "assistant"] and last(report) == "Choose one."
