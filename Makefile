@@ -114,6 +114,11 @@ test-images: setup ## two gateways behind nginx from the images that are there, 
 bench: setup ## every benchmark, each beside a peer, printing ratios
 	for file in benchmarks/*.py; do case $$file in *_gpu.py|*/_*) ;; *) echo "== $$file"; $(PY) $$file || exit 1;; esac; done
 
+campaign: setup ## attack the server and take things away from it: one table in campaign.md (MINUTES=30)
+	$(PY) scripts/campaign.py --minutes $(or $(MINUTES),30)
+
+.PHONY: campaign
+
 wheel: setup demo ## dist/*.whl with the demo inside
 	$(BIN)/uv build --quiet --wheel
 

@@ -1,0 +1,134 @@
+"""Everything that attacks the server or takes something away from it, one after the other, as one table.
+
+    python scripts/campaign.py [--minutes 30] [--out campaign.md] [--only WORD]
+
+Each line runs a selection of tests, or a benchmark, with a time limit of its own; what does not fit into the minutes is
+told as not run. The table names the commit. Exits with 1 if a line failed, was cut off or did not run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+EACH_SECONDS = 600
+TESTS = ("-m", "pytest", "-p", "no:cacheprovider", "-m", "not vllm and not images and not peers")
+
+
+@dataclass(frozen=True)
+class Line:
+    """what: is done to the server. aim: what must hold. command: of Python."""
+
+    what: str
+    aim: str
+    command: tuple[str, ...]
+
+
+def tested(what: str, aim: str, *places: str) -> Line:
+    return Line(what, aim, (*TESTS, *places))
+
+
+LINES = (
+    tested("keys and tokens that are wrong, over or of others", "401 or 403 on every route", "tests/auth"),
+    tested("pages of other origins, rebound names", "403, nothing is read", "tests/web/test_origins.py"),
+    tested("long and slow heads and bodies, many connections", "closed at the limit", "tests/web/test_connections.py"),
+    tested("clients that leave in mid-body, the same fault 247 times", "no error, few lines", "tests/web/test_logs.py"),
+    tested("mutated bodies on every route", "4xx, never 5xx", "tests/properties/test_fuzz_http.py"),
+    tested("control tokens in all fields", "none in a prompt", "tests/prompting/test_prompt_control_tokens.py"),
+    tested("the database locked, full, deleted, damaged", "told, come back from", "tests/store/test_faults.py"),
+    tested("the server killed while it writes", "what was committed is there", "tests/store/test_killed.py"),
+    tested("files half made, backups cut off", "nothing lost",
+           "tests/store/test_half_made.py", "tests/store/test_archive.py"),
+    tested("a gateway killed, Redis killed and started", "every stream ends", "tests/gateways/test_killed_gateway.py",
+           "tests/gateways/test_sharing.py"),
+    tested("SIGTERM, SIGHUP, SIGINT twice", "runs end, exit 0", "tests/commands/test_serve.py", "-k", "signal"),
+    tested("the engine's process killed, stopped, out of memory", "runs end, it comes back",
+           "tests/generation/test_faults.py", "tests/engines/test_watchdog.py"),
+    tested("upstreams that break in every way", "an error or another engine", "tests/engines/upstream/test_faults.py"),
+    Line("clients that vanish in silence", "aborted within 250 ms", ("benchmarks/vanishing.py", "--rounds", "5")),
+    Line("a text of 1.9 MB", "others wait 50 ms at most", ("benchmarks/encoding_stall.py", "--rounds", "1")),
+    Line("bodies of 3.9 MB of spaces beside a stream", "its tokens keep coming",
+         ("benchmarks/refusals.py", "--seconds", "3", "--spaces", "3900000")),
+    Line("schemas made to stall", "refused, streams keep their pace",
+         ("benchmarks/hostile_schemas.py", "--streams", "8", "--seconds", "4")),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """result: "passed", "failed", "cut off" or "not run". said: the last line that it printed."""
+
+    line: Line
+    result: str
+    seconds: float = 0.0
+    said: str = ""
+
+
+def run(line: Line, limit: float) -> Outcome:
+    begun = time.monotonic()
+    if limit <= 0:
+        return Outcome(line, "not run")
+    process = subprocess.Popen(
+        [sys.executable, *line.command], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        told, _ = process.communicate(timeout=min(limit, EACH_SECONDS))
+    except subprocess.TimeoutExpired:
+        return Outcome(line, "cut off", time.monotonic() - begun)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # and what it started
+        process.wait()
+    said = [text.strip() for text in told.splitlines() if text.strip()]
+    missed = bool(said) and said[-1].endswith("missed")
+    result = "failed" if process.returncode or missed else "passed"
+    return Outcome(line, result, time.monotonic() - begun, said[-1] if said else "")
+
+
+def commit() -> str:
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+
+    return f"{git('rev-parse', '--short', 'HEAD')}{' with changes' if git('status', '--porcelain') else ''}"
+
+
+def table(outcomes: list[Outcome]) -> str:
+    rows = [
+        f"The campaign at {commit()}",
+        "",
+        "| what is done | aim | result | seconds | last word |",
+        "|---|---|---|---|---|",
+    ]
+    for each in outcomes:
+        said = each.said.replace("|", "\\|")[:120]
+        rows.append(f"| {each.line.what} | {each.line.aim} | {each.result} | {each.seconds:.0f} | {said} |")
+    return "\n".join(rows) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--out", type=Path, default=Path("campaign.md"))
+    parser.add_argument("--only", default="", help="lines with this word alone")
+    given = parser.parse_args()
+    ends = time.monotonic() + given.minutes * 60
+    outcomes: list[Outcome] = []
+    for line in LINES:
+        if given.only in line.what:
+            outcomes.append(run(line, ends - time.monotonic()))
+            print(f"{outcomes[-1].result:8} {outcomes[-1].seconds:5.0f} s  {line.what}", flush=True)
+    given.out.write_text(table(outcomes), "utf-8")
+    return int(not outcomes or any(each.result != "passed" for each in outcomes))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
