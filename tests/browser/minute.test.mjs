@@ -267,3 +267,17 @@ feature("the empty page says how the model is, and how to reach it from one's ow
   const answer = await fetch(address, { method: "POST", headers: { "content-type": "application/json" }, body });
   assert.match(await answer.text(), /data: \[DONE\]/, "what one copies works");
 });
+
+feature("what is said in another tab appears, while it is being answered", async (page) => {
+  await converse(page, "hello");
+  const other = await page.context().newPage();
+  await other.goto(page.url());
+  await assistant(other).getByText("Hello! How can I help?").waitFor();
+  await say(page, "A long answer please");
+  await asked(other).getByText("A long answer please").waitFor();
+  await assistant(other).getByText("Sentence 2 of").waitFor();
+  assert.equal(await page.getByRole("button", { name: "Stop", exact: true }).count(), 1, "it is not over yet");
+  await becomes(() => asked(other).allInnerTexts(), ["hello", "A long answer please"]);
+  await page.getByRole("button", { name: "Stop", exact: true }).click();
+  await settled(page);
+});

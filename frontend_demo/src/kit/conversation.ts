@@ -84,8 +84,30 @@ export function useConversation(agentId: string, threadId: string, reconnections
     return () => subscription.unsubscribe();
   }, [copilotkit, agent]);
 
+  // other tabs of this browser that show the thread are told of the runs that this one begins, and join them
+  const mine = useRef(false);
+  useEffect(() => {
+    const others = new BroadcastChannel("agent-server.threads");
+    others.onmessage = ({ data }: MessageEvent<unknown>) => {
+      if (data !== threadId || agent.isRunning) return;
+      agent.setMessages([]); // as in `refresh`
+      setRefusals((count) => count + 1);
+    };
+    const subscription = agent.subscribe({
+      onRunStartedEvent: () => {
+        if (mine.current) others.postMessage(threadId);
+        mine.current = false;
+      },
+    });
+    return () => {
+      subscription.unsubscribe();
+      others.close();
+    };
+  }, [agent, threadId]);
+
   const run = useCallback(() => {
     stopping.current = false;
+    mine.current = true;
     void copilotkit.runAgent({ agent });
   }, [copilotkit, agent]);
 
