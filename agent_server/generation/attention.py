@@ -8,7 +8,9 @@ with the call.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 import torch
@@ -48,6 +50,19 @@ class Call:
         return Call(self.queries.to(dtype), self.keys.to(dtype), self.values.to(dtype), self.scale, options)
 
 
+_ATTENDING: ContextVar[Batch | None] = ContextVar("attending", default=None)
+
+
+@contextmanager
+def attending(batch: Batch) -> Iterator[None]:
+    """Layers attend by this batch, those too whose model does not hand `kv` on to them (StableLM, Nemotron)."""
+    token = _ATTENDING.set(batch)
+    try:
+        yield
+    finally:
+        _ATTENDING.reset(token)
+
+
 def forward(
     module: torch.nn.Module,
     query: Tensor,
@@ -59,6 +74,7 @@ def forward(
     **options: Any,
 ) -> tuple[Tensor, None]:
     """The function that transformers calls in every attention layer."""
+    kv = kv if kv is not None else _ATTENDING.get()
     if kv is None or options.get("position_bias") is not None:
         raise NotImplementedError("This attention layer cannot be served in packed batches.")
     queries, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))

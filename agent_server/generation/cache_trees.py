@@ -81,6 +81,15 @@ def assemble(layout: Layout, parts: list[Part], length: int) -> object:
     return _joined(layout, [part[0] for part in parts], parts, length, ())
 
 
+COPIED = [-1]
+"""In place of rows: all of them, in memory of their own."""
+
+
+def copied(layout: Layout, cache: object, length: int) -> object:
+    """A copy of a cache of one row and so many tokens that shares no memory with it."""
+    return _joined(layout, [cache], [(cache, COPIED, length)], length, ())
+
+
 def _joined(layout: Layout, items: list[Any], parts: list[Part], length: int, path: Path) -> Any:
     first = items[0]
     if isinstance(first, Tensor):
@@ -104,6 +113,9 @@ def _tensor(layout: Layout, items: list[Any], parts: list[Part], length: int, pa
     if token is not None:
         size = min(length, max(item.shape[token] for item in items))
         items = [_fitted(item, token, size) for item in items]
+    if parts[0][1] == COPIED:
+        whole: Tensor = items[0].clone()
+        return whole
     pieces = [_rows(item, row, rows) for item, (_, rows, _) in zip(items, parts, strict=True)]
     return torch.cat(pieces, row) if len(pieces) > 1 else pieces[0]
 

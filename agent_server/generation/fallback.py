@@ -19,10 +19,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from agent_server.generation.cache_trees import Layout, assemble
+from agent_server.generation.cache_trees import Layout, assemble, copied
 from agent_server.generation.device import send
 from agent_server.generation.scheduler import Chunk, Plan
 from agent_server.generation.sequence import Sequence
+from agent_server.generation.snapshots import LEAST, Snapshot, Snapshots
 
 CACHE_NAMES = ("past_key_values", "cache_params", "state")
 MaskForm = Literal["rows", "scores"]
@@ -49,46 +50,66 @@ class Group:
 
 class CachesMemory:
     """The running sequences' caches. `total` tokens in all, of which every sequence takes so many as the longest has,
-    since shorter ones are padded, and `state` more, whatever its length."""
+    where shorter ones are padded, and `state` more, whatever its length. What they leave holds snapshots, if there is a
+    layout by which caches are copied."""
 
-    def __init__(self, total: int, *, state: int = 0, padded: bool = True) -> None:
+    def __init__(self, total: int, *, state: int = 0, padded: bool = True, layout: Layout | None = None) -> None:
         self.longest = total - state
         self.total = total
         self.groups: dict[int, Group] = {}
+        self.snapshots = Snapshots(state)
         self._state = state
         self._padded = padded
+        self._layout = layout
         self._held: dict[int, int] = {}
 
     @property
     def usage(self) -> float:
-        return self._taken(list(self._held.values())) / self.total
+        return self._taken(self._held) / self.total
 
-    def _taken(self, tokens: list[int]) -> int:
-        stored = len(tokens) * max(tokens, default=0) if self._padded else sum(tokens)
-        return stored + len(tokens) * self._state
+    def _taken(self, held: dict[int, int]) -> int:
+        stored = len(held) * max(held.values(), default=0) if self._padded else sum(held.values())
+        return stored + len(held) * self._state
+
+    def _hold(self, sequence: Sequence, tokens: int) -> bool:
+        """Room for so many tokens, for which snapshots go; False if there is none."""
+        held = {**self._held, sequence.number: tokens}
+        room = self.total - self._taken(held)
+        if room < 0:
+            return False
+        self._held = held
+        self.snapshots.shrink(room)
+        return True
 
     def admit(self, sequence: Sequence, *, alone: bool) -> int | None:
-        needed = len(sequence.tokens) + 1
-        if self._taken([*self._held.values(), needed]) > self.total:
+        if not self._hold(sequence, len(sequence.tokens) + 1):
             return None
-        self._held[sequence.number] = needed
-        return 0
+        found = self.snapshots.find(sequence) if self._layout is not None and sequence.shareable else None
+        if found is None or self._layout is None:
+            return 0
+        length = len(found.tokens)
+        self.put(Group([sequence.number], [length], length, copied(self._layout, found.cache, length)))
+        return length
 
     def grow(self, sequence: Sequence, tokens: int) -> bool:
-        held = self._held[sequence.number]
-        if tokens <= held:
-            return True
-        self._held[sequence.number] = tokens
-        if self._taken(list(self._held.values())) <= self.total:
-            return True
-        self._held[sequence.number] = held
-        return False
+        return tokens <= self._held[sequence.number] or self._hold(sequence, tokens)
 
     def publish(self, sequence: Sequence) -> None:
-        pass
+        """Keep what the sequence has now, unless its last step failed or is still on its way."""
+        length, group = min(sequence.computed, sequence.known), self.groups.get(sequence.number)
+        if self._layout is None or group is None or not sequence.shareable or length < LEAST:
+            return
+        row = group.numbers.index(sequence.number)
+        room = self.total - self._taken(self._held)
+        if group.lengths[row] != length or self.snapshots.has(sequence, length):
+            return
+        cache = copied(self._layout, assemble(self._layout, [(group.cache, [row], group.width)], length), length)
+        self.snapshots.keep(Snapshot(sequence.tenant, sequence.tokens[:length], cache), room)
 
     def release(self, sequence: Sequence) -> None:
-        self._held.pop(sequence.number)
+        if sequence.number in self._held:
+            self._held.pop(sequence.number)
+            self.publish(sequence)
         self.groups.pop(sequence.number, None)
 
     # caches

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.export import Dim, ExportedProgram, export
 from torch.fx import Graph, GraphModule
 
-from agent_server.generation.attention import Call
+from agent_server.generation.attention import Call, attending
 from agent_server.generation.rewrites import (
     aten,
     drop_batch,
@@ -72,14 +72,15 @@ class _Packed(torch.nn.Module):
         self.register_buffer("no_mask", torch.zeros(1, 1, 1, 1, device=model.device))
 
     def forward(self, ids: Tensor, positions: Tensor, wanted: Tensor) -> Tensor:
-        output = self.model(
-            input_ids=ids[None],
-            position_ids=positions[None],
-            attention_mask=self.no_mask,
-            use_cache=False,
-            kv=self.recorder,
-            logits_to_keep=wanted,
-        )
+        with attending(self.recorder):
+            output = self.model(
+                input_ids=ids[None],
+                position_ids=positions[None],
+                attention_mask=self.no_mask,
+                use_cache=False,
+                kv=self.recorder,
+                logits_to_keep=wanted,
+            )
         logits: Tensor = output.logits[0]
         return logits
 

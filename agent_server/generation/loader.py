@@ -17,6 +17,7 @@ from agent_server.engine.protocol import EngineError, EngineInfo, EngineStatus
 from agent_server.generation import attention_kernels
 from agent_server.generation.config import EngineConfig
 from agent_server.generation.constraint import Compiler, ConstraintError
+from agent_server.generation.delta_rule import quicken
 from agent_server.generation.device import (
     DTYPES,
     choose_cache_dtype,
@@ -303,6 +304,7 @@ def _runner(config: EngineConfig, model: Any, context: int, sampler: Sampler, bu
 def _cached(config: EngineConfig, model: Any, context: int, device: torch.device, why: str) -> tuple[CachedRunner, str]:
     """Caches of the model's own, as many as fit into memory; and how sequences are run together."""
     name = config.name or config.model
+    quicken(model)
     try:
         runner, reason = find_runner(model, device)
     except Unservable as fault:
@@ -317,7 +319,8 @@ def _cached(config: EngineConfig, model: Any, context: int, device: torch.device
     tokens = min(wanted, free // max(1, per_token))
     if tokens < state + 2:
         raise EngineError("out_of_memory", f"{free / GIB:.2f} GiB are too little for a single sequence's state.")
-    runner.memory = CachesMemory(tokens, state=state, padded=runner.together == "padded")
+    layout = runner.layout if runner.chunked else None  # a prompt goes on behind a snapshot as behind a piece of it
+    runner.memory = CachesMemory(tokens, state=state, padded=runner.together == "padded", layout=layout)
     return runner, note
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agent_server.generation.attention import NAME, Call, attend, window_mask
+from agent_server.generation.attention import NAME, Call, attend, attending, window_mask
 from agent_server.generation.faults import first_line
 from agent_server.generation.flat import Forward
 from agent_server.generation.kv_cache import KVCache, LayerShape
@@ -162,7 +162,9 @@ def _record(model: Any, prompt: list[int]) -> list[LayerShape]:
     recorder = _Recorder()
     positions = torch.arange(len(prompt), device=model.device)[None]
     mask = torch.zeros(1, 1, 1, 1, device=model.device)
-    model(input_ids=_ids(model, [prompt]), position_ids=positions, attention_mask=mask, use_cache=False, kv=recorder)
+    named = {"position_ids": positions, "attention_mask": mask, "use_cache": False, "kv": recorder}
+    with attending(recorder):
+        model(input_ids=_ids(model, [prompt]), **named)
     text = model.config.get_text_config()
     if sorted(recorder.layers) != list(range(text.num_hidden_layers)):
         raise Unfit("not every layer attends through the attention interface")

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from agent_server.generation.attention import attending
 from agent_server.generation.attention_kernels import Kernel
 from agent_server.generation.device import send
 from agent_server.generation.flat import Forward
@@ -136,14 +137,15 @@ class PackedRunner:
             return self.flat(ids, positions, None if every else send(ends, torch.int64, self.device), batch).float()
         wanted: Any = 0 if every else send(ends, torch.int64, self.device)
         selection = {"logits_to_keep": wanted} if self._selects else {}
-        output = self.model(
-            input_ids=ids[None],
-            position_ids=positions[None],
-            attention_mask=self._no_mask,
-            use_cache=False,
-            kv=batch,
-            **selection,
-        )
+        with attending(batch):
+            output = self.model(
+                input_ids=ids[None],
+                position_ids=positions[None],
+                attention_mask=self._no_mask,
+                use_cache=False,
+                kv=batch,
+                **selection,
+            )
         logits: Tensor = output.logits[0]
         if not self._selects and not every:
             logits = logits.index_select(0, wanted)

@@ -36,6 +36,8 @@ PACKED = {
         "GptOssConfig",
         {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
     ),
+    "stablelm": ("StableLmConfig", {"partial_rotary_factor": 0.5}),
+    "nemotron": ("NemotronConfig", {"partial_rotary_factor": 0.5, "hidden_act": "relu2"}),
     "gpt2": ("GPT2Config", {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 1024}),
 }
 OWN_CACHES = {

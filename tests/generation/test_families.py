@@ -1,0 +1,69 @@
+"""Whole architectures beside `generate`: a dozen of every kind always, all of them in the long tests."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.families import BEGIN, END, ROWS, measure, tied
+from benchmarks.family_shapes import FAMILIES
+from tests.generation.tiny_models import make_model
+
+PAGE = Path(__file__).parents[2] / "docs" / "families.md"
+DOZEN = {
+    "qwen3_5_text": "on its own cache",
+    "qwen3_5_moe_text": "on its own cache",
+    "nemotron_h": "on its own cache",
+    "granitemoehybrid": "on its own cache",
+    "falcon_h1": "on its own cache",
+    "jamba": "on its own cache",
+    "kimi_linear": "on its own cache",
+    "mamba2": "on its own cache",
+    "llama4_text": "on its own cache",
+    "deepseek_v32": "on its own cache",
+    "mpt": "on its own cache",
+    "falcon": "on its own cache",
+    "deepseek_v4": "with others of its length alone",
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def listed():
+    """The rows of the page: family, path, identical."""
+    text = PAGE.read_text("utf-8")
+    table = text[text.index(BEGIN) : text.index(END)]
+    return re.findall(rf"^\| (\S+) \| ([^|]+) \| (\d)/{ROWS} \|", table, re.MULTILINE)
+
+
+@pytest.mark.parametrize("family", DOZEN)
+def test_ids_are_those_of_generate(family):
+    row = measure(family, new=8)
+    assert (row.path, row.identical) == (DOZEN[family], ROWS), row
+
+
+def test_only_equally_likely_tokens_count_as_the_same():
+    model = make_model("llama")
+    logits = model(input_ids=torch.tensor([[5, 6, 7]])).logits[0, -1]
+    best, second = logits.topk(2).indices.tolist()
+    assert tied(model, [5, 6, 7], best, best) and not tied(model, [5, 6, 7], best, second)
+
+
+def test_the_page_has_every_family_and_what_the_tests_hold():
+    rows = {family: (path, int(same)) for family, path, same in listed()}
+    assert rows.keys() == set(FAMILIES)
+    assert {family: rows[family] for family in DOZEN} == {family: (path, ROWS) for family, path in DOZEN.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "path", "same"), listed())
+def test_the_page_tells_what_is_measured(family, path, same):
+    row = measure(family, new=16)
+    assert (row.path, row.identical) == (path, int(same)), row
