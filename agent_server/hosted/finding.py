@@ -77,14 +77,26 @@ def named(name: str, found: object) -> Named:
 
 
 def guest_of(found: object) -> Guest | None:
-    """The guest that an object is; None if it is of no kind that is known."""
+    """The guest that an object is; None if it is of no kind that is known. LoadError for one whose `run` is not
+    AG-UI's."""
     if isinstance(found, RemoteAgent):
         return found
+    if (package := type(found).__module__.partition(".")[0]) in ELSEWHERE:
+        raise LoadError(
+            f"An agent of {package} does not run here. Serve it with its own AG-UI endpoint and give its URL "
+            "with --agent."
+        )
     bases = {(base.__module__.partition(".")[0], base.__name__) for base in type(found).__mro__}
     for base, make in FRAMEWORKS.items():
         if base in bases:
             return make(found)
     return PlainGuest(found) if callable(getattr(found, "run", None)) and not isinstance(found, type) else None
+
+
+ELSEWHERE = frozenset(
+    {"agno", "ag2", "autogen", "llama_index", "workflows", "agents", "crewai", "strands", "agent_framework"}
+)
+"""Packages whose agents have a `run` that takes something else."""
 
 
 def _langgraph(found: object) -> Guest:

@@ -300,6 +300,12 @@ def test_whatever_a_guest_sends_the_run_keeps_the_lifecycle(sent: list[Any]) -> 
     assert "secret" not in str(emitted)
 
 
+def test_an_agent_whose_run_is_another_one_is_refused_before_it_is_served() -> None:
+    crew = type("Crew", (), {"__module__": "crewai.crew", "run": lambda self, text: text})
+    with pytest.raises(LoadError, match=r"An agent of crewai does not run here. Serve it .* give its URL"):
+        load_named([], [crew()])
+
+
 @pytest.mark.parametrize("wrong", [object(), 3, Echo])
 def test_what_is_no_agent_is_refused(wrong: object) -> None:
     with pytest.raises(LoadError, match=r"is not an Agent, a LangGraph graph"):
