@@ -319,7 +319,7 @@ def load_prompts(settings: Settings, source: str) -> PromptBuilder:
         context_length=settings.max_context or None,
         render_seconds=settings.render_time_limit,
     )
-    return PromptBuilder.load(source, wanted)
+    return PromptBuilder.load(source, wanted, trusted=settings.trust_remote_code)
 
 
 def sealer(settings: Settings) -> Sealer:

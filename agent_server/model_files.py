@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ class UnusableFile(ValueError):
     """A file that is not what its name says; the message is one sentence that names it and says what to do."""
 
 
+OWN_CODE = "{} comes with code of its own, which is run with --trust-remote-code alone: read it first."
 HUB_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -41,9 +43,9 @@ HUB_FILES = (
 """What is read of a model beside its weights; a few megabytes."""
 
 
-def load_model_files(model: str | Path) -> ModelFiles:
+def load_model_files(model: str | Path, *, trusted: bool = False) -> ModelFiles:
     """Read a local folder, or fetch a model's files by its name on the hub. A model without tokenizer.json needs
-    transformers, which converts other kinds of tokenizer.
+    transformers, which converts other kinds of tokenizer. trusted: code that comes with a tokenizer may be run.
 
     Raises FileNotFoundError with one sentence if there is no tokenizer, UnusableFile if a file cannot be read.
     """
@@ -57,7 +59,7 @@ def load_model_files(model: str | Path) -> ModelFiles:
     if importlib.util.find_spec("transformers") is None:
         hint = "pip install 'agent-server[local]' brings transformers, which converts other kinds of tokenizer"
         raise FileNotFoundError(f"no tokenizer was found for {str(model)!r}: {reason} ({hint})")
-    return _from_transformers(str(model))
+    return _from_transformers(str(model), trusted)
 
 
 def model_folder(model: str) -> Path:
@@ -189,12 +191,15 @@ def _context_length(config: Mapping[str, Any]) -> int | None:
     return None
 
 
-def _from_transformers(model: str) -> ModelFiles:
+def _from_transformers(model: str, trusted: bool) -> ModelFiles:
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
     try:
-        loaded = AutoTokenizer.from_pretrained(model)
+        # False rather than nothing: without an answer transformers asks on the terminal
+        loaded = AutoTokenizer.from_pretrained(model, trust_remote_code=trusted)
     except (OSError, ValueError) as error:
+        if "trust_remote_code" in str(error):
+            raise UnusableFile(OWN_CODE.format(f"The tokenizer of {model}")) from error
         raise FileNotFoundError(
             f"no tokenizer was found for {model!r}: there is no tokenizer.json and nothing that transformers can "
             "make one of; copy the tokenizer's files beside the weights"
@@ -203,9 +208,9 @@ def _from_transformers(model: str) -> ModelFiles:
     if backend is None:
         raise FileNotFoundError(f"the tokenizer of {model!r} has no fast form (tokenizer.json)")
     configs: list[dict[str, Any]] = []
-    for kind in (GenerationConfig, AutoConfig):
+    for read in (GenerationConfig.from_pretrained, partial(AutoConfig.from_pretrained, trust_remote_code=trusted)):
         try:
-            configs.append(kind.from_pretrained(model).to_dict())
+            configs.append(read(model).to_dict())
         except (OSError, ValueError):
             configs.append({})
     special = {key: str(value) for key, value in loaded.special_tokens_map.items() if key.endswith("_token")}

@@ -125,7 +125,7 @@ def _load(config: EngineConfig, report: Report, compiler: Any) -> tuple[Core, En
     model = load_weights(config, settings, device, dtype, report)
     config = msgspec.structs.replace(config, kv_cache_dtype=_cache_dtype(config, settings, model, device))
     report(EngineStatus(state="loading", progress=0.95, message="tokenizer"))
-    files = _files(config.model)
+    files = _files(config.model, trusted=config.trust_remote_code)
     return assemble(config, model, files, device, compiler, report, _reader(config, model, files))
 
 
@@ -142,9 +142,9 @@ def _cache_dtype(config: EngineConfig, settings: Any, model: Any, device: torch.
     return str(chosen).removeprefix("torch.")
 
 
-def _files(model: str) -> ModelFiles:
+def _files(model: str, *, trusted: bool) -> ModelFiles:
     try:
-        return load_model_files(model)
+        return load_model_files(model, trusted=trusted)
     except FileNotFoundError as error:
         raise EngineError("unavailable", f"{model} has no tokenizer that can be read: {first_line(error)}") from error
 

@@ -23,6 +23,7 @@ from agent_server.generation.faults import LONGEST_LINE, first_line
 from agent_server.generation.loaded import check_loaded
 from agent_server.generation.lora import with_adapter
 from agent_server.generation.quantised_checkpoints import check_packages
+from agent_server.model_files import OWN_CODE
 
 Report = Callable[[EngineStatus], None]
 _LOADING = threading.Lock()
@@ -63,7 +64,7 @@ def _misconfigured(model: str, error: Exception) -> str:
     if "should have a `model_type`" in str(error).lower():
         return f"{model}/config.json has no model_type, so that its architecture is not known; download it again."
     if "trust_remote_code" in str(error):
-        return f"{model} comes with code of its own, which is run with --trust-remote-code alone: read it first."
+        return OWN_CODE.format(model)
     if isinstance(error, KeyError) or "does not recognize this architecture" in str(error):
         return f"{model} is of an architecture that transformers {transformers.__version__} does not know."
     lines = " ".join(line.strip() for line in str(error).splitlines())[:LONGEST_LINE]

@@ -124,10 +124,12 @@ class PromptBuilder:
         model: str | Path,
         settings: PromptSettings | None = None,
         *,
+        trusted: bool = False,
         now: Callable[[], datetime] = datetime.now,
     ) -> PromptBuilder:
-        """For a local folder or a model's name. Raises FileNotFoundError if there is no tokenizer."""
-        return cls(load_model_files(model), settings, now=now)
+        """For a local folder or a model's name. trusted: code that comes with the tokenizer may be run. Raises
+        FileNotFoundError if there is no tokenizer, UnusableFile if it cannot be read."""
+        return cls(load_model_files(model, trusted=trusted), settings, now=now)
 
     def _chat(self, source: str) -> Chat:
         analysis = analyse(source)

@@ -17,6 +17,7 @@ from agent_server.assemble import chat_model
 from agent_server.engine.protocol import EngineStatus
 from agent_server.generation import quantised_checkpoints
 from agent_server.generation.loader import defaults_of
+from agent_server.model_files import UnusableFile, load_model_files
 from tests.generation.harness import Driver, expected
 from tests.generation.tiny_models import make_model, make_tokenizer, save
 from tests.server import serving, settings
@@ -293,6 +294,41 @@ async def test_code_of_a_checkpoint_is_not_run_and_nobody_is_asked(own_code: Pat
 async def test_code_of_a_checkpoint_is_run_on_request(own_code: Path):
     status = await loaded(own_code, trust_remote_code=True)
     assert (status.state, status.message) == ("ready", "")
+
+
+TOKENIZER = """
+import tokenizers
+from transformers import PreTrainedTokenizerFast
+
+class OwnTokenizer(PreTrainedTokenizerFast):
+    def __init__(self, **settings):
+        words = {"<unk>": 0, "hi": 1}
+        made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
+        super().__init__(tokenizer_object=made, unk_token="<unk>")
+"""
+
+
+@pytest.fixture
+def own_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "own"
+    folder.mkdir()
+    (folder / "own_tokenizer.py").write_text(TOKENIZER)
+    settings = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": [None, "own_tokenizer.OwnTokenizer"]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    return folder
+
+
+def test_code_of_a_tokenizer_is_not_run_and_nobody_is_asked(own_tokenizer: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asked"))
+    with pytest.raises(UnusableFile, match=r"^The tokenizer of .*own comes with code of its own, which is run with"):
+        load_model_files(own_tokenizer)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_code_of_a_tokenizer_is_run_on_request(own_tokenizer: Path):
+    assert load_model_files(own_tokenizer, trusted=True).tokenizer.encode("hi").ids == [1]
 
 
 # what a model's generation_config asks for

@@ -72,7 +72,7 @@ def load_reader(model: str, tokenizer: Tokenizer) -> PictureReader:
     from transformers import AutoProcessor
 
     try:
-        processor = AutoProcessor.from_pretrained(model)
+        processor = AutoProcessor.from_pretrained(model, trust_remote_code=False)
         return PictureReader(tokenizer, processor.image_token, partial(_by_processor, processor))
     except (ImportError, AttributeError) as error:
         logger.debug("transformers has no processor here: %s", first_line(error))
