@@ -31,6 +31,10 @@ def test_the_socket_of_a_server_that_was_killed_is_taken_over(tmp_path: Path):
     with socket.socket(socket.AF_UNIX) as killed:
         killed.bind(str(path))
     (listener,) = listen_all(Settings(listen=f"unix:{path}"))
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+        accepted, _ = listener.socket.accept()
+        accepted.close()
     listener.stop()
 
 
