@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from agent_server.engine.protocol import EngineError
 from agent_server.generation.checkpoint import SAFETENSORS, tensor_names, weight_files
@@ -41,9 +42,14 @@ def _check_numbers(source: str, model: Any) -> None:
     for name, parameter in model.named_parameters():
         if parameter.dtype not in COMPUTED or not parameter.numel() or parameter.is_meta:
             continue
-        low, high = parameter.detach().aminmax()  # either is NaN where any value is, and nothing is copied
-        if not bool(torch.isfinite(low) & torch.isfinite(high)):
+        if not is_finite(parameter):
             raise _unusable(source, name, f"has values in the tensor {name} that are not finite numbers")
+
+
+def is_finite(parameter: Tensor) -> bool:
+    """Whether all values are finite numbers; nothing is copied."""
+    low, high = parameter.detach().aminmax()  # either is NaN where any value is
+    return bool(torch.isfinite(low) & torch.isfinite(high))
 
 
 def _unusable(source: str, tensor: str, what: str) -> EngineError:
