@@ -1,15 +1,9 @@
 // A CopilotKit application that is not ours, on another origin, pointed at /copilotkit with a bearer token.
 import assert from "node:assert/strict";
-import { execFileSync } from "node:child_process";
-import { createReadStream, existsSync, statSync } from "node:fs";
-import http from "node:http";
-import path from "node:path";
 import { after, before, test } from "node:test";
-import { becomes, matches, openPage, picture, root, startBrowser, startServer } from "./harness.mjs";
+import { becomes, matches, openPage, picture, startBrowser, startServer } from "./harness.mjs";
+import { serveNewcomer } from "./newcomer_page.mjs";
 
-const source = path.join(root, "tests/browser/newcomer");
-const dist = path.join(source, "dist");
-const TYPES = { ".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".woff2": "font/woff2" };
 const KEY = "a-secret";
 
 let server;
