@@ -8,11 +8,11 @@ CopilotKit), which rejects a run over things that 1.0 added; the encoder leaves 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 from ag_ui.core import Message, RunAgentInput
-from pydantic import FailFast, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from adapters import sse
 from adapters.a2ui_actions import with_action
@@ -39,10 +39,7 @@ class Extra(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
 
-class _FailFastInput(RunAgentInput):
-    """The SDK's model, which stops at the first faulty message instead of describing thousands."""
-
-    messages: Annotated[list[Message], FailFast()]
+_MESSAGE: TypeAdapter[Message] = TypeAdapter(Message)
 
 
 class _MessageHead(msgspec.Struct):
@@ -200,18 +197,32 @@ _COMPLAINTS = {
 
 
 def _validate(wire: dict[str, object]) -> RunAgentInput:
+    """Message by message, so that the first fault ends it, and that other threads run meanwhile: pydantic holds the
+    interpreter's lock for as long as one call takes, 0.3 s for 4,000 messages of a dozen parts."""
     try:
-        checked = _FailFastInput.model_validate(wire)
+        checked = RunAgentInput.model_validate({**wire, "messages": []})
     except ValidationError as error:
         raise _complaint(error, wire) from None
-    return RunAgentInput.model_construct(_fields_set=checked.model_fields_set, **dict(checked))
+    checked.messages = [_message(i, message, wire) for i, message in enumerate(_list(wire["messages"]))]
+    return checked
 
 
-def _complaint(error: ValidationError, wire: object) -> RequestError:
+def _list(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
+
+
+def _message(i: int, message: object, wire: object) -> Message:
+    try:
+        return _MESSAGE.validate_python(message)
+    except ValidationError as error:
+        raise _complaint(error, wire, "messages", i) from None
+
+
+def _complaint(error: ValidationError, wire: object, *above: int | str) -> RequestError:
     """The innermost fault in our own words; pydantic's would quote the value."""
     faults = error.errors(include_input=False, include_url=False, include_context=True)
     fault = max(faults, key=lambda each: len(each["loc"]))
-    path = _path(fault["loc"], wire)
+    path = _path((*above, *fault["loc"]), wire)
     context = fault.get("ctx", {})
     if fault["type"] in ("union_tag_invalid", "literal_error"):
         known = str(context.get("expected_tags") or context.get("expected"))

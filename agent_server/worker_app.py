@@ -107,6 +107,10 @@ class Worker:
             return EngineStatus(state="stopped", message="The worker is draining.")
         return self.engine.status
 
+    @property
+    def busy(self) -> bool:
+        return bool(self._streams)
+
     def report(self) -> Report:
         status = self.status
         info = None

@@ -10,7 +10,7 @@ The folder takes events that keep the lifecycle rules; `events.lifecycle` is wha
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ag_ui.core import Message
@@ -44,9 +44,9 @@ from events.vocabulary import (
     ToolCallStart,
 )
 
-__all__ = ["FinishedCall", "Folder", "RunOutput", "fold", "to_dicts", "to_models"]
+__all__ = ["FinishedCall", "Folder", "RunOutput", "each_dict", "each_model", "fold", "to_dicts", "to_models"]
 
-_MESSAGES: TypeAdapter[list[Message]] = TypeAdapter(list[Message])
+_MESSAGE: TypeAdapter[Message] = TypeAdapter(Message)
 
 
 class _Text:
@@ -73,11 +73,15 @@ class _Text:
 class Folder:
     """Feed it a run's events in order; read messages and the rest at any time.
 
-    messages, state: what was there before the run. Neither is changed.
+    messages, state: what was there before the run. Neither is changed; but with `owned` the messages are the folder's
+    from now on: copying a long conversation takes a tenth of a second.
     """
 
-    def __init__(self, messages: Sequence[Mapping[str, Any]] = (), state: Any = None) -> None:
-        self._messages: list[Wire] = copy.deepcopy([dict(message) for message in messages])
+    def __init__(
+        self, messages: Sequence[Mapping[str, Any]] = (), state: Any = None, *, owned: Sequence[Wire] | None = None
+    ) -> None:
+        given = copy.deepcopy([dict(message) for message in messages]) if owned is None else list(owned)
+        self._messages: list[Wire] = given
         self._before = {message["id"] for message in self._messages}
         self.state: Any = {} if state is None else state
         self.issues: list[str] = []
@@ -349,12 +353,22 @@ def fold(events: Iterable[Event], messages: Sequence[Mapping[str, Any]] = (), st
 
 def to_models(messages: Iterable[Mapping[str, Any]]) -> list[Message]:
     """Wire-form messages as the SDK's models. Raises pydantic.ValidationError."""
-    return _MESSAGES.validate_python(list(messages))
+    return list(each_model(messages))
 
 
 def to_dicts(messages: Iterable[BaseModel]) -> list[Wire]:
     """The SDK's models as wire-form messages."""
-    return [message.model_dump(mode="json", by_alias=True) for message in messages]
+    return list(each_dict(messages))
+
+
+def each_model(messages: Iterable[Mapping[str, Any]]) -> Iterator[Message]:
+    """`to_models`, a message at a time: a long conversation takes a tenth of a second."""
+    return map(_MESSAGE.validate_python, messages)
+
+
+def each_dict(messages: Iterable[BaseModel]) -> Iterator[Wire]:
+    """`to_dicts`, a message at a time."""
+    return (message.model_dump(mode="json", by_alias=True) for message in messages)
 
 
 def _owner(event: Any) -> Wire:

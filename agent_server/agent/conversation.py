@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 from ag_ui.core import ActivityMessage, AssistantMessage, Message, ToolMessage
 
-from events.message import to_dicts
+from events.message import each_dict
 
 
 class Conversation:
@@ -39,8 +39,12 @@ class Conversation:
             index += 1
         self.shown.insert(index, activity)
 
+    def answered_calls(self) -> frozenset[str]:
+        """The ids of the calls that have results."""
+        return frozenset(each.tool_call_id for each in self.prompt if isinstance(each, ToolMessage))
+
     def answered(self, call_id: str) -> bool:
-        return any(isinstance(each, ToolMessage) and each.tool_call_id == call_id for each in self.prompt)
+        return call_id in self.answered_calls()
 
     def use_arguments(self, call_id: str, arguments: dict[str, Any]) -> None:
         """Tell the model that the call was made with these arguments: a person changed them."""
@@ -53,14 +57,14 @@ class Conversation:
                         call.function.arguments = text
                 self.prompt[index] = copy
 
-    def wire(self) -> list[dict[str, Any]]:
-        """The messages as the store has them."""
-        return to_dicts(self.shown)
+    def wire(self) -> Iterator[dict[str, Any]]:
+        """The messages as they stand, as the store has them, each when it is taken."""
+        return each_dict(list(self.shown))
 
-    def snapshot(self) -> list[dict[str, Any]]:
+    def snapshot(self) -> Iterator[dict[str, Any]]:
         """The messages for a snapshot in mid-run. Clients keep their activities if it has none, and drop those that it
         leaves out if it has any (`@ag-ui/client`, MESSAGES_SNAPSHOT): clients send none back, so it has none."""
-        return to_dicts([each for each in self.shown if not isinstance(each, ActivityMessage)])
+        return each_dict([each for each in self.shown if not isinstance(each, ActivityMessage)])
 
 
 def _after_call(messages: Sequence[Message], call_id: str) -> int:

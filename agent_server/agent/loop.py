@@ -331,7 +331,8 @@ class Loop:
     def _unanswered_by_client(self) -> tuple[str, ...]:
         """Calls of the last assistant message that the client was to answer and has not."""
         calls = next((m.tool_calls for m in reversed(self._conversation.prompt) if m.role == "assistant"), None)
-        return tuple(call.id for call in calls or () if not self._conversation.answered(call.id))
+        answered = self._conversation.answered_calls() if calls else frozenset()
+        return tuple(call.id for call in calls or () if call.id not in answered)
 
 
 def ending_of(outcome: Outcome) -> Ending:

@@ -7,7 +7,7 @@ empty one (AG-UI 1.0, REASONING_ENCRYPTED_VALUE).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Literal
 
 from ag_ui.core import Message, ReasoningMessage
@@ -66,17 +66,15 @@ class ReasoningPolicy:
 
 def unsealed(
     messages: Sequence[Message], sealer: Sealer, *, tenant: str, thread_id: str, warn: Callable[[str], None]
-) -> list[Message]:
+) -> Iterator[Message]:
     """The conversation with sealed reasoning opened for the prompt; what does not open is left out, with a warning."""
-    found: list[Message] = []
     for message in messages:
         if not isinstance(message, ReasoningMessage) or not message.encrypted_value:
-            found.append(message)
+            yield message
             continue
         text = sealer.open(message.encrypted_value, tenant=tenant, thread_id=thread_id, message_id=message.id)
         if text is not None:
-            found.append(message.model_copy(update={"content": text}))
+            yield message.model_copy(update={"content": text})
         else:
             warn("An encrypted reasoning value could not be opened and was ignored.")
-            found.append(message.model_copy(update={"encrypted_value": None}))
-    return found
+            yield message.model_copy(update={"encrypted_value": None})

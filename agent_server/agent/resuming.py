@@ -12,9 +12,10 @@ from ag_ui.core import Message, ResumeEntry
 from adapters.errors import RequestError
 from agent_server.agent import interrupts
 from agent_server.agent.interrupts import Decision
+from agent_server.pacing import in_turns
 from agent_server.runs import Ending, OpenThread, RunContext
 from agent_server.store.records import InterruptRecord, RunRecord
-from events.message import to_models
+from events.message import each_model
 from events.vocabulary import Event, MessagesSnapshot, RunOutcome, SuccessOutcome, ToolCallResult
 
 
@@ -51,7 +52,7 @@ async def open_run(context: RunContext, agent: str) -> Opening:
         if resume:
             raise RequestError("invalid_request", "Nothing was kept of this thread to be resumed.", "resume")
         return Opening(messages=context.input.messages)
-    held = to_models(thread.found.messages) if thread.found.messages else context.input.messages
+    held = await in_turns(each_model(thread.found.messages)) if thread.found.messages else context.input.messages
     now = datetime.now(UTC)
     if interrupts.is_replay(resume, thread.interrupts):
         return await _replay(thread, resume, held)
@@ -106,7 +107,7 @@ async def _replay(thread: OpenThread, resume: Sequence[ResumeEntry], held: Seque
     answered = [record for record in thread.interrupts if record.id in given]
     run = await thread.run(answered[0].resumed_by or "")
     if run is not None and run.status in ("finished", "interrupted", "cancelled"):
-        return Opening(messages=to_models(await thread.messages()), repeated=run)
+        return Opening(messages=await in_turns(each_model(await thread.messages())), repeated=run)
     messages = await _messages(thread, answered, held)
     return Opening(messages=messages, settled=[_known(record) for record in answered])
 
@@ -125,7 +126,7 @@ async def _messages(
     missing from that."""
     if all(_made(held, record) for record in records):
         return held
-    stored = to_models(await thread.messages())
+    stored = await in_turns(each_model(await thread.messages()))
     known = {message.id for message in stored}
     return [*stored, *(message for message in held if message.id not in known)]
 

@@ -25,6 +25,7 @@ from agent_server.agent.surfaces import Surfaces, page_catalog
 from agent_server.agent.turn import LanguageModel, TurnTaker
 from agent_server.generative_ui.catalog import RENDER
 from agent_server.generative_ui.mirroring import SANDBOX
+from agent_server.pacing import in_turns
 from agent_server.runs import Ending, Recorder, RunContext
 from agent_server.store.records import RunRecord
 from events.options import GenerationOptions, SamplingParams
@@ -88,22 +89,21 @@ class ServedAgent:
     async def run(self, context: RunContext, recorder: Recorder) -> Ending:
         """One run: apply what it resumes, then let the loop work. See `resuming` and `loop`."""
         opening = await open_run(context, self.name)
-        talk = self._talk(context, recorder, opening)
+        talk = self._talk(context, recorder, await self._conversation(context, recorder, opening))
         recorder.messages = talk.conversation.wire
         if self.agent.shares_state:
             talk.state.snapshot()
         if opening.repeated is not None:
-            return self._told_again(talk, opening.repeated)
+            return await self._told_again(talk, opening.repeated)
         outcome = await self._outcome(talk, opening)
         if outcome.waiting or (self.agent.shares_state and talk.state.changed):
             talk.state.snapshot()
         if outcome.waiting:
             recorder.interrupts = list(outcome.waiting)
-            recorder.emit(MessagesSnapshot(messages=talk.conversation.snapshot()))
+            recorder.emit(MessagesSnapshot(messages=await in_turns(talk.conversation.snapshot())))
         return ending_of(outcome)
 
-    def _talk(self, context: RunContext, recorder: Recorder, opening: Opening) -> Talk:
-        conversation = self._conversation(context, recorder, opening)
+    def _talk(self, context: RunContext, recorder: Recorder, conversation: Conversation) -> Talk:
         surfaces = self._surfaces(context, recorder, conversation)
         return Talk(
             context=context,
@@ -148,12 +148,12 @@ class ServedAgent:
         options = effective_options(agent, talk.context.options)
         return Loop(agent, talk, turns, await self._toolset(agent, talk), options)
 
-    def _told_again(self, talk: Talk, run: RunRecord) -> Ending:
+    async def _told_again(self, talk: Talk, run: RunRecord) -> Ending:
         assert talk.context.thread is not None
         talk.recorder.state = talk.context.thread.found.state
         if not self.agent.shares_state:
             talk.state.snapshot()
-        return tell_again(talk.context, talk.emit, talk.conversation.wire(), run)
+        return tell_again(talk.context, talk.emit, await in_turns(talk.conversation.wire()), run)
 
     def _state_to_begin_with(self, context: RunContext) -> Any:
         """The client's state; the thread's where the client sent none; else the agent's own."""
@@ -162,17 +162,17 @@ class ServedAgent:
             given = context.thread.found.state
         return self.agent.state if not given and isinstance(self.agent.state, dict) else given
 
-    def _conversation(self, context: RunContext, recorder: Recorder, opening: Opening) -> Conversation:
+    async def _conversation(self, context: RunContext, recorder: Recorder, opening: Opening) -> Conversation:
         """The client's messages, or the thread's: sealed reasoning opened, what people edited applied, and without
         what subagents said, which the agent knows by their results."""
-        opened = unsealed(
+        each = unsealed(
             [each for each in opening.messages if each.subagent_run_id is None],
             self._sealer,
             tenant=context.tenant,
             thread_id=context.input.thread_id,
             warn=recorder.warn,
         )
-        conversation = Conversation(opened, opening.messages)
+        conversation = Conversation(await in_turns(each), opening.messages)
         for record in context.thread.interrupts if context.thread is not None else ():
             approved, edited = interrupts.approval_of((record.answer or {}).get("payload"))
             if approved and edited is not None:

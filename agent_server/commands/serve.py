@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -20,6 +19,7 @@ try:
 except ImportError:  # Windows has none
     uvloop = None
 
+from agent_server.commands.heap import keep_collecting
 from agent_server.commands.listening import Listener, fail, listen_all
 from agent_server.settings import Settings
 from agent_server.web.connections import ConnectionLimits, Connections
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 STOPS = (signal.SIGINT, signal.SIGTERM)
 SPARE = 256
 """File descriptors kept for the model, the store and the engines, besides those of connections."""
-GC_THRESHOLDS = (20_000, 10, 20)
-"""Arguments of gc.set_threshold. The first is the number of new objects that starts a collection, 700 by default."""
 
 
 def serve(
@@ -164,24 +162,13 @@ async def serve_web(server: Server, listeners: list[Listener]) -> int:
 
     web = GracefulServer(web_config(build_app(server), server.settings, server.telemetry), server.begin_shutdown)
     server.on_stop = partial(setattr, web, "should_exit", True)
-    watcher = asyncio.create_task(announce(server, [each.url for each in listeners]))
+    watcher = asyncio.create_task(attend(server, [each.url for each in listeners]))
     web.take_signals()
     try:
         await web.serve(sockets=[each.socket for each in listeners])
     finally:
         watcher.cancel()
     return 1 if server.failed else 0
-
-
-def settle_heap() -> None:
-    """Tune the garbage collector after loading.
-
-    Everything that has been loaded stays, so it is frozen and not traversed again. The objects of one token live for
-    one step of the engine, for all streams together, so collecting after every 700 new objects is useless work: with
-    Python's default thresholds it took a sixth of the CPU time of a token."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
 
 
 def connection_limits(settings: Settings) -> ConnectionLimits:
@@ -223,6 +210,12 @@ def web_config(app: Any, settings: Settings, telemetry: Telemetry) -> uvicorn.Co
     )
 
 
+async def attend(server: Server, urls: list[str]) -> None:
+    """What goes on beside the server: tell when it is ready, then look after its heap."""
+    await announce(server, urls)
+    await keep_collecting(lambda: server.runs.active > 0)
+
+
 async def announce(server: Any, urls: list[str]) -> None:
     """Show the progress of loading, then the URLs. If the model cannot be loaded, print why and stop the server."""
     from rich.console import Console
@@ -238,7 +231,6 @@ async def announce(server: Any, urls: list[str]) -> None:
         console.print(f"agent-server: {status.message}", markup=False, highlight=False, soft_wrap=True)
         server.stop_web()
         return
-    settle_heap()
     base = urls[0] if urls[0].startswith("unix:") else urls[0] + server.settings.root_path
     console.print(f"{name} is ready at {' and '.join((base, *urls[1:]))}", highlight=False, soft_wrap=True)
     if base.startswith("unix:"):

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from agent_server.commands.heap import keep_collecting
 from agent_server.commands.listening import Listener, listen_at
-from agent_server.commands.serve import GracefulServer, loop_factory, read_settings, settle_heap, web_config
+from agent_server.commands.serve import GracefulServer, loop_factory, read_settings, web_config
 from agent_server.settings import Address, Settings
 
 if TYPE_CHECKING:
@@ -79,6 +80,6 @@ async def _announce(served: Worker, web: Any, name: str, address: Any) -> None:
         print(f"agent-server: {served.failure}", file=sys.stderr)
         web.should_exit = True
         return
-    settle_heap()
     host = f"[{address[0]}]" if ":" in address[0] else address[0]
     print(f"The engine of {name} is ready at worker+http://{host}:{address[1]}", file=sys.stderr, flush=True)
+    await keep_collecting(lambda: served.busy)

@@ -18,7 +18,9 @@ from adapters.errors import RequestError
 from agent_server.agent.resuming import open_run
 from agent_server.hosted.guest import Guest
 from agent_server.hosted.stay import Stay
+from agent_server.pacing import in_turns
 from agent_server.runs import Ending, Recorder, RunContext
+from events.message import each_dict
 
 if TYPE_CHECKING:
     from adapters.proxied_requests import ProxiedRequest
@@ -45,7 +47,8 @@ class HostedAgent:
                 "invalid_request", f"The agent {self.name} takes messages: it cannot complete a prompt.", "model"
             )
         opening = await open_run(context, self.name)
-        return await Stay(self.guest, self.name, self._model, context, recorder, opening).run()
+        stored = await in_turns(each_dict(opening.messages))
+        return await Stay(self.guest, self.name, self._model, context, recorder, opening, stored).run()
 
     async def close(self) -> None:
         await self.guest.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -19,7 +19,8 @@ from agent_server.hosted.guest import Guest, GuestError, GuestInput
 from agent_server.hosted.mending import Mender
 from agent_server.hosted.own_engine import OwnEngine
 from agent_server.runs import Ending, Recorder, RunContext
-from events.message import Folder, to_dicts
+from events.message import Folder
+from events.run_output import Wire
 from events.vocabulary import (
     PROTOCOL_VERSION,
     Custom,
@@ -45,7 +46,10 @@ NOBODY_TO_ASK = "The agent asks a question, and on this connection nothing is ke
 
 
 class Stay:
-    """Runs a guest once. See `Guest` for what it is expected to be, and `Mender` for what is made of it."""
+    """Runs a guest once. See `Guest` for what it is expected to be, and `Mender` for what is made of it.
+
+    messages: the opening's, in wire form, which are changed.
+    """
 
     def __init__(
         self,
@@ -55,6 +59,7 @@ class Stay:
         context: RunContext,
         recorder: Recorder,
         opening: Opening,
+        messages: Sequence[Wire],
     ) -> None:
         self._guest = guest
         self._name = name
@@ -62,7 +67,7 @@ class Stay:
         self._recorder = recorder
         self._opening = opening
         self._engine = None if model is None else OwnEngine(model, context, recorder)
-        self._folder = Folder(to_dicts(opening.messages), self._state())
+        self._folder = Folder(state=self._state(), owned=messages)
         self._old_interrupts: list[Any] = []
         recorder.messages = lambda: list(self._folder.messages)
         recorder.state = self._folder.state
@@ -70,7 +75,7 @@ class Stay:
             self._emit,
             recorder.warn,
             context.new_id,
-            messages=to_dicts(opening.messages),
+            messages=messages,
             clients=frozenset(tool.name for tool in context.input.tools or ()),
             resumed=frozenset(each.record.call["id"] for each in opening.decisions),
             partial=guest.partial_snapshots,

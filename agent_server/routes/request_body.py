@@ -6,10 +6,12 @@ at the first error.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
 from adapters.errors import RequestError
@@ -21,6 +23,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 LARGE = 64 * 1024
 """Bytes from which on parsing takes longer than handing it to a thread."""
+PARSERS = 2
+"""Large bodies that are parsed at once. More would not be faster, since each thread needs the interpreter's lock, and
+the event loop would wait for the lock behind all of them."""
+_parsers = ThreadPoolExecutor(PARSERS, thread_name_prefix="parse")
 
 
 async def read_body(request: Request, limit: int) -> bytes:
@@ -64,4 +70,4 @@ async def parse_beside(size: int, parse: Callable[P, T], *args: P.args, **kwargs
     """Call `parse`, in a thread where `size`, its input's bytes, is large: no other request waits for it."""
     if size <= LARGE:
         return parse(*args, **kwargs)
-    return await run_in_threadpool(parse, *args, **kwargs)
+    return await asyncio.get_running_loop().run_in_executor(_parsers, partial(parse, *args, **kwargs))

@@ -33,6 +33,7 @@ from adapters.openai_responses import (
     with_history,
 )
 from agent_server.ids import new_id
+from agent_server.pacing import in_turns
 from agent_server.routes.answering import (
     CLIENT_GONE,
     ServersOwn,
@@ -47,7 +48,7 @@ from agent_server.routes.answering import (
 from agent_server.routes.http import guarded
 from agent_server.routes.request_body import parse_beside, read_body, read_run_body
 from agent_server.routes.tokenize_routes import prompt_tokens
-from events.message import fold, to_dicts, to_models
+from events.message import each_dict, each_model, fold
 from events.vocabulary import Event, RunError
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ class Responses:
         record = await self._record(tenant, inbound.extra.flags.previous or "", "previous_response_id")
         if record.going_on:
             raise RequestError("invalid_request", "The previous response is not complete.", "previous_response_id")
-        return with_history(inbound, record.thread_id, to_models(record.messages), new_id)
+        return with_history(inbound, record.thread_id, await in_turns(each_model(record.messages)), new_id)
 
     def _identity(self, inbound: Inbound) -> ResponseIdentity:
         return ResponseIdentity(
@@ -166,7 +167,7 @@ class Responses:
             await self._save(run.tenant, msgspec.structs.replace(record, response=_lost(record, TOO_LONG)))
             return
         messages = list(run.input.messages[1 if record.flags.instructions else 0 :])
-        folded = fold(events, to_dicts(messages)).messages
+        folded = fold(events, await in_turns(each_dict(messages))).messages
         record = msgspec.structs.replace(
             record,
             response=response_object(events, identity, record.flags),

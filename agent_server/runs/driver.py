@@ -9,11 +9,12 @@ from typing import Protocol
 
 from adapters.errors import RequestError
 from agent_server.engine.protocol import EngineError
+from agent_server.pacing import in_turns
 from agent_server.runs.execution import Ending, OpenThread, Recorder, RunContext, Runnable
 from agent_server.runs.run import Run
 from agent_server.store import Conclusion, Store
 from agent_server.telemetry import note_ids
-from events.message import to_dicts
+from events.message import each_dict
 from events.metadata import ErrorMetadata, as_metadata
 from events.vocabulary import (
     PROTOCOL_VERSION,
@@ -109,7 +110,7 @@ class Driver:
                 run.id,
                 agent=run.agent,
                 parent_run_id=run.input.parent_run_id,
-                messages=to_dicts(run.input.messages),
+                messages=await in_turns(each_dict(run.input.messages)),
             )
         self.recorder.emit(self._started())
         self.recorder.emit(Custom(name=WAITING_EVENT, value={"behind": list(before)}))
@@ -123,7 +124,7 @@ class Driver:
                 run.id,
                 agent=run.agent,
                 parent_run_id=run.input.parent_run_id,
-                messages=to_dicts(run.input.messages),
+                messages=await in_turns(each_dict(run.input.messages)),
                 edits=not self._accepted and not run.input.resume,
                 recall=not run.whole,
             )
@@ -194,7 +195,7 @@ class Driver:
             return terminal
         try:
             async with asyncio.timeout(RECORD_SECONDS):
-                await store.end_run(self._conclusion(terminal))
+                await store.end_run(await self._conclusion(terminal))
         except RequestError as error:  # the store says by itself what is wrong with it, once
             return self._unrecorded(terminal, error)
         except TimeoutError:
@@ -205,14 +206,14 @@ class Driver:
             return self._unrecorded(terminal)
         return terminal
 
-    def _conclusion(self, terminal: Event) -> Conclusion:
+    async def _conclusion(self, terminal: Event) -> Conclusion:
         run, recorder = self.run, self.recorder
         return Conclusion(
             tenant=run.tenant,
             thread_id=run.thread_id,
             run_id=run.id,
             terminal=terminal,
-            messages=recorder.messages(),
+            messages=await in_turns(recorder.messages()),
             interrupts=recorder.interrupts,
             state=None if self._thread is None else recorder.state,
         )

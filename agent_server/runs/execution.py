@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -78,7 +78,7 @@ class Recorder:
     """
 
     def __init__(self, log: EventLog, state: object, note_prompt: Callable[[PromptNote], None]) -> None:
-        self.messages: Callable[[], list[dict[str, Any]]] = list
+        self.messages: Callable[[], Iterable[dict[str, Any]]] = list
         self.state = state
         self.interrupts: list[dict[str, object]] = []
         self.constrained = False
