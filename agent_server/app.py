@@ -164,15 +164,16 @@ def middleware(server: Server) -> list[Middleware]:
         Middleware(BrowserGuard, policy=browser_policy(settings)),
         Middleware(AuthMiddleware, authority=server.authority, quotas=server.quotas),
     ]
-    if settings.cors_origins:
+    browsers = settings.browsers
+    if browsers.cors_origins:
         chain.insert(
             0,
             Middleware(
                 CORSMiddleware,
-                allow_origins=list(settings.cors_origins),
+                allow_origins=list(browsers.cors_origins),
                 allow_methods=["*"],
                 allow_headers=["*"],
-                allow_credentials=settings.cors_credentials,
+                allow_credentials=browsers.cors_credentials,
                 expose_headers=list(EXPOSED),
                 max_age=600,
             ),
@@ -182,11 +183,12 @@ def middleware(server: Server) -> list[Middleware]:
 
 def browser_policy(settings: Settings) -> BrowserPolicy:
     """With keys, every Host is served unless some are named: a page that took over a name has no key to send."""
-    keyed = settings.api_keys or settings.keys_file or settings.oidc_issuer
-    if keyed and not settings.allowed_hosts:
-        return BrowserPolicy(origins=settings.cors_origins)
-    names = {name for address in settings.addresses for name in server_names(address.host or "localhost")}
-    return BrowserPolicy({*settings.allowed_hosts, *names}, settings.cors_origins)
+    browsers, access = settings.browsers, settings.access
+    keyed = access.api_keys or access.keys_file or settings.issuer.issuer
+    if keyed and not browsers.allowed_hosts:
+        return BrowserPolicy(origins=browsers.cors_origins)
+    names = {name for address in settings.listening.addresses for name in server_names(address.host or "localhost")}
+    return BrowserPolicy({*browsers.allowed_hosts, *names}, browsers.cors_origins)
 
 
 async def unavailable(scope: Scope, receive: Receive, send: Send, error: StartupError) -> None:

@@ -9,22 +9,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import msgspec
 from sqlalchemy.exc import SQLAlchemyError
 
-from agent_server.agent import Agent, LoadError, Sealer, ToolLimits
+from agent_server.agent import Agent, LoadError, Sealer
 from agent_server.agent.mcp_file import load_mcp_file
 from agent_server.auth import Authority, Quotas, configured_authority, storage_url
 from agent_server.chat_model import ChatModel
 from agent_server.hosted import Named, load_named, serve_named
 from agent_server.ids import new_id
 from agent_server.media.intake import Intake
-from agent_server.media.refusal import MediaLimits
-from agent_server.prompting.output import OutputSettings
-from agent_server.runs import LogLimits, Run, RunLimits, RunManager
+from agent_server.runs import Run, RunManager
 from agent_server.server import BUNDLED, BUNDLED_NAME, Server, StartupError
 from agent_server.settings import Settings
 from agent_server.store import Store
@@ -34,8 +32,7 @@ from events.vocabulary import RunError, RunFinished
 
 if TYPE_CHECKING:
     from agent_server.engine.protocol import Engine
-    from agent_server.engines.replicas import ReplicaSettings
-    from agent_server.engines.upstream import Model, UpstreamSettings
+    from agent_server.engines.upstream import Model
     from agent_server.engines.upstream.address import Address
     from agent_server.prompting.prompt import PromptBuilder
     from agent_server.runs.sharing import Gateway
@@ -52,16 +49,16 @@ def build_server(settings: Settings, *, agents: Sequence[object] = (), engine: E
     authority, quotas = make_authority(settings), make_quotas(settings)
     model = chat_model(settings, engine)
     try:
-        named: Sequence[Named] = load_named(settings.agent, agents) or default_agents(settings)
-        named = with_mcp_files(named, settings.mcp)
-        served = serve_named(named, model, sealer=sealer(settings), limits=tool_limits(settings))
+        named: Sequence[Named] = load_named(settings.served.agent, agents) or default_agents(settings)
+        named = with_mcp_files(named, settings.served.mcp)
+        served = serve_named(named, model, sealer=sealer(settings), limits=settings.tools)
     except (LoadError, ValueError) as error:
         raise StartupError(str(error)) from error
     store = make_store(settings)
     runs = RunManager(
         served,
         store=store,
-        limits=run_limits(settings, authority.tenants),
+        limits=settings.runs.model_copy(update={"tenants": authority.tenants}),
         new_id=new_id,
         observe=lambda run: count_run(telemetry, run),
         sharing=(gateway := sharing(settings)),
@@ -86,10 +83,10 @@ def build_server(settings: Settings, *, agents: Sequence[object] = (), engine: E
 
 def make_quotas(settings: Settings) -> Quotas:
     return Quotas(
-        tenant_requests=settings.tenant_requests_per_minute,
-        tenant_tokens=settings.tenant_tokens_per_minute,
-        storage=storage_url(settings.redis_url),
-        prefix=settings.redis_prefix,
+        tenant_requests=settings.tenants.requests_per_minute,
+        tenant_tokens=settings.tenants.tokens_per_minute,
+        storage=storage_url(settings.sharing.redis_url),
+        prefix=settings.sharing.redis_prefix,
     )
 
 
@@ -102,7 +99,7 @@ def make_authority(settings: Settings) -> Authority:
 
 def make_store(settings: Settings) -> Store:
     try:
-        return Store(settings.database_url)
+        return Store(settings.store.database_url)
     except (SQLAlchemyError, ImportError) as error:
         raise StartupError(
             f"The store's URL cannot be used: {error}. "
@@ -122,7 +119,7 @@ def default_agents(settings: Settings) -> list[Agent]:
     agents the model is served alone."""
     from agent_server.demonstration import demonstration_agents
 
-    return list(demonstration_agents()) if settings.demo else []
+    return list(demonstration_agents()) if settings.watching.demo else []
 
 
 def with_mcp_files(agents: Sequence[Named], files: Sequence[str]) -> Sequence[Named]:
@@ -140,18 +137,20 @@ def with_mcp_files(agents: Sequence[Named], files: Sequence[str]) -> Sequence[Na
 def chat_model(settings: Settings, engine: Engine | None = None) -> ChatModel:
     """The model that the settings name, with its engine. Raises StartupError."""
     source, name = named_model(settings)
-    if settings.chat_template is not None and not settings.chat_template.is_file():
-        raise StartupError(f"There is no chat template at {settings.chat_template}.")
+    template = settings.served.chat_template
+    if template is not None and not template.is_file():
+        raise StartupError(f"There is no chat template at {template}.")
     chosen = engine or choose_engine(settings, source, name)
-    return ChatModel(name, chosen, lambda: load_prompts(settings, source), output_settings(settings), intake(settings))
+    return ChatModel(name, chosen, lambda: load_prompts(settings, source), settings.output, Intake(settings.media))
 
 
 def named_model(settings: Settings) -> tuple[str, str]:
     """(folder or hub name of the model, the name that clients use). A name that is an existing folder is that
     folder."""
-    source = settings.model or str(BUNDLED)
-    name = settings.served_name or (Path(source).name if settings.model else BUNDLED_NAME)
-    if settings.model and not settings.engine and not Path(source).is_dir() and not _is_hub_name(source):
+    wanted = settings.served
+    source = wanted.model or str(BUNDLED)
+    name = wanted.served_name or (Path(source).name if wanted.model else BUNDLED_NAME)
+    if wanted.model and not wanted.engine and not Path(source).is_dir() and not _is_hub_name(source):
         raise StartupError(
             f"There is no folder {source}. Give a folder with a model, or a hub name like Qwen/Qwen3-0.6B."
         )
@@ -163,30 +162,15 @@ def _is_hub_name(source: str) -> bool:
     return bool(owner and slash and name) and "/" not in name and not owner.startswith((".", "~"))
 
 
-def output_settings(settings: Settings) -> OutputSettings:
-    return OutputSettings(
-        delivery=settings.delivery,
-        boundaries=settings.boundaries,
-        undeclared=settings.undeclared_tools,
-        failed=settings.failed_calls,
-        constrain_tools=settings.constrain_tools,
-    )
-
-
-def intake(settings: Settings) -> Intake:
-    """What fetches and decodes pictures."""
-    hosts = frozenset(host.rstrip(".").lower() for host in settings.media_hosts)
-    return Intake(MediaLimits(hosts=hosts, bytes=settings.media_bytes, pixels=settings.media_pixels))
-
-
 def choose_engine(settings: Settings, source: str, name: str) -> Engine:
-    if settings.engine == ("scripted",):
+    engine = settings.served.engine
+    if engine == ("scripted",):
         return scripted_engine(source, name)
-    if settings.engine == ("vllm",):
+    if engine == ("vllm",):
         from agent_server.engines.vllm_inprocess import VLLMEngine
 
         return VLLMEngine(partial(upstream_model, settings, source, name), vllm_arguments(settings))
-    if settings.engine:
+    if engine:
         return upstream_engine(settings, source, name)
     for package in LOCAL:
         if importlib.util.find_spec(package) is None:
@@ -202,14 +186,15 @@ def local_engine(settings: Settings, source: str, name: str) -> Engine:
     from agent_server.engines.embedded import embedded_engine
     from agent_server.engines.replicas import ReplicaSet, distinct
 
-    devices = [device.strip() for device in settings.device.split(",")]
+    compute = settings.compute
+    devices = [device.strip() for device in compute.device.split(",")]
     if not all(devices):
-        raise StartupError(f"--device {settings.device} names an empty device; cuda:0,cuda:1 is how two are named.")
-    each = [settings.model_copy(update={"device": device}) for device in devices]
-    engines = [embedded_engine(source, name, of_one) for of_one in each]
+        raise StartupError(f"--device {compute.device} names an empty device; cuda:0,cuda:1 is how two are named.")
+    each = [compute.model_copy(update={"device": device}) for device in devices]
+    engines = [embedded_engine(source, name, of_one, settings.process) for of_one in each]
     if len(engines) == 1:
         return engines[0]
-    return ReplicaSet(engines, replica_settings(settings), names=distinct(devices))
+    return ReplicaSet(engines, settings.replica_settings, names=distinct(devices))
 
 
 def upstream_engine(settings: Settings, source: str, name: str) -> Engine:
@@ -218,12 +203,12 @@ def upstream_engine(settings: Settings, source: str, name: str) -> Engine:
     from agent_server.engines.upstream import parse_address
 
     try:
-        addresses = [parse_address(url, settings.engine_key.get_secret_value()) for url in settings.engine]
+        addresses = [parse_address(url, settings.upstream.key.get_secret_value()) for url in settings.served.engine]
     except ValueError as error:
         raise StartupError(str(error)) from error
     engines = [engine_at(address, settings, source, name) for address in addresses]
     names = distinct([urlsplit(address.url).netloc for address in addresses])
-    return ReplicaSet(engines, replica_settings(settings), names=names)
+    return ReplicaSet(engines, settings.replica_settings, names=names)
 
 
 def engine_at(address: Address, settings: Settings, source: str, name: str) -> Engine:
@@ -234,40 +219,20 @@ def engine_at(address: Address, settings: Settings, source: str, name: str) -> E
     from agent_server.engines.worker.client import WorkerEngine
     from agent_server.engines.worker.discovery import DiscoveredEngine
 
-    limits = upstream_settings(settings)
+    limits = settings.upstream
     upstream = partial(UpstreamEngine, address, partial(upstream_model, settings, source, name), limits)
     if address.dialect == WORKER:
         return WorkerEngine(address, limits)
     return DiscoveredEngine(address, upstream, limits) if address.dialect is None else upstream()
 
 
-def replica_settings(settings: Settings) -> ReplicaSettings:
-    """The settings for replicas. Their limits on silence are longer than those of the engines themselves, whose errors
-    are more specific and should come first."""
-    from agent_server.engines.replicas import ReplicaSettings
-
-    return ReplicaSettings(
-        in_flight=settings.engine_in_flight,
-        queued=settings.engine_queued,
-        wait=settings.engine_wait,
-        check=settings.engine_check,
-        idle=settings.engine_idle * 1.5,
-        first_token=settings.engine_first * 1.5,
-        resume=settings.engine_resume,
-        attempts=settings.engine_attempts,
-        failures=settings.engine_failures,
-        cooldown=settings.engine_cooldown,
-        affinity=settings.engine_affinity,
-    )
-
-
-def vllm_arguments(settings: Settings) -> dict[str, Any]:
+def vllm_arguments(settings: Settings) -> dict[str, object]:
     """vLLM's engine arguments for the settings. Those in the setting `vllm` override the others."""
     words = {
-        "dtype": settings.dtype if settings.dtype != "auto" else None,
-        "max_model_len": settings.max_context or None,
+        "dtype": settings.compute.dtype if settings.compute.dtype != "auto" else None,
+        "max_model_len": settings.compute.max_context or None,
     }
-    return {**{name: value for name, value in words.items() if value is not None}, **settings.vllm}
+    return {**{name: value for name, value in words.items() if value is not None}, **settings.served.vllm}
 
 
 def upstream_model(settings: Settings, source: str, name: str) -> Model:
@@ -275,22 +240,7 @@ def upstream_model(settings: Settings, source: str, name: str) -> Model:
     from agent_server.engines.upstream import load_model
 
     model = load_model(source, name)
-    return msgspec.structs.replace(model, context_length=settings.max_context or model.context_length)
-
-
-def upstream_settings(settings: Settings) -> UpstreamSettings:
-    from agent_server.engines.upstream import UpstreamSettings
-
-    return UpstreamSettings(
-        connect=settings.engine_connect,
-        idle=settings.engine_idle,
-        first=settings.engine_first,
-        total=settings.run_time_limit,
-        start=settings.engine_start,
-        health=settings.engine_health,
-        in_flight=settings.engine_in_flight,
-        check_tokenizer=settings.engine_check_tokenizer,
-    )
+    return msgspec.structs.replace(model, context_length=settings.compute.max_context or model.context_length)
 
 
 def scripted_engine(source: str, name: str) -> Engine:
@@ -308,71 +258,46 @@ def scripted_engine(source: str, name: str) -> Engine:
 
 
 def load_prompts(settings: Settings, source: str) -> PromptBuilder:
-    from agent_server.prompting.prompt import PromptBuilder, PromptSettings
+    from agent_server.prompting.prompt import PromptBuilder
 
-    template = settings.chat_template
-    wanted = PromptSettings(
-        chat_template=template.read_text("utf-8") if template else None,
-        format=settings.format or None,
-        reasoning_parser=settings.reasoning_parser or None,
-        tool_call_parser=settings.tool_call_parser or None,
-        context_length=settings.max_context or None,
-        render_seconds=settings.render_time_limit,
+    template = settings.served.chat_template
+    own = {
+        "chat_template": template.read_text("utf-8") if template else None,
+        "context_length": settings.compute.max_context or None,
+    }
+    return PromptBuilder.load(
+        source, settings.prompts.model_copy(update=own), trusted=settings.compute.trust_remote_code
     )
-    return PromptBuilder.load(source, wanted, trusted=settings.trust_remote_code)
 
 
 def sealer(settings: Settings) -> Sealer:
     """The keys that encrypt hidden reasoning. Without configured keys one is made that lasts as long as the process."""
     try:
-        return Sealer.from_settings([key.get_secret_value() for key in settings.encryption_keys])
+        return Sealer.from_settings([key.get_secret_value() for key in settings.access.encryption_keys])
     except ValueError as error:
         raise StartupError(f"Every encryption key must be 32 bytes in base64: {error}.") from error
 
 
-def tool_limits(settings: Settings) -> ToolLimits:
-    return ToolLimits(seconds=settings.tool_time_limit, characters=settings.tool_result_limit)
-
-
 def sharing(settings: Settings) -> Gateway | None:
     """The connection to the other gateways; None if this server is the only one."""
-    if not settings.redis_url:
+    limits = settings.sharing
+    if not limits.redis_url:
         return None
     try:
-        from agent_server.runs.sharing import Gateway, SharingLimits
+        from agent_server.runs.sharing import Gateway
     except ImportError as error:
         raise StartupError("--redis needs the extra: pip install 'agent-server[redis]'.") from error
-    if not settings.encryption_keys:
+    if not settings.access.encryption_keys:
         logger.warning(
             "Set the same AGENT_SERVER_ENCRYPTION_KEYS on all gateways: without it none can decrypt reasoning "
             "that another has hidden."
         )
-    limits = SharingLimits(
-        lease=settings.gateway_lease,
-        run=settings.run_time_limit,
-        replay=settings.replay_seconds,
-        bytes=settings.log_bytes,
-    )
-    logs = LogLimits(bytes=settings.log_bytes)
     try:
-        return Gateway(settings.redis_url, prefix=settings.redis_prefix, limits=limits, logs=logs)
+        return Gateway(limits, settings.runs.log)
     except ValueError as error:
         raise StartupError(
             f"The URL of Redis cannot be used: {error}. Give redis://, rediss:// or unix:// with --redis."
         ) from error
-
-
-def run_limits(settings: Settings, tenants: int = 1) -> RunLimits:
-    return RunLimits(
-        runs=settings.max_runs,
-        runs_per_tenant=settings.max_runs_per_tenant,
-        tenants=tenants,
-        queued_per_thread=settings.max_queued_per_thread,
-        grace=settings.grace,
-        run_seconds=settings.run_time_limit,
-        replay_seconds=settings.replay_seconds,
-        log=LogLimits(bytes=settings.log_bytes),
-    )
 
 
 def count_run(telemetry: ServerTelemetry, run: Run) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from adapters.part_kinds import KINDS
 from agent_server.engine.protocol import Engine, EngineError, EngineStatus
 from agent_server.media.intake import Intake
-from agent_server.prompting.output import OutputSettings
+from agent_server.settings import OutputSettings
 
 if TYPE_CHECKING:
     from agent_server.prompting.prompt import PromptBuilder

@@ -109,7 +109,7 @@ class Server:
     async def close(self) -> None:
         """Wait for runs for the drain time and end the others; then close the agents, the model and the store."""
         self.closing = True
-        await self.runs.close(self.settings.drain)
+        await self.runs.close(self.settings.http.drain)
         await asyncio.gather(*(agent.close() for agent in set(self.agents.values())))
         for task in self._tasks:
             task.cancel()
@@ -121,7 +121,7 @@ class Server:
     def begin_shutdown(self) -> None:
         """Refuse new runs and begin to drain. A second call ends the runs that are left at once. Called by a signal
         handler on the event loop's thread."""
-        drain = 0.0 if self.closing else self.settings.drain
+        drain = 0.0 if self.closing else self.settings.http.drain
         self.closing = True
         self.runs.begin_shutdown()
         self._spawn(self.runs.close(drain))

@@ -33,10 +33,11 @@ from mcp_types import Tool as McpTool
 
 from agent_server.agent.mcp_apps import APPS, APPS_SETTINGS, app_activity, app_of
 from agent_server.agent.mcp_server import McpServer
-from agent_server.agent.running import CallResult, ToolLimits, failure
+from agent_server.agent.running import CallResult, failure
 from agent_server.agent.server_tools import Tool, capped, result_content
 from agent_server.agent.tool_context import ToolContext
 from agent_server.prompting.schemas import problems_of
+from agent_server.settings import ToolLimits
 
 logger = logging.getLogger("agent_server.mcp")
 T = TypeVar("T")

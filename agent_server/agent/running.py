@@ -15,13 +15,7 @@ import msgspec
 
 from agent_server.agent.server_tools import Tool, ToolFault, capped, result_content
 from agent_server.agent.tool_context import InputRequired, ToolContext
-
-
-class ToolLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one tool call that sets none of its own: seconds, and characters of its result."""
-
-    seconds: float = 60.0
-    characters: int = 256 * 2**10
+from agent_server.settings import ToolLimits
 
 
 class Activity(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from agent_server.agent.conversation import Conversation
 from agent_server.agent.loop import Loop, Outcome, Talk, Toolset, ending_of
 from agent_server.agent.reasoning_policy import ReasoningPolicy, unsealed
 from agent_server.agent.resuming import Opening, open_run, tell_again
-from agent_server.agent.running import Callee, FunctionCallee, ToolLimits
+from agent_server.agent.running import Callee, FunctionCallee
 from agent_server.agent.sealing import Sealer
 from agent_server.agent.state import Predictor, SharedState
 from agent_server.agent.subagents import SubagentCallee
@@ -27,6 +27,7 @@ from agent_server.generative_ui.catalog import RENDER
 from agent_server.generative_ui.mirroring import SANDBOX
 from agent_server.pacing import in_turns
 from agent_server.runs import Ending, Recorder, RunContext
+from agent_server.settings import ToolLimits
 from agent_server.store.records import RunRecord
 from events.options import GenerationOptions, SamplingParams
 from events.vocabulary import Event, MessagesSnapshot

@@ -14,11 +14,12 @@ from agent_server.agent.reasoning_policy import ReasoningPolicy
 from agent_server.engine.protocol import Control, Delta, Engine, EngineError, Finished, GenerationRequest, Picture
 from agent_server.media.intake import Intake
 from agent_server.prompting.constraints import plan_constraint, refuse_early
-from agent_server.prompting.output import OutputSettings, open_translator, sampling_for
+from agent_server.prompting.output import open_translator, sampling_for
 from agent_server.prompting.prompt import Prompt, Prompts
 from agent_server.prompting.schemas import Invalid, validate
 from agent_server.runs import Recorder, RunContext
 from agent_server.runs.execution import token_row
+from agent_server.settings import OutputSettings
 from events.delivery import joined
 from events.message import Folder, to_models
 from events.metadata import without_tokens

@@ -6,46 +6,36 @@ from agent_server.auth.authority import Authority
 from agent_server.auth.keys_file import KeysFile, KeysFileError
 from agent_server.auth.principal import OPERATE_AND_METRICS
 from agent_server.auth.secret_keys import Keys
-from agent_server.auth.token_issuer import Issuer, IssuerSettings
+from agent_server.auth.token_issuer import Issuer
 from agent_server.settings import Settings
 
 
 def configured_authority(settings: Settings) -> Authority:
     """Raises ValueError with one sentence. A file of keys that cannot be read is no reason to admit everybody."""
     return Authority(
-        Keys(key.get_secret_value() for key in settings.api_keys),
-        Keys((key.get_secret_value() for key in settings.operator_keys), OPERATE_AND_METRICS),
+        Keys(key.get_secret_value() for key in settings.access.api_keys),
+        Keys((key.get_secret_value() for key in settings.access.operator_keys), OPERATE_AND_METRICS),
         file=keys_file(settings),
         issuer=issuer(settings),
     )
 
 
 def keys_file(settings: Settings) -> KeysFile | None:
-    if settings.keys_file is None:
+    if settings.access.keys_file is None:
         return None
-    file = KeysFile(settings.keys_file)
+    file = KeysFile(settings.access.keys_file)
     try:
         file.load()
     except KeysFileError as error:
         raise ValueError(
-            f"The keys file {settings.keys_file} cannot be used: {error}. agent-server keys new makes one."
+            f"The keys file {settings.access.keys_file} cannot be used: {error}. agent-server keys new makes one."
         ) from error
     return file
 
 
 def issuer(settings: Settings) -> Issuer | None:
-    if not settings.oidc_issuer:
+    if not settings.issuer.issuer:
         return None
-    wanted = IssuerSettings(
-        issuer=settings.oidc_issuer,
-        audience=settings.oidc_audience,
-        keys_url=settings.oidc_keys_url,
-        leeway=settings.oidc_leeway,
-        tenant_claim=settings.oidc_tenant_claim,
-        scope_claim=settings.oidc_scope_claim,
-        scope_prefix=settings.oidc_scope_prefix,
-        limits_claim=settings.oidc_limits_claim,
-    )
-    if fault := wanted.fault():
+    if fault := settings.issuer.fault():
         raise ValueError(fault)
-    return Issuer(wanted)
+    return Issuer(settings.issuer)

@@ -12,7 +12,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx2
 import jwt
@@ -20,6 +19,7 @@ import msgspec
 
 from adapters.errors import RequestError
 from agent_server.auth.principal import SCOPES, Access, Principal, Quota
+from agent_server.settings import IssuerSettings
 
 log = logging.getLogger("agent_server.auth")
 ALGORITHMS = frozenset(
@@ -36,32 +36,6 @@ DOCUMENT_BYTES = 512 * 1024
 MAX_TOKEN = 16 * 1024
 DISCOVERY = "/.well-known/openid-configuration"
 Fetch = Callable[[str], Awaitable[Mapping[str, Any]]]
-
-
-class IssuerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """issuer: its URL, as `iss` has it. audience: what `aud` must have. keys_url: of the JWKS; "" to ask the issuer.
-    leeway: seconds that its clock may differ. tenant_claim, scope_claim, limits_claim: where a token says whose it is,
-    what it opens and what it may take; of scopes, those that begin with scope_prefix count."""
-
-    issuer: str
-    audience: str
-    keys_url: str = ""
-    leeway: float = 30.0
-    tenant_claim: str = "tenant"
-    scope_claim: str = "scope"
-    scope_prefix: str = ""
-    limits_claim: str = "limits"
-
-    def fault(self) -> str:
-        """Why these cannot be used; "" if they can."""
-        if not self.audience:
-            return "A token issuer needs an audience: set AGENT_SERVER_OIDC_AUDIENCE."
-        for url in filter(None, (self.issuer, self.keys_url)):
-            parts = urlsplit(url)
-            local = parts.hostname in ("localhost", "127.0.0.1", "::1")
-            if not parts.hostname or not (parts.scheme == "https" or (parts.scheme == "http" and local)):
-                return f"{url} must be an https:// URL, since whoever answers for it decides who may ask."
-        return ""
 
 
 async def fetch_json(url: str) -> Mapping[str, Any]:
@@ -127,7 +101,7 @@ class IssuerKeys:
         if described.get("issuer") != self._settings.issuer:
             raise ValueError("its description names another issuer")
         place = str(described.get("jwks_uri") or "")
-        if fault := msgspec.structs.replace(self._settings, keys_url=place or "missing").fault():
+        if fault := self._settings.model_copy(update={"keys_url": place or "missing"}).fault():
             raise ValueError(fault)
         return place
 

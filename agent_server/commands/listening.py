@@ -43,7 +43,7 @@ def listen_all(settings: Settings) -> list[Listener]:
     """A listener for each address of the settings. Prints a sentence and exits if one of them cannot be bound."""
     with ExitStack() as bound:
         listeners = []
-        for address in settings.addresses:
+        for address in settings.listening.addresses:
             listeners.append(listener := listen_at(address))
             bound.callback(listener.stop)
         bound.pop_all()

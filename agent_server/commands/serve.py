@@ -21,8 +21,8 @@ except ImportError:  # Windows has none
 
 from agent_server.commands.heap import keep_collecting
 from agent_server.commands.listening import Listener, fail, listen_all
-from agent_server.settings import Settings
-from agent_server.web.connections import ConnectionLimits, Connections
+from agent_server.settings import ConnectionLimits, Settings, fault_text
+from agent_server.web.connections import Connections
 
 if TYPE_CHECKING:
     from agent_server.server import Server
@@ -101,8 +101,7 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
     try:
         return Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
-        faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors(include_input=False)]
-        fail("; ".join(faults) + ".")
+        fail(fault_text(error))
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -146,7 +145,7 @@ async def _serve(settings: Settings, listeners: list[Listener]) -> int:
     from agent_server.server import StartupError
     from agent_server.telemetry import configure_logging
 
-    configure_logging(settings.log_level, settings.log_format)
+    configure_logging(settings.watching.log_level, settings.watching.log_format)
     try:
         server = build_server(settings)
         await server.start()
@@ -173,12 +172,9 @@ async def serve_web(server: Server, listeners: list[Listener]) -> int:
 
 def connection_limits(settings: Settings) -> ConnectionLimits:
     """The limits of the settings, with no more connections than the process may have file descriptors for."""
-    return ConnectionLimits(
-        connections=min(settings.max_connections, descriptors(settings.max_connections + SPARE) - SPARE),
-        head_bytes=settings.max_header_bytes,
-        head_seconds=settings.header_timeout,
-        body_seconds=settings.body_timeout,
-    )
+    wanted = settings.connections.connections
+    most = descriptors(wanted + SPARE) - SPARE
+    return settings.connections.model_copy(update={"connections": min(wanted, most)})
 
 
 def descriptors(wanted: int) -> int:
@@ -203,10 +199,10 @@ def web_config(app: Any, settings: Settings, telemetry: Telemetry) -> uvicorn.Co
         access_log=False,
         server_header=False,
         timeout_keep_alive=65,
-        timeout_graceful_shutdown=int(settings.drain) + 5,
-        ws_max_size=settings.max_body,
+        timeout_graceful_shutdown=int(settings.http.drain) + 5,
+        ws_max_size=settings.http.max_body,
         lifespan="on",
-        root_path=settings.root_path,
+        root_path=settings.listening.root_path,
     )
 
 
@@ -231,7 +227,7 @@ async def announce(server: Any, urls: list[str]) -> None:
         console.print(f"agent-server: {status.message}", markup=False, highlight=False, soft_wrap=True)
         server.stop_web()
         return
-    base = urls[0] if urls[0].startswith("unix:") else urls[0] + server.settings.root_path
+    base = urls[0] if urls[0].startswith("unix:") else urls[0] + server.settings.listening.root_path
     console.print(f"{name} is ready at {' and '.join((base, *urls[1:]))}", highlight=False, soft_wrap=True)
     if base.startswith("unix:"):
         return

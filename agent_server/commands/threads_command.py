@@ -68,7 +68,7 @@ def erase(
 
 
 def _url(store: str | None) -> str:
-    return read_settings({"store_url": store}).database_url
+    return read_settings({"store_url": store}).store.database_url
 
 
 def _done(work: Coroutine[Any, Any, int]) -> int:

@@ -40,7 +40,7 @@ def worker(
         "api_keys": api_key, "log_level": log_level,
     }  # fmt: skip
     settings = read_settings(given)
-    listener = listen_at(Address(settings.host, settings.port))
+    listener = listen_at(Address(settings.listening.host, settings.listening.port))
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             raise typer.Exit(runner.run(_serve(settings, listener)))
@@ -55,14 +55,14 @@ async def _serve(settings: Settings, listener: Listener) -> int:
     from agent_server.telemetry import configure_logging
     from agent_server.worker_app import Worker, worker_app
 
-    configure_logging(settings.log_level, settings.log_format)
+    configure_logging(settings.watching.log_level, settings.watching.log_format)
     try:
         source, name = named_model(settings)
-        served = Worker(choose_engine(settings, source, name), drain=settings.drain)
+        served = Worker(choose_engine(settings, source, name), drain=settings.http.drain)
     except StartupError as error:
         print(f"agent-server: {error}", file=sys.stderr)
         return 2
-    keys = Keys(key.get_secret_value() for key in settings.api_keys)
+    keys = Keys(key.get_secret_value() for key in settings.access.api_keys)
     web = GracefulServer(web_config(worker_app(served, keys), settings, served.telemetry), served.begin_shutdown)
     watcher = asyncio.create_task(_announce(served, web, name, listener.socket.getsockname()))
     web.take_signals()

@@ -45,7 +45,7 @@ from agent_server.generation.thread import ThreadLink
 from events.options import SamplingParams
 
 if TYPE_CHECKING:
-    from agent_server.settings import Settings
+    from agent_server.settings import ComputeSettings, ProcessSettings
 
 logger = logging.getLogger("agent_server.engine")
 MAX_RESTARTS = 5
@@ -356,25 +356,10 @@ class EmbeddedEngine:
         return {**self._measured, "engine_restarts_total": float(self.restarts)}
 
 
-def embedded_engine(source: str, name: str, settings: Settings) -> EmbeddedEngine:
+def embedded_engine(source: str, name: str, compute: ComputeSettings, process: ProcessSettings) -> EmbeddedEngine:
     """The embedded engine for the server's settings. `source`: a folder or a hub name."""
-    config = EngineConfig(
-        model=source,
-        name=name,
-        device=settings.device,
-        dtype=settings.dtype,
-        kv_cache_dtype=settings.kv_cache_dtype,
-        quantize=settings.quantize,
-        trust_remote_code=settings.trust_remote_code,
-        adapter=settings.adapter,
-        max_batch=settings.max_batch,
-        max_queued=settings.max_queued,
-        step_tokens=settings.step_tokens,
-        kv_cache_bytes=settings.kv_cache_bytes,
-        max_context=settings.max_context,
-        cuda_graphs=settings.cuda_graphs,
-    )
-    return EmbeddedEngine(config, process=settings.engine_process, step_time_limit=settings.step_time_limit)
+    config = EngineConfig(model=source, name=name, **compute.model_dump())
+    return EmbeddedEngine(config, process=process.engine_process, step_time_limit=process.step_time_limit)
 
 
 __all__ = ["EmbeddedEngine", "EngineConfig", "embedded_engine"]

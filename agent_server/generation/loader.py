@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 from transformers import GenerationConfig
 
@@ -123,7 +122,7 @@ def _load(config: EngineConfig, report: Report, compiler: Any) -> tuple[Core, En
     dtype = choose_dtype(config.dtype, device, halved=_halved(config.model, settings))
     check_memory(config.model, dtype, device)
     model = load_weights(config, settings, device, dtype, report)
-    config = msgspec.structs.replace(config, kv_cache_dtype=_cache_dtype(config, settings, model, device))
+    config = config.model_copy(update={"kv_cache_dtype": _cache_dtype(config, settings, model, device)})
     report(EngineStatus(state="loading", progress=0.95, message="tokenizer"))
     files = _files(config.model, trusted=config.trust_remote_code)
     return assemble(config, model, files, device, compiler, report, _reader(config, model, files))

@@ -57,7 +57,7 @@ class ProcessLink:
             theirs.close()
         ours.setblocking(False)
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=MAX_MESSAGE)
-        self._writer.write(_frame(msgspec.msgpack.encode(config)))
+        self._writer.write(_frame(config.model_dump_json().encode()))
         self._reading = asyncio.create_task(self._read(reader))
 
     def send(self, command: Command) -> None:
@@ -159,7 +159,7 @@ def main(descriptor: int, level: int = logging.WARNING) -> None:
     from agent_server.generation.config import EngineConfig
     from agent_server.generation.worker import work
 
-    config = msgspec.msgpack.decode(first, type=EngineConfig)
+    config = EngineConfig.model_validate_json(first)
     inbox: SimpleQueue[Any] = SimpleQueue()
     threading.Thread(target=_listen, args=(stream, inbox), daemon=True).start()
     encoder = msgspec.msgpack.Encoder()

@@ -9,11 +9,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from agent_server.agent import Agent, LoadError, Sealer, ToolLimits, load_objects, serve_agents
+from agent_server.agent import Agent, LoadError, Sealer, load_objects, serve_agents
 from agent_server.hosted.guest import Guest
 from agent_server.hosted.host import HostedAgent, name_from
 from agent_server.hosted.plain_guest import PlainGuest
 from agent_server.hosted.remote_agent import RemoteAgent
+from agent_server.settings import ToolLimits
 
 if TYPE_CHECKING:
     from agent_server.agent import ServedAgent

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from agent_server.engine.protocol import Picture
 from agent_server.media.decoder_child import ANSWER, REQUEST, SIZE
-from agent_server.media.refusal import MediaLimits, Refused
+from agent_server.media.refusal import Refused
+from agent_server.settings import MediaLimits
 
 CHILD = Path(__file__).with_name("decoder_child.py")
 MEMORY = 2**30

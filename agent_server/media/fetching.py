@@ -16,7 +16,8 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
-from agent_server.media.refusal import MediaLimits, Refused
+from agent_server.media.refusal import Refused
+from agent_server.settings import MediaLimits
 
 HTTPS_PORT = 443
 REDIRECTS = frozenset({301, 302, 303, 307, 308})

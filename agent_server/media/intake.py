@@ -9,8 +9,9 @@ from ag_ui.core import ImagePart
 from agent_server.engine.protocol import Picture
 from agent_server.media.decoding import Decoder
 from agent_server.media.fetching import Fetcher
-from agent_server.media.refusal import MediaLimits, Refused
+from agent_server.media.refusal import Refused
 from agent_server.media.sources import read_source
+from agent_server.settings import MediaLimits
 
 
 class Intake:

@@ -9,7 +9,8 @@ from urllib.parse import unquote_to_bytes
 from ag_ui.core import DataSource, PartSource, UrlSource
 
 from agent_server.media.fetching import Fetcher
-from agent_server.media.refusal import MediaLimits, Refused
+from agent_server.media.refusal import Refused
+from agent_server.settings import MediaLimits
 
 
 async def read_source(source: PartSource, fetcher: Fetcher, limits: MediaLimits) -> bytes:

@@ -15,9 +15,9 @@ import msgspec
 from ag_ui.core import RunAgentInput
 
 from agent_server.engine.protocol import Constraint, EngineError, EngineInfo
-from agent_server.prompting.output import OutputSettings
 from agent_server.prompting.prompt import Prompt
 from agent_server.prompting.schemas import check_pattern_value, prepared
+from agent_server.settings import OutputSettings
 from events.formats.output_format import OutputFormat, Tools
 from events.grammar import Function, Stage, plan
 from events.grammar.lint import Finding, Prepared, SchemaRefused, prepare

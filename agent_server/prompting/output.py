@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 import msgspec
 from ag_ui.core import RunAgentInput
 
 from agent_server.prompting.prompt import Prompt
+from agent_server.settings import OutputSettings
 from events.options import GenerationOptions, SamplingParams
 from events.parsing.policy import Policy, declared_tools
 from events.plain import PlainTranslator
 from events.translator import Translator
 
 _JSON_KINDS = ("json_object", "json_schema")
-
-
-class OutputSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The server's settings for requests that do not give their own.
-
-    undeclared: what to do with a call of a tool that the request does not declare (None: as the model's format says).
-    failed: what to do with text behind a call's opening marker that is not a call. The values of both are those of
-    events.formats.output_format.Tools.
-    """
-
-    delivery: Literal["immediate", "adaptive"] = "immediate"
-    boundaries: Literal["lenient", "strict"] | None = None
-    undeclared: Literal["keep", "drop", "content"] | None = None
-    failed: Literal["content", "text", "drop", "error"] | None = None
-    constrain_tools: bool = True
 
 
 def sampling_for(prompt: Prompt, sampling: SamplingParams) -> SamplingParams:

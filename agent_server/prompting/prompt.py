@@ -27,6 +27,7 @@ from agent_server.prompting.encoding import characters_per_token, encoded
 from agent_server.prompting.prefill import written_stage
 from agent_server.prompting.rendering import Chat, Rendering
 from agent_server.prompting.thinking import switch_words, template_variables
+from agent_server.settings import PromptSettings
 from events.formats import registry
 from events.formats.output_format import OutputFormat, marker_ids, markers
 from events.options import GenerationOptions
@@ -76,22 +77,6 @@ class Prompts(Protocol):
         self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None, *, sees: bool = False
     ) -> Prompt:
         """The prompt for one turn. sees: the model takes images. Raises EngineError."""
-
-
-class PromptSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """chat_template: used instead of the model's own. format, reasoning_parser, tool_call_parser: names of formats that
-    replace the one that the analysis found, as a whole or in part. context_length: in tokens; None for the model's.
-    allowed_kwargs: template variables that a request may set besides the thinking switches. max_characters: the limit
-    on a request's data and on the rendered prompt. render_seconds: the time limit of `build_async`."""
-
-    chat_template: str | None = None
-    format: str | None = None
-    reasoning_parser: str | None = None
-    tool_call_parser: str | None = None
-    context_length: int | None = None
-    allowed_kwargs: frozenset[str] = frozenset()
-    max_characters: int = DEFAULT_MAX_CHARACTERS
-    render_seconds: float = RENDER_SECONDS
 
 
 class PromptBuilder:

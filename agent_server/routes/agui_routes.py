@@ -35,16 +35,16 @@ def routes(server: Server) -> list[BaseRoute]:
         encoder = encoder_for(request, legacy=inbound.extra.legacy)
         agent = request.path_params.get("agent", "default")
         if (answer := app_answer(server, agent, inbound, request.state.tenant)) is not None:
-            return stream_answer_of_app(answer, encoder, settings.keep_alive)
+            return stream_answer_of_app(answer, encoder, settings.http.keep_alive)
         started = await server.runs.start(
             inbound.input,
             inbound.options,
             agent=agent,
             tenant=request.state.tenant,
-            grace=settings.grace,
+            grace=settings.runs.grace,
             warnings=inbound.extra.warnings,
         )
-        return stream_run(started, encoder, interval=settings.keep_alive)
+        return stream_run(started, encoder, interval=settings.http.keep_alive)
 
     async def capabilities(request: Request) -> Response:
         name = request.path_params.get("agent", "default")

@@ -41,7 +41,7 @@ ENDS = (RunFinished, RunError)
 
 def agent_for(server: Server, model: str | None) -> str:
     """The agent that a model name means: the served model is the default agent, agents go by their own names."""
-    if not model or model in ("default", server.model.name, server.settings.served_name):
+    if not model or model in ("default", server.model.name, server.settings.served.served_name):
         return "default"
     if model in server.agents:
         return str(model)
@@ -266,7 +266,7 @@ async def stream_answer(
         frames,
         content_type=encoder.content_type,
         keep_alive=encoder.keep_alive,
-        interval=server.settings.keep_alive,
+        interval=server.settings.http.keep_alive,
         headers=id_headers(runs[0]),
         leaving=leaving,
     )

@@ -110,14 +110,14 @@ class Runtime:
         return self._connect(await self._json(request), request.state.tenant)
 
     async def stop(self, request: Request) -> Response:
-        body = await read_body(request, self._settings.max_body)
+        body = await read_body(request, self._settings.http.max_body)
         wire = await parse_beside(len(body), read_json, body) if body.strip() else {}
         return await self._stop(request.path_params["thread_id"], wire, request.state.tenant)
 
     async def single(self, request: Request) -> Response:
         """All of the above on one path."""
         try:
-            body = await read_body(request, self._settings.max_body)
+            body = await read_body(request, self._settings.http.max_body)
             call = await parse_beside(len(body), copilotkit.parse_call, body)
         except RequestError as error:
             if error.kind != "invalid_request":
@@ -189,7 +189,7 @@ class Runtime:
         return json_response(body, status)
 
     async def _json(self, request: Request) -> object:
-        body = await read_body(request, self._settings.max_body)
+        body = await read_body(request, self._settings.http.max_body)
         return await parse_beside(len(body), read_json, body)
 
     async def _run(self, agent: str, wire: Any, tenant: str, *, suggests: bool = False) -> Response:
@@ -199,8 +199,8 @@ class Runtime:
         inbound = await parse_beside(size, copilotkit.from_wire, wire, media=self._server.model.takes)
         encoder = copilotkit.Encoder(legacy=inbound.extra.legacy)
         if (answer := app_answer(self._server, agent, inbound, tenant)) is not None:
-            return stream_answer_of_app(answer, encoder, self._settings.keep_alive)
-        options, grace = inbound.options, self._settings.grace
+            return stream_answer_of_app(answer, encoder, self._settings.http.keep_alive)
+        options, grace = inbound.options, self._settings.runs.grace
         if suggests or copilotkit.is_suggestion(inbound):  # older pages ask for them by an ordinary run
             options, grace = msgspec.structs.replace(options, store=False), 0.0
         run = await self._server.runs.start(
@@ -211,7 +211,7 @@ class Runtime:
             grace=grace,
             warnings=inbound.extra.warnings,
         )
-        return stream_run(run, encoder, interval=self._settings.keep_alive)
+        return stream_run(run, encoder, interval=self._settings.http.keep_alive)
 
     def _connect(self, wire: object, tenant: str) -> Response:
         thread_id, legacy = copilotkit.thread_of(wire)
@@ -220,7 +220,7 @@ class Runtime:
             Generated(self._replay(thread_id, tenant, encoder)),
             content_type=encoder.content_type,
             keep_alive=encoder.keep_alive,
-            interval=self._settings.keep_alive,
+            interval=self._settings.http.keep_alive,
         )
 
     async def _stop(self, thread_id: str, wire: Any, tenant: str) -> Response:
@@ -382,7 +382,7 @@ def loaded(server: Server) -> dict[str, object]:
     status = server.model.status
     answer: dict[str, Any] = {
         "model": server.model.name,
-        "bundled": not server.settings.model,
+        "bundled": not server.settings.served.model,
         "state": status.state,
         "message": status.message,
         "version": version(),

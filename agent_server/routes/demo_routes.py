@@ -104,7 +104,7 @@ def routes(server: Server) -> list[BaseRoute]:
             if request.query_params.get("unknown") != "empty":
                 raise
             return Response(status_code=204)
-        return stream_run(run, encoder_for(request, run.id), interval=settings.keep_alive)
+        return stream_run(run, encoder_for(request, run.id), interval=settings.http.keep_alive)
 
     async def recorded(request: Request) -> Response:
         """An event log, one event a line, on the wires asked for."""
@@ -113,7 +113,7 @@ def routes(server: Server) -> list[BaseRoute]:
         frames = [encoder.encode(event, sequence=number) for number, event in enumerate(events, 1)]
         return Response(b"".join([*frames, encoder.finish()]), headers={"content-type": encoder.content_type})
 
-    if not settings.demo:
+    if not settings.watching.demo:
         return []
     return [
         Route("/demo/runs/{run_id}/wires", guarded(live)),

@@ -40,6 +40,6 @@ def routes(server: Server) -> list[BaseRoute]:
         return Response(server.telemetry.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     found: list[BaseRoute] = [Route("/health", health), Route("/ready", ready)]
-    if server.settings.metrics:
+    if server.settings.watching.metrics:
         found.append(Route("/metrics", metrics))
     return found

@@ -83,7 +83,7 @@ def chat_identity(server: Server, inbound: Inbound) -> ChatIdentity:
         id=f"chatcmpl-{inbound.input.run_id.removeprefix('run_')}",
         model=model_name(server, inbound.options),
         created=int(time.time()),
-        reasoning_content=server.settings.reasoning_content,
+        reasoning_content=server.settings.http.reasoning_content,
         hidden_tools=servers_own(server, inbound),
     )
 

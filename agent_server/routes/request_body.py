@@ -52,7 +52,7 @@ async def read_run_body(server: Server, request: Request) -> bytes:
     is read, and once more before it is parsed, since a client may take its time to send one.
     """
     server.runs.check_room(request.state.tenant)
-    body = await read_body(request, server.settings.max_body)
+    body = await read_body(request, server.settings.http.max_body)
     server.runs.check_room(request.state.tenant)
     return body
 
@@ -62,7 +62,7 @@ async def read_request(server: Server, request: Request, parse: Callable[[bytes]
     if starts_run:
         body = await read_run_body(server, request)
     else:
-        body = await read_body(request, server.settings.max_body)
+        body = await read_body(request, server.settings.http.max_body)
     return await parse_beside(len(body), parse, body)
 
 

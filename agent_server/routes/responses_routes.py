@@ -194,7 +194,7 @@ class Responses:
         return None if found is None else msgspec.convert(found, ResponseRecord)
 
     async def count(self, request: Request) -> Response:
-        inbound = await self._inbound(request, await read_body(request, self.server.settings.max_body))
+        inbound = await self._inbound(request, await read_body(request, self.server.settings.http.max_body))
         agent_for(self.server, inbound.options.model)
         tokens = await run_in_threadpool(prompt_tokens, self.server, inbound, "responses")
         return answer({"object": "response.input_tokens", "input_tokens": tokens})

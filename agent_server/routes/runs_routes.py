@@ -36,7 +36,7 @@ def routes(server: Server) -> list[BaseRoute]:
     async def events(request: Request) -> Response:
         run = await found(request)
         run.check_position(after := position(request))
-        return stream_run(run, replay_encoder(request, run), interval=server.settings.keep_alive, after=after)
+        return stream_run(run, replay_encoder(request, run), interval=server.settings.http.keep_alive, after=after)
 
     async def show(request: Request) -> Response:
         return json_response(described(await found(request)))

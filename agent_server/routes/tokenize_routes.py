@@ -58,7 +58,7 @@ def prompt_tokens(server: Server, inbound: Inbound, wire: Wire) -> int:
 
 
 def routes(server: Server) -> list[BaseRoute]:
-    limit = server.settings.max_body
+    limit = server.settings.http.max_body
 
     async def tokenize(request: Request) -> Response:
         inbound = await read_request(server, request, partial(parse_tokenize, new_id=new_id), starts_run=False)

@@ -173,7 +173,7 @@ class GenerateConnection(Connection):
 
     def __init__(self, server: Server, websocket: WebSocket) -> None:
         super().__init__(server, websocket)
-        limits = Limits(body=server.settings.max_body)
+        limits = Limits(body=server.settings.http.max_body)
         self.session = generation.Session(new_id=new_id, clock=time.monotonic, limits=limits)
         self._message_id: str | None = None
         self._feedback: list[generation.Feedback] = []
@@ -271,7 +271,7 @@ class AguiConnection(Connection):
 
     def __init__(self, server: Server, websocket: WebSocket) -> None:
         super().__init__(server, websocket)
-        self.session = agui.Session(limits=Limits(body=server.settings.max_body), media=lambda: server.model.takes)
+        self.session = agui.Session(limits=Limits(body=server.settings.http.max_body), media=lambda: server.model.takes)
 
     def going_away(self) -> Sequence[object]:
         return self.session.going_away()
@@ -305,7 +305,7 @@ class AguiConnection(Connection):
                 inbound.options,
                 agent=agent,
                 tenant=self.tenant,
-                grace=self.server.settings.grace,
+                grace=self.server.settings.runs.grace,
                 warnings=inbound.extra.warnings,
             )
         except RequestError as error:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from agent_server.settings import LogLimits
 from events.vocabulary import (
     Event,
     ReasoningMessageContent,
@@ -22,13 +23,6 @@ from events.vocabulary import (
 OVERHEAD = 240  # bytes of one event beside its text: the struct, its ids and the deque's slot
 FORGOTTEN = 64  # waits that may lie about after their readers left, before they are cleared away
 _DELTAS = (TextMessageContent, ToolCallArgs, ReasoningMessageContent)
-
-
-class LogLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of one run is kept for readers that come later or read slowly."""
-
-    events: int = 20_000
-    bytes: int = 8 * 2**20
 
 
 class FellBehind(Exception):

@@ -11,14 +11,13 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-import msgspec
 from ag_ui.core import RunAgentInput
 
 from adapters.errors import RequestError
 from agent_server.runs.driver import Driver
 from agent_server.runs.execution import Runnable
-from agent_server.runs.log import LogLimits
 from agent_server.runs.run import INSIST_SECONDS, Observer, Run
+from agent_server.settings import RunLimits
 from events.options import GenerationOptions
 from events.vocabulary import Event, RunError, RunFinished
 
@@ -33,27 +32,6 @@ STOPPED_EARLY_SECONDS = 30.0
 STOPPED_EARLY = 1024
 ID_LENGTH = 512
 CONTROLS = re.compile(r"[\x00-\x1f\x7f]")
-
-
-class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of a run manager. Times in seconds.
-
-    runs_per_tenant: 0 is a fair share where there are several `tenants`: one may have SHARE times as many runs as
-    places are free, so that one that takes what it can get leaves a quarter of all to others. queued_per_thread: runs
-    that may wait for a thread's turn; 0 refuses a second run on a busy thread. replay_seconds and replay_bytes: how
-    long and how much of finished runs is kept to be replayed.
-    """
-
-    runs: int = 256
-    runs_per_tenant: int = 0
-    tenants: int = 1
-    queued_per_thread: int = 4
-    grace: float = 10.0
-    run_seconds: float = 3600.0
-    replay_seconds: float = 600.0
-    replay_bytes: int = 64 * 2**20
-    replay_runs: int = 4096
-    log: LogLimits = LogLimits()
 
 
 class QueuedTurn:

@@ -13,7 +13,8 @@ from ag_ui.core import Message, RunAgentInput
 from adapters.answer import PromptNote
 from adapters.errors import RequestError
 from agent_server.runs.controls import Controls
-from agent_server.runs.log import EventLog, FellBehind, LogLimits, LogReader
+from agent_server.runs.log import EventLog, FellBehind, LogReader
+from agent_server.settings import LogLimits
 from events.metadata import ErrorMetadata, as_metadata
 from events.options import GenerationOptions
 from events.vocabulary import Event, RunError

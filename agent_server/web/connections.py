@@ -20,6 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from agent_server.ids import new_id
+from agent_server.settings import ConnectionLimits
 
 SLICE = 16 * 1024
 """Bytes that the parser is given at once, and so what it may have read beyond a limit."""
@@ -32,16 +33,6 @@ REFUSALS: dict[Reason, tuple[HTTPStatus, str]] = {
     "head_seconds": (HTTPStatus.REQUEST_TIMEOUT, "The headers did not arrive in time."),
     "body_seconds": (HTTPStatus.REQUEST_TIMEOUT, "The body did not arrive in time."),
 }
-
-
-class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """connections: at once. head_bytes: of the URL and all headers of a request. head_seconds: from the connection, or
-    the first byte of a later request, to the end of its headers. body_seconds: from there to the end of the body."""
-
-    connections: int = 8192
-    head_bytes: int = 32 * 1024
-    head_seconds: float = 10.0
-    body_seconds: float = 60.0
 
 
 class Connections:

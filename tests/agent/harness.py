@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 from ag_ui.core import Message, ResumeEntry, RunAgentInput, Tool, UserMessage
 
 from agent_server.agent import Agent, Sealer, ToolLimits, serve_agents
-from agent_server.runs import Run, RunLimits, RunManager
+from agent_server.runs import Run, RunManager
+from agent_server.settings import RunLimits
 from agent_server.store import Store
 from events.lifecycle import Verifier
 from events.message import Folder

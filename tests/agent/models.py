@@ -11,8 +11,8 @@ from ag_ui.core import RunAgentInput
 from agent_server.engine.protocol import GenerationRequest
 from agent_server.engines.scripted import ScriptedEngine
 from agent_server.engines.scripts import Script
-from agent_server.prompting.output import OutputSettings
 from agent_server.prompting.prompt import Prompt
+from agent_server.settings import OutputSettings
 from events.formats.output_format import OutputFormat
 from events.formats.registry import named
 from events.options import GenerationOptions

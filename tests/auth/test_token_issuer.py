@@ -22,8 +22,9 @@ from starlette.routing import Route
 
 from adapters.errors import RequestError
 from agent_server.auth.principal import Quota
-from agent_server.auth.token_issuer import FRESH_SECONDS, PAUSE_SECONDS, STALE_SECONDS, Issuer, IssuerSettings
+from agent_server.auth.token_issuer import FRESH_SECONDS, PAUSE_SECONDS, STALE_SECONDS, Issuer
 from agent_server.server import StartupError
+from agent_server.settings import IssuerSettings
 from tests.contract.engines import listening
 from tests.server import scripted, serving
 

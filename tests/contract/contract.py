@@ -30,9 +30,9 @@ from agent_server.engine.protocol import (
 )
 from agent_server.prompting.constraints import plan_constraint
 from agent_server.prompting.control_tokens import ControlTokens
-from agent_server.prompting.output import OutputSettings
 from agent_server.prompting.prompt import PromptBuilder
 from agent_server.server import BUNDLED
+from agent_server.settings import OutputSettings
 from events.options import GenerationOptions, SamplingParams, ToolChoice
 from tests.contract import reference
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 
-import msgspec
 import pytest
 import pytest_asyncio
 
@@ -26,7 +25,7 @@ def server() -> Iterator[str]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def target(server: str) -> AsyncIterator[Target]:
-    settings = msgspec.structs.replace(QUICK, check_tokenizer=False, idle=30.0)
+    settings = QUICK.model_copy(update={"check_tokenizer": False, "idle": 30.0})
     async with started(upstream(server, settings)) as engine:
         assert engine.dialect == "llamacpp"
         yield Target(engine, lambda: asyncio.to_thread(running, server), lacks=LACKS["llamacpp"], tolerance=0.02)

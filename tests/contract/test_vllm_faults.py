@@ -16,7 +16,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from agent_server.engine.protocol import Delta, EngineError
-from agent_server.engines.upstream import UpstreamEngine, UpstreamSettings
+from agent_server.engines.upstream import UpstreamEngine
+from agent_server.settings import UpstreamSettings
 from tests.contract import reference
 from tests.contract.contract import answer, asked
 from tests.contract.engines import listening, started, upstream

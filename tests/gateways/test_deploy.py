@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from agent_server.settings import Settings
+from agent_server.settings import HttpSettings, Settings
+from tests.settings_table import options
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -23,7 +24,7 @@ def compose() -> dict:
 def test_every_setting_that_is_given_exists(compose):
     text = (DEPLOY / "compose.yaml").read_text() + (DEPLOY / "Dockerfile").read_text()
     names = {name.lower() for name in re.findall(r"\bAGENT_SERVER_([A-Z_]+)", text)}
-    assert len(names) > 5 and names <= set(Settings.model_fields)
+    assert len(names) > 5 and names <= set(options())
 
 
 def test_the_gateways_differ_in_nothing_but_their_names_and_addresses(compose):
@@ -38,8 +39,8 @@ def test_the_gateways_differ_in_nothing_but_their_names_and_addresses(compose):
     }
     settings["encryption_keys"] = ""
     parsed = Settings(_env_file=None, **settings)
-    assert parsed.redis_url.startswith("redis://") and parsed.database_url.startswith("postgresql://")
-    assert int(re.sub(r"\D", "", gateways[0]["stop_grace_period"])) > parsed.drain
+    assert parsed.sharing.redis_url.startswith("redis://") and parsed.store.database_url.startswith("postgresql://")
+    assert int(re.sub(r"\D", "", gateways[0]["stop_grace_period"])) > parsed.http.drain
 
 
 def test_whoever_is_named_is_a_service(compose):
@@ -78,9 +79,9 @@ def test_no_stream_is_buffered_or_cut_while_it_is_silent():
     text = (DEPLOY / "nginx.conf").read_text()
     assert "proxy_buffering off;" in text and "proxy_set_header Upgrade $http_upgrade;" in text
     (seconds,) = re.findall(r"proxy_read_timeout (\d+)s;", text)
-    assert int(seconds) > Settings.model_fields["keep_alive"].default
+    assert int(seconds) > HttpSettings().keep_alive
     (size,) = re.findall(r"client_max_body_size (\d+)m;", text)
-    assert int(size) * 2**20 == Settings.model_fields["max_body"].default
+    assert int(size) * 2**20 == HttpSettings().max_body
     assert "sticky" not in text and "ip_hash" not in text
 
 
@@ -94,7 +95,7 @@ def test_the_trial_without_a_gpu_changes_the_engine_alone(compose):
             "environment": {"AGENT_SERVER_ENGINE": "worker+http://worker:8000"},
         }
     named = {name.removeprefix("AGENT_SERVER_").lower() for name in trial["worker"]["environment"]}
-    assert named <= set(Settings.model_fields)
+    assert named <= set(options())
 
 
 def test_each_service_that_is_built_names_a_stage_of_the_dockerfile(compose):

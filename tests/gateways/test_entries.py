@@ -8,10 +8,10 @@ import pytest
 
 from agent_server.agent import Agent, tool
 from agent_server.engines.scripts import Script
-from agent_server.runs.log import EventLog, LogLimits
+from agent_server.runs.log import EventLog
 from agent_server.runs.sharing.entries import closing, cut, opened
 from agent_server.runs.sharing.keys import RunPlace
-from agent_server.runs.sharing.limits import SharingLimits
+from agent_server.settings import LogLimits, SharingLimits
 from events.encode import encode
 from events.lifecycle import Verifier
 from events.vocabulary import RunError, RunStarted, TextMessageContent

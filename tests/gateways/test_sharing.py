@@ -10,9 +10,10 @@ import pytest
 from ag_ui.core import RunAgentInput
 
 from adapters.errors import RequestError
-from agent_server.runs import Ending, LogLimits, Recorder, RunContext, RunLimits, RunManager
-from agent_server.runs.sharing import Gateway, SharingLimits
+from agent_server.runs import Ending, Recorder, RunContext, RunManager
+from agent_server.runs.sharing import Gateway
 from agent_server.runs.sharing.keys import RedisKeys, RunPlace
+from agent_server.settings import LogLimits, RunLimits, SharingLimits
 from events.lifecycle import Verifier
 from events.options import GenerationOptions
 from events.vocabulary import Event, RunError, RunFinished, TextMessageContent, TextMessageEnd, TextMessageStart
@@ -59,9 +60,8 @@ class Together:
 
     async def add(self, *, logs: LogLimits | None = None, grace: float = 30.0, **limits) -> RunManager:
         talker = Talker()
-        sharing = Gateway(
-            self.url, prefix=self.prefix, limits=SharingLimits(**{"lease": LEASE, "answer": 1.0, **limits})
-        )
+        wanted = {"redis_url": self.url, "redis_prefix": self.prefix, "lease": LEASE, "answer": 1.0, **limits}
+        sharing = Gateway(SharingLimits(**wanted))
         manager = RunManager(
             {"default": talker},
             limits=RunLimits(grace=grace, log=logs or LogLimits()),

@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 
 from agent_server.media.decoding import Decoder
-from agent_server.media.refusal import MediaLimits, Refused
+from agent_server.media.refusal import Refused
+from agent_server.settings import MediaLimits
 from tests.media.pictures import encoded, gradient, png
 
 MOST = 1_000_000

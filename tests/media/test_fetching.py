@@ -12,7 +12,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from agent_server.media.fetching import Fetcher, is_public
-from agent_server.media.refusal import MediaLimits, Refused
+from agent_server.media.refusal import Refused
+from agent_server.settings import MediaLimits
 
 HOSTS = frozenset({"pictures.example", "pictures.example:8443", "10.0.0.7", "xn--bcher-kva.example"})
 

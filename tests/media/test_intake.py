@@ -6,8 +6,9 @@ import pytest
 from ag_ui.core import DataSource, FileSource, ImagePart, UrlSource
 
 from agent_server.media.intake import Intake
-from agent_server.media.refusal import MediaLimits, Refused
+from agent_server.media.refusal import Refused
 from agent_server.media.sources import from_base64, from_data_url
+from agent_server.settings import MediaLimits
 from tests.media.pictures import encoded, gradient
 
 PNG = encoded(gradient())

@@ -14,7 +14,8 @@ from agent_server.engine.protocol import EngineError
 from agent_server.model_files import ModelFiles
 from agent_server.prompting import encoding
 from agent_server.prompting.encoding import LONG, SHORT, can_be_sliced, characters_per_token, encoded
-from agent_server.prompting.prompt import PromptBuilder, PromptSettings
+from agent_server.prompting.prompt import PromptBuilder
+from agent_server.settings import PromptSettings
 from events.options import GenerationOptions
 from tests.prompting.tokenizers_for_tests import byte_level, sentence_pieces, unigram_with_markers
 

@@ -15,7 +15,8 @@ from pydantic import TypeAdapter
 
 from agent_server.engine.protocol import EngineError
 from agent_server.model_files import ModelFiles, load_model_files
-from agent_server.prompting.prompt import PromptBuilder, PromptSettings
+from agent_server.prompting.prompt import PromptBuilder
+from agent_server.settings import PromptSettings
 from events.options import GenerationOptions, SamplingParams, ToolChoice
 from events.template.environment import ChatTemplate
 from tests.prompting.tokenizers_for_tests import byte_level

@@ -6,8 +6,9 @@ import httpx
 from typer.testing import CliRunner
 
 from agent_server.cli import app
-from agent_server.engines.replicas import ReplicaSet, ReplicaSettings
+from agent_server.engines.replicas import ReplicaSet
 from agent_server.engines.scripts import Fault, Script
+from agent_server.settings import ReplicaSettings
 from tests.server import scripted, serving
 
 PATH = "/operator/replicas"

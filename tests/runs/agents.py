@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable
 
 from ag_ui.core import RunAgentInput
 
-from agent_server.runs import Ending, Recorder, RunContext, RunLimits, RunManager
+from agent_server.runs import Ending, Recorder, RunContext, RunManager
 from agent_server.runs.sharing import AnyRun
+from agent_server.settings import RunLimits
 from events.options import GenerationOptions
 from events.vocabulary import Event, TextMessageContent, TextMessageEnd, TextMessageStart
 

@@ -17,7 +17,8 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from agent_server.web.connections import SLICE, ConnectionLimits, Connections, network
+from agent_server.settings import ConnectionLimits
+from agent_server.web.connections import SLICE, Connections, network
 
 SMALL = ConnectionLimits(connections=3, head_bytes=20_000, head_seconds=0.3, body_seconds=0.3)
 ROOMY = ConnectionLimits(connections=100, head_bytes=20_000, head_seconds=30, body_seconds=30)

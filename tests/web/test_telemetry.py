@@ -14,8 +14,9 @@ import pytest
 import websockets
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent_server.engines.replicas import ReplicaSet, ReplicaSettings
+from agent_server.engines.replicas import ReplicaSet
 from agent_server.engines.scripts import Script
+from agent_server.settings import ReplicaSettings
 from agent_server.telemetry import ServerTelemetry, Telemetry
 from tests.server import Running, scripted, serving
 

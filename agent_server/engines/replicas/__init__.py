@@ -3,6 +3,5 @@
 from agent_server.engines.replicas.metrics import ReplicaCollector
 from agent_server.engines.replicas.replica import distinct
 from agent_server.engines.replicas.replica_set import ReplicaSet
-from agent_server.engines.replicas.settings import ReplicaSettings
 
-__all__ = ["ReplicaCollector", "ReplicaSet", "ReplicaSettings", "distinct"]
+__all__ = ["ReplicaCollector", "ReplicaSet", "distinct"]

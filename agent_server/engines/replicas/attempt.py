@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 from agent_server.engine.protocol import Control, Delta, EngineError, EngineItem, Finished
 from agent_server.engines.replicas.flow import Flow
 from agent_server.engines.replicas.replica import Replica
-from agent_server.engines.replicas.settings import ReplicaSettings
 from agent_server.engines.replicas.watch import SilenceWatch
+from agent_server.settings import ReplicaSettings
 
 logger = logging.getLogger("agent_server.replicas")
 OWN_FAULTS = frozenset({"connection", "timeout", "unavailable", "internal"})

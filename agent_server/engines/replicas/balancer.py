@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from agent_server.engine.protocol import EngineError
 from agent_server.engines.replicas.affinity import Chain, Prefixes
 from agent_server.engines.replicas.replica import Replica
-from agent_server.engines.replicas.settings import ReplicaSettings
+from agent_server.settings import ReplicaSettings
 
 
 def _any(replica: Replica) -> bool:

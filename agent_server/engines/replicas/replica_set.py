@@ -30,8 +30,8 @@ from agent_server.engines.replicas.balancer import Balancer, Place
 from agent_server.engines.replicas.breaker import Breaker
 from agent_server.engines.replicas.flow import Action, Flow
 from agent_server.engines.replicas.replica import Replica, described
-from agent_server.engines.replicas.settings import ReplicaSettings
 from agent_server.engines.replicas.supervision import Supervisor
+from agent_server.settings import ReplicaSettings
 
 logger = logging.getLogger("agent_server.replicas")
 RETRY_SECONDS = 0.1

@@ -11,7 +11,7 @@ import msgspec
 from agent_server.engine.protocol import EngineError, EngineInfo, EngineStatus
 from agent_server.engines.replicas.balancer import Balancer
 from agent_server.engines.replicas.replica import Replica
-from agent_server.engines.replicas.settings import ReplicaSettings
+from agent_server.settings import ReplicaSettings
 
 logger = logging.getLogger("agent_server.replicas")
 RESTART_SECONDS = 30.0

@@ -3,6 +3,5 @@
 from agent_server.engines.upstream.address import Address, parse_address
 from agent_server.engines.upstream.engine import UpstreamEngine
 from agent_server.engines.upstream.model import Model, load_model
-from agent_server.engines.upstream.settings import UpstreamSettings
 
-__all__ = ["Address", "Model", "UpstreamEngine", "UpstreamSettings", "load_model", "parse_address"]
+__all__ = ["Address", "Model", "UpstreamEngine", "load_model", "parse_address"]

@@ -14,8 +14,8 @@ from agent_server.engines.upstream.dialects.dialect import known
 from agent_server.engines.upstream.errors import error_of
 from agent_server.engines.upstream.model import Model
 from agent_server.engines.upstream.output import Output
-from agent_server.engines.upstream.settings import UpstreamSettings
 from agent_server.engines.upstream.transport import Transport
+from agent_server.settings import UpstreamSettings
 from events.options import SamplingParams
 
 POLL_SECONDS = 0.5

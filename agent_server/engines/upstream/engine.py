@@ -31,8 +31,8 @@ from agent_server.engines.upstream.grammar import translate
 from agent_server.engines.upstream.model import Model
 from agent_server.engines.upstream.output import Output
 from agent_server.engines.upstream.sampling import bounded
-from agent_server.engines.upstream.settings import UpstreamSettings
 from agent_server.engines.upstream.transport import TAIL_SECONDS, Transport
+from agent_server.settings import UpstreamSettings
 
 FAILED_PROBES = 2
 """Failed health checks in a row after which the engine is not ready any more."""

@@ -18,7 +18,7 @@ from agent_server.engine.protocol import EngineError
 from agent_server.engines.upstream.address import Address
 from agent_server.engines.upstream.errors import error_of
 from agent_server.engines.upstream.frames import FrameError, FrameSplitter
-from agent_server.engines.upstream.settings import UpstreamSettings
+from agent_server.settings import UpstreamSettings
 
 KEEP_ALIVE_SECONDS = 4.0
 """How long an unused connection is kept: less than the five seconds after which uvicorn, which vLLM and SGLang use,

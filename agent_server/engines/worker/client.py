@@ -19,9 +19,9 @@ from agent_server.engine.protocol import (
     GenerationRequest,
 )
 from agent_server.engines.upstream.address import Address
-from agent_server.engines.upstream.settings import UpstreamSettings
 from agent_server.engines.upstream.transport import TAIL_SECONDS, Transport
 from agent_server.engines.worker.frames import Command, Report, WorkerFrames, failure_of, fields, item_of
+from agent_server.settings import UpstreamSettings
 
 POLL_SECONDS = 0.5
 LOOK_SECONDS = 1.0

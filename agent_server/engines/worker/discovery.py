@@ -7,10 +7,10 @@ from typing import Any
 
 from agent_server.engine.protocol import Engine, EngineError, EngineInfo, EngineItem, EngineStatus, GenerationRequest
 from agent_server.engines.upstream.address import Address
-from agent_server.engines.upstream.settings import UpstreamSettings
 from agent_server.engines.upstream.transport import Transport
 from agent_server.engines.worker.client import WorkerEngine
 from agent_server.engines.worker.frames import KIND
+from agent_server.settings import UpstreamSettings
 
 
 class DiscoveredEngine:

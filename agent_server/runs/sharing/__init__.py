@@ -2,8 +2,7 @@
 
 from agent_server.runs.sharing.gateway import Gateway
 from agent_server.runs.sharing.interfaces import AnyRun, Sharing
-from agent_server.runs.sharing.limits import SharingLimits
 from agent_server.runs.sharing.link import RedisLink
 from agent_server.runs.sharing.remote import RemoteRun
 
-__all__ = ["AnyRun", "Gateway", "RedisLink", "RemoteRun", "Sharing", "SharingLimits"]
+__all__ = ["AnyRun", "Gateway", "RedisLink", "RemoteRun", "Sharing"]

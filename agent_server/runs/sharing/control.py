@@ -12,10 +12,10 @@ import msgspec
 from adapters.errors import RequestError
 from agent_server.engine.protocol import EngineError
 from agent_server.runs.sharing.keys import RedisKeys, RunPlace, place_of
-from agent_server.runs.sharing.limits import SharingLimits
 from agent_server.runs.sharing.link import RedisLink, Unreachable
 from agent_server.runs.sharing.publisher import Publisher
 from agent_server.runs.sharing.shared import Shared
+from agent_server.settings import SharingLimits
 
 BLOCK = 500
 """Milliseconds that one reading waits for something to come."""

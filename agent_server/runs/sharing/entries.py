@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from agent_server.runs.log import EventLog, FellBehind
 from agent_server.runs.sharing.keys import RunPlace
-from agent_server.runs.sharing.limits import SharingLimits
+from agent_server.settings import SharingLimits
 from events.encode import decode, encode
 from events.lifecycle import LifecycleError, Verifier
 from events.metadata import ErrorMetadata, as_metadata

@@ -7,9 +7,9 @@ from typing import Any
 
 from agent_server.runs.sharing.entries import entry_id, opened
 from agent_server.runs.sharing.keys import RedisKeys
-from agent_server.runs.sharing.limits import SharingLimits
 from agent_server.runs.sharing.link import RedisLink, Unreachable
 from agent_server.runs.sharing.remote import RemoteRun
+from agent_server.settings import SharingLimits
 from events.encode import DecodeError
 
 ENTRIES = 64

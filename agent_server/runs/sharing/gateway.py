@@ -15,18 +15,17 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from adapters.errors import RequestError
-from agent_server.runs.log import LogLimits
 from agent_server.runs.sharing.control import GatewayCommands
 from agent_server.runs.sharing.entries import number_of
 from agent_server.runs.sharing.follower import Follower
 from agent_server.runs.sharing.keys import RedisKeys, RunPlace, place_of
-from agent_server.runs.sharing.limits import SharingLimits
 from agent_server.runs.sharing.link import RedisLink, Unreachable
 from agent_server.runs.sharing.lua_scripts import ENTER
 from agent_server.runs.sharing.publisher import Publisher
 from agent_server.runs.sharing.reaper import Reaper
 from agent_server.runs.sharing.remote import RemoteRun, record_of
 from agent_server.runs.sharing.shared import Shared
+from agent_server.settings import LogLimits, SharingLimits
 
 if TYPE_CHECKING:
     from agent_server.runs.run import Run
@@ -37,21 +36,14 @@ GOODBYE_SECONDS = 3.0
 
 
 class Gateway:
-    """See `Sharing`. prefix: servers share runs with those of the same prefix; logs: the bounds of a copy."""
+    """See `Sharing`. logs: the bounds of a copy."""
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        prefix: str = "agent-server",
-        limits: SharingLimits | None = None,
-        logs: LogLimits | None = None,
-    ) -> None:
+    def __init__(self, limits: SharingLimits, logs: LogLimits | None = None) -> None:
         self.id = secrets.token_hex(8)
-        self.limits = limits or SharingLimits()
-        self.link = RedisLink(url)
+        self.limits = limits
+        self.link = RedisLink(limits.redis_url)
         self._logs = logs or LogLimits()
-        self._keys = keys = RedisKeys(prefix)
+        self._keys = keys = RedisKeys(limits.redis_prefix)
         self._runs: dict[tuple[str, str], Shared] = {}
         self._ended: dict[tuple[str, str], RunPlace] = {}
         self._joined = self._closed = False

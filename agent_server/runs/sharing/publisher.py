@@ -14,10 +14,10 @@ from typing import Any
 
 from agent_server.runs.sharing.entries import StreamEntry, cut, entry_id
 from agent_server.runs.sharing.keys import RedisKeys, RunPlace
-from agent_server.runs.sharing.limits import SharingLimits
 from agent_server.runs.sharing.link import RedisLink, Unreachable
 from agent_server.runs.sharing.lua_scripts import APPEND, LEAVE
 from agent_server.runs.sharing.shared import Shared
+from agent_server.settings import SharingLimits
 
 log = logging.getLogger("agent_server.sharing")
 REST = 0.5

@@ -6,9 +6,9 @@ import logging
 
 from agent_server.runs.sharing.entries import RawEntry, closing, entry_id, number_of, opened
 from agent_server.runs.sharing.keys import RedisKeys, RunPlace, place_of
-from agent_server.runs.sharing.limits import SharingLimits
 from agent_server.runs.sharing.link import RedisLink
 from agent_server.runs.sharing.lua_scripts import END_DEAD
+from agent_server.settings import SharingLimits
 from events.encode import encode
 
 log = logging.getLogger("agent_server.sharing")

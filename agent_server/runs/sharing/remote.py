@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 from ag_ui.core import RunAgentInput
 
 from adapters.errors import RequestError
-from agent_server.runs.log import EventLog, LogLimits, LogReader
+from agent_server.runs.log import EventLog, LogReader
 from agent_server.runs.run import check_position, lost
 from agent_server.runs.sharing.entries import TERMINAL
 from agent_server.runs.sharing.keys import RunPlace
+from agent_server.settings import LogLimits
 from events.metadata import ErrorMetadata, as_metadata, error_metadata
 from events.vocabulary import Event, RunError
 

@@ -7,9 +7,10 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 
 from agent_server.engine.protocol import Control, Delta, Finished, GenerationRequest
-from agent_server.engines.replicas import ReplicaSet, ReplicaSettings
+from agent_server.engines.replicas import ReplicaSet
 from agent_server.engines.scripted import ScriptedEngine
 from agent_server.engines.scripts import Fault, Script
+from agent_server.settings import ReplicaSettings
 from events.options import SamplingParams
 
 TEXT = "A short answer with an é and a 😀 in it."

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import pytest
 
 from agent_server.engine.protocol import Control, Delta, EngineError, Finished, GenerationRequest
-from agent_server.engines.replicas import ReplicaSet, ReplicaSettings
+from agent_server.engines.replicas import ReplicaSet
 from agent_server.engines.scripted import ScriptedEngine
 from agent_server.engines.scripts import Fault, Script
+from agent_server.settings import ReplicaSettings
 from events.options import SamplingParams
 from tests.engines.replicas.scripts import Mute, attempt_of
 from tests.engines.replicas.virtual import run

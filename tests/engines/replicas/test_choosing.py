@@ -7,11 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_server.engine.protocol import EngineError
-from agent_server.engines.replicas import ReplicaSet, ReplicaSettings, distinct
+from agent_server.engines.replicas import ReplicaSet, distinct
 from agent_server.engines.replicas.affinity import BLOCK_TOKENS, MAX_BITS, Prefixes, chain_of
 from agent_server.engines.replicas.breaker import Breaker
 from agent_server.engines.scripted import ScriptedEngine
 from agent_server.engines.scripts import Fault, Script
+from agent_server.settings import ReplicaSettings
 from tests.engines.replicas.scripts import TEXT, collect, request, started, text
 from tests.engines.replicas.virtual import run
 

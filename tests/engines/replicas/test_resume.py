@@ -5,9 +5,10 @@ import asyncio
 import pytest
 
 from agent_server.engine.protocol import Constraint, Delta, EngineError, Finished
-from agent_server.engines.replicas import ReplicaSet, ReplicaSettings
+from agent_server.engines.replicas import ReplicaSet
 from agent_server.engines.scripted import ScriptedEngine
 from agent_server.engines.scripts import Fault, Script
+from agent_server.settings import ReplicaSettings
 from tests.engines.replicas.scripts import TEXT, Mute, attempt_of, collect, controls, failing, request, started, text
 from tests.engines.replicas.virtual import run
 

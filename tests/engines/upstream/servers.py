@@ -10,7 +10,8 @@ from typing import Any
 
 from agent_server.engine.detokenizer import ByteVocabulary
 from agent_server.engine.protocol import GenerationRequest
-from agent_server.engines.upstream import Model, UpstreamEngine, UpstreamSettings, parse_address
+from agent_server.engines.upstream import Model, UpstreamEngine, parse_address
+from agent_server.settings import UpstreamSettings
 from events.options import SamplingParams
 
 Writer = asyncio.StreamWriter
@@ -138,9 +139,7 @@ async def connected(server: Server, **changes: Any) -> AsyncIterator[UpstreamEng
 
 
 def settings(**changes: Any) -> UpstreamSettings:
-    import msgspec
-
-    return msgspec.structs.replace(QUICK, **changes)
+    return QUICK.model_copy(update=changes)
 
 
 def asked(name: str = "one", **sampling: Any) -> GenerationRequest:

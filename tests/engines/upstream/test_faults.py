@@ -315,9 +315,8 @@ async def until(engine: UpstreamEngine, state: str) -> None:
 
 
 async def refused(server: Server, url: str = "", **changes: Any) -> EngineError:
-    import msgspec
 
-    engine = UpstreamEngine(parse_address(url or server.url), lambda: MODEL, msgspec.structs.replace(QUICK, **changes))
+    engine = UpstreamEngine(parse_address(url or server.url), lambda: MODEL, QUICK.model_copy(update=changes))
     with pytest.raises(EngineError) as raised:
         await engine.start()
     assert (engine.status.state, engine.status.message) == ("failed", raised.value.message)

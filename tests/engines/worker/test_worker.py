@@ -11,10 +11,11 @@ from agent_server.auth import Keys
 from agent_server.engine.protocol import Control, Delta, EngineError, Finished
 from agent_server.engines.scripted import ScriptedEngine
 from agent_server.engines.scripts import Fault, Script
-from agent_server.engines.upstream import UpstreamSettings, parse_address
+from agent_server.engines.upstream import parse_address
 from agent_server.engines.worker.client import WorkerEngine
 from agent_server.engines.worker.discovery import DiscoveredEngine
 from agent_server.engines.worker.frames import WorkerFrames, fields, item_of
+from agent_server.settings import UpstreamSettings
 from agent_server.worker_app import Worker, worker_app
 from tests.contract.engines import listening
 from tests.engines.replicas.scripts import TEXT, collect, controls, request, text

@@ -1,0 +1,91 @@
+"""All settings of an operator, from the command line, the environment (`AGENT_SERVER_*`) or a `.env` file.
+
+Durations are in seconds, sizes in bytes. The defaults suit one person on one machine; docs/operating.md lists those to
+check before other people connect. Each section is handed as it is to the room that it is for.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from agent_server.settings.access_settings import AccessSettings, IssuerSettings, TenantLimits
+from agent_server.settings.engine_settings import (
+    LONGER,
+    ComputeSettings,
+    MediaLimits,
+    ProcessSettings,
+    ReplicaSettings,
+    UpstreamSettings,
+)
+from agent_server.settings.http_settings import (
+    Address,
+    BrowserSettings,
+    ConnectionLimits,
+    HttpSettings,
+    ListenSettings,
+    WatchSettings,
+    read_address,
+)
+from agent_server.settings.run_limits import LogLimits, RunLimits, SharingLimits, StoreSettings, ToolLimits
+from agent_server.settings.section import ENV_FILE, faults, from_environment, nested, places
+from agent_server.settings.served_settings import OutputSettings, PromptSettings, ServedSettings
+
+__all__ = [
+    "AccessSettings", "Address", "BrowserSettings", "ComputeSettings", "ConnectionLimits", "HttpSettings",
+    "IssuerSettings", "ListenSettings", "LogLimits", "MediaLimits", "OutputSettings", "ProcessSettings",
+    "PromptSettings", "ReplicaSettings", "RunLimits", "ServedSettings", "Settings", "SharingLimits", "StoreSettings",
+    "TenantLimits", "ToolLimits", "UpstreamSettings", "WatchSettings", "fault_text", "read_address",
+]  # fmt: skip
+
+ENV_PREFIX = "AGENT_SERVER_"
+
+
+class Settings(BaseModel):
+    """One server's settings; immutable once the server is built.
+
+    given: options by their flat names (`port=8000, redis_url="redis://..."`), which win over the environment.
+    _env_file: a file with variables, None for none. Raises ValidationError, and TypeError for a name that is no option.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    served: ServedSettings = ServedSettings()
+    listening: ListenSettings = ListenSettings()
+    store: StoreSettings = StoreSettings()
+    sharing: SharingLimits = SharingLimits()
+    prompts: PromptSettings = PromptSettings()
+    output: OutputSettings = OutputSettings()
+    access: AccessSettings = AccessSettings()
+    issuer: IssuerSettings = IssuerSettings()
+    browsers: BrowserSettings = BrowserSettings()
+    http: HttpSettings = HttpSettings()
+    connections: ConnectionLimits = ConnectionLimits()
+    tenants: TenantLimits = TenantLimits()
+    runs: RunLimits = RunLimits()
+    tools: ToolLimits = ToolLimits()
+    media: MediaLimits = MediaLimits()
+    compute: ComputeSettings = ComputeSettings()
+    process: ProcessSettings = ProcessSettings()
+    upstream: UpstreamSettings = UpstreamSettings()
+    replicas: ReplicaSettings = ReplicaSettings()
+    watching: WatchSettings = WatchSettings()
+
+    def __init__(self, *, _env_file: Path | str | None = ENV_FILE, **given: object) -> None:
+        options = {place.option for place in places(Settings)}
+        if unknown := given.keys() - options:
+            raise TypeError(f"Settings has no option {', '.join(sorted(unknown))}; docs/settings.md lists them")
+        flat = {**from_environment(options, ENV_PREFIX, _env_file), **given}
+        super().__init__(**nested(Settings, flat))
+
+    @property
+    def replica_settings(self) -> ReplicaSettings:
+        """Those of replicas, whose limits on silence follow the engines' own."""
+        longer = {"idle": self.upstream.idle * LONGER, "first_token": self.upstream.first * LONGER}
+        return self.replicas.model_copy(update=longer)
+
+
+def fault_text(error: ValidationError) -> str:
+    """What is wrong with the options, in one line, without the values, some of which are secret."""
+    return "; ".join(faults(Settings, error.errors(include_input=False))) + "."

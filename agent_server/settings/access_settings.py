@@ -1,0 +1,76 @@
+"""Who may ask, and how much."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+from urllib.parse import urlsplit
+
+from pydantic import Field
+
+from agent_server.settings.lists import Keys, Secrets
+from agent_server.settings.section import Section
+
+
+class AccessSettings(Section):
+    """Keys of clients and operators, and the keys that encrypt."""
+
+    title: ClassVar[str] = "Who may ask"
+
+    api_keys: Keys = ()
+    """`key` or `tenant:key`; without any, everyone who can connect may use the server."""
+    keys_file: Path | None = None
+    """File with hashed, named and expiring keys, as `agent-server keys new` writes it; a change is taken over at
+    once."""
+    operator_keys: Keys = ()
+    """Keys for the paths under /operator/; without any, these paths are closed."""
+    encryption_keys: Secrets = ()
+    """base64 of 32 bytes each; the first one encrypts hidden reasoning, all of them decrypt it, so that keys can be
+    rotated."""
+
+
+class IssuerSettings(Section):
+    """An OpenID Connect issuer and how its tokens are read."""
+
+    title: ClassVar[str] = "Who may ask"
+    prefix: ClassVar[str] = "oidc_"
+
+    issuer: str = ""
+    """URL of an OpenID Connect issuer whose tokens (JWT) are taken as keys."""
+    audience: str = ""
+    """What a token's `aud` must have."""
+    keys_url: str = ""
+    """URL of the issuer's keys (JWKS); empty to ask the issuer for it (`/.well-known/openid-configuration`)."""
+    leeway: float = Field(30, ge=0)
+    """Seconds by which the issuer's clock may differ."""
+    tenant_claim: str = "tenant"
+    """The claim that names a token's tenant; `sub` makes every user a tenant."""
+    scope_claim: str = "scope"
+    """The claim with a token's scopes (`use`, `operate`, `metrics`): a list, or a string with spaces between them."""
+    scope_prefix: str = ""
+    """What stands before a scope of this server in that claim, such as `agent-server:`."""
+    limits_claim: str = "limits"
+    """The claim with a token's limits, an object with the names of those in the keys file."""
+
+    def fault(self) -> str:
+        """Why these cannot be used; "" if they can."""
+        if not self.audience:
+            return "A token issuer needs an audience: set AGENT_SERVER_OIDC_AUDIENCE."
+        for url in filter(None, (self.issuer, self.keys_url)):
+            parts = urlsplit(url)
+            local = parts.hostname in ("localhost", "127.0.0.1", "::1")
+            if not parts.hostname or not (parts.scheme == "https" or (parts.scheme == "http" and local)):
+                return f"{url} must be an https:// URL, since whoever answers for it decides who may ask."
+        return ""
+
+
+class TenantLimits(Section):
+    """What one tenant may take in a minute, whatever its keys may; 0 sets no limit."""
+
+    title: ClassVar[str] = "Limits"
+    prefix: ClassVar[str] = "tenant_"
+
+    requests_per_minute: int = Field(0, ge=0)
+    """Requests of one tenant in a minute, besides those of its keys; 0 sets no limit. Shared through `redis_url`."""
+    tokens_per_minute: int = Field(0, ge=0)
+    """Tokens of one tenant's prompts and answers in a minute; when they are used up, the next run is refused."""

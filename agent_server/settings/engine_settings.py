@@ -1,0 +1,148 @@
+"""How a model is computed here, and how engines elsewhere are used."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, SecretStr, field_validator
+
+from agent_server.settings.lists import Names
+from agent_server.settings.run_limits import RunLimits
+from agent_server.settings.section import FIXED, Option, Section
+
+
+class ComputeSettings(Section):
+    """What the generation core is told. 0, "" and "auto" leave the choice to the loader."""
+
+    title: ClassVar[str] = "Generation core"
+
+    device: str = "auto"
+    """`cpu`, `cuda`, `cuda:1` or `mps`; auto takes CUDA if there is one, else Apple's GPU, else the CPU. With several
+    (`cuda:0,cuda:1`) each gets a replica of the model."""
+    dtype: str = "auto"
+    """`bfloat16`, `float16` or `float32`; auto is bfloat16 on CUDA if the GPU supports it, and on a CPU that
+    multiplies it for checkpoints of 16 bits that are not tiny; float32 on other CPUs."""
+    quantize: Literal["", "int8", "int4"] = ""
+    """Quantise the weights when the model is loaded, to `int8` or `int4`; empty for the checkpoint's own."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with a checkpoint, for architectures that transformers does not have."""
+    kv_cache_dtype: str = "auto"
+    """The type of cached keys and values on a CPU; auto is bfloat16 for bfloat16 checkpoints if the CPU is fast with
+    it."""
+    adapter: str = ""
+    """Folder of a LoRA adapter."""
+    max_batch: int = Field(64, gt=0)
+    """Sequences that are generated at the same time."""
+    max_queued: int = Field(512, ge=0)
+    """Generations that may wait for a place; more are refused as overloaded."""
+    step_tokens: int = Field(0, ge=0)
+    """Tokens of prompts and answers in one step of the engine; 0 is 4096 on CUDA and 512 elsewhere."""
+    kv_cache_bytes: int = Field(0, ge=0)
+    """Bytes for cached keys and values; 0 to choose by the device's free memory."""
+    max_context: int = Field(0, ge=0)
+    """Tokens of prompt and answer together; 0 is the model's own limit."""
+    cuda_graphs: bool = True
+    """Capture decoding in CUDA graphs."""
+
+
+class ProcessSettings(Section):
+    """The process of the embedded engine."""
+
+    title: ClassVar[str] = "Generation core"
+
+    engine_process: bool = True
+    """Run the embedded engine in its own process, which is restarted if it fails; false runs it in a thread, for
+    debugging."""
+    step_time_limit: float = Field(120, gt=0)
+    """Seconds without a report from the engine's process after which it is killed and restarted; it is not ready after
+    half of them."""
+
+
+class UpstreamSettings(Section):
+    """An engine that answers over HTTP. total: seconds for one generation."""
+
+    title: ClassVar[str] = "Upstream engines"
+    prefix: ClassVar[str] = "engine_"
+
+    key: SecretStr = SecretStr("")
+    """API key for upstreams and workers; a key in a URL (`http://:KEY@host:8000`) is used instead."""
+    connect: float = Field(5, gt=0)
+    """Seconds to connect to an upstream."""
+    idle: float = Field(30, gt=0)
+    """Seconds of silence between two frames of a stream after which the upstream counts as lost."""
+    first: float = Field(300, gt=0)
+    """Seconds to wait for the first token while the upstream passes health checks."""
+    start: float = Field(1800, gt=0)
+    """Seconds that an upstream may take to load its model."""
+    health: float = Field(5, gt=0)
+    """Seconds between two health checks of an upstream."""
+    check_tokenizer: bool = True
+    """Check that an upstream splits text as our tokenizer does; turn it off for GGUF files that only differ in that."""
+    in_flight: int = Field(1024, gt=0)
+    """Generations at once on one engine; further ones wait, see `engine_queued`."""
+    total: Annotated[float, Option("run_time_limit")] = RunLimits().run_seconds
+
+
+LONGER = 1.5
+"""How much longer the limits on silence of replicas are than those of their engines, whose errors are more specific and
+should come first."""
+
+
+class ReplicaSettings(Section):
+    """Several engines that are used as one.
+
+    idle: the longest silence between two items of a stream. first_token: the longest silence before the first item,
+    longer because an engine has a queue of its own. A paused generation may be silent. longest_cooldown: what doubling
+    the cooldown ends at. prefixes: blocks of prompts that are remembered to choose by.
+    """
+
+    title: ClassVar[str] = "Upstream engines"
+    prefix: ClassVar[str] = "engine_"
+
+    queued: int = Field(1024, ge=0)
+    """Generations that may wait while every engine is full; more are refused as overloaded."""
+    wait: float = Field(10, ge=0)
+    """Seconds that a generation waits while no engine is available."""
+    check: float = Field(1, gt=0)
+    """Seconds between two checks of the engines."""
+    resume: bool = True
+    """Continue a generation on another engine if its engine is lost after the first token."""
+    attempts: int = Field(4, gt=0)
+    """The most attempts of one generation."""
+    failures: int = Field(3, gt=0)
+    """Failures in a row after which an engine gets no generations for `engine_cooldown` seconds."""
+    cooldown: float = Field(1, gt=0)
+    """Seconds without generations after failures in a row; doubled each time, up to 30."""
+    affinity: float = Field(4, ge=0)
+    """How many more generations in flight an engine may have and still be chosen because it has the whole prompt
+    cached."""
+    in_flight: int = UpstreamSettings().in_flight
+    idle: Annotated[float, FIXED] = UpstreamSettings().idle * LONGER
+    first_token: Annotated[float, FIXED] = UpstreamSettings().first * LONGER
+    longest_cooldown: Annotated[float, FIXED] = 30.0
+    prefixes: Annotated[int, FIXED] = 100_000
+
+
+class MediaLimits(Section):
+    """Pictures. pictures: in a request. seconds: to fetch a part, and to decode one. redirects: followed while
+    fetching."""
+
+    title: ClassVar[str] = "Pictures"
+    prefix: ClassVar[str] = "media_"
+
+    hosts: Names = ()
+    """Hosts (`name` or `name:port`) from which pictures are fetched, over https and at public addresses; without any,
+    pictures come as data alone."""
+    bytes: int = Field(16 * 2**20, gt=0)
+    """Bytes of one picture's file."""
+    pixels: int = Field(50_000_000, gt=0)
+    """Pixels of all pictures of a request together."""
+    pictures: Annotated[int, FIXED] = 64
+    seconds: Annotated[float, FIXED] = 10.0
+    redirects: Annotated[int, FIXED] = 3
+
+    @field_validator("hosts")
+    @classmethod
+    def _compared(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        """As hosts of URLs are compared with them: in lower case, without the dot of the root."""
+        return tuple(host.rstrip(".").lower() for host in hosts)

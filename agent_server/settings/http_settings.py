@@ -1,0 +1,124 @@
+"""Where the server listens, what it serves there beside the wires, and the limits on connections."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, NamedTuple
+
+from pydantic import Field, field_validator
+
+from agent_server.settings.lists import Names
+from agent_server.settings.section import Option, Section
+
+
+class Address(NamedTuple):
+    """Where a server listens: a TCP address, or the path of a Unix socket."""
+
+    host: str = ""
+    port: int = 0
+    path: str = ""
+
+
+def read_address(text: str) -> Address:
+    """`host:port`, `[::1]:8000` or `unix:/path`. Raises ValueError with a sentence."""
+    if text.startswith("unix:"):
+        if path := text.removeprefix("unix:"):
+            return Address(path=path)
+    else:
+        host, colon, port = text.rpartition(":")
+        if colon and host and port.isdecimal() and int(port) <= 65535 and (":" not in host or host.startswith("[")):
+            return Address(host.strip("[]"), int(port))
+    raise ValueError(f"{text!r} is not an address: host:port, [::1]:8000 or unix:/path is")
+
+
+class ListenSettings(Section):
+    """Where to listen."""
+
+    title: ClassVar[str] = "Where"
+
+    host: str = "127.0.0.1"
+    """Address to listen on; with the default only programs on this machine can connect."""
+    port: int = Field(8000, ge=0, le=65535)
+    """Port to listen on; 0 takes a free one."""
+    listen: Names = ()
+    """Addresses to listen on in place of host and port: `host:port`, `[::1]:8000` or `unix:/path`. A Unix socket can
+    be opened by its owner and group."""
+    root_path: str = ""
+    """The path under which a reverse proxy that removes it serves this server, such as `/ai`."""
+
+    @field_validator("listen")
+    @classmethod
+    def _addresses(cls, listen: tuple[str, ...]) -> tuple[str, ...]:
+        for address in listen:
+            read_address(address)
+        return listen
+
+    @field_validator("root_path")
+    @classmethod
+    def _prefix(cls, path: str) -> str:
+        if path and not path.startswith("/"):
+            raise ValueError("The root path begins with a slash")
+        return path.rstrip("/")
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """Where to listen."""
+        return tuple(map(read_address, self.listen)) or (Address(self.host, self.port),)
+
+
+class BrowserSettings(Section):
+    """Which pages may send requests, and under which names the server answers."""
+
+    title: ClassVar[str] = "Who may ask"
+
+    cors_origins: Names = ()
+    """Origins whose web pages may send requests, over HTTP and WebSockets; pages of other origins are refused."""
+    allowed_hosts: Names = ()
+    """Names in the Host header that are served besides localhost, addresses and the machine's own name, such as the
+    public name of a reverse proxy; `*.example.com` and `*` are understood. With API keys and none named: all."""
+    cors_credentials: bool = False
+    """Let pages of `cors_origins` send cookies and HTTP authentication (`credentials: "include"`)."""
+
+
+class HttpSettings(Section):
+    """Bodies of requests and streams of answers."""
+
+    title: ClassVar[str] = "Limits"
+
+    max_body: int = Field(4 * 2**20, gt=0)
+    """Bytes of a request body; a longer one is refused while it is being read."""
+    keep_alive: float = Field(15, gt=0)
+    """Seconds of silence after which a comment is sent, so that proxies keep the connection open."""
+    drain: float = Field(30, ge=0)
+    """Seconds that running runs get to end after SIGTERM; new ones are refused at once."""
+    reasoning_content: bool = True
+    """Also send reasoning under `reasoning_content` on the OpenAI wire."""
+
+
+class ConnectionLimits(Section):
+    """Limits on connections. head: a request's URL and headers."""
+
+    title: ClassVar[str] = "Limits"
+
+    connections: Annotated[int, Option("max_connections")] = Field(8192, gt=0)
+    """Connections at once; when all are taken, only addresses with less than an equal share get another one."""
+    head_bytes: Annotated[int, Option("max_header_bytes")] = Field(32 * 2**10, ge=1024)
+    """Bytes of a request's URL and headers together; more is refused with 431 while they are being read."""
+    head_seconds: Annotated[float, Option("header_timeout")] = Field(10, gt=0)
+    """Seconds from a connection to the end of its first request's headers, and from the first byte of a later one."""
+    body_seconds: Annotated[float, Option("body_timeout")] = Field(60, gt=0)
+    """Seconds from the end of the headers to the end of the body."""
+
+
+class WatchSettings(Section):
+    """What the server tells about itself."""
+
+    title: ClassVar[str] = "Watching it"
+
+    metrics: bool = True
+    """Serve Prometheus text at /metrics."""
+    demo: bool = True
+    """Serve the demonstration page at / and its agents."""
+    log_format: Literal["text", "json"] = "text"
+    """`json` logs an object a line with the ids of the request, trace, tenant, key, run and thread."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least severe messages that are logged; bodies, headers and prompts are logged at no level."""

@@ -1,0 +1,113 @@
+"""Runs and what they leave behind: their limits, their tools', the gateways that share them, the store of threads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from agent_server.settings.section import FIXED, Option, Section
+
+
+class LogLimits(Section):
+    """How much of one run is kept for readers that come later or read slowly."""
+
+    title: ClassVar[str] = "Limits"
+
+    bytes: Annotated[int, Option("log_bytes")] = Field(8 * 2**20, gt=0)
+    """Bytes of one run's events that are kept for late or slow readers."""
+    events: Annotated[int, FIXED] = 20_000
+
+
+class RunLimits(Section):
+    """Bounds of a run manager.
+
+    Where there are several tenants, a fair share is several times as many runs as places are free, so that a tenant
+    that takes what it can get leaves a quarter of all to others.
+    """
+
+    title: ClassVar[str] = "Limits"
+
+    runs: Annotated[int, Option("max_runs")] = Field(256, gt=0)
+    """Runs at once; further ones are refused with 503 and `Retry-After`."""
+    runs_per_tenant: Annotated[int, Option("max_runs_per_tenant")] = Field(0, ge=0)
+    """Runs of one tenant at once; 0 for a fair share: all if there is one tenant, else three times what is free, so
+    that one tenant alone never gets more than three quarters."""
+    queued_per_thread: Annotated[int, Option("max_queued_per_thread")] = Field(4, ge=0)
+    """Runs that may wait in one thread, in which one run is executed at a time."""
+    run_seconds: Annotated[float, Option("run_time_limit")] = Field(3600, gt=0)
+    """Seconds after which a run is ended with RUN_ERROR."""
+    replay_seconds: float = Field(600, ge=0)
+    """Seconds for which a run can be read again after its end."""
+    grace: float = Field(10, ge=0)
+    """Seconds after which a run is cancelled when its last AG-UI reader has left; OpenAI-style wires cancel at once."""
+    log: LogLimits = LogLimits()
+    tenants: Annotated[int, FIXED] = 1
+    replay_bytes: Annotated[int, FIXED] = 64 * 2**20
+    """Bytes of finished runs' events that are kept to be replayed."""
+    replay_runs: Annotated[int, FIXED] = 4096
+
+
+class ToolLimits(Section):
+    """Of one tool call that sets none of its own: seconds, and characters of its result."""
+
+    title: ClassVar[str] = "Limits"
+
+    seconds: Annotated[float, Option("tool_time_limit")] = Field(60, gt=0)
+    """Seconds for one call of a tool that has no time limit of its own."""
+    characters: Annotated[int, Option("tool_result_limit")] = Field(256 * 2**10, gt=0)
+    """Characters of a tool's result that are given to the model."""
+
+
+class StoreSettings(Section):
+    """Where threads are kept."""
+
+    title: ClassVar[str] = "Where"
+
+    data_dir: Path = Path.home() / ".local" / "share" / "agent-server"
+    """Folder of the default database."""
+    store_url: str = ""
+    """SQLAlchemy URL of the database; empty for SQLite in `data_dir`, "memory" to keep nothing after the server
+    stops."""
+
+    @property
+    def database_url(self) -> str:
+        """The store's URL, with the default filled in."""
+        if self.store_url == "memory":
+            return "sqlite+aiosqlite:///:memory:"
+        return self.store_url or f"sqlite+aiosqlite:///{self.data_dir / 'threads.db'}"
+
+
+class SharingLimits(Section):
+    """Gateways that share their runs: the Redis between them, and their times and bounds.
+
+    tick: seconds that events may wait to be sent together. answer: seconds that another gateway may take to obey. run:
+    seconds that a run may go on; its keys live no longer. replay: seconds that a finished run is kept. bytes: of one
+    run's events. entry, entry_events: bytes and events of one entry of a stream. round: bytes of one round trip.
+    """
+
+    title: ClassVar[str] = "Several gateways over one database"
+
+    redis_url: str = ""
+    """`redis://`, `rediss://` or `unix://`; all gateways with the same Redis can read, control and list each other's
+    runs."""
+    redis_prefix: str = "agent-server"
+    """Prefix of the keys in Redis; gateways with the same prefix share their runs."""
+    lease: Annotated[float, Option("gateway_lease")] = Field(6, ge=0.5)
+    """Seconds without a sign of life after which a gateway counts as dead and the others end its runs with
+    RUN_ERROR."""
+    run: Annotated[float, Option("run_time_limit")] = RunLimits().run_seconds
+    replay: Annotated[float, Option("replay_seconds")] = RunLimits().replay_seconds
+    bytes: Annotated[int, Option("log_bytes")] = LogLimits().bytes
+    tick: Annotated[float, FIXED] = 0.025
+    answer: Annotated[float, FIXED] = 5.0
+    entry: Annotated[int, FIXED] = 32 * 2**10
+    entry_events: Annotated[int, FIXED] = 256
+    round: Annotated[int, FIXED] = 2**20
+    commands: Annotated[int, FIXED] = 4096
+
+    @property
+    def beat(self) -> float:
+        """Between two renewals of the lease."""
+        return self.lease / 4

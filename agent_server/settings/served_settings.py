@@ -1,0 +1,84 @@
+"""What is served, with which engine, and how prompts are made and output is read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field
+
+from agent_server.settings.lists import Names
+from agent_server.settings.section import FIXED, Option, Section
+
+
+def _read_object(value: object) -> object:
+    """A JSON object from a variable. Raises ValueError."""
+    return json.loads(value) if isinstance(value, str) else value
+
+
+class ServedSettings(Section):
+    """The model, its engine and its agents."""
+
+    title: ClassVar[str] = "What is served"
+
+    model: str = ""
+    """Folder or hub name of the model; empty for the bundled demonstration model."""
+    served_name: str = ""
+    """The name that clients see; empty for the folder's name or the last part of the hub name."""
+    engine: Names = ()
+    """Empty for the embedded engine, "scripted" for scripted answers, "vllm" for vLLM in this process, else URLs of
+    upstream engines, with or without a dialect in front (`http://host:8000`, `vllm+http://host:8000`)."""
+    vllm: Annotated[dict[str, object], BeforeValidator(_read_object)] = {}
+    """Engine arguments of vLLM in this process (`--engine vllm`), as JSON: {"tensor_parallel_size": 2}."""
+    agent: Names = ()
+    """The agents to serve, each as `path/to/file.py:attribute`, `package.module:attribute` or a URL."""
+    mcp: Names = ()
+    """Files of MCP servers, `{"mcpServers": {...}}` as other hosts write it; every agent is given their tools."""
+    chat_template: Path | None = None
+    """File with a chat template that is used instead of the model's."""
+
+
+class PromptSettings(Section):
+    """How prompts are made. format, reasoning_parser, tool_call_parser: replace the format that the analysis found, as
+    a whole or in part."""
+
+    title: ClassVar[str] = "How output is read"
+
+    format: str = ""
+    """Name of the output format, used instead of the analysed one; an unknown name is refused with a list of all
+    names."""
+    reasoning_parser: str = ""
+    """Name of the format whose reasoning is used; calls stay as they were found."""
+    tool_call_parser: str = ""
+    """Name of the format whose tool calls are used; reasoning stays as it was found."""
+    render_seconds: Annotated[float, Option("render_time_limit")] = Field(5, gt=0)
+    """Seconds for rendering one prompt."""
+    chat_template: Annotated[str | None, FIXED] = None
+    """The template's text, used instead of the model's."""
+    context_length: Annotated[int | None, FIXED] = None
+    """In tokens; None for the model's."""
+    allowed_kwargs: Annotated[frozenset[str], FIXED] = frozenset()
+    """Template variables that a request may set besides the thinking switches."""
+    max_characters: Annotated[int, FIXED] = 4_000_000
+    """The limit on a request's data and on the rendered prompt."""
+
+
+class OutputSettings(Section):
+    """How output is read and sent, for requests that do not say it themselves. The values of undeclared and failed are
+    those of events.formats.output_format.Tools."""
+
+    title: ClassVar[str] = "How output is read"
+
+    delivery: Literal["immediate", "adaptive"] = "immediate"
+    """`adaptive` sends reasoning by sentences and arguments at JSON boundaries."""
+    boundaries: Literal["lenient", "strict"] | None = None
+    """`strict` accepts a call only right behind the reasoning or another call, `lenient` accepts text between them;
+    none for what the model's format says."""
+    undeclared: Annotated[Literal["keep", "drop", "content"] | None, Option("undeclared_tools")] = None
+    """What to do with a call of a tool that the request does not declare; none for what the model's format says."""
+    failed: Annotated[Literal["content", "text", "drop", "error"] | None, Option("failed_calls")] = None
+    """What to do with text behind a call's marker that is not a call; "error" ends the run with
+    tool_call_parse_error."""
+    constrain_tools: bool = True
+    """Restrict calls to the declared tools and their schemas by a grammar."""
