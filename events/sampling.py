@@ -166,6 +166,21 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
 
+    bad_words: Annotated[
+        tuple[str, ...],
+        Parameter(note="words that the answer must not hold, as tokens", items=256, example=("x",)),
+    ] = ()
+    allowed_token_ids: Annotated[
+        tuple[int, ...], Parameter(note="no other token comes, not even the end", example=(5,))
+    ] = ()
+    thinking_token_budget: Annotated[
+        int | None,
+        Parameter(
+            note="the most tokens of reasoning; the engine then closes it in the model's own words",
+            least=0, most=2**31 - 1, example=5, names={"completions": ()},
+        ),
+    ] = None  # fmt: skip
+
     def validate(self) -> None:
         """Raise OptionError for the first value outside its range."""
         for name, parameter in PARAMETERS.items():

@@ -25,7 +25,7 @@ FIELDS: dict[str, Field] = {
     "output_config": honoured("`effort`; `format` json_schema", OBJECT),
     "stream": honoured("", BOOLEAN),
     "system": honoured("text, or text blocks", {"anyOf": [STRING, OBJECTS]}),
-    "thinking": honoured("off if absent; `budget_tokens` bounds nothing, `max_tokens` does", OBJECT),
+    "thinking": honoured("off if absent; `budget_tokens` bounds it where the engine can", OBJECT),
     "tool_choice": honoured("auto, any, tool, none; `disable_parallel_tool_use`", OBJECT),
     "tools": honoured("the client's own; Anthropic's server tools are refused", OBJECTS),
     "cache_control": accepted("prefixes are cached by their content, whatever the marks"),

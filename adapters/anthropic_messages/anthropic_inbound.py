@@ -18,7 +18,7 @@ from adapters.request_options import SAMPLING, read_options
 from adapters.response_shape import response_format
 from adapters.tool_choice import check_tool_choice
 from adapters.tool_list import ToolList, ToolSpec, read_tools
-from events.options import GenerationOptions, ToolChoice
+from events.options import GenerationOptions, OptionError, SamplingParams, ToolChoice
 
 OPTIONS = ("model", *SAMPLING["messages"])
 
@@ -109,7 +109,11 @@ def _options(
     check_tool_choice(wanted, tools.names)
     thinking: Thinking = convert(values.get("thinking") or {}, Thinking, "thinking")
     shape = response_format("output_config.format", config.format) if config.format is not None else None
+    sampling = options.sampling
+    if thinking.type != "disabled" and sampling.thinking_token_budget is None:
+        sampling = with_budget(sampling, thinking.budget_tokens)
     changes = {
+        "sampling": sampling,
         "response_format": shape,
         "strict_tools": tools.strict,
         "tool_choice": wanted,
@@ -120,6 +124,17 @@ def _options(
     }
     flags = MessageFlags(hide_thinking=thinking.display == "omitted", stop_sequences=options.sampling.stop)
     return msgspec.structs.replace(options, **changes), flags
+
+
+def with_budget(sampling: SamplingParams, budget: int | None) -> SamplingParams:
+    """`thinking.budget_tokens`, which every request for thinking has to have, is not `stated`: it is dropped with a
+    warning where no engine can keep it."""
+    found = msgspec.structs.replace(sampling, thinking_token_budget=budget)
+    try:
+        found.validate()
+    except OptionError as error:
+        raise wrong("thinking.budget_tokens", error.message.removesuffix(".")) from None
+    return found
 
 
 def _is_prefill(message: Message) -> bool:

@@ -17,6 +17,7 @@ from agent_server.prompting.constraints import plan_constraint, refuse_early
 from agent_server.prompting.output import open_translator, sampling_for
 from agent_server.prompting.prompt import Prompt, Prompts
 from agent_server.prompting.schemas import Invalid, validate
+from agent_server.prompting.thinking import thinking_budget
 from agent_server.runs import Recorder, RunContext
 from agent_server.runs.execution import token_row
 from agent_server.settings import OutputSettings
@@ -115,18 +116,22 @@ class TurnTaker:
         await refuse_early(input, options, settings)
         prompt = await self._prompt(input, options, instructions)
         recorder.prompted(prompt.token_ids, told=context.options.token_details)
-        for warning in prompt.warnings:
+        info = self._model.engine.info
+        analysis = self._model.prompts.analysis(bool(input.tools)) if options.reasoning_effort else None
+        budget = thinking_budget(prompt.output_format, prompt.opened, analysis, options, info)
+        for warning in (*prompt.warnings, *budget.warnings):
             recorder.warn(warning)
         controls = self._model.prompts.control_ids
-        planned = await plan_constraint(prompt, controls, input, options, settings, self._model.engine.info)
+        planned = await plan_constraint(prompt, controls, input, options, settings, info)
         for warning in planned.warnings:
             recorder.warn(warning)
         recorder.constrained = recorder.constrained or planned.constraint is not None
         request = GenerationRequest(
             request_id=context.new_id("gen"),
             prompt_token_ids=prompt.token_ids,
-            sampling=sampling_for(prompt, context.controls.sampling(options)),
+            sampling=sampling_for(prompt, context.controls.sampling(budget.options)),
             constraint=planned.constraint,
+            thought=budget.thought,
             tenant=context.tenant,
             pictures=await self._pictures(prompt, options),
         )

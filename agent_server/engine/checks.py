@@ -35,12 +35,14 @@ def check_length(request: GenerationRequest, context_length: int) -> None:
 def check_supported(request: GenerationRequest, info: EngineInfo) -> None:
     """Raises EngineError("invalid_request") for ids outside of the vocabulary and for parameters that the engine does
     not support. An unsupported parameter is never ignored."""
-    for param, ids in (("prompt", request.prompt_token_ids), ("logit_bias", request.sampling.logit_bias)):
+    sampling = request.sampling
+    given = {"prompt": request.prompt_token_ids, "logit_bias": sampling.logit_bias}
+    for param, ids in (given | {"allowed_token_ids": sampling.allowed_token_ids}).items():
         if ids and not 0 <= min(ids) <= max(ids) < info.vocab_size:
             bad = next(number for number in ids if not 0 <= number < info.vocab_size)
             message = f"The token id {bad} is outside of the vocabulary of {info.vocab_size}."
             raise EngineError("invalid_request", message, param=param)
-    for param in sorted(request.sampling.asked() - info.sampling):
+    for param in sorted(sampling.asked() - info.sampling):
         raise EngineError("invalid_request", f"This engine does not support {param}.", param=param)
     if request.pictures:
         _check_pictures(request, info)

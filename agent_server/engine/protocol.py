@@ -127,6 +127,19 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     digest: bytes
 
 
+class Thought(msgspec.Struct, frozen=True, kw_only=True):
+    """How the model writes reasoning, for an engine that keeps `thinking_token_budget`.
+
+    opened: the prompt has opened it already. start, end: markers that open and close it. close: what the model writes
+    from the end of its reasoning to the beginning of its answer.
+    """
+
+    opened: bool
+    start: tuple[str, ...]
+    end: tuple[str, ...]
+    close: str
+
+
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence to generate. `tenant`: prefix caches are kept apart by it, and capacity is shared fairly between
     tenants.
@@ -134,6 +147,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     generated: the beginning of the answer, which another engine generated before it was lost. The engine does not yield
     it again. It counts as generated for everything else: limits, penalties, stop strings, the grammar, the seed's
     random numbers, positions and usage. Send it only to engines whose `EngineInfo.continues` is not "no".
+
+    thought: for `thinking_token_budget`; None where the model writes no reasoning.
 
     pictures: one for each of the prompt's `EngineInfo.placeholders["image"]`, in their order. The engine puts as many
     tokens there as the picture takes, which count as the prompt's.
@@ -146,6 +161,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     constraint: Constraint | None = None
     tenant: str = ""
     priority: int = 0
+    thought: Thought | None = None
     pictures: tuple[Picture, ...] = ()
 
 

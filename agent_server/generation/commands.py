@@ -151,6 +151,7 @@ def _check(core: Core, request: GenerationRequest) -> None:
         raise EngineError("invalid_request", "This model takes no pictures.", param="messages")
     outside = [t for t in request.prompt_token_ids if not 0 <= t < core.limits.vocab_size]
     outside += [t for t in request.generated if not 0 <= t < core.limits.vocab_size]
+    outside += [t for t in request.sampling.allowed_token_ids if not 0 <= t < core.limits.vocab_size]
     outside += [t for t in request.sampling.logit_bias if not 0 <= t < core.limits.vocab_size]
     if outside:
         raise EngineError("invalid_request", f"Token id {outside[0]} is not in this model's vocabulary.")

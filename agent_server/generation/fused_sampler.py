@@ -16,6 +16,7 @@ from agent_server.generation.device import send
 from agent_server.generation.faults import first_line, raise_if_lost
 from agent_server.generation.masks import Masks
 from agent_server.generation.sampler import GREEDY, TYPICAL, Sampled, Sampler, Settings, filtered
+from agent_server.generation.steering import Bonus
 from events.options import SamplingParams
 
 logger = logging.getLogger("agent_server.generation")
@@ -55,18 +56,25 @@ class FusedSampler(Sampler):
         if settings.kind == GREEDY:
             self._numbers[row, 0].zero_()
 
-    def sample(self, logits: Tensor, rows: list[int], positions: list[int], masks: Masks | None = None) -> Sampled:
+    def sample(
+        self,
+        logits: Tensor,
+        rows: list[int],
+        positions: list[int],
+        masks: Masks | None = None,
+        bonuses: Sequence[Bonus] = (),
+    ) -> Sampled:
         kinds = {self._kinds[row] for row in rows}
         counts = self._penalties.counts(rows)
-        special = any(self._special[row] for row in rows)
+        special = any(self._special[row] for row in rows) or any(bonuses)
         if TYPICAL in kinds or (kinds == {GREEDY} and masks is None and counts is None and not special):
-            return super().sample(logits, rows, positions, masks)
+            return super().sample(logits, rows, positions, masks, bonuses)
         index, at = send([rows, positions], torch.int64, self.device)
         raw = logits
         if counts is not None or masks is not None:
             logits = self._launch.adjust(logits, index, counts, self._numbered(masks, len(rows)))
         if special:
-            logits = self._adjust(raw, logits, rows, positions)
+            logits = self._adjust(raw, logits, rows, positions, bonuses)
         wanted = [settings.params.logprobs for row in rows if (settings := self.settings[row]) is not None]
         most = max((count for count in wanted if count is not None), default=None)
         picked = self._launch.pick(logits, raw, index, at, self._parameters, counts, logprobs=most is not None)

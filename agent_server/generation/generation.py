@@ -13,6 +13,7 @@ from agent_server.generation.constraint import Matcher
 from agent_server.generation.sampler import Settings
 from agent_server.generation.scores import PromptScores
 from agent_server.generation.sequence import Sequence
+from agent_server.generation.steering import Bonus, Steering, ThoughtBudget, bad_words
 from agent_server.generation.vision.inputs import PictureInputs
 from events.options import SamplingParams
 
@@ -22,7 +23,7 @@ BANNED = -1e4
 HONOURED = frozenset(
     {"temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "presence_penalty"}
     | {"frequency_penalty", "logit_bias", "seed", "stop", "stop_token_ids", "max_tokens", "min_tokens", "ignore_eos"}
-    | {"logprobs", "prompt_logprobs"}
+    | {"logprobs", "prompt_logprobs", "bad_words", "allowed_token_ids", "thinking_token_budget"}
 )
 """The sampling parameters that this core implements. Others of the table are refused until they stand here."""
 
@@ -78,6 +79,8 @@ class Generation:
     first: float | None = None
     stopped_on: str | int | None = None
     scores: PromptScores | None = None
+    vocabulary: Vocabulary | None = None
+    steering: Steering | None = None
 
     @property
     def counted(self) -> list[int]:
@@ -100,6 +103,22 @@ class Generation:
         self.ends = stop_ids if params.ignore_eos else stop_ids | self.eos
         if params.seed is not None:
             self.seed = params.seed
+        self.steering = self._steering(params)
+
+    def _steering(self, params: SamplingParams) -> Steering | None:
+        thought, budget = self.request.thought, params.thinking_token_budget
+        limited = thought is not None and budget is not None
+        if self.vocabulary is None or not (params.bad_words or limited):
+            return None
+        sequence, context = self.sequence, self.request.prompt_token_ids
+        output = sequence.tokens[sequence.prompt_length : sequence.known]
+        limit = None
+        if thought is not None and budget is not None:
+            limit = ThoughtBudget(thought, budget, self.vocabulary, context)
+        steering = Steering(bad_words(params.bad_words, self.vocabulary), limit)
+        for token in output:
+            steering.push(token)
+        return steering
 
     @property
     def generated(self) -> int:
@@ -112,10 +131,21 @@ class Generation:
         neither its log probability, nor what penalties make of it later."""
         params = self.params
         watched = params.logprobs is not None or params.presence_penalty or params.frequency_penalty
-        if self.matcher is None or watched or (params.repetition_penalty or 1.0) != 1.0:
+        steered = self.steering is not None or bool(params.allowed_token_ids)
+        if self.matcher is None or watched or steered or (params.repetition_penalty or 1.0) != 1.0:
             return None
         token = self.matcher.forced
         return None if token in self.ends else token
+
+    @property
+    def follows(self) -> bool:
+        """Whether the next token depends on the last one in another way than by the model."""
+        return self.matcher is not None or (self.steering is not None and self.steering.near)
+
+    @property
+    def bonus(self) -> Bonus:
+        """Token id → what is added to its logit for the next token alone."""
+        return {} if self.steering is None else self.steering.bonus
 
     @property
     def settings(self) -> Settings:
@@ -166,7 +196,9 @@ def begin(
     scores = None if most is None else PromptScores(request.prompt_token_ids, most, vocabulary)
     output = OutputText(vocabulary, request.prompt_token_ids, params.stop, params.min_tokens, request.generated)
     seed = int.from_bytes(os.urandom(SEED_BYTES), "little")
-    return Generation(number, request, sequence, output, params, seed, now, defaults.eos, scores=scores)
+    return Generation(
+        number, request, sequence, output, params, seed, now, defaults.eos, scores=scores, vocabulary=vocabulary
+    )
 
 
 def limit_of(prompt_length: int, params: SamplingParams, longest: int) -> int:

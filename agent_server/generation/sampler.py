@@ -17,6 +17,7 @@ from agent_server.generation.device import Arrival, send
 from agent_server.generation.masks import Choices, Masks
 from agent_server.generation.noise import signed, uniform
 from agent_server.generation.penalties import Penalties
+from agent_server.generation.steering import Bonus
 from events.options import SamplingParams
 
 CANDIDATES = 256
@@ -101,6 +102,7 @@ class Sampler:
         self.occupants = [-1] * rows
         self._kinds = [GREEDY] * rows
         self._special = [False] * rows
+        self._allowed: list[Tensor | None] = [None] * rows
         self._numbers = torch.ones(rows, 4, device=device)
         self._top_k = torch.zeros(rows, dtype=torch.int64, device=device)
         self._seeds = torch.zeros(rows, dtype=torch.int64, device=device)
@@ -112,7 +114,11 @@ class Sampler:
         self.occupants[row] = occupant
         self.settings[row] = settings
         self._kinds[row] = settings.kind
-        self._special[row] = bool(params.logit_bias or params.min_tokens or params.logprobs is not None)
+        self._special[row] = bool(
+            params.logit_bias or params.min_tokens or params.logprobs is not None or params.allowed_token_ids
+        )
+        allowed = sorted(set(params.allowed_token_ids))
+        self._allowed[row] = send(allowed, torch.int64, self.device) if allowed else None
         values = [params.temperature or 1.0, params.top_p or 1.0, params.min_p or 0.0, params.typical_p or 1.0]
         self._numbers[row] = send(values, torch.float32, self.device)
         self._top_k[row] = params.top_k or self.vocab_size
@@ -124,17 +130,26 @@ class Sampler:
         self.settings[row] = None
         self.occupants[row] = -1
         self._special[row] = False
+        self._allowed[row] = None
         self._penalties.clear(row)
 
-    def sample(self, logits: Tensor, rows: list[int], positions: list[int], masks: Masks | None = None) -> Sampled:
+    def sample(
+        self,
+        logits: Tensor,
+        rows: list[int],
+        positions: list[int],
+        masks: Masks | None = None,
+        bonuses: Sequence[Bonus] = (),
+    ) -> Sampled:
         """Pick a token for each row of `logits` `[rows, vocabulary]`, float32, which may be changed in place.
-        `positions`: tokens that each has generated so far. Keeps the tokens in `last`."""
+        `positions`: tokens that each has generated so far. bonuses: what is added for this token alone, for each row,
+        or nothing. Keeps the tokens in `last`."""
         index = send(rows, torch.int64, self.device)
         raw = logits
         logits = self._penalties.apply(logits, rows, index)
-        special = any(self._special[row] for row in rows)
+        special = any(self._special[row] for row in rows) or any(bonuses)
         if special:
-            logits = self._adjust(raw, logits, rows, positions)
+            logits = self._adjust(raw, logits, rows, positions, bonuses)
         if masks is not None:
             logits = masks.apply(logits.clone() if special and logits is raw else logits)
         if masks is None or masks.few is None:
@@ -151,8 +166,10 @@ class Sampler:
 
     # what changes logits
 
-    def _adjust(self, raw: Tensor, logits: Tensor, rows: list[int], positions: list[int]) -> Tensor:
-        """Minimum lengths and biases."""
+    def _adjust(
+        self, raw: Tensor, logits: Tensor, rows: list[int], positions: list[int], bonuses: Sequence[Bonus]
+    ) -> Tensor:
+        """Minimum lengths, biases, and the tokens that are allowed at all."""
         at: list[int] = []
         ids: list[int] = []
         added: list[float] = []
@@ -167,11 +184,20 @@ class Sampler:
                 at += [number] * len(settings.ends)
                 ids += settings.ends
                 added += [-torch.inf] * len(settings.ends)
-        if not at:
+        for number, bonus in enumerate(bonuses):
+            at += [number] * len(bonus)
+            ids += bonus.keys()
+            added += bonus.values()
+        limited = [(number, allowed) for number, row in enumerate(rows) if (allowed := self._allowed[row]) is not None]
+        if not at and not limited:
             return logits
         logits = logits.clone() if logits is raw else logits
         places = (send(at, torch.int64, self.device), send(ids, torch.int64, self.device))
-        return logits.index_put_(places, send(added, torch.float32, self.device), accumulate=True)
+        logits.index_put_(places, send(added, torch.float32, self.device), accumulate=True)
+        for number, allowed in limited:
+            kept = logits[number, allowed]
+            logits[number].fill_(-torch.inf).index_copy_(0, allowed, kept)
+        return logits
 
     # how a token is picked
 

@@ -173,20 +173,20 @@ class Core:
                 at += chunk.scores
 
     def _waits(self, flight: Flight | None) -> bool:
-        """Whether the flight has masks that depend on tokens which are still in flight."""
-        if flight is None or self._flight is None or self._masking is None:
+        """Whether the flight's next tokens depend on tokens which are still in flight."""
+        if flight is None or self._flight is None:
             return False
-        return any(self.generations[sequence.number].matcher is not None for sequence in flight.sequences)
+        return any(self.generations[sequence.number].follows for sequence in flight.sequences)
 
     def _sample(self, flight: Flight | None) -> Flight | None:
         """Launch the sampler's part, if that was not done."""
         if flight is None or flight.sampled is not None:
             return flight
         try:
-            masks = None
-            if self._masking is not None:
-                masks = self._masking.finish([self.generations.get(sequence.number) for sequence in flight.sequences])
-            flight.sampled = self.sampler.sample(flight.take(), flight.rows, flight.positions, masks)
+            generations = [self.generations.get(sequence.number) for sequence in flight.sequences]
+            masks = None if self._masking is None else self._masking.finish(generations)
+            bonuses = [generation.bonus if generation is not None else {} for generation in generations]
+            flight.sampled = self.sampler.sample(flight.take(), flight.rows, flight.positions, masks, bonuses)
         except Exception as error:
             self._blame(flight.plan, error)
             return None
@@ -263,6 +263,8 @@ class Core:
             self.fail(generation, lost(matcher))
             return
         complete = matcher is not None and not ends and matcher.finished
+        if generation.steering is not None:
+            generation.steering.push(token)
         full = sequence.known >= sequence.limit
         output = generation.output
         tokens = output.push(token, logprob, alternatives, ends=ends, last=full or complete)

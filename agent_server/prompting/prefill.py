@@ -54,19 +54,20 @@ def written_stage(output_format: OutputFormat, text: str) -> OutputStage:
         if written.rfind(opener) > written.rfind(closer or opener + "\0"):
             return (
                 "TOOL_CALL_STAGE"
-                if described is None or not _open(written, described.start, described.end)
+                if described is None or not open_marker(written, described.start, described.end)
                 else ("REASONING_STAGE")
             )
     if described is None:
         return "CONTENT_STAGE"
-    if _open(written, described.start, described.end):
+    if open_marker(written, described.start, described.end):
         return "REASONING_STAGE"
     if described.initial == "reasoning" and _last(written, described.end) < 0:
         return "REASONING_STAGE"
     return "CONTENT_STAGE"
 
 
-def _open(text: str, starts: tuple[str, ...], ends: tuple[str, ...]) -> bool:
+def open_marker(text: str, starts: tuple[str, ...], ends: tuple[str, ...]) -> bool:
+    """Whether the last marker in the text is one that opens."""
     return _last(text, starts) > _last(text, ends)
 
 

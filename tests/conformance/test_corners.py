@@ -8,6 +8,7 @@ from typing import Any
 
 import anthropic
 import httpx
+import msgspec
 import pytest
 from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
@@ -349,6 +350,48 @@ async def test_what_steers_other_servers_is_taken_with_a_warning(http: httpx.Asy
         text = (await answer.aread()).decode()
     assert all(sentence in text for sentence in told)
     assert (await post(http, path, mirostat=2))["error"]["param"] == "mirostat"
+
+
+# ---- a budget of reasoning ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "budget"),
+    [
+        ("/v1/chat/completions", {"thinking_token_budget": 7}, 7),
+        ("/v1/chat/completions", {"reasoning_effort": "low"}, 2048),
+        ("/v1/chat/completions", {"reasoning_effort": "low", "thinking_token_budget": 7}, 7),
+        ("/v1/chat/completions", {"reasoning_effort": "high"}, None),
+        ("/v1/responses", {"thinking_token_budget": 7}, 7),
+        ("/v1/responses", {"reasoning": {"effort": "medium"}}, 8192),
+        ("/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": 1024}}, 1024),
+        ("/v1/messages", {"thinking": {"type": "disabled", "budget_tokens": 1024}}, None),
+        ("/v1/messages", {"output_config": {"effort": "low"}, "thinking": {"type": "adaptive"}}, 2048),
+    ],
+)
+async def test_reasoning_has_a_budget(
+    running: Running, http: httpx.AsyncClient, path: str, fields: Any, budget: int | None
+) -> None:
+    assert (await post(http, path, **fields)).get("error") is None
+    asked = running.engine.requests[-1]
+    assert asked.sampling.thinking_token_budget == budget
+    if budget is not None:
+        assert asked.thought is not None
+        assert (asked.thought.end, asked.thought.close.strip()) == (("</think>",), "</think>")
+
+
+async def test_a_budget_that_the_engine_cannot_keep_is_refused_where_it_is_asked_for_by_name(
+    running: Running, http: httpx.AsyncClient
+) -> None:
+    info = running.engine.info
+    lesser = msgspec.structs.replace(info, sampling=info.sampling - {"thinking_token_budget"})
+    running.engine.__dict__["_info"] = lesser
+    refused = await post(http, "/v1/chat/completions", thinking_token_budget=7)
+    assert refused["error"]["param"] == "thinking_token_budget"
+    told = await post(http, "/v1/chat/completions", reasoning_effort="low")
+    assert "error" not in told
+    assert "error" not in await post(http, "/v1/messages", thinking={"type": "enabled", "budget_tokens": 1024})
+    assert running.engine.requests[-1].sampling.thinking_token_budget is None
 
 
 # ---- models and browsers ------------------------------------------------------------------------------------------------

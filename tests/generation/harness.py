@@ -37,7 +37,9 @@ class Driver:
         self.items = {}
         self.number = 0
 
-    def submit(self, prompt, *, tenant="", priority=0, constraint=None, pictures=(), generated=(), **sampling):
+    def submit(
+        self, prompt, *, tenant="", priority=0, constraint=None, pictures=(), generated=(), thought=None, **sampling
+    ):
         self.number += 1
         sampling = {"temperature": 0.0, "ignore_eos": True, **sampling}
         request = GenerationRequest(
@@ -49,6 +51,7 @@ class Driver:
             constraint=constraint,
             pictures=tuple(pictures),
             generated=tuple(generated),
+            thought=thought,
         )
         self.items[self.number] = []
         self.core.inbox.put(Submit(self.number, request))

@@ -30,6 +30,7 @@ SAMPLING_WORDS: Words = {
     "seed": Word("seed", folded),
     "stop_token_ids": Word("stop_token_ids"),
     "ignore_eos": Word("ignore_eos"),
+    "allowed_token_ids": Word("allowed_token_ids", list),
 }
 """vLLM's names for how a token is chosen, the same in its HTTP interface and in its own SamplingParams."""
 SPELLING: Mapping[str, object] = {"skip_special_tokens": False, "spaces_between_special_tokens": False}

@@ -23,7 +23,7 @@ class VLLMTokens(VLLM):
 
     name = "vllm-tokens"
     path = "/inference/v1/generate"
-    words: Words = {**SAMPLING_WORDS, "stop": HERE, "logprobs": Word("logprobs")}
+    words: Words = {**SAMPLING_WORDS, "stop": HERE, "logprobs": Word("logprobs"), "bad_words": Word("bad_words", list)}
 
     def body(self, outgoing: OutgoingRequest) -> dict[str, Any]:
         request, sampling = outgoing.request, outgoing.sampling
