@@ -15,12 +15,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from agent_server.prompting.encoding import Encoded, can_be_sliced, encoded
+from agent_server.prompting.segments import Cuts, Key, Literals, Remembered, key_of
 
 _STAND_IN_DIGITS = 7
 _SCHEMA_WORDS = frozenset(
@@ -40,9 +42,9 @@ class ControlTokens:
         kept = {number: token for number, token in added.items() if token.special or token.content.strip()}
         self.ids: Mapping[str, int] = {token.content: number for number, token in kept.items() if token.content}
         self._numbers = frozenset(kept)
-        self._lengths = sorted({len(content) for content in self.ids}, reverse=True)
-        firsts = "".join(re.escape(first) for first in sorted({content[0] for content in self.ids}))
-        self._first = re.compile(f"[{firsts}]") if firsts else None
+        self._literals = Literals(self.ids)
+        self._cuts = Cuts(tokenizer, kept)
+        self.remembered = Remembered()
         normalized = any(token.normalized or token.lstrip or token.rstrip for token in kept.values())
         self._ask_tokenizer = normalized and tokenizer.normalizer is not None
         self.sliced = can_be_sliced(tokenizer)
@@ -54,41 +56,71 @@ class ControlTokens:
 
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Where control tokens are spelled in a text: (start, end), in order, not overlapping."""
-        spelled = self._spelled(text)
+        spelled = self._literals.find(text)
         if not self._ask_tokenizer or not text:
             return spelled
         # A tokenizer that normalises text may find a control token in text that is spelled differently.
         found = self._encoded(self._tokenizer, text).spans.values()
         return _joined(sorted({*spelled, *(span for span in found if span[1] > span[0])}))
 
-    def _spelled(self, text: str) -> list[tuple[int, int]]:
-        if self._first is None:
-            return []
-        spelled: list[tuple[int, int]] = []
-        position = 0
-        while match := self._first.search(text, position):
-            start = match.start()
-            length = next((size for size in self._lengths if text[start : start + size] in self.ids), 0)
-            if length:
-                spelled.append((start, start + length))
-            position = start + max(length, 1)
-        return spelled
-
     def encode(self, text: str, stand_ins: Mapping[str, str] | None = None, pattern: str = "") -> list[int]:
-        """Token ids of a rendered text. Its stand-ins, matched by `pattern`, become text and never control tokens."""
+        """Token ids of a rendered text. Its stand-ins, matched by `pattern`, become text and never control tokens.
+        Segments that were encoded before are not encoded again."""
+        stand_ins = stand_ins or {}
+        if stand_ins and self._cuts.digits:
+            return [number for _, ids in self._stretches(text, stand_ins, pattern) for number in ids]
+        starts = self._cuts.starts(text)
+        segments = [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
+        keys = [key_of(segment, stand_ins, pattern) for segment in segments]
+        known = self.remembered.get(keys)
+        ids: list[int] = []
+        place = 0
+        while place < len(known):
+            if (found := known[place]) is not None:
+                ids += found
+                place += 1
+                continue
+            end = next((later for later in range(place, len(known)) if known[later] is not None), len(known))
+            learnt = self._learn(keys[place:end], segments[place:end], stand_ins, pattern)
+            if learnt is None:
+                return [number for _, piece in self._stretches(text, stand_ins, pattern) for number in piece]
+            ids += learnt
+            place = end
+        return ids
+
+    def _learn(
+        self, keys: Sequence[Key], segments: Sequence[str], stand_ins: Mapping[str, str], pattern: str
+    ) -> list[int] | None:
+        """The ids of segments that follow each other, which are remembered from here on. None if the tokenizer does not
+        find control tokens where they are spelled, so that nothing is known about where it can be cut."""
+        starts = [0, *accumulate(map(len, segments))][:-1]
+        begins = frozenset(starts)
+        pieces: dict[int, list[int]] = {}
+        for start, ids in self._stretches("".join(segments), stand_ins, pattern):
+            begun = start if start in begins or not pieces else next(reversed(pieces))
+            pieces.setdefault(begun, []).extend(ids)
+        if list(pieces) != starts:
+            return None
+        for key, ids in zip(keys, pieces.values(), strict=True):
+            self.remembered.put(key, ids)
+        return [number for ids in pieces.values() for number in ids]
+
+    def _stretches(self, text: str, stand_ins: Mapping[str, str], pattern: str) -> list[tuple[int, list[int]]]:
+        """The text's ids, from each control token up to the next, with the place in the text where they begin."""
         encoding = self._encoded(self._tokenizer, text)
         every = encoding.ids
-        if not stand_ins:
-            return every
+        found: list[tuple[int, list[int]]] = []
         ids: list[int] = []
-        begun = start = 0  # the stretch behind the last control token: its place among the ids, and in the text
+        begun = start = begins = 0  # behind the last control token: the place among the ids, and in the text
         for place, (end, after) in [*encoding.spans.items(), (len(every), (len(text), len(text)))]:
             piece = text[start:end]
             restored = restore(piece, stand_ins, pattern)
             ids += every[begun:place] if restored == piece else self.plain(restored, first=start == 0)
-            ids += every[place : place + 1]
+            if ids or begins < end:
+                found.append((begins, ids))
+            ids, begins = every[place : place + 1], end
             begun, start = place + 1, after
-        return ids
+        return found
 
     def plain(self, text: str, first: bool = False) -> list[int]:
         """Token ids of a text, none of which is a control token, whatever the text spells.
@@ -170,9 +202,12 @@ class Disguise:
 
     def cover(self, text: str) -> str:
         """The text with a stand-in for every control token it spells."""
+        spans = self._controls.spans(text)
+        if not spans:
+            return text
         parts: list[str] = []
         position = 0
-        for start, end in self._controls.spans(text):
+        for start, end in spans:
             parts += [text[position:start], self.stand_in(text[start:end])]
             position = end
         return "".join([*parts, text[position:]])
@@ -187,7 +222,7 @@ class Disguise:
         """JSON-like data with every string in it covered, keys too."""
         if isinstance(value, str):
             return self.cover(value)
-        if isinstance(value, Mapping):
+        if isinstance(value, (dict, Mapping)):
             return {self.cover(str(key)): self.cover_all(item) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
             return [self.cover_all(item) for item in value]
@@ -196,7 +231,9 @@ class Disguise:
     def cover_names(self, value: Any) -> Any:
         """The data with whole keys and names replaced that could become control tokens together with the template's own
         text: the key `think` in a template that writes `<{{ key }}>`."""
-        if isinstance(value, Mapping):
+        if isinstance(value, str):
+            return value
+        if isinstance(value, (dict, Mapping)):
             covered = {}
             for key, item in value.items():
                 name = self.stand_in(key) if key not in _SCHEMA_WORDS and self._is_inside(key) else key
@@ -216,15 +253,16 @@ class Disguise:
 
 def strings(value: Any) -> Iterable[str]:
     """Every string in JSON-like data, keys too."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield str(key)
-            yield from strings(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from strings(item)
+    left = [value]
+    while left:
+        value = left.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, (dict, Mapping)):
+            left += value.values()
+            yield from map(str, value)
+        elif isinstance(value, (list, tuple)):
+            left += value
 
 
 def _nonce(texts: Iterable[str]) -> str:

@@ -57,6 +57,7 @@ class Rendering:
         self.max_characters = max_characters
         self.now = now
         self.spare = [tool_declaration(tool) for tool in spare_tools] if not conversation.tools else []
+        self._answers_at: dict[str, int] = {}  # a rendered text → where its generation prompt begins
         self.disguise = Disguise(controls, conversation.messages, conversation.tools, self.spare, self.variables)
 
     def run(self) -> tuple[str, str, Disguise]:
@@ -65,11 +66,14 @@ class Rendering:
         tools = self.disguise.cover_all(self.conversation.tools) if self.conversation.tools else None
         variables = self.disguise.cover_all(self.variables)
         text = self.render(messages, tools, variables)
+        known = len(self.disguise.stand_ins)
         # The template's text around a name may spell a control token (`<{{ key }}>`): if replacing whole names leaves
         # fewer control tokens in the prompt, the names had formed some.
         if self._has_names():
             covered = [self.disguise.cover_names(value) for value in (messages, tools or [])]
-            safer = self.attempt(covered[0], covered[1] or None, variables)
+            safer = None
+            if len(self.disguise.stand_ins) > known:  # else nothing was replaced
+                safer = self.attempt(covered[0], covered[1] or None, variables)
             if safer is not None and self._controls_in(safer) < self._controls_in(text):
                 messages, tools, text = covered[0], covered[1] or None, safer
         return (*self._opened(text, messages, tools, variables), self.disguise)
@@ -102,14 +106,19 @@ class Rendering:
     ) -> str:
         name = self.chat.analysis.capabilities.tools_variable
         elsewhere = {name: tools} if tools and name != "tools" else {}
-        return self.chat.template.render(
-            messages,
-            tools=tools if name == "tools" else None,
-            add_generation_prompt=prompt and not self.continued,
-            now=self.now,
-            max_characters=self.max_characters,
-            **{**variables, **elsewhere},
-        )
+        template, wanted = self.chat.template, prompt and not self.continued
+        given: dict[str, Any] = {
+            "tools": tools if name == "tools" else None,
+            "now": self.now,
+            "max_characters": self.max_characters,
+            **variables,
+            **elsewhere,
+        }
+        if not (wanted and template.prompts_last):
+            return template.render(messages, add_generation_prompt=wanted, **given)
+        text, place = template.render_prompt(messages, **given)
+        self._answers_at[text] = place
+        return text
 
     def _has_names(self) -> bool:
         """Whether the request holds names of tools or arguments, which a template may write next to its own text."""
@@ -123,7 +132,8 @@ class Rendering:
     ) -> tuple[str, str]:
         if self.continued:
             return self._prefill(messages, tools, variables)
-        without = self.without_prompt(messages, tools, variables)
+        place = self._answers_at.get(text)
+        without = self.without_prompt(messages, tools, variables) if place is None else text[:place]
         if not self._begins_answer:
             return text if without is None else without, ""
         if without is not None:

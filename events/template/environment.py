@@ -22,7 +22,7 @@ import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
-from jinja2.runtime import Undefined
+from jinja2.runtime import LoopContext, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 DEFAULT_MAX_CHARACTERS = 8_000_000
@@ -65,7 +65,16 @@ class _GenerationBlock(jinja2.ext.Extension):
 class _Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**"})
 
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """As jinja2's, by a shorter way to what templates ask for at every message: a key of a dictionary, which none
+        of a dictionary's own attributes hides."""
+        if type(obj) is dict and not hasattr(dict, attribute):
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
     def is_safe_attribute(self, obj: object, attr: str, value: object) -> bool:
+        if type(obj) is str or type(obj) is LoopContext:  # neither can be changed; jinja2 looks at a dozen types first
+            return not attr.startswith("_")
         if attr in _GROWING_METHODS.get(type(obj), frozenset()):
             return True
         return bool(super().is_safe_attribute(obj, attr, value))
@@ -182,7 +191,9 @@ def variables(source: str) -> frozenset[str]:
 
 def _copied(value: object) -> object:
     """A deep copy of JSON-like data, so that a template that grows a list grows its own."""
-    if isinstance(value, Mapping):
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (dict, Mapping)):
         return {key: _copied(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_copied(item) for item in value]
@@ -201,6 +212,7 @@ class ChatTemplate:
         self.special_tokens = {"bos_token": "", "eos_token": "", **(special_tokens or {})}
         self._template = _compile(source)
         self._lists_functions = "functions" in variables(source)
+        self.prompts_last = prompts_last(source)
 
     def render(
         self,
@@ -216,6 +228,33 @@ class ChatTemplate:
 
         now: the clock for `strftime_now`; without one the date is fixed. Raises TemplateError, and nothing else.
         """
+        context = self._context(messages, tools, now, extra)
+        return self._run({**context, "add_generation_prompt": add_generation_prompt}, _Written(max_characters))
+
+    def render_prompt(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[dict[str, Any]] | None = None,
+        now: Clock | None = None,
+        max_characters: int = DEFAULT_MAX_CHARACTERS,
+        **extra: Any,
+    ) -> tuple[str, int]:
+        """The text with the generation prompt, and the place in it where that begins: the text up to there is what
+        `render` gives without one. For templates that are `prompts_last`; arguments and errors as for `render`."""
+        written = _Written(max_characters)
+        asked = _Asked(written)
+        context = self._context(messages, tools, now, extra)
+        text = self._run({**context, "add_generation_prompt": asked}, written)
+        return text, len(text) if asked.place is None else asked.place
+
+    def _context(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[dict[str, Any]] | None,
+        now: Clock | None,
+        extra: Mapping[str, object],
+    ) -> dict[str, object]:
         clock = now or (lambda: FIXED_NOW)
         context: dict[str, object] = {
             "strftime_now": lambda form="%Y-%m-%d": clock().strftime(form),
@@ -224,15 +263,16 @@ class ChatTemplate:
             **self.special_tokens,
             **{key: _copied(value) for key, value in extra.items()},
             "messages": _copied(messages),
-            "add_generation_prompt": add_generation_prompt,
         }
         if tools:
             context["tools"] = _copied(tools)
-        return self._run(context, max_characters)
+        return context
 
-    def _run(self, context: dict[str, object], max_characters: int) -> str:
+    def _run(self, context: dict[str, object], written: _Written) -> str:
         try:
-            return _bounded(_generate(self._template, context), max_characters)
+            for piece in _generate(self._template, context):
+                written.add(piece)
+            return "".join(written.parts)
         except TemplateError:
             raise
         except _Refused as error:
@@ -251,12 +291,66 @@ def _generate(template: jinja2.Template, variables: dict[str, object]) -> Iterat
         context.vars.clear()
 
 
-def _bounded(pieces: Iterable[str], max_characters: int) -> str:
-    parts: list[str] = []
-    size = 0
-    for piece in pieces:
-        parts.append(piece)
-        size += len(piece)
-        if size > max_characters:
-            raise TemplateError(f"the rendered prompt is longer than {max_characters} characters")
-    return "".join(parts)
+class _Written:
+    """What a template has written so far, bounded."""
+
+    def __init__(self, max_characters: int) -> None:
+        self.parts: list[str] = []
+        self.size = 0
+        self._most = max_characters
+
+    def add(self, piece: str) -> None:
+        self.parts.append(piece)
+        self.size += len(piece)
+        if self.size > self._most:
+            raise TemplateError(f"the rendered prompt is longer than {self._most} characters")
+
+
+class _Asked:
+    """A true `add_generation_prompt` that notes how much was written when the template first asked for it."""
+
+    def __init__(self, written: _Written) -> None:
+        self._written = written
+        self.place: int | None = None
+
+    def __bool__(self) -> bool:
+        if self.place is None:
+            self.place = self._written.size
+        return True
+
+
+_PROMPT_VARIABLE = "add_generation_prompt"
+
+
+@lru_cache(maxsize=64)
+def prompts_last(source: str) -> bool:
+    """Whether all that the template does with `add_generation_prompt` is an `if` at its very end: then what is written
+    before that does not depend on it, and without a generation prompt nothing follows."""
+    try:
+        parsed = _parse(source)
+    except (jinja2.TemplateError, RecursionError):
+        return False
+    last = parsed.body[-1] if parsed.body else None
+    if not isinstance(last, jinja2.nodes.If) or last.else_ or last.elif_ or not _needs_prompt(last.test):
+        return False
+    names = sum(name.name == _PROMPT_VARIABLE for name in parsed.find_all(jinja2.nodes.Name))
+    return names == 1 + sum(_names_of_default(node) for node in parsed.body)
+
+
+def _needs_prompt(test: jinja2.nodes.Node) -> bool:
+    """Whether a condition is false without a generation prompt, whatever else it holds."""
+    if isinstance(test, jinja2.nodes.And):
+        return _needs_prompt(test.left) or _needs_prompt(test.right)
+    return isinstance(test, jinja2.nodes.Name) and test.name == _PROMPT_VARIABLE
+
+
+def _names_of_default(node: jinja2.nodes.Node) -> int:
+    """How often `{% if not add_generation_prompt is defined %}{% set add_generation_prompt = false %}{% endif %}` names
+    it: such a line does nothing, as the variable is always given."""
+    if not isinstance(node, jinja2.nodes.If) or not isinstance(node.test, jinja2.nodes.Not):
+        return 0
+    test = node.test.node
+    if not isinstance(test, jinja2.nodes.Test) or test.name != "defined" or node.elif_ or node.else_:
+        return 0
+    names = sum(name.name == _PROMPT_VARIABLE for name in node.find_all(jinja2.nodes.Name))
+    return names if isinstance(test.node, jinja2.nodes.Name) and test.node.name == _PROMPT_VARIABLE else 0

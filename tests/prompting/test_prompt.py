@@ -138,8 +138,8 @@ async def test_a_slow_template_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     made = builder(own("hermes_think"), render_seconds=0.05)
     prompt = await made.build_async(HELLO, GenerationOptions())
     assert prompt == made.build(HELLO, GenerationOptions())
-    usual = ChatTemplate.render
-    monkeypatch.setattr(ChatTemplate, "render", lambda *a, **k: (time.sleep(0.3), usual(*a, **k))[1])
+    usual = ChatTemplate.render_prompt
+    monkeypatch.setattr(ChatTemplate, "render_prompt", lambda *a, **k: (time.sleep(0.3), usual(*a, **k))[1])
     with pytest.raises(EngineError, match=r"0\.05 s") as error:
         await made.build_async(HELLO, GenerationOptions())
     assert error.value.kind == "timeout"
