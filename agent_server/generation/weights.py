@@ -29,6 +29,9 @@ Report = Callable[[EngineStatus], None]
 _LOADING = threading.Lock()
 """transformers changes functions of torch and of its own while it loads, for every thread: of two loads at once, one
 would leave tied weights out and the changes behind."""
+QUIET_WHILE_LOADING = ("transformers.modeling_utils", "transformers.distributed.tensor_parallel")
+"""transformers' loggers of what `check_loaded` says in a sentence, and of layers that no plan for several GPUs divides:
+on one device none is divided."""
 SEVERAL_GPUS = (
     " This engine computes a model on one device: one that needs several GPUs is served with --engine vllm and "
     """AGENT_SERVER_VLLM='{"tensor_parallel_size": 2}'."""
@@ -150,15 +153,16 @@ def _known(auto: Any, config: Any) -> bool:
 @contextlib.contextmanager
 def _reporting(report: Report) -> Iterator[None]:
     """transformers' progress goes to `report`, and its table of what was missing nowhere: `check_loaded` says it."""
-    logger = logging.getLogger("transformers.modeling_utils")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
     before = transformers.utils.logging.set_tqdm_hook(_progress_hook(report))
+    levels = {name: logging.getLogger(name).level for name in QUIET_WHILE_LOADING}
+    for name in levels:
+        logging.getLogger(name).setLevel(logging.ERROR)
     try:
         yield
     finally:
         transformers.utils.logging.set_tqdm_hook(before)
-        logger.setLevel(level)
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
 
 
 class _Progress:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable
@@ -370,6 +371,14 @@ def test_what_is_not_applied_is_said(caplog: pytest.LogCaptureFixture):
     caplog.clear()
     defaults_of(asking(top_k=7))
     assert not caplog.messages
+
+
+async def test_a_model_that_loads_warns_of_nothing(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    assert (await loaded(folder)).state == "ready"
+    assert not [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
 
 
 async def test_tensors_that_the_model_does_not_use_are_no_fault(folder: Path):
