@@ -23,6 +23,7 @@ from agent_server.hosted import Named, load_named, serve_named
 from agent_server.ids import new_id
 from agent_server.media.intake import Intake
 from agent_server.runs import Run, RunManager
+from agent_server.served_models import Making, Served, serve_models
 from agent_server.server import BUNDLED, BUNDLED_NAME, Server, StartupError
 from agent_server.settings import Settings
 from agent_server.store import Store
@@ -47,11 +48,12 @@ def build_server(settings: Settings, *, agents: Sequence[object] = (), engine: E
     StartupError with one sentence."""
     telemetry = ServerTelemetry()
     authority, quotas = make_authority(settings), make_quotas(settings)
-    model = chat_model(settings, engine)
+    models = choose_models(settings, engine)
+    model = models.main
     try:
         named: Sequence[Named] = load_named(settings.served.agent, agents) or default_agents(settings)
-        named = with_mcp_files(named, settings.served.mcp)
-        served = serve_named(named, model, sealer=sealer(settings), limits=settings.tools)
+        named = [*with_mcp_files(named, settings.served.mcp), *models.agents({each.name for each in named})]
+        served = serve_named(named, model, sealer=sealer(settings), limits=settings.tools, models=models.models)
     except (LoadError, ValueError) as error:
         raise StartupError(str(error)) from error
     store = make_store(settings)
@@ -64,14 +66,17 @@ def build_server(settings: Settings, *, agents: Sequence[object] = (), engine: E
         sharing=(gateway := sharing(settings)),
         guard=quotas,
     )
-    telemetry.watch_engine(model.engine.metrics)
+    telemetry.watch_engine(model.engine.metrics if isinstance(model, ChatModel) else models.metrics)
     telemetry.watch_runs(lambda: runs.active)
-    watch_replicas(telemetry, model.engine)
+    if isinstance(model, ChatModel):
+        watch_replicas(telemetry, model.engine)
     if gateway is not None:
         telemetry.watch_sharing(gateway.metrics)
     return Server(
         settings=settings,
         model=model,
+        models=models.models,
+        pool=models.pool,
         agents=served,
         runs=runs,
         store=store,
@@ -132,6 +137,16 @@ def with_mcp_files(agents: Sequence[Named], files: Sequence[str]) -> Sequence[Na
         replace(agent, mcp_servers=(*agent.mcp_servers, *servers)) if isinstance(agent, Agent) else agent
         for agent in given
     ]
+
+
+def choose_models(settings: Settings, engine: Engine | None) -> Served:
+    """The models that the settings name; engine: the one to use in place of theirs, of which there is then one."""
+    making = Making(
+        model=lambda own: chat_model(own, engine),
+        prompts=lambda own: load_prompts(own, own.served.model or str(BUNDLED)),
+        check=named_model,
+    )
+    return serve_models(settings, making)
 
 
 def chat_model(settings: Settings, engine: Engine | None = None) -> ChatModel:

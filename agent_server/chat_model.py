@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
 from adapters.part_kinds import KINDS
@@ -16,13 +16,18 @@ from agent_server.settings import OutputSettings
 if TYPE_CHECKING:
     from agent_server.prompting.prompt import PromptBuilder
 
+Tell = Callable[[EngineStatus], None]
+"""Is told how far a model is that is being loaded."""
+
 logger = logging.getLogger("agent_server")
 TERMINAL_STATES = frozenset({"ready", "failed", "stopped"})
 POLL_SECONDS = 0.1
 
 
 class ChatModel:
-    """One model. `prompts` raises EngineError("unavailable") until it is ready."""
+    """One model. `prompts` raises EngineError("unavailable") until it is ready. adapter: "", its own weights."""
+
+    adapter = ""
 
     def __init__(
         self,
@@ -36,27 +41,37 @@ class ChatModel:
         self.engine = engine
         self.output = output or OutputSettings()
         self.intake = intake or Intake()
-        self._load_prompts = load_prompts
+        self.load_prompts = load_prompts
         self._prompts: PromptBuilder | None = None
-        self._failure: str | None = None
+        self._failure: EngineError | None = None
 
     async def load(self) -> None:
         """Load the tokenizer and template first, which is fast and shows most mistakes, then the weights. Never raises:
         the outcome is `status`."""
         try:
-            self._prompts = await asyncio.to_thread(self._load_prompts)
+            self._prompts = await asyncio.to_thread(self.load_prompts)
             await self.engine.start()
         except EngineError as error:
-            self._failure = error.message
+            self._failure = error
         except Exception as error:
             logger.debug("The model cannot be loaded", exc_info=True)
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            self._failure = f"Cannot load {self.name}: {reason}"
+            self._failure = EngineError("unavailable", f"Cannot load {self.name}: {reason}")
+
+    @property
+    def root(self) -> ChatModel:
+        """The model whose name answers go back to; an adapter's is the one that it changes."""
+        return self
+
+    @property
+    def failure(self) -> EngineError | None:
+        """Why it could not be loaded."""
+        return self._failure
 
     @property
     def status(self) -> EngineStatus:
         if self._failure is not None:
-            return EngineStatus(state="failed", message=self._failure)
+            return EngineStatus(state="failed", message=self._failure.message)
         if self._prompts is None:
             return EngineStatus(state="loading", progress=0.0, message="tokenizer")
         return self.engine.status
@@ -83,6 +98,15 @@ class ChatModel:
         status = self.status
         share = "" if status.progress is None else f" ({status.progress:.0%})"
         return f"The model {self.name} is {status.state}{share}. {status.message}".strip()
+
+    @contextlib.asynccontextmanager
+    async def use(self, tell: Tell) -> AsyncIterator[None]:
+        """Around everything that a turn asks of the model. This one is there from the server's start to its end."""
+        yield
+
+    async def tokenizing(self) -> PromptBuilder:
+        """The prompt builder for what needs no weights. Raises EngineError."""
+        return self.prompts
 
     async def states(self) -> AsyncGenerator[EngineStatus, None]:
         """Each new status while the model is loading, up to "ready", "failed" or "stopped"."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from agent_server.auth import Authority, Quotas
-from agent_server.chat_model import ChatModel
+from agent_server.engine.protocol import EngineStatus
 from agent_server.settings import Settings
 from agent_server.telemetry import ServerTelemetry
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from adapters.proxied_requests import ProxiedRequest
     from agent_server.agent.mcp import McpConnections
+    from agent_server.chat_model import ChatModel
+    from agent_server.model_pool import AnyModel, ModelPool, PooledModel
     from agent_server.runs import Ending, Recorder, RunContext, RunManager
     from agent_server.store import Store
 
@@ -38,6 +40,8 @@ class ServesRuns(Protocol):
     def name(self) -> str: ...
     @property
     def description(self) -> str: ...
+    @property
+    def model_name(self) -> str: ...
 
     @property
     def announces_a2ui(self) -> bool: ...
@@ -59,20 +63,51 @@ class ServesRuns(Protocol):
 
 @dataclass
 class Server:
-    """Everything that routes need. A process has one; tests build their own."""
+    """Everything that routes need. A process has one; tests build their own.
+
+    model: the first; models: all, by their names, with the LoRA adapters among them. pool: what loads and unloads
+    several; None where there is one, which stays.
+    """
 
     settings: Settings
-    model: ChatModel
+    model: ChatModel | PooledModel
     agents: Mapping[str, ServesRuns]
     runs: RunManager
     store: Store
     telemetry: ServerTelemetry
     authority: Authority
     quotas: Quotas
+    models: Mapping[str, AnyModel] = field(default_factory=dict)
+    pool: ModelPool | None = None
     closing: bool = False
     on_stop: Callable[[], None] | None = None
     _starting: asyncio.Task[None] | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    @property
+    def several(self) -> bool:
+        """Whether it was started with several models: each name then means that model alone."""
+        return self.pool is not None and len(self.pool.models) > 1
+
+    def model_of(self, agent: str) -> AnyModel:
+        """The model that answers for an agent, or that has a name."""
+        name = self.agents[agent].model_name if agent in self.agents else agent
+        return self.models.get(name, self.model)
+
+    @property
+    def takes(self) -> frozenset[str]:
+        """Kinds of content besides text that any of the models takes."""
+        if self.pool is None:
+            return self.model.takes
+        return frozenset().union(*(model.takes for model in self.pool.models.values()))
+
+    @property
+    def status(self) -> EngineStatus:
+        """Whether requests can be answered. Several models are loaded as they are asked for, once the first was."""
+        status = self.model.status
+        if self.pool is None or not self.pool.begun:
+            return status
+        return EngineStatus(state="ready", progress=1.0)
 
     @property
     def mcp(self) -> McpConnections | None:
@@ -103,6 +138,7 @@ class Server:
         if self.authority.file is not None:
             self._spawn(self.authority.file.watch())
         self._spawn(self.model.load())
+        await asyncio.sleep(0)  # what is asked next finds it loading
         if (mcp := self.mcp) is not None:
             self._spawn(mcp.look())
 

@@ -24,17 +24,19 @@ Instructions = str | Callable[[dict[str, Any]], str]
 class Agent:
     """An agent that a server can serve.
 
-    name: how clients address it; "default" is what wires without agents get. instructions: text, or a function of
-    the shared state that makes it. tools: from `@tool`, plain functions, or other agents. state: a pydantic model
-    whose defaults are the state to begin with, or such an object itself; None: the agent shares no state.
-    state_in_prompt: tell the model the state, too. max_steps: model turns in one run, at most. sampling and
-    thinking: used where the request leaves them open. reasoning: how much of it clients see; summarise makes the
-    summaries (default: the model does). a2ui: settings for surfaces that the model writes; True takes the usual
-    ones, None offers them to pages that bring a catalog of their own, False to none. time_limit (seconds) and
-    result_limit (characters): of each tool that sets none; None takes the server's.
+    name: how clients address it; "default" is what wires without agents get. model: the name of the one of several
+    models that answers; "" for the first. instructions: text, or a function of the shared state that makes it.
+    tools: from `@tool`, plain functions, or other agents. state: a pydantic model whose defaults are the state to
+    begin with, or such an object itself; None: the agent shares no state. state_in_prompt: tell the model the
+    state, too. max_steps: model turns in one run, at most. sampling and thinking: used where the request leaves
+    them open. reasoning: how much of it clients see; summarise makes the summaries (default: the model does). a2ui:
+    settings for surfaces that the model writes; True takes the usual ones, None offers them to pages that bring a
+    catalog of their own, False to none. time_limit (seconds) and result_limit (characters): of each tool that sets
+    none; None takes the server's.
     """
 
     name: str
+    model: str = ""
     instructions: Instructions = ""
     description: str = ""
     tools: Sequence[Tool | Agent | Callable[..., Any]] = ()

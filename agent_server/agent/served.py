@@ -53,12 +53,15 @@ class ServedAgent:
         sealer: Sealer | None = None,
         limits: ToolLimits | None = None,
         mcp: McpConnections | None = None,
+        models: Mapping[str, LanguageModel] | None = None,
     ) -> None:
         self.agent = agent
+        self.model_name = agent.model
         self.name = agent.name
         self.description = agent.description
         self.announces_a2ui = agent.announces_a2ui
-        self._model = model
+        self._models: Mapping[str, LanguageModel] = {**(models or {}), "": model}
+        self._model = model_of(agent, self._models)
         self._sealer = sealer or Sealer()
         self._limits = limits or ToolLimits()
         self.mcp = mcp
@@ -139,7 +142,7 @@ class ServedAgent:
         predictor = Predictor(agent.predict_state, talk.state)
         predictor.announce(talk.emit)
         turns = TurnTaker(
-            self._model,
+            model_of(agent, self._models),
             talk.context,
             talk.recorder,
             talk.emit,
@@ -251,6 +254,15 @@ class ServedAgent:
         return turn.said.text.strip()
 
 
+def model_of(agent: Agent, models: Mapping[str, LanguageModel]) -> LanguageModel:
+    """The model that an agent names; the first, "", where it names none. Raises ValueError for an unknown one."""
+    for each in family(agent):
+        if each.model not in models:
+            known = ", ".join(name for name in models if name) or "one, which has no name of its own here"
+            raise ValueError(f"agent {each.name}: there is no model {each.model}; the models are {known}")
+    return models[agent.model]
+
+
 def family(agent: Agent) -> list[Agent]:
     """The agent and every agent it may call, directly or not."""
     return [agent, *(each for child in agent.subagents for each in family(child))]
@@ -304,17 +316,26 @@ def _completed(given: SamplingParams, stated: frozenset[str], own: SamplingParam
 
 
 def serve_agents(
-    agents: Sequence[Agent], model: LanguageModel, *, sealer: Sealer | None = None, limits: ToolLimits | None = None
+    agents: Sequence[Agent],
+    model: LanguageModel,
+    *,
+    sealer: Sealer | None = None,
+    limits: ToolLimits | None = None,
+    models: Mapping[str, LanguageModel] | None = None,
 ) -> Mapping[str, ServedAgent]:
     """Agents by name, for the run manager. The first one also answers as "default" if none is called that; with no
     agent at all the default one serves the model as it is."""
     shared, mcp = sealer or Sealer(), mcp_connections(agents)
-    served = {agent.name: ServedAgent(agent, model, sealer=shared, limits=limits, mcp=mcp) for agent in agents}
+
+    def made(agent: Agent) -> ServedAgent:
+        return ServedAgent(agent, model, sealer=shared, limits=limits, mcp=mcp, models=models)
+
+    served = {agent.name: made(agent) for agent in agents}
     if len(served) != len(agents):
         raise ValueError("two agents have the same name")
     if "default" not in served:
         first = agents[0] if agents else Agent(name="default")
-        served["default"] = ServedAgent(first, model, sealer=shared, limits=limits, mcp=mcp)
+        served["default"] = made(first)
     return served
 
 

@@ -5,13 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 import msgspec
 from ag_ui.core import AssistantMessage, Message, RunAgentInput, ToolCall
 
 from agent_server.agent.reasoning_policy import ReasoningPolicy
-from agent_server.engine.protocol import Control, Delta, Engine, EngineError, Finished, GenerationRequest, Picture
+from agent_server.engine.protocol import (
+    Control,
+    Delta,
+    Engine,
+    EngineError,
+    EngineStatus,
+    Finished,
+    GenerationRequest,
+    Picture,
+)
 from agent_server.media.intake import Intake
 from agent_server.prompting.constraints import plan_constraint, refuse_early
 from agent_server.prompting.output import open_translator, sampling_for
@@ -27,7 +37,7 @@ from events.metadata import without_tokens
 from events.options import GenerationOptions
 from events.plain import PlainTranslator
 from events.translator import Translator
-from events.vocabulary import CONTROL_EVENT, INVALID_EVENT, Custom, Event, RunError
+from events.vocabulary import CONTROL_EVENT, INVALID_EVENT, LOADING_EVENT, Custom, Event, RunError
 
 
 class LanguageModel(Protocol):
@@ -43,6 +53,11 @@ class LanguageModel(Protocol):
     def output(self) -> OutputSettings: ...
     @property
     def intake(self) -> Intake: ...
+    @property
+    def adapter(self) -> str: ...
+
+    def use(self, tell: Callable[[EngineStatus], None]) -> AbstractAsyncContextManager[None]:
+        """Around all that a turn asks of it: it is loaded before, and stays until after. tell: of the wait."""
 
 
 class Unreadable(EngineError):
@@ -107,12 +122,21 @@ class TurnTaker:
 
     async def take(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None) -> Turn:
         """Generate one turn. Raises EngineError; on that and on cancellation what is open has been closed."""
-        context, recorder = self._context, self._recorder
         self._written = Folder()
         self._shown = self._written if self._reasoning is None else Folder()
         self._reasoning_tokens = 0
-        await context.controls.gate()
-        settings = self._model.output
+        await self._context.controls.gate()
+        async with self._model.use(self._tell_loading):
+            return await self._take(input, options, instructions)
+
+    def _tell_loading(self, status: EngineStatus) -> None:
+        """A reader of events sees how far the model is; the other wires wait."""
+        progress = {} if status.progress is None else {"progress": round(status.progress, 3)}
+        value = {"model": self._model.name, "state": status.state, **progress, "message": status.message}
+        self._emit(Custom(name=LOADING_EVENT, value=value))
+
+    async def _take(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None) -> Turn:
+        context, recorder, settings = self._context, self._recorder, self._model.output
         await refuse_early(input, options, settings)
         prompt = await self._prompt(input, options, instructions)
         recorder.prompted(prompt.token_ids, told=context.options.token_details)
@@ -134,6 +158,7 @@ class TurnTaker:
             thought=budget.thought,
             tenant=context.tenant,
             pictures=await self._pictures(prompt, options),
+            adapter=self._model.adapter,
         )
         translator = open_translator(prompt, input, options, settings, context.new_id)
         # in a task of its own: a token wakes this one and not the whole chain of those who wait for the run

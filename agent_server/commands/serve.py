@@ -34,7 +34,11 @@ SPARE = 256
 
 
 def serve(
-    model: Annotated[str, typer.Argument(help="Folder or hub name; none is the bundled demonstration model.")] = "",
+    model: Annotated[
+        list[str] | None,
+        typer.Argument(help="Folder or hub name, or several, each by its name or as NAME=FOLDER; none: the demo's."),
+    ] = None,
+    models_file: Annotated[str | None, typer.Option(help="TOML file of models with settings of their own.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
     listen: Annotated[
@@ -74,7 +78,8 @@ def serve(
 ) -> None:
     """Serve a model to AG-UI, OpenAI, Anthropic and WebSocket clients."""
     given: dict[str, Any] = {
-        "model": model or None, "host": host, "port": port, "listen": listen, "root_path": root_path,
+        "model": model[0] if model else None, "models": model[1:] if model else None, "models_file": models_file,
+        "host": host, "port": port, "listen": listen, "root_path": root_path,
         "device": device, "dtype": dtype, "kv_cache_dtype": kv_cache_dtype, "adapter": adapter, "engine": engine,
         "max_context": max_context, "quantize": quantize,
         "trust_remote_code": trust_remote_code,
@@ -218,6 +223,7 @@ async def announce(server: Any, urls: list[str]) -> None:
 
     console = Console(stderr=True)
     name = server.model.name
+    others = [other for other in server.models if other != name]
     with console.status(f"Loading {name} ...") as line:
         async for status in server.model.states():
             share = "" if status.progress is None else f" {status.progress:.0%}"
@@ -229,6 +235,8 @@ async def announce(server: Any, urls: list[str]) -> None:
         return
     base = urls[0] if urls[0].startswith("unix:") else urls[0] + server.settings.listening.root_path
     console.print(f"{name} is ready at {' and '.join((base, *urls[1:]))}", highlight=False, soft_wrap=True)
+    if others:
+        console.print(f"  loaded when asked for: {', '.join(others)}", highlight=False, soft_wrap=True)
     if base.startswith("unix:"):
         return
     rows = {"AG-UI": "/agui", "CopilotKit": "/copilotkit", "OpenAI": "/v1", "Anthropic": "", "metrics": "/metrics"}

@@ -150,6 +150,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     thought: for `thinking_token_budget`; None where the model writes no reasoning.
 
+    adapter: the name of the LoRA adapter whose weights are added to the model's; "" for none.
+
     pictures: one for each of the prompt's `EngineInfo.placeholders["image"]`, in their order. The engine puts as many
     tokens there as the picture takes, which count as the prompt's.
     """
@@ -163,16 +165,18 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     thought: Thought | None = None
     pictures: tuple[Picture, ...] = ()
+    adapter: str = ""
 
 
 EngineItem = Delta | Control | Finished
 
 
 class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """`progress` is 0..1 while loading. `message` is one sentence for a person. `silent`: the engine has left questions
-    unanswered for a while. Work that it is given waits for it; a load balancer should send requests elsewhere."""
+    """`progress` is 0..1 while loading. `message` is one sentence for a person. "unloaded": the next request loads it.
+    `silent`: the engine has left questions unanswered for a while. Work that it is given waits for it; a load balancer
+    should send requests elsewhere."""
 
-    state: Literal["starting", "loading", "ready", "degraded", "failed", "stopped"]
+    state: Literal["unloaded", "starting", "loading", "ready", "degraded", "failed", "stopped"]
     progress: float | None = None
     message: str = ""
     silent: bool = False

@@ -214,6 +214,7 @@ def assemble(
         details={
             "architecture": type(getattr(model, "whole", model)).__name__,
             "parameters": parameter_count(model),
+            "memory_bytes": _memory(model, runner),
             "dtype": str(model.dtype).removeprefix("torch."),
             "kv_cache_dtype": config.kv_cache_dtype,
             "quantized": config.quantize or "no",
@@ -228,6 +229,13 @@ def assemble(
     )
     logger.info("%s: %s", info.model, ", ".join(f"{name} {value}" for name, value in info.details.items()))
     return core, info
+
+
+def _memory(model: Any, runner: Any) -> int:
+    """Bytes of the weights, and of keys and values; what caches of the model's own may grow to is not set aside."""
+    cache = getattr(runner, "cache", None)
+    kept = (*cache.keys, *cache.values) if isinstance(cache, KVCache) else ()
+    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers(), *kept))
 
 
 def _vision(config: EngineConfig, model: Any, runner: Any, reader: PictureReader) -> Vision | None:

@@ -126,7 +126,12 @@ FRAMEWORKS: Mapping[tuple[str, str], Callable[[object], Guest]] = {
 
 
 def serve_named(
-    found: Sequence[Named], model: LanguageModel, *, sealer: Sealer | None = None, limits: ToolLimits | None = None
+    found: Sequence[Named],
+    model: LanguageModel,
+    *,
+    sealer: Sealer | None = None,
+    limits: ToolLimits | None = None,
+    models: Mapping[str, LanguageModel] | None = None,
 ) -> Mapping[str, ServedAgent | HostedAgent]:
     """Agents by name, for the run manager and the routes. The first one also answers as "default" if none is called
     that; without any, the default one is the model as it is. ValueError for two of one name."""
@@ -135,7 +140,9 @@ def serve_named(
     names = [each.name for each in found]
     if len(set(names)) != len(names):
         raise ValueError("two agents have the same name")
-    served: dict[str, ServedAgent | HostedAgent] = dict(serve_agents(own, model, sealer=sealer, limits=limits))
+    served: dict[str, ServedAgent | HostedAgent] = dict(
+        serve_agents(own, model, sealer=sealer, limits=limits, models=models)
+    )
     served |= {each.name: HostedAgent(each.guest, each.name, each.description, model) for each in guests}
     if found and "default" not in names:
         served["default"] = served[names[0]] if isinstance(found[0], NamedGuest) else served["default"]

@@ -34,6 +34,7 @@ class HostedAgent:
 
     announces_a2ui = False
     mcp = None
+    model_name = ""
 
     def __init__(self, guest: Guest, name: str, description: str = "", model: LanguageModel | None = None) -> None:
         self.guest = guest

@@ -13,7 +13,9 @@ from ag_ui.core import AgentCapabilities, Event, RunAgentInput
 from adapters import anthropic_messages, openai_chat, openai_completions, openai_responses
 from adapters import tokenize as tokenizing
 from adapters.request_fields import Field
+from agent_server.model_pool import ModelState
 from agent_server.openapi import answers
+from agent_server.routes.models_routes import ModelChange
 from agent_server.routes.replicas_routes import ReplicaChange
 from agent_server.routes.threads_routes import Change, MessageFeedback
 from agent_server.store.records import FeedbackRecord, Removal, RunRecord, ThreadRecord
@@ -340,6 +342,13 @@ OTHERS: Mapping[tuple[str, str], Operation] = {
     ("POST", "/operator/replicas"): Operation(
         "Operation", "Drain a replica, or take it back", body=ReplicaChange, answer=answers.Replicas,
         example={"name": "gpu1", "draining": True},
+    ),
+    ("GET", "/operator/models"): Operation(
+        "Operation", "Several models: which are loaded, used, idle", answer=Envelope("models", ModelState, many=True)
+    ),
+    ("POST", "/operator/models"): Operation(
+        "Operation", "Load a model, or unload it when what it generates is done", body=ModelChange,
+        answer=Envelope("models", ModelState, many=True), status=202, example={"name": "small", "loaded": False},
     ),
     ("GET", "/"): Operation("Page", "The demo page", answer="text/html"),
     ("GET", "/favicon.svg"): Operation("Page", "Its icon", answer="image/svg+xml"),

@@ -24,9 +24,10 @@ from agent_server.routes.http import SEND_BYTES, Encoder, EventStream, id_header
 from events.metadata import error_metadata
 from events.options import GenerationOptions
 from events.sampling import Wire
-from events.vocabulary import Event, RunError, RunFinished, RunStarted
+from events.vocabulary import LOADING_EVENT, Custom, Event, RunError, RunFinished, RunStarted
 
 if TYPE_CHECKING:
+    from agent_server.model_pool import AnyModel
     from agent_server.runs import Run
     from agent_server.runs.sharing.interfaces import AnyRun
     from agent_server.server import Server, ServesRuns
@@ -40,8 +41,11 @@ ENDS = (RunFinished, RunError)
 
 
 def agent_for(server: Server, model: str | None) -> str:
-    """The agent that a model name means: the served model is the default agent, agents go by their own names."""
-    if not model or model in ("default", server.model.name, server.settings.served.served_name):
+    """The agent that a model name means: the served model is the default agent, agents go by their own names, and so
+    does each of several models."""
+    if not model or model == "default":
+        return "default"
+    if not server.several and model in (server.model.name, server.settings.served.served_name):
         return "default"
     if model in server.agents:
         return str(model)
@@ -64,15 +68,26 @@ def servers_own(server: Server, inbound: Inbound) -> ServersOwn:
     return ServersOwn(agent, (tool.name for tool in inbound.input.tools or ()))
 
 
-def context_length(server: Server) -> int | None:
-    """Tokens of prompt and answer together, as far as is known yet: the engine's or the model's own, the smaller."""
-    own = server.model.prompts.context_length if server.model.ready else None
-    return min((length for length in (server.model.engine.info.context_length, own) if length), default=None)
+def model_for(server: Server, model: str | None) -> AnyModel:
+    """The model that answers for a name. Raises RequestError for an unknown one."""
+    return server.model_of(agent_for(server, model))
+
+
+def context_length(model: AnyModel) -> int | None:
+    """Tokens of prompt and answer together, as far as is known yet: the engine's or the model's own, the smaller.
+    Raises EngineError while the model is not loaded."""
+    own = model.prompts.context_length if model.ready else None
+    return min((length for length in (model.engine.info.context_length, own) if length), default=None)
+
+
+async def expected_context(model: AnyModel) -> int | None:
+    """`context_length`, or what the files of a model say that is yet to be loaded."""
+    return context_length(model) if model.ready else (await model.tokenizing()).context_length
 
 
 def model_name(server: Server, options: GenerationOptions) -> str:
     agent = agent_for(server, options.model)
-    return server.model.name if agent == "default" else agent
+    return server.model_of(agent).name if agent == "default" else agent
 
 
 async def start_runs(
@@ -99,6 +114,11 @@ async def start_runs(
 def prompt_of(run: Run) -> PromptOf:
     """For encoders that tell of the prompt before the answer begins."""
     return lambda: run.prompt
+
+
+def _loads(event: Event) -> bool:
+    """Whether an event tells that the model is being loaded, which may yet fail with a status of its own."""
+    return isinstance(event, Custom) and event.name == LOADING_EVENT
 
 
 def _input(inbound: Inbound, *, first: bool) -> Any:
@@ -202,7 +222,7 @@ class AnswerFrames:
         self._frames += self._encoder.encode(event, sequence=sequence, choice=choice)
         if not self._begun and isinstance(event, RunError) and event.code in KINDS:
             self.failure = event
-        self._begun = self._begun or not isinstance(event, RunStarted)
+        self._begun = self._begun or not (isinstance(event, RunStarted) or _loads(event))
 
     def arrival(self) -> Awaitable[Any] | None:
         opening, self._opening = self._opening, None

@@ -14,7 +14,8 @@ from adapters.anthropic_messages import MessageIdentity, MessageStream, message_
 from agent_server.ids import new_id
 from agent_server.routes.answering import (
     answer_json,
-    context_length,
+    expected_context,
+    model_for,
     model_name,
     prompt_of,
     servers_own,
@@ -30,9 +31,9 @@ if TYPE_CHECKING:
 
 def routes(server: Server) -> list[BaseRoute]:
     async def messages(request: Request) -> Response:
-        parse = partial(anthropic_messages.parse, new_id=new_id, media=server.model.takes)
+        parse = partial(anthropic_messages.parse, new_id=new_id, media=server.takes)
         inbound = await read_request(server, request, parse)
-        inbound = anthropic_messages.fitted(inbound, context_length(server))
+        inbound = anthropic_messages.fitted(inbound, await expected_context(model_for(server, inbound.options.model)))
         identity = MessageIdentity(
             id=f"msg_{inbound.input.run_id.removeprefix('run_')}",
             model=model_name(server, inbound.options),

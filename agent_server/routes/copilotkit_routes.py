@@ -196,7 +196,7 @@ class Runtime:
         self._server.runs.check_room(tenant)  # the single endpoint knows only now that the call starts a run
         messages = wire.get("messages") if isinstance(wire, dict) else None
         size = len(messages) * 1024 if isinstance(messages, list) else 0
-        inbound = await parse_beside(size, copilotkit.from_wire, wire, media=self._server.model.takes)
+        inbound = await parse_beside(size, copilotkit.from_wire, wire, media=self._server.takes)
         encoder = copilotkit.Encoder(legacy=inbound.extra.legacy)
         if (answer := app_answer(self._server, agent, inbound, tenant)) is not None:
             return stream_answer_of_app(answer, encoder, self._settings.http.keep_alive)

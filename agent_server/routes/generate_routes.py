@@ -17,6 +17,7 @@ from agent_server.ids import new_id
 from agent_server.routes.answering import (
     answer_json,
     context_length,
+    model_for,
     model_name,
     servers_own,
     start_runs,
@@ -26,6 +27,7 @@ from agent_server.routes.http import guarded
 from agent_server.routes.request_body import read_request
 
 if TYPE_CHECKING:
+    from agent_server.model_pool import AnyModel
     from agent_server.server import Server
 
 
@@ -46,17 +48,19 @@ def generate_identity(server: Server, inbound: Inbound) -> Identity:
     return Identity(
         request_id=f"gen_{inbound.input.run_id.removeprefix('run_')}",
         model=model_name(server, inbound.options),
-        model_info=model_info(server),
+        model_info=model_info(model_for(server, inbound.options.model)),
         hidden_tools=servers_own(server, inbound),
     )
 
 
-def model_info(server: Server) -> dict[str, object]:
+def model_info(model: AnyModel) -> dict[str, object]:
     """What is known of the model; the protocol's `max_tokens` is its context length."""
-    details = server.model.engine.info.details
+    if not model.ready:
+        return {}
+    details = model.engine.info.details
     known = {
         "version": details.get("version"),
-        "max_tokens": context_length(server),
+        "max_tokens": context_length(model),
         "quantization": details.get("quantization"),
     }
     return {name: value for name, value in known.items() if value is not None}

@@ -24,7 +24,7 @@ def routes(server: Server) -> list[BaseRoute]:
 
     async def ready(request: Request) -> Response:
         """200 once runs can start; 503 with the reason while loading, failing or shutting down."""
-        status, fault = server.model.status, server.store.fault
+        status, fault = server.status, server.store.fault
         serving = status.state in ("ready", "degraded") and not status.silent
         good = serving and not server.closing and fault is None
         body: dict[str, Any] = {

@@ -19,6 +19,7 @@ from agent_server.ids import new_id
 from agent_server.routes.answering import (
     answer_json,
     context_length,
+    model_for,
     model_name,
     prompt_of,
     servers_own,
@@ -29,6 +30,7 @@ from agent_server.routes.http import guarded
 from agent_server.routes.request_body import read_request
 
 if TYPE_CHECKING:
+    from agent_server.model_pool import AnyModel
     from agent_server.server import Server
 
 
@@ -36,7 +38,7 @@ def routes(server: Server) -> list[BaseRoute]:
     born = int(time.time())
 
     async def chat(request: Request) -> Response:
-        parse = partial(openai_chat.parse, new_id=new_id, media=server.model.takes)
+        parse = partial(openai_chat.parse, new_id=new_id, media=server.takes)
         inbound = await read_request(server, request, parse)
         identity = chat_identity(server, inbound)
         runs = await start_runs(server, request, inbound)
@@ -48,7 +50,7 @@ def routes(server: Server) -> list[BaseRoute]:
 
     async def completions(request: Request) -> Response:
         inbound = await read_request(server, request, partial(openai_completions.parse, new_id=new_id))
-        identity = completion_identity(server, inbound)
+        identity = await completion_identity(server, inbound)
         runs = await start_runs(server, request, inbound, prompts=inbound.extra.prompts)
         if inbound.stream:
             encoder = CompletionStream(identity, inbound.extra)
@@ -88,47 +90,51 @@ def chat_identity(server: Server, inbound: Inbound) -> ChatIdentity:
     )
 
 
-def completion_identity(server: Server, inbound: Inbound) -> CompletionIdentity:
+async def completion_identity(server: Server, inbound: Inbound) -> CompletionIdentity:
     prompts: tuple[str | tuple[int, ...], ...] = inbound.extra.prompts if inbound.extra.echo else ()
+    tokenizer = await model_for(server, inbound.options.model).tokenizing()
     return CompletionIdentity(
         id=f"cmpl-{inbound.input.run_id.removeprefix('run_')}",
         model=model_name(server, inbound.options),
         created=int(time.time()),
-        prompt_texts=tuple(
-            prompt if isinstance(prompt, str) else server.model.prompts.detokenize(prompt) for prompt in prompts
-        ),
+        prompt_texts=tuple(prompt if isinstance(prompt, str) else tokenizer.detokenize(prompt) for prompt in prompts),
     )
 
 
 def model_cards(server: Server, created: int) -> list[ModelCard]:
-    """The served model, and each agent under its own name."""
-    info, status = server.model.engine.info, server.model.status.state
-    names = [server.model.name, *(name for name in server.agents if name != "default")]
-    capabilities = {
-        **template_capabilities(server),
-        "structured_outputs": info.supports_constraints,
-        "logprobs": "logprobs" in info.sampling,
-        "pause": info.supports_pause,
-    }
-    return [
-        ModelCard(
-            id=name,
-            created=created,
-            context_length=context_length(server),
-            vocabulary=info.vocab_size or None,
-            capabilities=capabilities,
-            modalities=("text", *sorted(info.placeholders)),
-            root=server.model.name,
-            description=server.agents[name].description or None if name in server.agents else None,
-            status=status,
-        )
-        for name in names
-    ]
+    """The served model, or each of several, and each agent under its own name."""
+    names = [server.model.name, *(name for name in server.agents if name not in ("default", server.model.name))]
+    return [_card(server, name, server.model_of(name), created) for name in names]
 
 
-def template_capabilities(server: Server) -> dict[str, bool]:
+def _card(server: Server, name: str, model: AnyModel, created: int) -> ModelCard:
+    agent = server.agents.get(name)
+    root = model.root.name
+    description = agent.description or None if agent is not None else None
+    if server.several and not model.ready:  # the others are listed all the same
+        return ModelCard(id=name, created=created, root=root, description=description, status=model.status.state)
+    info = model.engine.info
+    return ModelCard(
+        id=name,
+        created=created,
+        context_length=context_length(model),
+        vocabulary=info.vocab_size or None,
+        capabilities={
+            **template_capabilities(model),
+            "structured_outputs": info.supports_constraints,
+            "logprobs": "logprobs" in info.sampling,
+            "pause": info.supports_pause,
+        },
+        modalities=("text", *sorted(info.placeholders)),
+        root=root,
+        description=description,
+        status=model.status.state,
+    )
+
+
+def template_capabilities(model: AnyModel) -> dict[str, bool]:
     """What the chat template can say; nothing while the model loads or where it has none."""
-    analysis = server.model.prompts.analysis(tools=True) if server.model.ready else None
+    analysis = model.prompts.analysis(tools=True) if model.ready else None
     if analysis is None:
         return {}
     return {

@@ -47,7 +47,7 @@ from agent_server.routes.answering import (
 )
 from agent_server.routes.http import guarded
 from agent_server.routes.request_body import parse_beside, read_body, read_run_body
-from agent_server.routes.tokenize_routes import prompt_tokens
+from agent_server.routes.tokenize_routes import loaded, prompt_tokens
 from events.message import each_dict, each_model, fold
 from events.vocabulary import Event, RunError
 
@@ -90,7 +90,7 @@ class Responses:
         tenant, size = request.state.tenant, len(body)
         items = await self._items(tenant, await parse_beside(size, referenced, body))
         inbound = await parse_beside(
-            size, openai_responses.parse, body, new_id=new_id, items=items, media=self.server.model.takes
+            size, openai_responses.parse, body, new_id=new_id, items=items, media=self.server.takes
         )
         return await self._continued(inbound, tenant)
 
@@ -195,8 +195,8 @@ class Responses:
 
     async def count(self, request: Request) -> Response:
         inbound = await self._inbound(request, await read_body(request, self.server.settings.http.max_body))
-        agent_for(self.server, inbound.options.model)
-        tokens = await run_in_threadpool(prompt_tokens, self.server, inbound, "responses")
+        prompts = await loaded(self.server, inbound.options.model)
+        tokens = await run_in_threadpool(prompt_tokens, prompts, inbound, "responses")
         return answer({"object": "response.input_tokens", "input_tokens": tokens})
 
     async def compact(self, request: Request) -> Response:

@@ -18,7 +18,7 @@ from adapters.part_kinds import check_parts
 from adapters.tokenize import detokenize_body, parse_detokenize, parse_tokenize, tokenize_body
 from agent_server.engine.protocol import EngineError
 from agent_server.ids import new_id
-from agent_server.routes.answering import agent_for, context_length
+from agent_server.routes.answering import expected_context, model_for
 from agent_server.routes.http import guarded
 from agent_server.routes.request_body import read_body, read_request
 from events.sampling import Wire
@@ -28,16 +28,17 @@ if TYPE_CHECKING:
     from agent_server.server import Server
 
 
-def loaded(server: Server) -> PromptBuilder:
-    """The prompt builder, or RequestError("unavailable") while the model loads."""
+async def loaded(server: Server, model: str | None) -> PromptBuilder:
+    """A model's prompt builder, or RequestError("unavailable") while it is not there; of several models, one that is
+    not loaded has it all the same."""
     try:
-        return server.model.prompts
+        return await model_for(server, model).tokenizing()
     except EngineError as error:
         raise RequestError(error.kind, error.message) from None
 
 
-def token_ids(server: Server, inbound: Inbound) -> list[int]:
-    prompts, flags = loaded(server), inbound.extra
+def token_ids(prompts: PromptBuilder, inbound: Inbound) -> list[int]:
+    flags = inbound.extra
     try:
         if flags.prompt is not None:
             return prompts.tokenize(flags.prompt, add_special_tokens=flags.add_special_tokens)
@@ -46,10 +47,9 @@ def token_ids(server: Server, inbound: Inbound) -> list[int]:
         raise RequestError(error.kind, error.message, error.param) from None
 
 
-def prompt_tokens(server: Server, inbound: Inbound, wire: Wire) -> int:
+def prompt_tokens(prompts: PromptBuilder, inbound: Inbound, wire: Wire) -> int:
     """How long the prompt of a request would be. Raises RequestError, also for pictures: how many tokens they take is
     known only to the engine."""
-    prompts = loaded(server)
     check_parts(inbound.input.messages, ())
     try:
         return prompts.count_tokens(inbound.input, inbound.options)
@@ -62,18 +62,15 @@ def routes(server: Server) -> list[BaseRoute]:
 
     async def tokenize(request: Request) -> Response:
         inbound = await read_request(server, request, partial(parse_tokenize, new_id=new_id), starts_run=False)
-        agent_for(server, inbound.options.model)
-        tokens = await run_in_threadpool(token_ids, server, inbound)
-        strings = None
-        if inbound.extra.strings:
-            prompts = server.model.prompts
-            strings = [prompts.detokenize([token]) for token in tokens]
-        return Response(tokenize_body(tokens, context_length(server), strings), media_type="application/json")
+        prompts = await loaded(server, inbound.options.model)
+        tokens = await run_in_threadpool(token_ids, prompts, inbound)
+        strings = [prompts.detokenize([token]) for token in tokens] if inbound.extra.strings else None
+        length = await expected_context(model_for(server, inbound.options.model))
+        return Response(tokenize_body(tokens, length, strings), media_type="application/json")
 
     async def detokenize(request: Request) -> Response:
         tokens, model = parse_detokenize(await read_body(request, limit))
-        agent_for(server, model)
-        prompts = loaded(server)
+        prompts = await loaded(server, model)
         size = prompts.tokenizer.get_vocab_size(with_added_tokens=True)
         if any(token >= size for token in tokens):
             raise RequestError("invalid_request", f"tokens must be below {size}.", param="tokens")
@@ -83,8 +80,8 @@ def routes(server: Server) -> list[BaseRoute]:
     async def count(request: Request) -> Response:
         parse = partial(anthropic_messages.parse_count, new_id=new_id)
         inbound = await read_request(server, request, parse, starts_run=False)
-        agent_for(server, inbound.options.model)
-        tokens = await run_in_threadpool(prompt_tokens, server, inbound, "messages")
+        prompts = await loaded(server, inbound.options.model)
+        tokens = await run_in_threadpool(prompt_tokens, prompts, inbound, "messages")
         return Response(anthropic_messages.count_body(tokens), media_type="application/json")
 
     return [

@@ -27,7 +27,7 @@ from agent_server.routes.answering import agent_for
 from agent_server.routes.app_answers import app_answer
 from agent_server.routes.generate_routes import generate_identity
 from agent_server.routes.request_body import parse_beside
-from events.vocabulary import RunError, RunFinished, TextMessageStart
+from events.vocabulary import LOADING_EVENT, Custom, RunError, RunFinished, TextMessageStart
 
 if TYPE_CHECKING:
     from agent_server.runs import Run
@@ -216,13 +216,16 @@ class GenerateConnection(Connection):
                     self._message_id = event.message_id
                 if isinstance(event, RunFinished | RunError):
                     await self._keep_feedback(run)
-                if actions := self.session.event(event):
+                if isinstance(event, Custom) and event.name == LOADING_EVENT:
+                    value = event.value
+                    await self.perform(self.session.loading(value.get("progress"), value["message"] or "Loading."))
+                elif actions := self.session.event(event):
                     await self.perform(actions)
 
     async def _start(self, inbound: Inbound) -> Run:
         """Wait for the model, telling how far it is, and start the run."""
         agent = agent_for(self.server, inbound.options.model)
-        async for status in self.server.model.states():
+        async for status in self.server.model_of(agent).states():
             if status.state in ("starting", "loading"):
                 await self.perform(self.session.loading(status.progress, status.message or "Loading the model."))
             elif status.state in ("failed", "stopped"):
@@ -271,7 +274,7 @@ class AguiConnection(Connection):
 
     def __init__(self, server: Server, websocket: WebSocket) -> None:
         super().__init__(server, websocket)
-        self.session = agui.Session(limits=Limits(body=server.settings.http.max_body), media=lambda: server.model.takes)
+        self.session = agui.Session(limits=Limits(body=server.settings.http.max_body), media=lambda: server.takes)
 
     def going_away(self) -> Sequence[object]:
         return self.session.going_away()

@@ -30,11 +30,11 @@ from agent_server.settings.http_settings import (
 )
 from agent_server.settings.run_limits import LogLimits, RunLimits, SharingLimits, StoreSettings, ToolLimits
 from agent_server.settings.section import ENV_FILE, faults, from_environment, nested, places
-from agent_server.settings.served_settings import OutputSettings, PromptSettings, ServedSettings
+from agent_server.settings.served_settings import OutputSettings, PoolSettings, PromptSettings, ServedSettings
 
 __all__ = [
     "AccessSettings", "Address", "BrowserSettings", "ComputeSettings", "ConnectionLimits", "HttpSettings",
-    "IssuerSettings", "ListenSettings", "LogLimits", "MediaLimits", "OutputSettings", "ProcessSettings",
+    "IssuerSettings", "ListenSettings", "LogLimits", "MediaLimits", "OutputSettings", "PoolSettings", "ProcessSettings",
     "PromptSettings", "ReplicaSettings", "RunLimits", "ServedSettings", "Settings", "SharingLimits", "StoreSettings",
     "TenantLimits", "ToolLimits", "UpstreamSettings", "WatchSettings", "fault_text", "read_address",
 ]  # fmt: skip
@@ -52,6 +52,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     served: ServedSettings = ServedSettings()
+    pool: PoolSettings = PoolSettings()
     listening: ListenSettings = ListenSettings()
     store: StoreSettings = StoreSettings()
     sharing: SharingLimits = SharingLimits()

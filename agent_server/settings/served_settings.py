@@ -24,6 +24,11 @@ class ServedSettings(Section):
 
     model: str = ""
     """Folder or hub name of the model; empty for the bundled demonstration model."""
+    models: Names = ()
+    """Further models, each a folder, a hub name or `name=folder`; each answers to its name, and is loaded when it is
+    first used."""
+    models_file: Path | None = None
+    """TOML file of models, a table each with its own settings: `[name]`, `model = "folder"`, `dtype = "bfloat16"`."""
     served_name: str = ""
     """The name that clients see; empty for the folder's name or the last part of the hub name."""
     engine: Names = ()
@@ -37,6 +42,18 @@ class ServedSettings(Section):
     """Files of MCP servers, `{"mcpServers": {...}}` as other hosts write it; every agent is given their tools."""
     chat_template: Path | None = None
     """File with a chat template that is used instead of the model's."""
+
+
+class PoolSettings(Section):
+    """When models are loaded and unloaded."""
+
+    title: ClassVar[str] = "What is served"
+
+    idle: Annotated[float, Option("model_idle")] = Field(0, ge=0)
+    """Seconds without use after which a model is unloaded until it is used again; 0 keeps it."""
+    budget: Annotated[int, Option("models_memory")] = Field(0, ge=0)
+    """Bytes that the weights and caches of all loaded models may take together; the longest unused one is unloaded for
+    the next. 0 unloads one only where the device has no memory left."""
 
 
 class PromptSettings(Section):

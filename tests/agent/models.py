@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any
 
 from ag_ui.core import RunAgentInput
@@ -56,7 +57,7 @@ def told(request: GenerationRequest) -> dict[str, Any]:
 class Model:
     """A LanguageModel. `scripts`: texts or Scripts in turn, or a function of what the model is told."""
 
-    name = "test-model"
+    name, adapter = "test-model", ""
     output = OutputSettings()
 
     def __init__(
@@ -67,6 +68,10 @@ class Model:
         else:
             self.engine = ScriptedEngine([_script(each) for each in scripts], supports_constraints=grammars)
         self.prompts = JsonPrompts(HERMES)
+
+    @contextlib.asynccontextmanager
+    async def use(self, tell: Any) -> AsyncIterator[None]:
+        yield
 
     @property
     def told(self) -> list[dict[str, Any]]:

@@ -1,0 +1,196 @@
+"""Which models the settings name, and what serves them: one that stays, or several that are loaded as they are asked
+for."""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from pydantic import BaseModel, ValidationError
+
+from agent_server.agent import Agent, LoadError
+from agent_server.agent.agent import NAME
+from agent_server.model_pool import AnyModel, ModelPool, PooledModel
+from agent_server.server import BUNDLED, BUNDLED_NAME, StartupError
+from agent_server.settings import Settings
+from agent_server.settings.section import nested
+
+if TYPE_CHECKING:
+    from agent_server.chat_model import ChatModel
+    from agent_server.prompting.prompt import PromptBuilder
+
+OWN = (
+    "model", "device", "dtype", "quantize", "kv_cache_dtype", "trust_remote_code", "adapter", "engine",
+    "engine_key", "chat_template", "format", "reasoning_parser", "tool_call_parser", "max_batch", "max_queued",
+    "step_tokens", "kv_cache_bytes", "max_context", "cuda_graphs", "vllm",
+)  # fmt: skip
+"""The settings that each model of a models file may have of its own."""
+CACHE_SHARE = 4
+"""One part in so many of a memory budget is for the models' caches, where their weights leave less."""
+WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
+
+
+class Served(msgspec.Struct, frozen=True, kw_only=True):
+    """main: the first model. models: by name. pool: None where there is one model, which stays."""
+
+    main: ChatModel | PooledModel
+    models: Mapping[str, AnyModel]
+    pool: ModelPool | None = None
+
+    def metrics(self) -> Mapping[str, float]:
+        return {} if self.pool is None else self.pool.metrics()
+
+    def agents(self, taken: Collection[str] = ()) -> list[Agent]:
+        """An agent for each of several models: the model alone, under its name. taken: by other agents. Raises
+        LoadError where one of them has that name."""
+        if self.pool is None or len(self.pool.models) < 2:
+            return []
+        if both := sorted(set(taken) & set(self.pool.models)):
+            raise LoadError(f"A model and an agent are both called {both[0]}; name the model another way: NAME=FOLDER.")
+        return [
+            Agent(name=name, model=name, description=f"The model {name} alone, without tools.")
+            for name in self.pool.models
+        ]
+
+
+class Making(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model is made of its own settings. check: whether it can be one, before anything is loaded."""
+
+    model: Callable[[Settings], ChatModel]
+    prompts: Callable[[Settings], PromptBuilder]
+    check: Callable[[Settings], object]
+
+
+def serve_models(settings: Settings, making: Making) -> Served:
+    """The models; none is loaded yet. Raises StartupError."""
+    wanted = wanted_models(settings)
+    if len(wanted) == 1 and not settings.pool.idle:
+        model = making.model(next(iter(wanted.values())))
+        return Served(main=model, models={model.name: model})
+    for each in wanted.values():
+        making.check(each)
+    pool = ModelPool(settings.pool)
+    for name, each in with_caches(wanted, settings.pool.budget).items():
+        pool.add(_pooled(name, each, making))
+    return Served(main=next(iter(pool.models.values())), models=dict(pool.models), pool=pool)
+
+
+def _pooled(name: str, settings: Settings, making: Making) -> PooledModel:
+    prompts = functools.cache(lambda: making.prompts(settings))  # a tokenizer stays when the weights go
+    sample = making.model(settings)  # what cannot be made is said at the start
+
+    def make() -> ChatModel:
+        made = making.model(settings)
+        made.load_prompts = prompts
+        return made
+
+    size = file_bytes(settings.served.model) + settings.compute.kv_cache_bytes
+    return PooledModel(name, make, prompts, sample.output, sample.intake, size)
+
+
+# which
+
+
+def wanted_models(settings: Settings) -> dict[str, Settings]:
+    """Each model's name with the settings that are its own: of the command line, then of the models file. Raises
+    StartupError."""
+    found: dict[str, Settings] = {}
+    said = settings.served
+    given = [said.model, *said.models] if said.model or not said.models_file else []
+    several = len(given) > 1 or said.models_file is not None
+    for source in given:
+        name, place = named_source(source)
+        if not several:
+            name = said.served_name or name
+        _add(found, name, _own(settings, {"model": place, "served_name": name if several else said.served_name}))
+    for name, row in read_models_file(said.models_file).items():
+        _add(found, name, _own(settings, {**row, "served_name": name}))
+    if several:
+        _check_names(found, settings)
+    return found
+
+
+def _add(found: dict[str, Settings], name: str, settings: Settings) -> None:
+    if name in found:
+        raise StartupError(f"Two models are called {name}; give one another name: NAME={settings.served.model}.")
+    found[name] = settings
+
+
+def _check_names(found: Mapping[str, Settings], settings: Settings) -> None:
+    if settings.served.served_name:
+        raise StartupError("--served-name names one model; several are named as NAME=FOLDER each.")
+    for name in found:
+        if name == "default" or not NAME.fullmatch(name):
+            raise StartupError(
+                f"A model cannot be called {name!r}, which is part of a path: give it a name of letters, digits, "
+                "'.', '_' and '-' as NAME=FOLDER."
+            )
+
+
+def named_source(source: str) -> tuple[str, str]:
+    """(the name that clients use, the folder or hub name) of `name=source` or of a source alone."""
+    name, equals, place = source.partition("=")
+    if equals and place and NAME.fullmatch(name) and not Path(source).exists():
+        return name, place
+    return (Path(source).name if source else BUNDLED_NAME), source
+
+
+def _own(settings: Settings, changes: Mapping[str, Any]) -> Settings:
+    """The settings of one model, checked like all others."""
+    changed: dict[str, BaseModel] = {}
+    for name, values in nested(Settings, {"models": (), "models_file": None, **changes}).items():
+        section = getattr(settings, name)
+        try:
+            changed[name] = type(section)(**{**dict(section), **dict(values)})  # type: ignore[call-overload]
+        except ValidationError as error:
+            fault = error.errors(include_input=False)[0]
+            where = ".".join(map(str, fault["loc"]))
+            raise StartupError(f"The model {changes['served_name']}: {where}: {fault['msg']}.") from error
+    return settings.model_copy(update=changed)
+
+
+def read_models_file(path: Path | None) -> dict[str, dict[str, Any]]:
+    """The tables of a models file: each model's name with its own settings. Raises StartupError."""
+    if path is None:
+        return {}
+    try:
+        tables = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise StartupError(f"The models file {path} cannot be read: {error}.") from error
+    for name, table in tables.items():
+        if not isinstance(table, dict):
+            raise StartupError(f"{path}: {name} is not a table; a model is written as [{name}] with its settings.")
+        if unknown := sorted(set(table) - set(OWN)):
+            raise StartupError(f"{path}: [{name}] has {unknown[0]}, which no model has; it may have {', '.join(OWN)}.")
+    if not tables:
+        raise StartupError(f'The models file {path} names no model; write [NAME] and model = "FOLDER".')
+    return tables
+
+
+# memory
+
+
+def with_caches(wanted: Mapping[str, Settings], budget: int) -> dict[str, Settings]:
+    """The models, each with a part of the budget for its cache where it has no size of its own: equal parts of what
+    the weights leave, and at least of a quarter of all."""
+    if not budget:
+        return dict(wanted)
+    weights = sum(file_bytes(each.served.model) for each in wanted.values())
+    share = max(budget - weights, budget // CACHE_SHARE) // len(wanted)
+    return {
+        name: each if each.compute.kv_cache_bytes else _own(each, {"kv_cache_bytes": share, "served_name": name})
+        for name, each in wanted.items()
+    }
+
+
+def file_bytes(source: str) -> int:
+    """Bytes of a folder's or a file's weights; 0 for what is yet to be fetched from the hub."""
+    place = Path(source or BUNDLED)
+    if place.is_file():
+        return place.stat().st_size
+    kinds = [sorted(place.glob(pattern)) for pattern in WEIGHTS] if place.is_dir() else []
+    return sum(file.stat().st_size for file in next(filter(None, kinds), ()))
