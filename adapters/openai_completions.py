@@ -16,7 +16,7 @@ from adapters.frame_json import json_bytes, json_string
 from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
 from adapters.openai_chat.chat_inbound import read_stream_options
 from adapters.openai_chat.chat_outbound import ANSWERED, DONE, error_object, stop_text, wire_finish
-from adapters.openai_tokens import combined_usage
+from adapters.openai_tokens import combined_usage, prompt_logprobs, timings_object
 from adapters.request_fields import (
     BOOLEAN,
     INTEGER,
@@ -39,6 +39,8 @@ DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 128
 Prompt = str | tuple[int, ...]
 
+NOT_HERE = ("add_special_tokens", "documents", "reasoning_format", "thinking_forced_open", "parse_tool_calls")
+"""Fields of other servers that are about messages."""
 FIELDS: dict[str, Field] = {
     **sampling_fields("completions"),
     "prompt": honoured("text, token ids, or a list of either", {"type": ["string", "array"]}),
@@ -55,10 +57,8 @@ FIELDS: dict[str, Field] = {
     "response_format": honoured("text, json_object (a `schema` beside it counts), json_schema, structural_tag", OBJECT),
     "return_token_ids": honoured("`token_ids` and `prompt_token_ids` on each choice", BOOLEAN),
     "metadata": honoured("kept with the run", OBJECT),
-    "skip_special_tokens": refused("control tokens are never shown", neutral=(True,)),
     "include_stop_str_in_output": honoured("the stop string that matched ends the text", BOOLEAN),
-    "prompt_logprobs": refused("use `echo` with `logprobs`"),
-    **{name: field for name, field in OTHER_SERVERS.items() if name != "add_special_tokens"},
+    **{name: field for name, field in OTHER_SERVERS.items() if name not in NOT_HERE},
 }
 
 
@@ -74,6 +74,9 @@ class CompletionFlags(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     token_ids: bool = False
     echo: bool = False
+    prompt_logprobs: int | None = None
+    timings: bool = False
+    truncated: bool = False
     score_only: bool = False
     include_stop: bool = False
     warnings: tuple[str, ...] = ()
@@ -94,8 +97,13 @@ def parse(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS) -> Inb
         given["max_tokens"] = 1
     options, _ = read_options(given, wire="completions")
     sampling = options.sampling
-    if flags.echo:
-        sampling = msgspec.structs.replace(sampling, prompt_logprobs=sampling.logprobs)
+    flags = msgspec.structs.replace(flags, prompt_logprobs=sampling.prompt_logprobs)
+    wanted = [
+        count for count in (sampling.prompt_logprobs, sampling.logprobs if flags.echo else None) if count is not None
+    ]
+    if wanted:
+        sampling = msgspec.structs.replace(sampling, prompt_logprobs=max(wanted))
+        options = msgspec.structs.replace(options, token_details=True)
     options = msgspec.structs.replace(options, sampling=sampling, raw_prompt=flags.prompts[0], store=False)
     run = RunAgentInput(
         thread_id=new_id("thread"),
@@ -118,6 +126,11 @@ def _flags(values: dict[str, Any], prompts: tuple[Prompt, ...]) -> CompletionFla
     streaming = flag(values, "stream")
     if echo and logprobs is not None and streaming:
         raise wrong("echo", "with logprobs cannot be streamed")
+    if values.get("prompt_logprobs") is not None and streaming:
+        raise wrong("prompt_logprobs", "cannot be streamed")
+    truncated = values.get("truncate_prompt_tokens") is not None
+    if echo and truncated:
+        raise wrong("truncate_prompt_tokens", "cannot stand beside echo")
     stream_options = read_stream_options(values)
     if stream_options.continuous_usage_stats:
         raise wrong("stream_options.continuous_usage_stats", "is only supported on Chat Completions")
@@ -127,6 +140,8 @@ def _flags(values: dict[str, Any], prompts: tuple[Prompt, ...]) -> CompletionFla
         logprobs=logprobs,
         token_ids=flag(values, "return_token_ids"),
         echo=echo,
+        timings=flag(values, "timings_per_token"),
+        truncated=truncated,
         score_only=echo and values.get("max_tokens") == 0,
         include_stop=flag(values, "include_stop_str_in_output"),
         warnings=warnings_of(values, FIELDS),
@@ -220,7 +235,7 @@ class CompletionStream:
         prompt = self._flags.prompts[index]
         text = self._identity.prompt_texts[index] if self._flags.echo else ""
         state.length = len(text)
-        ids = self._flags.token_ids and not isinstance(prompt, str)
+        ids = self._flags.token_ids and not isinstance(prompt, str) and not self._flags.truncated
         if not text and not ids:
             return b""
         extra = b',"prompt_token_ids":' + json_bytes(prompt) if ids else b""
@@ -257,6 +272,8 @@ class CompletionStream:
         extra = b""
         if self._flags.warnings:
             extra = b',"extensions":' + json_bytes({"warnings": self._flags.warnings})
+        if self._flags.timings:
+            extra += b',"timings":' + json_bytes(timings_object(answer.metadata.timings, answer.usage))
         return state.head + text + b',"logprobs":null,' + json_bytes(last)[1:-1] + b"}]" + extra + self._close
 
     def _broken(self, error: dict[str, object], state: _Choice) -> bytes:
@@ -310,6 +327,8 @@ def completion_body(runs: Sequence[Sequence[Event]], identity: CompletionIdentit
     }
     if flags.warnings:
         body["extensions"] = {"warnings": flags.warnings}
+    if flags.timings and answers:
+        body["timings"] = timings_object(answers[0].metadata.timings, answers[0].usage)
     broken = next((answer for answer in answers if answer.finish in ("error", "cancelled")), None)
     if broken is not None:
         body["error"] = error_object(broken.error, "completions")
@@ -330,9 +349,12 @@ def _choice(answer: Answer, index: int, identity: CompletionIdentity, flags: Com
         choice["stop_reason"] = answer.stop
     if flags.token_ids:
         choice["token_ids"] = [] if flags.score_only else [token[0] for token in answer.pieces.tokens]
-        ids = answer.metadata.prompt_token_ids if isinstance(prompt, str) else list(prompt)
+        found = answer.metadata.prompt_token_ids
+        ids = found if isinstance(prompt, str) or flags.truncated else list(prompt)
         if ids is not None:
             choice["prompt_token_ids"] = ids
+    if flags.prompt_logprobs is not None:
+        choice["prompt_logprobs"] = prompt_logprobs(answer.metadata.prompt_logprobs or (), flags.prompt_logprobs)
     return choice
 
 

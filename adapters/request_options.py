@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from adapters.body import wrong
-from adapters.response_shape import response_format, structured_outputs
+from adapters.response_shape import guided, response_format, structured_outputs
 from adapters.tool_choice import tool_choice
 from adapters.values import (
     Reader,
@@ -53,6 +53,31 @@ def template_kwargs(path: str, value: object) -> dict[str, object]:
     return extra
 
 
+def give_way(path: str, value: object) -> int:
+    """vLLM's `priority`, where less goes first: nobody can go before the others."""
+    count = integer(path, value)
+    if not 0 <= count < 2**31:
+        raise wrong(path, "must be at least 0: a request can give way to others, not go before them")
+    return count
+
+
+def last_tokens(path: str, value: object) -> int:
+    count = integer(path, value)
+    if count < 1 and count != -1:
+        raise wrong(path, "must be at least 1, or -1 for as many as fit")
+    return count
+
+
+def salt(path: str, value: object) -> str:
+    if not (text := string(path, value)):
+        raise wrong(path, "must not be empty")
+    return text
+
+
+def shows_special(path: str, value: object) -> bool:
+    return not boolean(path, value)
+
+
 _BY_TYPE: Mapping[object, Reader] = {
     float: number,
     float | None: number,
@@ -92,6 +117,15 @@ OPTIONS: Mapping[str, tuple[str, Reader]] = {
     "chat_template_kwargs": ("template_kwargs", template_kwargs),
     "continue_final_message": ("continue_final_message", boolean),
     "add_generation_prompt": ("generation_prompt", boolean),
+    "guided_json": ("response_format", guided("json")),
+    "guided_regex": ("response_format", guided("regex")),
+    "guided_choice": ("response_format", guided("choice")),
+    "guided_grammar": ("response_format", guided("grammar")),
+    "truncate_prompt_tokens": ("truncate_prompt", last_tokens),
+    "truncate_history": ("truncate_history", boolean),
+    "skip_special_tokens": ("special_tokens", shows_special),
+    "cache_salt": ("cache_salt", salt),
+    "priority": ("priority", give_way),
     "delivery": ("delivery", one_of("immediate", "adaptive")),
     "boundaries": ("boundaries", one_of("lenient", "strict")),
     "token_details": ("token_details", boolean),

@@ -10,6 +10,8 @@ import contextlib
 from collections.abc import Callable
 from itertools import islice
 
+import msgspec
+
 from adapters.body import wrong
 from adapters.values import boolean, mapping, optional, sequence, string
 from events.grammar.lint import MAX_NODES, SchemaRefused, walk
@@ -80,6 +82,20 @@ def structured_outputs(path: str, value: object) -> ResponseFormat | None:
         raise wrong(path, f"must have exactly one of {', '.join(_STRUCTURED)}")
     key, item = next(iter(given.items()))
     return _STRUCTURED[key](f"{path}.{key}", item)
+
+
+def guided(key: str) -> Callable[[str, object], ResponseFormat | None]:
+    """vLLM's older fields, one for each entry of `structured_outputs`; a schema may be written as text."""
+
+    def read(path: str, value: object) -> ResponseFormat | None:
+        if key == "json" and isinstance(value, str):
+            try:
+                value = msgspec.json.decode(value)
+            except msgspec.DecodeError:
+                raise wrong(path, "must be a JSON schema") from None
+        return _STRUCTURED[key](path, value)
+
+    return read
 
 
 def _choices(path: str, value: object) -> ResponseFormat:

@@ -1,11 +1,12 @@
 """Raw completions: the output of a prompt that was given as text becomes one message and is not parsed.
 
-Nothing is trimmed, held back or looked for in it, so what the tokens say is what the client gets.
+Nothing is trimmed, held back or looked for in it, so what the tokens say is what the client gets, but for special
+tokens that it did not ask for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from events.vocabulary import Event, TextMessageContent, TextMessageEnd, TextMessageStart
@@ -14,7 +15,9 @@ from events.vocabulary import Event, TextMessageContent, TextMessageEnd, TextMes
 class PlainTranslator:
     """Has the face of `events.translator.Translator`."""
 
-    def __init__(self, new_id: Callable[[str], str]) -> None:
+    def __init__(self, new_id: Callable[[str], str], hidden: Mapping[int, str] | None = None) -> None:
+        """hidden: tokens whose spelling is not shown, by id."""
+        self._hidden = hidden or {}
         self._message_id = new_id("message")
         self._open = False
         self.warnings: list[str] = []
@@ -28,6 +31,8 @@ class PlainTranslator:
     ) -> list[Event]:
         """One delta for each token that has text; with `detail`, for each token, since its row must be seen too.
         is_reasoning: an engine's word, which plain text has no use for."""
+        if token_id is not None and token_id in self._hidden:
+            text = text.removesuffix(self._hidden[token_id])
         if not text and detail is None:
             return []
         metadata = None if detail is None else {"tokens": [detail]}
@@ -38,7 +43,7 @@ class PlainTranslator:
         return [TextMessageStart(message_id=self._message_id, role="assistant"), content]
 
     def is_plain(self, text: str, token_ids: Iterable[int]) -> bool:
-        return True
+        return not self._hidden or not any(token_id in self._hidden for token_id in token_ids)
 
     def finish(self, reason: str = "stop") -> list[Event]:
         return self.abort()

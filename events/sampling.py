@@ -16,9 +16,8 @@ import msgspec
 
 Wire = Literal["chat", "completions", "responses", "messages", "agui", "generate"]
 WIRES: tuple[Wire, ...] = get_args(Wire)
-_OPENAI_WITHOUT_PROMPT_SCORES: Mapping[Wire, tuple[str, ...]] = {
-    "chat": (), "completions": (), "responses": (), "messages": (),
-}  # fmt: skip
+_REPETITION = ("repetition_penalty", "repeat_penalty")
+_WITHOUT_PROMPT_SCORES: Mapping[Wire, tuple[str, ...]] = {"responses": (), "messages": ()}
 
 
 class OptionError(ValueError):
@@ -106,6 +105,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         Parameter(
             note="divides the logits of tokens that prompt or answer hold",
             least=0, most=100, above=True, neutral=1.0, from_model=True, example=1.1,
+            names={"chat": _REPETITION, "completions": _REPETITION},
         ),
     ] = None  # fmt: skip
     presence_penalty: Annotated[
@@ -161,9 +161,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     ] = None  # fmt: skip
     prompt_logprobs: Annotated[
         int | None,
-        Parameter(
-            note="the same for the prompt's tokens", least=0, most=20, example=1, names=_OPENAI_WITHOUT_PROMPT_SCORES
-        ),
+        Parameter(note="the same for the prompt's tokens", least=0, most=20, example=1, names=_WITHOUT_PROMPT_SCORES),
     ] = None
 
     bad_words: Annotated[

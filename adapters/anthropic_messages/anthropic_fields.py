@@ -7,6 +7,7 @@ from adapters.request_fields import (
     INTEGER,
     OBJECT,
     OBJECTS,
+    SCHEDULING,
     STRING,
     Field,
     accepted,
@@ -39,6 +40,7 @@ FIELDS: dict[str, Field] = {
     "thread": refused("conversations are sent whole", code="thread_unsupported_request"),
     "user_profile_id": refused("there are no profiles"),
     "workspace_id": refused("the key says who asks"),
+    **SCHEDULING,
 }
-COUNTED = frozenset(FIELDS) - frozenset(_SAMPLING) - {"stream", "metadata"}
+COUNTED = frozenset(FIELDS) - frozenset(_SAMPLING) - {"stream", "metadata", *SCHEDULING}
 """What count_tokens takes."""

@@ -13,14 +13,14 @@ from adapters.anthropic_messages.anthropic_fields import COUNTED, FIELDS
 from adapters.body import convert, flag, read_object, wrong
 from adapters.client_history import NewId
 from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
-from adapters.request_fields import check_names, check_values
+from adapters.request_fields import SCHEDULING, check_names, check_values
 from adapters.request_options import SAMPLING, read_options
 from adapters.response_shape import response_format
 from adapters.tool_choice import check_tool_choice
 from adapters.tool_list import ToolList, ToolSpec, read_tools
 from events.options import GenerationOptions, OptionError, SamplingParams, ToolChoice
 
-OPTIONS = ("model", *SAMPLING["messages"])
+OPTIONS = ("model", *SCHEDULING, *SAMPLING["messages"])
 
 
 class MessageFlags(msgspec.Struct, frozen=True, kw_only=True):

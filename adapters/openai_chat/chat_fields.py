@@ -68,9 +68,7 @@ FIELDS: dict[str, Field] = {
     "reasoning": honoured("`effort`, `enabled`, `exclude`", OBJECT),
     "include_reasoning": honoured("false leaves reasoning out of the answer", BOOLEAN),
     "echo": refused("use `continue_final_message`", neutral=(False,)),
-    "skip_special_tokens": refused("control tokens are never shown", neutral=(True,)),
     "include_stop_str_in_output": honoured("the stop string that matched ends the answer's text", BOOLEAN),
-    "prompt_logprobs": refused("use `/v1/completions` with `echo`"),
     **OTHER_SERVERS,
     # this server's own
     "delivery": honoured('"immediate" or "adaptive" pieces', one_of("immediate", "adaptive")),

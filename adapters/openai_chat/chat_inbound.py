@@ -25,7 +25,8 @@ class ChatFlags(msgspec.Struct, frozen=True, kw_only=True):
 
     logprobs: alternatives per token, None without log probabilities. named_tool: tool_choice named one function.
     functions: the request declares `functions`, as it was before tools. include_stop: a stop string that matched is
-    part of the text. continuous_usage: every chunk says what was used so far.
+    part of the text. continuous_usage: every chunk says what was used so far. prompt_logprobs: alternatives for each
+    token of the prompt, None without them. timings: how long it took, in llama.cpp's form.
     """
 
     include_usage: bool = False
@@ -36,6 +37,8 @@ class ChatFlags(msgspec.Struct, frozen=True, kw_only=True):
     functions: bool = False
     include_stop: bool = False
     continuous_usage: bool = False
+    prompt_logprobs: int | None = None
+    timings: bool = False
     warnings: tuple[str, ...] = ()
 
 
@@ -116,6 +119,7 @@ def _options(values: dict[str, object], tools: ToolList) -> tuple[GenerationOpti
     options, _ = read_options(values, wire="chat")
     check_tool_choice(options.tool_choice, tools.names)
     stream_options = read_stream_options(values)
+    _check_unparsed(values, options, tools)
     changes: dict[str, Any] = {"strict_tools": tools.strict, "store": values.get("store") is True}
     flags = ChatFlags(
         include_usage=bool(stream_options.include_usage),
@@ -126,11 +130,20 @@ def _options(values: dict[str, object], tools: ToolList) -> tuple[GenerationOpti
         functions=values.get("functions") is not None,
         include_stop=flag(values, "include_stop_str_in_output"),
         continuous_usage=bool(stream_options.continuous_usage_stats),
+        prompt_logprobs=options.sampling.prompt_logprobs,
+        timings=flag(values, "timings_per_token"),
         warnings=warnings_of(values, FIELDS),
     )
-    if flags.continuous_usage:
+    if flags.continuous_usage or flags.prompt_logprobs is not None:
         changes["token_details"] = True
     return msgspec.structs.replace(options, **changes), flags
+
+
+def _check_unparsed(values: Mapping[str, object], options: GenerationOptions, tools: ToolList) -> None:
+    if options.sampling.prompt_logprobs is not None and values.get("stream") is True:
+        raise wrong("prompt_logprobs", "cannot be streamed")
+    if options.special_tokens and tools.tools and options.tool_choice.mode != "none":
+        raise wrong("skip_special_tokens", "must be true beside tools: calls are not parsed without")
 
 
 def _reasoning(values: dict[str, Any]) -> bool:

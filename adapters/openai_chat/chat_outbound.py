@@ -14,7 +14,7 @@ from adapters.answer import Answer, PromptOf, field_on, finish_reason, fold, rai
 from adapters.errors import payload
 from adapters.frame_json import json_bytes, json_string
 from adapters.openai_chat.chat_inbound import ChatFlags
-from adapters.openai_tokens import chat_logprobs, combined_usage
+from adapters.openai_tokens import chat_logprobs, combined_usage, prompt_logprobs, timings_object
 from events.metadata import Scored, error_metadata, finished_metadata, tokens_of
 from events.sampling import Wire
 from events.vocabulary import (
@@ -240,6 +240,8 @@ class ChatStream:
             last["token_ids"] = [token[0] for token in tokens]
         extensions = extensions_of([*self._flags.warnings, *(metadata.warnings or ())], ())
         extra = b',"extensions":' + json_bytes(extensions) if extensions else b""
+        if self._flags.timings:
+            extra += b',"timings":' + json_bytes(timings_object(metadata.timings, choice.usage))
         choice.tokens += len(tokens)
         close = b"}]" + extra + self._close_of(choice)
         text = stop_text(metadata.stop, self._flags.include_stop)
@@ -298,6 +300,10 @@ def chat_body(runs: Sequence[Sequence[Event]], identity: ChatIdentity, flags: Ch
     }
     if broken is not None:
         body["error"] = error_object(broken.error)
+    if flags.timings and answers:
+        body["timings"] = timings_object(answers[0].metadata.timings, answers[0].usage)
+    if flags.prompt_logprobs is not None and answers:
+        body["prompt_logprobs"] = prompt_logprobs(answers[0].metadata.prompt_logprobs or (), flags.prompt_logprobs)
     if flags.token_ids and answers and (ids := answers[0].metadata.prompt_token_ids) is not None:
         body["prompt_token_ids"] = ids
     return json_bytes(body)

@@ -6,6 +6,7 @@ from adapters.request_fields import (
     BOOLEAN,
     OBJECT,
     OBJECTS,
+    SCHEDULING,
     STRING,
     STRINGS,
     Field,
@@ -42,7 +43,7 @@ FIELDS: dict[str, Field] = {
     "prompt_cache_retention": accepted("prefixes stay cached while there is room"),
     "prompt_cache_options": accepted("prefixes are cached by their content, whatever the breakpoints"),
     "service_tier": refused("there is one tier", neutral=("auto", "default"), schema=STRING),
-    "truncation": refused("nothing is left out of a conversation in silence", neutral=("disabled",), schema=STRING),
+    "truncation": honoured('"auto" leaves out the oldest turns of a conversation that does not fit', STRING),
     "context_management": refused("conversations are not compacted", neutral=([],)),
     "access_programs": refused("there are no such programs"),
     "conversation": refused("use `previous_response_id`"),
@@ -53,4 +54,5 @@ FIELDS: dict[str, Field] = {
     # this server's own, as on Chat Completions
     "chat_template_kwargs": honoured("variables for the chat template; never the template itself", OBJECT),
     "enable_thinking": honoured("", BOOLEAN),
+    **SCHEDULING,
 }

@@ -165,6 +165,7 @@ def _options(values: dict[str, object], tools: ToolList) -> tuple[GenerationOpti
     given |= {
         "reasoning_effort": reasoning.effort,
         "user": values.get("user") or values.get("safety_identifier"),
+        "truncate_history": _truncation(values) == "auto",
     }
     if LOGPROBS in include:
         given |= {"logprobs": True, "top_logprobs": values.get("top_logprobs")}
@@ -176,6 +177,13 @@ def _options(values: dict[str, object], tools: ToolList) -> tuple[GenerationOpti
     shape = response_format("text.format", text.format) if text.format is not None else None
     options = msgspec.structs.replace(options, response_format=shape, strict_tools=tools.strict, store=store)
     return options, _flags(values, options, include, reasoning, shape)
+
+
+def _truncation(values: dict[str, object]) -> str:
+    value = values.get("truncation") or "disabled"
+    if value not in ("auto", "disabled"):
+        raise wrong("truncation", 'must be "auto" or "disabled"')
+    return str(value)
 
 
 def _include(value: object) -> list[str]:
@@ -229,7 +237,7 @@ def _echo(values: dict[str, object], options: GenerationOptions, reasoning: Reas
         "tools": values.get("tools") or [],
         "top_logprobs": options.sampling.logprobs or 0,
         "top_p": options.sampling.top_p,
-        "truncation": "disabled",
+        "truncation": _truncation(values),
         "user": values.get("user"),
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -149,7 +150,7 @@ class ServedAgent:
             reasoning=self._reasoning(agent, talk),
             follow=predictor.follow if agent.predict_state else None,
         )
-        options = effective_options(agent, talk.context.options)
+        options = effective_options(agent, talk.context.options, self._model.output.sampling)
         return Loop(agent, talk, turns, await self._toolset(agent, talk), options)
 
     async def _told_again(self, talk: Talk, run: RunRecord) -> Ending:
@@ -288,14 +289,24 @@ def _schema(agent: Agent) -> type[BaseModel] | None:
     return agent.state if isinstance(agent.state, type) else None
 
 
-def effective_options(agent: Agent, options: GenerationOptions) -> GenerationOptions:
-    """The request's options, completed with the agent's own settings."""
+def effective_options(
+    agent: Agent, options: GenerationOptions, defaults: Mapping[str, object] = MappingProxyType({})
+) -> GenerationOptions:
+    """The request's options, completed with the agent's own settings, and these with the server's `defaults`."""
     changes: dict[str, Any] = {}
     if agent.sampling is not None:
         changes["sampling"] = _completed(options.sampling, options.stated, agent.sampling)
+    if defaults:
+        own: SamplingParams = msgspec.convert(defaults, SamplingParams)
+        sampling = changes.get("sampling", options.sampling)
+        stated = options.stated | (SAMPLING_NAMES - frozenset(defaults))
+        changes["sampling"] = _completed(sampling, stated, own)
     if options.thinking is None and agent.thinking is not None:
         changes["thinking"] = agent.thinking
     return msgspec.structs.replace(options, **changes) if changes else options
+
+
+SAMPLING_NAMES = frozenset(SamplingParams.__struct_fields__)
 
 
 def _completed(given: SamplingParams, stated: frozenset[str], own: SamplingParams) -> SamplingParams:

@@ -156,6 +156,8 @@ class TurnTaker:
             sampling=sampling_for(prompt, context.controls.sampling(budget.options)),
             constraint=planned.constraint,
             thought=budget.thought,
+            priority=-options.priority,
+            cache_salt=options.cache_salt,
             tenant=context.tenant,
             pictures=await self._pictures(prompt, options),
             adapter=self._model.adapter,

@@ -104,7 +104,7 @@ class CachesMemory:
         if group.lengths[row] != length or self.snapshots.has(sequence, length):
             return
         cache = copied(self._layout, assemble(self._layout, [(group.cache, [row], group.width)], length), length)
-        self.snapshots.keep(Snapshot(sequence.tenant, sequence.tokens[:length], cache), room)
+        self.snapshots.keep(Snapshot(sequence.owner, sequence.tokens[:length], cache), room)
 
     def release(self, sequence: Sequence) -> None:
         if sequence.number in self._held:

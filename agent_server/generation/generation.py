@@ -186,6 +186,7 @@ def begin(
         prompt_length=len(prompt),
         limit=limit_of(len(prompt), params, longest),
         tenant=request.tenant,
+        salt=request.cache_salt,
         priority=request.priority,
         shareable=params.prompt_logprobs is None,
         scored=params.prompt_logprobs is not None,

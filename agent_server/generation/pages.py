@@ -103,7 +103,7 @@ class PagedMemory:
     def _hash(self, sequence: Sequence, holding: _Holding, index: int) -> bytes:
         while len(holding.hashes) <= index:
             start = len(holding.hashes) * self.page_size
-            before = holding.hashes[-1] if holding.hashes else sequence.tenant.encode()
+            before = holding.hashes[-1] if holding.hashes else sequence.owner.encode()
             content = array("q", sequence.tokens[start : start + self.page_size]).tobytes()
             salted = len(before).to_bytes(4, "little") + before + content
             holding.hashes.append(blake2b(salted, digest_size=16).digest())

@@ -46,6 +46,7 @@ class Sequence:
     prompt_length: int
     limit: int
     tenant: str = ""
+    salt: str = ""
     priority: int = 0
     order: int = 0
     state: State = "new"
@@ -61,6 +62,11 @@ class Sequence:
     scored: bool = False
     media: Media | None = None
     shift: int = 0
+
+    @property
+    def owner(self) -> str:
+        """Whose cached beginnings it may use: the tenant's, apart for each salt."""
+        return f"{self.tenant}\0{self.salt}" if self.salt else self.tenant
 
     @property
     def known(self) -> int:

@@ -137,13 +137,13 @@ class SlabMemory:
         wanted = self._size(min(sequence.limit, needed + HEADROOM))
         room = self._take(wanted, keep=source) or self._take(self._size(needed), keep=source)
         if room is not None:
-            return self._copied(source, shared, Slab(*room, sequence.tenant))
+            return self._copied(source, shared, Slab(*room, sequence.owner))
         if kept is None:
             return None
         if kept.size >= needed:
             return self._take_over(kept, shared)
         room = self._take(self._size(needed))
-        return None if room is None else Slab(*room, sequence.tenant)
+        return None if room is None else Slab(*room, sequence.owner)
 
     def grow(self, sequence: Sequence, tokens: int) -> bool:
         slab = self.slabs[sequence.number]
@@ -210,12 +210,12 @@ class SlabMemory:
         if not sequence.shareable:
             return None, 0
         best: Slab | None = None
-        for key in block_keys(sequence.tenant, sequence.tokens, sequence.known - 1):
+        for key in block_keys(sequence.owner, sequence.tokens, sequence.known - 1):
             slab = self._found.get(key)
             if slab is None:
                 break
             best = slab
-        if best is None or best.tenant != sequence.tenant:
+        if best is None or best.tenant != sequence.owner:
             return None, 0
         shared = common_prefix(sequence.tokens, best.tokens, 0, min(sequence.known - 1, best.computed))
         return (best, shared) if shared >= BLOCK else (None, 0)

@@ -41,7 +41,7 @@ class Snapshots:
         fits = (
             (len(kept.tokens), key)
             for key, kept in self._kept.items()
-            if kept.tenant == sequence.tenant
+            if kept.tenant == sequence.owner
             and len(kept.tokens) < len(known)
             and kept.tokens == known[: len(kept.tokens)]
         )
@@ -52,7 +52,7 @@ class Snapshots:
         return self._kept[key]
 
     def has(self, sequence: Sequence, length: int) -> bool:
-        return _key(sequence.tenant, sequence.tokens[:length]) in self._kept
+        return _key(sequence.owner, sequence.tokens[:length]) in self._kept
 
     def keep(self, snapshot: Snapshot, room: int) -> None:
         """In `room` tokens at the most, for which older ones go."""

@@ -33,8 +33,8 @@ def open_translator(
     new_id: Callable[[str], str],
 ) -> Translator | PlainTranslator:
     """The translator for one turn's output. The output of a raw prompt is treated as text only."""
-    if options.raw_prompt is not None:
-        return PlainTranslator(new_id)
+    if options.raw_prompt is not None or options.special_tokens:
+        return PlainTranslator(new_id, {} if options.special_tokens else prompt.special_tokens)
     return Translator(
         prompt.output_format,
         tools=input.tools or [],

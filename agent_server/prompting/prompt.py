@@ -27,6 +27,7 @@ from agent_server.prompting.encoding import characters_per_token, encoded
 from agent_server.prompting.prefill import written_stage
 from agent_server.prompting.rendering import Chat, Rendering
 from agent_server.prompting.thinking import switch_words, template_variables
+from agent_server.prompting.truncation import newest, shortened
 from agent_server.settings import PromptSettings
 from events.formats import registry
 from events.formats.output_format import OutputFormat, marker_ids, markers
@@ -47,7 +48,8 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     text: the rendered prompt, for inspection. opened: the beginning of the answer that it already holds, from the
     assistant's header on. marker_ids: the format's markers that are one token of the vocabulary, with their ids.
     stop_token_ids: ids that end the answer. warnings: sentences about what was left out, changed or ignored.
-    pictures: the parts of the images that it has places for, in their order.
+    pictures: the parts of the images that it has places for, in their order. special_tokens: spellings of those that a
+    raw answer does not show, by id.
     """
 
     token_ids: tuple[int, ...]
@@ -58,6 +60,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: tuple[int, ...] = ()
     warnings: tuple[str, ...] = ()
     pictures: tuple[ImagePart, ...] = ()
+    special_tokens: Mapping[int, str] = {}
 
 
 class Prompts(Protocol):
@@ -98,6 +101,8 @@ class PromptBuilder:
         self.tokenizer = files.tokenizer
         self._now = now
         self._controls = ControlTokens(files.tokenizer)
+        added = files.tokenizer.get_added_tokens_decoder().items()
+        self._special_tokens = {number: token.content for number, token in added if token.special}
         self._characters_per_token = characters_per_token(files.tokenizer)
         templates = {"default": settings.chat_template} if settings.chat_template else dict(files.templates)
         self._chats = {name: self._chat(source) for name, source in templates.items()}
@@ -178,11 +183,19 @@ class PromptBuilder:
         """The prompt for one turn. sees: images have a place in it, one token each. Raises
         EngineError("invalid_request") if there is no template or it refuses the conversation,
         EngineError("context_length_exceeded") if the prompt, or prompt and max_tokens, do not fit."""
-        limit = self.context_length
+        if options.truncate_history:
+            return newest(input, lambda part: self._build(part, options, instructions, sees=sees))
+        return self._build(input, options, instructions, sees=sees)
+
+    def _build(
+        self, input: RunAgentInput, options: GenerationOptions, instructions: str | None, *, sees: bool
+    ) -> Prompt:
+        limit = self.context_length if options.truncate_prompt is None else None
         if options.raw_prompt is not None:
             prompt = self._raw(options, limit)
         else:
             prompt = self._rendered(input, options, instructions, limit, sees=sees)
+        prompt = shortened(prompt, options, self.context_length)
         self._check_length(len(prompt.token_ids), options.sampling.max_tokens)
         return prompt
 
@@ -195,16 +208,17 @@ class PromptBuilder:
     def _raw(self, options: GenerationOptions, limit: int | None = None) -> Prompt:
         """The prompt for text or ids that go to the model unchanged. limit: in tokens; longer text is not encoded."""
         raw = options.raw_prompt
-        stops = self.files.stop_token_ids
+        stops, hidden = self.files.stop_token_ids, self._special_tokens
         if isinstance(raw, str):
             self._check_size(raw)
             self._check_characters(raw, limit)
-            return Prompt(token_ids=tuple(self.tokenize(raw)), text=raw, stop_token_ids=stops)
+            return Prompt(token_ids=tuple(self.tokenize(raw)), text=raw, stop_token_ids=stops, special_tokens=hidden)
         ids = tuple(raw or ())
         size = self.tokenizer.get_vocab_size(with_added_tokens=True)
         if any(not 0 <= number < size for number in ids):
             raise EngineError("invalid_request", f"a token id is outside of the vocabulary of {size}", param="prompt")
-        return Prompt(token_ids=ids, text=self.detokenize(ids), stop_token_ids=stops)
+        text = self.detokenize(ids)
+        return Prompt(token_ids=ids, text=text, stop_token_ids=stops, special_tokens=hidden)
 
     def _rendered(
         self,

@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+import msgspec
+from pydantic import BeforeValidator, Field, field_validator
 
 from agent_server.settings.lists import Names
 from agent_server.settings.section import FIXED, Option, Section
+from events.sampling import PARAMETERS, OptionError, SamplingParams
 
 
 def _read_object(value: object) -> object:
@@ -99,3 +101,17 @@ class OutputSettings(Section):
     tool_call_parse_error."""
     constrain_tools: bool = True
     """Restrict calls to the declared tools and their schemas by a grammar."""
+    sampling: Annotated[dict[str, object], BeforeValidator(_read_object), Option("sampling_defaults")] = {}
+    """Sampling parameters for requests that do not state them, as JSON: {"temperature": 0.6, "top_p": 0.95}. An agent's
+    own go before them, the model's generation_config behind."""
+
+    @field_validator("sampling")
+    @classmethod
+    def _check_sampling(cls, value: dict[str, object]) -> dict[str, object]:
+        if unknown := sorted(set(value) - set(PARAMETERS)):
+            raise ValueError(f"{unknown[0]} is no sampling parameter; those are {', '.join(PARAMETERS)}")
+        try:
+            msgspec.convert(value, SamplingParams).validate()
+        except (msgspec.ValidationError, OptionError) as error:
+            raise ValueError(str(error)) from None
+        return value

@@ -38,10 +38,22 @@ COMMON: dict[str, tuple[Any, dict[str, Any]]] = {
     "include_stop_str_in_output": (True, {}), "add_special_tokens": (True, {}), "cache_prompt": (False, {}),
     "id_slot": (2, {}), "n_keep": (9, {}), "n_cache_reuse": (3, {}), "request_id": ("r", {}),
     "guided_decoding_backend": ("xgrammar", {}), "mm_processor_kwargs": ({"a": 1}, {}),
-    "kv_transfer_params": ({"a": 1}, {}), "priority": (5, {}), "spaces_between_special_tokens": (False, {}),
+    "kv_transfer_params": ({"a": 1}, {}), "priority": (5, {}), "cache_salt": ("s", {}), "spaces_between_special_tokens": (False, {}),
     "return_progress": (True, {}), "timings_per_token": (True, {}), "use_beam_search": (True, {}),
     "length_penalty": (2.0, {}), "mirostat": (2, {}), "dynatemp_range": (0.5, {}), "dry_multiplier": (0.8, {}),
-    "xtc_probability": (0.5, {}), "top_n_sigma": (1.0, {}),
+    "xtc_probability": (0.5, {}), "top_n_sigma": (1.0, {}), "skip_special_tokens": (False, {}),
+    "prompt_logprobs": (1, {}), "truncate_prompt_tokens": (5, {}), "truncation_side": ("right", {}),
+    "guided_json": ('{"type": "object"}', {}), "guided_regex": ("a+", {}), "guided_choice": (["a", "b"], {}),
+    "guided_grammar": ("start: /a/", {}), "guided_whitespace_pattern": (" ", {}), "vllm_xargs": ({"a": 1}, {}),
+    "media_io_kwargs": ({"a": 1}, {}), "return_tokens_as_token_ids": (True, {}), "return_tokens": (True, {}),
+    "logits_processors": (["x"], {}), "documents": ([{"text": "x"}], {}), "grammar": ("root ::= a", {}),
+    "json_schema": ({"type": "object"}, {}), "n_probs": (3, {}), "post_sampling_probs": (True, {}),
+    "min_keep": (3, {}), "repeat_penalty": (1.2, {}), "repeat_last_n": (64, {}), "samplers": (["top_k"], {}),
+    "mirostat_tau": (5.0, {}), "mirostat_eta": (0.1, {}), "dynatemp_exponent": (1.0, {}), "dry_base": (1.75, {}),
+    "dry_allowed_length": (2, {}), "dry_penalty_last_n": (-1, {}), "dry_sequence_breakers": (["x"], {}),
+    "xtc_threshold": (0.1, {}), "n_discard": (0, {}), "n_indent": (0, {}), "t_max_predict_ms": (9, {}),
+    "lora": ([{"id": 0}], {}), "reasoning_format": ("auto", {}), "thinking_forced_open": (True, {}),
+    "parse_tool_calls": (True, {}),
 }  # fmt: skip
 CHAT = COMMON | {
     "messages": ([{"role": "user", "content": "Bye"}], {}), "max_completion_tokens": (5, {}), "logprobs": (True, {}),
@@ -52,7 +64,7 @@ CHAT = COMMON | {
     "constrain_tools": (False, {}), "verbosity": ("low", {}), "modalities": (["audio"], {}), "audio": ({"a": 1}, {}),
     "function_call": ({"name": "f"}, {"functions": [{"name": "f"}]}), "functions": ([{"name": "f"}], {}), "moderation": ({"model": "m"}, {}),
     "prediction": ({"type": "content", "content": "x"}, {}), "web_search_options": ({"a": 1}, {}), "echo": (True, {}),
-    "skip_special_tokens": (False, {}), "include_stop_str_in_output": (True, {}), "prompt_logprobs": (1, {}),
+    "include_stop_str_in_output": (True, {}),
     "add_generation_prompt": (False, {}),
 }  # fmt: skip
 RESPONSES = COMMON | {
@@ -68,7 +80,7 @@ RESPONSES = COMMON | {
 }  # fmt: skip
 COMPLETIONS = COMMON | {
     "prompt": ("Bye", {}), "best_of": (3, {}), "echo": (True, {}), "logprobs": (2, {}), "suffix": ("x", {}),
-    "skip_special_tokens": (False, {}), "include_stop_str_in_output": (True, {}), "prompt_logprobs": (1, {}),
+    "include_stop_str_in_output": (True, {}),
 }  # fmt: skip
 ANTHROPIC = COMMON | {
     "messages": ([{"role": "user", "content": "Bye"}], {}), "metadata": ({"user_id": "u"}, {}),

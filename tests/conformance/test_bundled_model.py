@@ -130,3 +130,37 @@ async def test_every_token_that_was_generated_has_its_id(tools: Any):
     assert [number for chunk in chunks for number in chunk["choices"][0].get("token_ids") or []] == ids
     assert chunks[0]["prompt_token_ids"] == whole["prompt_token_ids"]
     assert not any("prompt_token_ids" in chunk for chunk in chunks[1:])
+
+
+async def test_what_other_servers_take_changes_the_models_own_answer():
+    """A budget of reasoning, the model's own spelling, and a prompt that is scored, on Chat and Completions."""
+    base: dict[str, Any] = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0, "max_tokens": 60}
+    async with serving() as running, httpx.AsyncClient(base_url=running.url, timeout=60) as http:
+
+        async def chat(path: str = "/v1/chat/completions", **fields: Any) -> dict[str, Any]:
+            answer = await http.post(path, json={**base, **fields})
+            assert answer.status_code == 200, answer.text
+            found: dict[str, Any] = answer.json()
+            return found
+
+        free = await chat()
+        raw = await chat(skip_special_tokens=False, include_stop_str_in_output=True)
+        thought, said = (free["choices"][0]["message"][part] for part in ("reasoning", "content"))
+        text = raw["choices"][0]["message"]["content"]
+        assert thought in text and text.endswith(said) and "</think>" in text
+        if ENGINE:  # an upstream's streams have no scores of prompts, and it keeps no budget
+            return
+        bounded = await chat(thinking_token_budget=2, return_token_ids=True)
+        message, usage = bounded["choices"][0]["message"], bounded["usage"]
+        assert usage["completion_tokens_details"]["reasoning_tokens"] < 6 < len(thought)
+        assert thought.startswith(message["reasoning"]) and message["content"]
+        scored = await chat(prompt_logprobs=1, max_tokens=1, return_token_ids=True)
+        rows = scored["prompt_logprobs"]
+        assert rows[0] is None and len(rows) == len(scored["prompt_token_ids"])
+        for token, row in zip(scored["prompt_token_ids"][1:], rows[1:], strict=True):
+            ranked = row[str(token)]
+            assert ranked["logprob"] <= max(each["logprob"] for each in row.values())
+            assert ranked["rank"] in (1, None)
+        body = {"prompt": scored["prompt_token_ids"], "prompt_logprobs": 1, "max_tokens": 1}
+        again = (await http.post("/v1/completions", json=body)).json()
+        assert again["choices"][0]["prompt_logprobs"] == rows

@@ -352,6 +352,106 @@ async def test_what_steers_other_servers_is_taken_with_a_warning(http: httpx.Asy
     assert (await post(http, path, mirostat=2))["error"]["param"] == "mirostat"
 
 
+# ---- where and when a request is computed, and how much of its prompt ------------------------------------------------
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_request_gives_way_and_has_a_cache_of_its_own(
+    running: Running, http: httpx.AsyncClient, path: str
+) -> None:
+    assert (await post(http, path, priority=3, cache_salt="mine")).get("error") is None
+    assert (running.engine.requests[-1].priority, running.engine.requests[-1].cache_salt) == (-3, "mine")
+    assert "give way" in (await post(http, path, priority=-1))["error"]["message"]
+    assert "cache_salt" in (await post(http, path, cache_salt=""))["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_the_end_of_a_prompt_is_kept(running: Running, http: httpx.AsyncClient, path: str) -> None:
+    await post(http, path)
+    whole = running.engine.requests[-1].prompt_token_ids
+    found = await post(http, path, truncate_prompt_tokens=1, return_token_ids=True)
+    assert running.engine.requests[-1].prompt_token_ids == whole[-1:]
+    assert found.get("prompt_token_ids", found["choices"][0].get("prompt_token_ids")) == list(whole[-1:])
+    await post(http, path, truncate_prompt_tokens=10_000)
+    assert running.engine.requests[-1].prompt_token_ids == whole
+    assert (await post(http, path, truncate_prompt_tokens=0))["error"]["param"] == "truncate_prompt_tokens"
+    await post(http, "/v1/completions", prompt=[5, 6, 7], truncate_prompt_tokens=2)
+    assert running.engine.requests[-1].prompt_token_ids == (6, 7)
+
+
+async def test_as_much_of_a_prompt_as_fits() -> None:
+    async with (
+        serving(scripted(ANSWER, context_length=64), max_context=64) as running,
+        httpx.AsyncClient(base_url=running.url, timeout=30) as http,
+    ):
+        for path, fields in (("/v1/completions", {"prompt": "word " * 400}), ("/v1/chat/completions", {"messages": [
+            {"role": "user", "content": "word " * 400}
+        ]})):  # fmt: skip
+            assert "error" not in await post(http, path, **fields, truncate_prompt_tokens=-1, max_tokens=9)
+            assert len(running.engine.requests[-1].prompt_token_ids) == 55
+
+
+async def test_the_oldest_turns_are_left_out_where_that_is_asked_for() -> None:
+    turns: list[Any] = [{"role": "system", "content": "Be brief."}]
+    for number in range(9):
+        turns += [{"role": "user", "content": f"question {number}"}, {"role": "assistant", "content": "yes " * 12}]
+    turns += [{"role": "user", "content": "And now?"}]
+    engine = scripted(ANSWER, context_length=128)
+    running_vocabulary.engine = engine
+    async with (
+        serving(engine, max_context=128) as running,
+        httpx.AsyncClient(base_url=running.url, timeout=30) as http,
+    ):
+        refused = await post(http, "/v1/responses", input=turns)
+        assert refused["error"]["code"] == "context_length_exceeded"
+        found = await post(http, "/v1/responses", input=turns, truncation="auto")
+        assert (found["error"], found["truncation"]) == (None, "auto")
+        read = running_vocabulary.decode(running.engine.requests[-1].prompt_token_ids)
+        kept = [number for number in range(9) if f"question {number}" in read]
+        assert "Be brief." in read and "And now?" in read
+        assert kept and kept == list(range(kept[0], 9)) and kept[0] > 0
+        with_one_more = [turns[0], *turns[2 * kept[0] - 1 :]]
+        assert (await post(http, "/v1/responses", input=with_one_more))["error"]["code"] == "context_length_exceeded"
+        alone = [{"role": "user", "content": "word " * 400}]
+        assert (await post(http, "/v1/responses", input=alone, truncation="auto"))["error"] is not None
+        assert (await post(http, "/v1/responses", truncation="never"))["error"]["param"] == "truncation"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_times_are_told_as_llama_cpp_tells_them(http: httpx.AsyncClient, path: str) -> None:
+    whole = await post(http, path, timings_per_token=True)
+    async with http.stream("POST", path, json={**PATHS[path], "timings_per_token": True, "stream": True}) as answer:
+        text = (await answer.aread()).decode()
+    streamed = next(json.loads(line[6:]) for line in text.splitlines() if '"timings"' in line)
+    for timings in (whole["timings"], streamed["timings"]):
+        assert timings["prompt_n"] + timings["cache_n"] == whole["usage"]["prompt_tokens"]
+        assert timings["predicted_n"] == whole["usage"]["completion_tokens"]
+        assert timings["prompt_ms"] >= 0 and timings["predicted_ms"] >= 0
+    assert "timings" not in await post(http, path)
+
+
+async def test_control_tokens_are_shown_where_that_is_asked_for(http: httpx.AsyncClient) -> None:
+    chat, text = "/v1/chat/completions", "/v1/completions"
+    shown = await post(http, chat, skip_special_tokens=False)
+    assert shown["choices"][0]["message"] == {"role": "assistant", "content": ANSWER, "refusal": None}
+    refused = await post(http, chat, skip_special_tokens=False, tools=[CHAT_TOOL])
+    assert refused["error"]["param"] == "skip_special_tokens"
+    hidden = (await post(http, text, max_tokens=99))["choices"][0]["text"]
+    assert (await post(http, text, max_tokens=99, skip_special_tokens=False))["choices"][0]["text"] == ANSWER
+    assert hidden == ANSWER.replace("<think>", "").replace("</think>", "")
+
+
+async def test_the_server_has_sampling_defaults() -> None:
+    async with (
+        serving(scripted(ANSWER), sampling_defaults={"temperature": 0.6, "top_k": 9, "stop": ["zz"]}) as running,
+        httpx.AsyncClient(base_url=running.url, timeout=30) as http,
+    ):
+        for path in PATHS:
+            await post(http, path, top_k=0)
+            asked = running.engine.requests[-1].sampling
+            assert (asked.temperature, asked.top_k, asked.stop) == (0.6, 0, ("zz",))
+
+
 # ---- a budget of reasoning ------------------------------------------------------------------------------------------
 
 

@@ -38,7 +38,17 @@ class Driver:
         self.number = 0
 
     def submit(
-        self, prompt, *, tenant="", priority=0, constraint=None, pictures=(), generated=(), thought=None, **sampling
+        self,
+        prompt,
+        *,
+        tenant="",
+        priority=0,
+        constraint=None,
+        pictures=(),
+        generated=(),
+        thought=None,
+        salt="",
+        **sampling,
     ):
         self.number += 1
         sampling = {"temperature": 0.0, "ignore_eos": True, **sampling}
@@ -52,6 +62,7 @@ class Driver:
             pictures=tuple(pictures),
             generated=tuple(generated),
             thought=thought,
+            cache_salt=salt,
         )
         self.items[self.number] = []
         self.core.inbox.put(Submit(self.number, request))

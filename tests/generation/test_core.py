@@ -424,3 +424,14 @@ def test_an_empty_delta_is_never_sent(driver):
     number = driver.submit(PROMPT, max_tokens=20, stop=("zzzzzz",))
     driver.finish()
     assert all(item.tokens for item in driver.items[number] if isinstance(item, Delta))
+
+
+def test_what_is_cached_is_found_with_the_same_salt_alone(driver):
+    said = {salt: list(range(4, 200)) for salt in ("", "one", "two")}
+    cached = []
+    for salt in ("", "", "one", "two", "one", ""):
+        number = driver.submit(said[salt], salt=salt, max_tokens=2)
+        driver.finish()
+        cached.append(driver.end(number).usage.cached_tokens > 0)
+        said[salt] = [*said[salt], *driver.ids(number), 5]
+    assert cached == [False, True, False, False, True, True]

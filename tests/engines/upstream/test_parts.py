@@ -124,7 +124,7 @@ def test_what_vllm_is_asked():
         "top_p": 0.9, "top_k": 7, "min_p": 0.1, "repetition_penalty": 1.2, "presence_penalty": 0.5,
         "frequency_penalty": 0.25, "logit_bias": {"4": -1.5}, "seed": 2**63 - 1, "stop_token_ids": [9],
         "ignore_eos": True, "skip_special_tokens": False, "spaces_between_special_tokens": False, "stop": ["x"],
-        "logprobs": 3, "return_tokens_as_token_ids": True, "priority": 3,
+        "logprobs": 3, "return_tokens_as_token_ids": True, "priority": -3,
     }  # fmt: skip
 
 

@@ -96,7 +96,7 @@ class SGLang:
             "top_logprobs_num": sampling.logprobs if wanted else None,
             "logprob_start_len": -1 if wanted else None,
             "priority": request.priority or None,
-            "extra_key": cache_salt(request.tenant),
+            "extra_key": cache_salt(request.tenant, request.cache_salt),
         }
         return {name: value for name, value in body.items() if value is not None}
 

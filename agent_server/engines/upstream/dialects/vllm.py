@@ -81,8 +81,8 @@ class VLLM:
             **SPELLING,
             "return_tokens_as_token_ids": True if sampling.logprobs is not None else None,
             "structured_outputs": grammar_words(outgoing.grammar),
-            "priority": request.priority or None,
-            "cache_salt": cache_salt(request.tenant),
+            "priority": -request.priority or None,
+            "cache_salt": cache_salt(request.tenant, request.cache_salt),
         }
         return {name: value for name, value in body.items() if value is not None}
 

@@ -40,8 +40,8 @@ class VLLMTokens(VLLM):
             "stream": True,
             "stream_options": {"include_usage": True},
             "sampling_params": params,
-            "priority": request.priority or None,
-            "cache_salt": cache_salt(request.tenant),
+            "priority": -request.priority or None,
+            "cache_salt": cache_salt(request.tenant, request.cache_salt),
         }
         return {name: value for name, value in body.items() if value is not None}
 
