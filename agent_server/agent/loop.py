@@ -2,62 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from ag_ui.core import ActivityMessage, Context, RunAgentInput, ToolCall, ToolMessage
+from ag_ui.core import RunAgentInput, ToolCall
 
-from agent_server.agent import interrupts
 from agent_server.agent.agent import Agent
-from agent_server.agent.conversation import Conversation, instructions_of
-from agent_server.agent.resuming import Opening, Settled
-from agent_server.agent.running import Activity, Callee, CallResult, Pending, answer_all, failure
-from agent_server.agent.server_tools import Tool, ToolFault, read_arguments
-from agent_server.agent.state import SharedState
-from agent_server.agent.surfaces import Surfaces
-from agent_server.agent.tool_context import InputRequired, ToolContext
+from agent_server.agent.calling import Caller, Talk, Toolset
+from agent_server.agent.conversation import instructions_of
+from agent_server.agent.early_calls import EarlyCalls
+from agent_server.agent.resuming import Opening
 from agent_server.agent.turn import TurnTaker
-from agent_server.runs import Ending, Recorder, RunContext
+from agent_server.runs import Ending
 from events.options import GenerationOptions, ToolChoice
-from events.vocabulary import (
-    ActivitySnapshot,
-    Event,
-    Interrupt,
-    InterruptOutcome,
-    StepFinished,
-    StepStarted,
-    SuccessOutcome,
-    ToolCallResult,
-)
-
-Emit = Callable[[Event], None]
-CANNOT_ASK = "This call needs a person's agreement, and this connection cannot ask for it. It was not made."
-
-
-class Toolset(msgspec.Struct, frozen=True, kw_only=True):
-    """What the model may call. declarations: of the server's tools, for the prompt. approvals: tools that may need a
-    person's yes. clients: names of the tools that the client runs. context: the client's, as the model is told it."""
-
-    callees: Mapping[str, Callee]
-    declarations: Sequence[Any]
-    approvals: Mapping[str, Tool] = {}
-    clients: frozenset[str] = frozenset()
-    context: Sequence[Context] = ()
-
-
-class Talk(msgspec.Struct, frozen=True, kw_only=True):
-    """One conversation within a run: the run's own, or a subagent's. emit: where its events go (a subagent's are marked
-    on the way). may_ask: a person can be asked, since what is asked is stored. surfaces: the run's."""
-
-    context: RunContext
-    recorder: Recorder
-    conversation: Conversation
-    state: SharedState
-    emit: Emit
-    may_ask: bool
-    surfaces: Surfaces
+from events.vocabulary import Interrupt, InterruptOutcome, StepFinished, StepStarted, SuccessOutcome
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,14 +41,13 @@ class Loop:
         self._conversation = talk.conversation
         self._state = talk.state
         self._emit = talk.emit
-        self._may_ask = talk.may_ask
+        self._caller = Caller(agent.name, talk, tools)
 
     async def resume(self, opening: Opening) -> Outcome:
         """Settle what was interrupted, then go on. The calls themselves are not told again."""
         for settled in opening.settled:
-            answer = CallResult(content=settled.content, failed=settled.failed)
-            await self._settle(settled.record.call["id"], answer, settled.record.id if settled.fresh else None, settled)
-        waiting = await self._follow(opening.decisions)
+            await self._caller.settle(settled)
+        waiting = await self._caller.follow(opening.decisions)
         if waiting:
             return Outcome(reason="tool_calls", waiting=tuple(waiting))
         if left := self._unanswered_by_client():
@@ -119,15 +77,23 @@ class Loop:
         return outcome
 
     async def _turn_and_calls(self, number: int) -> Outcome | None:
+        early = self._caller.early()
         try:
-            turn = await self._turns.take(self._input(), self._turn_options(number), self._instructions())
+            return await self._take_turn(number, early)
+        finally:
+            await early.discard()
+
+    async def _take_turn(self, number: int, early: EarlyCalls) -> Outcome | None:
+        try:
+            told = early.see if self._tools.early else None
+            turn = await self._turns.take(self._input(), self._turn_options(number), self._instructions(), told=told)
         finally:
             said = self._turns.said()
             self._conversation.add(said.messages, said.shown)
         if not said.calls:
             return Outcome(text=said.text, reason=turn.finished.reason)
         mine, pending = self._divide(said.calls)
-        waiting = await self._call(mine, turn.invalid)
+        waiting = await self._caller.call(mine, turn.invalid, early)
         if waiting:
             return Outcome(reason="tool_calls", waiting=tuple(waiting))
         if pending:
@@ -169,164 +135,6 @@ class Loop:
             ours = name in self._tools.callees or (name not in self._tools.clients and bool(self._tools.callees))
             (mine if ours else clients).append(call)
         return mine, clients
-
-    async def _call(self, calls: Sequence[ToolCall], invalid: Mapping[str, str]) -> list[dict[str, Any]]:
-        """Make calls, but those that need a person's agreement; what a person must be asked. Arguments that do not fit
-        the schema (`invalid`) are told to the model, unless the tool checks them itself."""
-        waiting: list[dict[str, Any]] = []
-        pending: list[Pending] = []
-        for call in calls:
-            try:
-                arguments = read_arguments(call.function.arguments)
-                callee = self._tools.callees.get(call.function.name)
-                if callee is None:
-                    raise ToolFault(f"There is no tool called {call.function.name}.")
-                if call.id in invalid and not getattr(callee, "checks", False):
-                    raise ToolFault(f"Invalid arguments: {invalid[call.id]}")
-                approving = self._tools.approvals.get(call.function.name)
-                if approving is not None:
-                    approving.check(arguments)
-            except ToolFault as fault:
-                self._answer(call.id, failure(str(fault)))
-                continue
-            if approving is None or not approving.needs_approval(arguments):
-                pending.append(self._pending(call.id, call.function.name, arguments, callee))
-            elif self._may_ask:
-                waiting.append(self._ask_approval(approving, arguments, call.id))
-            else:
-                self._answer(call.id, failure(CANNOT_ASK))
-        return waiting + await self._answer_pending(pending)
-
-    async def _answer_pending(self, pending: Sequence[Pending]) -> list[dict[str, Any]]:
-        waiting: list[dict[str, Any]] = []
-
-        async def done(each: Pending, answer: CallResult) -> None:
-            if answer.question is None:
-                await self._settle(each.call_id, answer, each.interrupt_id)
-            elif self._may_ask:
-                if each.interrupt_id is not None:
-                    await self._record(each.interrupt_id, None, None)
-                waiting.append(self._ask_person(each, answer.question))
-            else:
-                await self._settle(each.call_id, failure(CANNOT_ASK), each.interrupt_id)
-
-        await answer_all(pending, done)
-        return waiting
-
-    async def _settle(
-        self, call_id: str, answer: CallResult, interrupt_id: str | None, settled: Settled | None = None
-    ) -> None:
-        """Answer a call; the result of one that an interrupt held back is kept before anyone is told."""
-        message_id = settled.message_id if settled is not None else None
-        message_id = message_id or self._context.new_id("msg")
-        if interrupt_id is not None:
-            await self._record(interrupt_id, answer.content, message_id)
-        if not self._conversation.answered(call_id):
-            self._answer(call_id, answer, message_id)
-
-    async def _record(self, interrupt_id: str, content: Any, message_id: str | None) -> None:
-        assert self._context.thread is not None
-        await self._context.thread.record_result(interrupt_id, content, message_id)
-
-    def _answer(self, call_id: str, answer: CallResult, message_id: str | None = None) -> None:
-        """Send a call's result and add it to the conversation, after what the tool did to the state."""
-        try:
-            self._state.push()
-        except ToolFault as fault:
-            answer = failure(str(fault))
-        message_id = message_id or self._context.new_id("msg")
-        metadata = {"isError": True} if answer.failed else None
-        self._emit(
-            ToolCallResult(
-                message_id=message_id, tool_call_id=call_id, content=answer.content, role="tool", metadata=metadata
-            )
-        )
-        message = ToolMessage(id=message_id, tool_call_id=call_id, content=answer.content, metadata=metadata)
-        self._conversation.add_result(message)
-        for activity in answer.activities:
-            self._show(call_id, activity)
-
-    def _show(self, call_id: str, activity: Activity) -> None:
-        """Send an activity of a call's, and keep it with the thread."""
-        id = activity.id or self._context.new_id("activity")
-        if not activity.told:
-            self._emit(
-                ActivitySnapshot(message_id=id, activity_type=activity.kind, content=activity.content, replace=True)
-            )
-        self._conversation.add_activity(
-            call_id, ActivityMessage(id=id, activity_type=activity.kind, content=activity.content)
-        )
-
-    def _pending(
-        self, call_id: str, name: str, arguments: dict[str, Any], callee: Callee, answers: Sequence[Any] = ()
-    ) -> Pending:
-        return Pending(
-            call_id=call_id,
-            name=name,
-            arguments=arguments,
-            callee=callee,
-            context=self._tool_context(call_id, name, answers),
-        )
-
-    def _tool_context(self, call_id: str, name: str, answers: Sequence[Any]) -> ToolContext:
-        context = self._context
-        activity = context.new_id("activity")
-
-        def progress(content: Mapping[str, Any]) -> None:
-            shown = {"toolCallId": call_id, "toolName": name, **content}
-            self._emit(ActivitySnapshot(message_id=activity, activity_type="tool_progress", content=shown))
-
-        return ToolContext(
-            tool_call_id=call_id,
-            tool_name=name,
-            thread_id=context.input.thread_id,
-            run_id=context.input.run_id,
-            tenant=context.tenant,
-            forwarded_props=context.input.forwarded_props,
-            state=self._state.value,
-            push_state=self._state.push,
-            progress=progress,
-            answers=answers,
-        )
-
-    def _ask_approval(self, tool: Tool, arguments: dict[str, Any], call_id: str) -> dict[str, Any]:
-        asked = interrupts.approval(tool, arguments, call_id, self._context.new_id("int"), datetime.now(UTC))
-        return self._asked(asked, call_id, tool.name, arguments, [])
-
-    def _ask_person(self, each: Pending, question: InputRequired) -> dict[str, Any]:
-        asked = interrupts.question(question, each.call_id, self._context.new_id("int"), datetime.now(UTC))
-        return self._asked(asked, each.call_id, each.name, each.arguments, each.context.answers)
-
-    def _asked(
-        self, asked: Interrupt, call_id: str, name: str, arguments: dict[str, Any], answers: Sequence[Any]
-    ) -> dict[str, Any]:
-        """An interrupt with what the store keeps beside it: the call that it stops, and whose it is."""
-        call = {"id": call_id, "name": name, "arguments": arguments, "answers": answers, "agent": self._agent.name}
-        return {"interrupt": asked, "call": call}
-
-    async def _follow(self, decisions: Sequence[interrupts.Decision]) -> list[dict[str, Any]]:
-        """Make the calls that were agreed to and tell the model of those that were not; what is still to be asked."""
-        pending: list[Pending] = []
-        for decision in decisions:
-            call, record = decision.record.call, decision.record
-            callee = self._tools.callees.get(call["name"])
-            if decision.refusal is not None or callee is None:
-                refusal = decision.refusal or f"There is no tool called {call['name']} any more."
-                await self._settle(call["id"], CallResult(content=refusal, failed=True), record.id)
-                continue
-            if decision.arguments != call["arguments"]:
-                self._conversation.use_arguments(call["id"], decision.arguments)
-            pending.append(
-                Pending(
-                    call_id=call["id"],
-                    name=call["name"],
-                    arguments=decision.arguments,
-                    callee=callee,
-                    context=self._tool_context(call["id"], call["name"], decision.answers),
-                    interrupt_id=record.id,
-                )
-            )
-        return await self._answer_pending(pending)
 
     def _unanswered_by_client(self) -> tuple[str, ...]:
         """Calls of the last assistant message that the client was to answer and has not."""

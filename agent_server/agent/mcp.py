@@ -194,13 +194,20 @@ class McpConnection:
 
 
 class McpCallee:
-    """One tool of a server, as the loop calls it."""
+    """One tool of a server, as the loop calls it. One that declares itself read-only may begin early: it would be
+    called as well a moment later."""
+
+    checks = False
+    at_once: int | None = None
 
     def __init__(self, connection: McpConnection, tool: McpTool, limits: ToolLimits) -> None:
         self._connection = connection
         self._tool = tool
         self._seconds = connection.server.time_limit or limits.seconds
         self._characters = limits.characters
+        said = tool.annotations
+        self.early = bool(said is not None and said.read_only_hint)
+        self.place = f"{connection.server.name} {tool.name}"
 
     async def answer(self, arguments: dict[str, Any], context: ToolContext) -> CallResult:
         problem = misfit(arguments, self._tool.input_schema)

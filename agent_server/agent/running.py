@@ -1,4 +1,5 @@
-"""Running the calls of one turn: concurrently, each within its limits, each with an answer for the model."""
+"""Running the calls of one turn: concurrently, each within its limits, each with an answer for the model, told in the
+calls' order."""
 
 from __future__ import annotations
 
@@ -16,6 +17,10 @@ import msgspec
 from agent_server.agent.server_tools import Tool, ToolFault, capped, result_content
 from agent_server.agent.tool_context import InputRequired, ToolContext
 from agent_server.settings import ToolLimits
+
+RETRY_SECONDS = 0.2
+"""Before the second attempt at a call; twice as long before each further one."""
+LONGEST_RETRY_SECONDS = 5.0
 
 
 class Activity(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,10 +48,24 @@ def failure(message: str) -> CallResult:
 
 
 class Callee(Protocol):
-    """Anything that answers a call: a server tool, a tool of an MCP server, another agent."""
+    """Anything that answers a call: a server tool, a tool of an MCP server, another agent.
+
+    checks: it checks its arguments itself. early: it may run before the message that calls it is done. place: the name
+    under which its calls are counted, "" for those that take no place: an agent's, whose own calls take places, and
+    would wait for it. at_once: its own bound on calls at once.
+    """
+
+    checks: bool
+    early: bool
+    place: str
+    at_once: int | None
 
     async def answer(self, arguments: dict[str, Any], context: ToolContext) -> CallResult:
         """Never raises but for cancellation: what goes wrong is the answer."""
+
+
+class Passing(Exception):
+    """A call failed in a way that another attempt may not."""
 
 
 class FunctionCallee:
@@ -58,8 +77,27 @@ class FunctionCallee:
         self._tool = tool
         self._seconds = tool.time_limit or limits.seconds
         self._characters = tool.result_limit or limits.characters
+        self.early = tool.early
+        self.place = f"{tool.name} {id(tool)}"  # two agents may have different tools of one name
+        self.at_once = tool.at_once
 
     async def answer(self, arguments: dict[str, Any], context: ToolContext) -> CallResult:
+        retries, last = self._tool.retries, ""
+        for number in range(retries + 1):
+            if number:
+                context.progress(f"{last} Attempt {number + 1} of {retries + 1}.")
+                await asyncio.sleep(min(RETRY_SECONDS * 2 ** (number - 1), LONGEST_RETRY_SECONDS))
+            attempt = context.attempt()
+            try:
+                return await self._once(arguments, attempt)
+            except Passing as passing:
+                last = str(passing)
+            finally:
+                attempt.cancel()
+        return failure(last)
+
+    async def _once(self, arguments: dict[str, Any], context: ToolContext) -> CallResult:
+        """One attempt. Raises Passing."""
         try:
             async with asyncio.timeout(self._seconds) as deadline:
                 value = await self._call(arguments, context)
@@ -70,12 +108,10 @@ class FunctionCallee:
             return failure(capped_message(str(fault)))
         except TimeoutError as error:
             if deadline.expired():
-                return failure(f"{self._tool.name} took longer than {self._seconds:g} s.")
-            return failure(f"{self._tool.name} failed: {_said(error)}")
+                raise Passing(f"{self._tool.name} took longer than {self._seconds:g} s.") from error
+            raise Passing(f"{self._tool.name} failed: {_said(error)}") from error
         except Exception as error:
-            return failure(f"{self._tool.name} failed: {_said(error)}")
-        finally:
-            context.cancel()
+            raise Passing(f"{self._tool.name} failed: {_said(error)}") from error
 
     async def _call(self, arguments: dict[str, Any], context: ToolContext) -> Any:
         keywords = self._tool.check(arguments)
@@ -142,22 +178,34 @@ def capped_message(message: str, limit: int = 2000) -> str:
 
 
 class Pending(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that is to be answered now. `interrupt_id`: of the interrupt whose answer allowed it."""
+    """A call that is to be answered now. context: its surroundings, for the callee. known: the answer, where no call is
+    made. `interrupt_id`: of the interrupt whose answer allowed it. message_id: of its result."""
 
     call_id: str
     name: str
     arguments: dict[str, Any]
-    callee: Callee
+    callee: Callee | None
     context: ToolContext
+    known: CallResult | None = None
     interrupt_id: str | None = None
+    message_id: str | None = None
 
 
-async def answer_all(pending: Sequence[Pending], done: Callable[[Pending, CallResult], Awaitable[None]]) -> None:
-    """Answer calls concurrently; `done` is told of each as it finishes. Cancelling this cancels them all."""
+Told = Callable[[Pending, CallResult], Awaitable[None]]
 
-    async def one(each: Pending) -> None:
-        await done(each, await each.callee.answer(each.arguments, each.context))
+
+async def answer_all(
+    pending: Sequence[Pending], answer: Callable[[Pending], Awaitable[CallResult]], ended: Told, tell: Told
+) -> None:
+    """Answer calls concurrently. `ended` is told of each as it ends, `tell` of each in the calls' order. Cancelling
+    this cancels them all."""
+
+    async def one(each: Pending) -> CallResult:
+        result = await answer(each)
+        await ended(each, result)
+        return result
 
     async with asyncio.TaskGroup() as group:
-        for each in pending:
-            group.create_task(one(each), name=f"tool {each.name}")
+        tasks = [group.create_task(one(each), name=f"tool {each.name}") for each in pending]
+        for each, task in zip(pending, tasks, strict=True):
+            await tell(each, await task)

@@ -13,9 +13,10 @@ from pydantic import BaseModel
 
 from agent_server.agent import interrupts, subagents
 from agent_server.agent.agent import Agent
+from agent_server.agent.calling import Talk, Toolset
 from agent_server.agent.capabilities import capabilities_of
 from agent_server.agent.conversation import Conversation
-from agent_server.agent.loop import Loop, Outcome, Talk, Toolset, ending_of
+from agent_server.agent.loop import Loop, Outcome, ending_of
 from agent_server.agent.reasoning_policy import ReasoningPolicy, unsealed
 from agent_server.agent.resuming import Opening, open_run, tell_again
 from agent_server.agent.running import Callee, FunctionCallee
@@ -23,6 +24,7 @@ from agent_server.agent.sealing import Sealer
 from agent_server.agent.state import Predictor, SharedState
 from agent_server.agent.subagents import SubagentCallee
 from agent_server.agent.surfaces import Surfaces, page_catalog
+from agent_server.agent.tool_places import ToolPlaces
 from agent_server.agent.turn import LanguageModel, TurnTaker
 from agent_server.generative_ui.catalog import RENDER
 from agent_server.generative_ui.mirroring import SANDBOX
@@ -55,6 +57,7 @@ class ServedAgent:
         limits: ToolLimits | None = None,
         mcp: McpConnections | None = None,
         models: Mapping[str, LanguageModel] | None = None,
+        places: ToolPlaces | None = None,
     ) -> None:
         self.agent = agent
         self.model_name = agent.model
@@ -65,6 +68,7 @@ class ServedAgent:
         self._model = model_of(agent, self._models)
         self._sealer = sealer or Sealer()
         self._limits = limits or ToolLimits()
+        self._places = places or ToolPlaces(self._limits)
         self.mcp = mcp
         self._mcp: dict[str, McpTools] = {}
         self._apps: AppRequests | None = None
@@ -118,6 +122,7 @@ class ServedAgent:
             emit=surfaces.emit,
             may_ask=context.thread is not None,
             surfaces=surfaces,
+            places=self._places,
         )
 
     def _surfaces(self, context: RunContext, recorder: Recorder, conversation: Conversation) -> Surfaces:
@@ -185,8 +190,11 @@ class ServedAgent:
         return conversation
 
     async def _toolset(self, agent: Agent, talk: Talk) -> Toolset:
-        limits = ToolLimits(
-            seconds=agent.time_limit or self._limits.seconds, characters=agent.result_limit or self._limits.characters
+        limits = self._limits.model_copy(
+            update={
+                "seconds": agent.time_limit or self._limits.seconds,
+                "characters": agent.result_limit or self._limits.characters,
+            }
         )
         callees: dict[str, Callee] = {tool.name: FunctionCallee(tool, limits) for tool in agent.server_tools}
         declarations = [tool.declaration() for tool in agent.server_tools]
@@ -222,6 +230,9 @@ class ServedAgent:
             callees=callees,
             declarations=declarations,
             approvals=approvals,
+            early=frozenset(name for name, each in callees.items() if each.early and name not in approvals)
+            if limits.early
+            else frozenset(),
             clients=clients,
             context=talk.surfaces.told(talk.context.input.context or ()),
         )
@@ -337,9 +348,11 @@ def serve_agents(
     """Agents by name, for the run manager. The first one also answers as "default" if none is called that; with no
     agent at all the default one serves the model as it is."""
     shared, mcp = sealer or Sealer(), mcp_connections(agents)
+    limits = limits or ToolLimits()
+    places = ToolPlaces(limits)
 
     def made(agent: Agent) -> ServedAgent:
-        return ServedAgent(agent, model, sealer=shared, limits=limits, mcp=mcp, models=models)
+        return ServedAgent(agent, model, sealer=shared, limits=limits, mcp=mcp, models=models, places=places)
 
     served = {agent.name: made(agent) for agent in agents}
     if len(served) != len(agents):

@@ -31,7 +31,10 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     parameters: JSON schema of the arguments. call: (arguments, context) → the result. time_limit in seconds and
     result_limit in characters; None takes the agent's. requires_approval: a person is asked before it runs, always or
     when the predicate says so. approval_edits: the person may also change the arguments. approval_seconds: how long the
-    answer may take; None for ever. approval_message: the question, or what makes it of the arguments.
+    answer may take; None for ever. approval_message: the question, or what makes it of the arguments. retries: how
+    often a call that failed or took too long is made again; not one that raised ToolFault. early: the call may begin
+    while the model still writes the message that makes it, and be cancelled with it: for tools that change nothing.
+    at_once: how many calls of it may go on at once in this server; None takes the server's.
     """
 
     name: str
@@ -47,6 +50,19 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     approval_edits: bool = True
     approval_seconds: float | None = None
     approval_message: str | Callable[[dict[str, Any]], str] | None = None
+    retries: int = 0
+    early: bool = False
+    at_once: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.retries < 0:
+            raise ValueError(f"tool {self.name}: retries must not be negative")
+        if self.at_once is not None and self.at_once < 1:
+            raise ValueError(f"tool {self.name}: at_once must be at least 1")
+        if self.early and self.requires_approval is not False:
+            raise ValueError(
+                f"tool {self.name}: a call that a person approves cannot begin early; leave one of them out"
+            )
 
     def declaration(self) -> ToolDeclaration:
         """The tool as the protocol declares tools."""
@@ -81,6 +97,9 @@ def tool(
     approval_message: str | Callable[[dict[str, Any]], str] | None = None,
     time_limit: float | None = None,
     result_limit: int | None = None,
+    retries: int = 0,
+    early: bool = False,
+    at_once: int | None = None,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(function: Callable[..., Any] | None = None, /, **settings: Any) -> Any:
     """Make a tool of a plain or an async function, or of an async generator.

@@ -45,6 +45,11 @@ def marked(event: Event, subagent_run_id: str) -> Event:
 class SubagentCallee:
     """Calls of one agent by another. `said` receives the messages that clients saw of it."""
 
+    checks = False
+    early = False
+    place = ""
+    at_once: int | None = None
+
     def __init__(
         self,
         agent: Agent,

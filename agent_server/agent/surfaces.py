@@ -233,6 +233,9 @@ class RenderCallee:
     faults than a schema's."""
 
     checks = True
+    early = False
+    place = ""
+    at_once: int | None = None
 
     def __init__(self, surfaces: Surfaces) -> None:
         self._surfaces = surfaces

@@ -1,10 +1,14 @@
-"""What a tool may ask for besides its arguments: the shared state, a place for progress, a person's answer."""
+"""What a tool may ask for besides its arguments: the shared state, a place for progress and partial results, a person's
+answer."""
 
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 
 class InputRequired(Exception):
@@ -37,6 +41,7 @@ class ToolContext:
         state: dict[str, Any],
         push_state: Callable[[], None],
         progress: Callable[[Mapping[str, Any]], None],
+        partial: Callable[[Any], None],
         answers: Sequence[Any] = (),
     ) -> None:
         self.tool_call_id = tool_call_id
@@ -48,6 +53,7 @@ class ToolContext:
         self.state = state
         self._push_state = push_state
         self._progress = progress
+        self._partial = partial
         self._answers = list(answers)
         self._asked = 0
         self._cancelled = False
@@ -67,10 +73,23 @@ class ToolContext:
     def cancel(self) -> None:
         self._cancelled = True
 
+    def attempt(self) -> ToolContext:
+        """The same surroundings for one attempt at the call, which asks its questions from the first on and is given
+        up by itself."""
+        made = copy.copy(self)
+        made._asked = 0
+        return made
+
     def progress(self, content: Mapping[str, Any] | str) -> None:
         """Show how far the work is, as an activity beside the call. A later one replaces an earlier one."""
         shown = {"message": content} if isinstance(content, str) else dict(content)
         self._on_loop(lambda: self._progress(shown))
+
+    def partial(self, piece: Any) -> None:
+        """Show a piece of the result that is there already: it is added to `parts` of the activity beside the call. Of
+        each piece only itself is sent. The model is told the result alone."""
+        shown = msgspec.json.decode(msgspec.json.encode(piece))  # as it is now, and an error here for what is no JSON
+        self._on_loop(lambda: self._partial(shown))
 
     def push_state(self) -> None:
         """Send what changed in `state` now instead of when the tool returns."""

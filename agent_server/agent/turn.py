@@ -119,9 +119,19 @@ class TurnTaker:
         self._follow = follow
         self._written = self._shown = Folder()
         self._reasoning_tokens = 0
+        self._told: Callable[[Event], None] | None = None
 
-    async def take(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None) -> Turn:
-        """Generate one turn. Raises EngineError; on that and on cancellation what is open has been closed."""
+    async def take(
+        self,
+        input: RunAgentInput,
+        options: GenerationOptions,
+        instructions: str | None = None,
+        *,
+        told: Callable[[Event], None] | None = None,
+    ) -> Turn:
+        """Generate one turn. told: sees every event of it behind its sending. Raises EngineError; on that and on
+        cancellation what is open has been closed."""
+        self._told = told
         self._written = Folder()
         self._shown = self._written if self._reasoning is None else Folder()
         self._reasoning_tokens = 0
@@ -265,6 +275,8 @@ class TurnTaker:
         for event in events:
             self._keep(event)
             self._emit(event)
+            if self._told is not None:
+                self._told(event)
 
     async def _tell_policed(self, events: list[Event], policy: ReasoningPolicy) -> None:
         """As `_tell`, with the reasoning that the agent's policy hides left out or summarised."""
@@ -273,6 +285,8 @@ class TurnTaker:
             for shown in await policy.shown(event):
                 self._shown.add(shown)
                 self._emit(shown)
+                if self._told is not None:
+                    self._told(shown)
 
     def _keep(self, event: Event) -> None:
         """Add one of the model's events to this turn's messages, and send it to the run's readers."""

@@ -50,7 +50,7 @@ class RunLimits(Section):
 
 
 class ToolLimits(Section):
-    """Of one tool call that sets none of its own: seconds, and characters of its result."""
+    """Of tool calls: of one that sets none of its own, and of those that go on at once."""
 
     title: ClassVar[str] = "Limits"
 
@@ -58,6 +58,14 @@ class ToolLimits(Section):
     """Seconds for one call of a tool that has no time limit of its own."""
     characters: Annotated[int, Option("tool_result_limit")] = Field(256 * 2**10, gt=0)
     """Characters of a tool's result that are given to the model."""
+    per_run: Annotated[int, Option("tool_calls_per_run")] = Field(16, ge=0)
+    """Tool calls of one run at once; further ones wait. 0 sets no limit."""
+    per_tool: Annotated[int, Option("tool_calls_per_tool")] = Field(0, ge=0)
+    """Calls at once of each tool that has no limit of its own (`at_once`); 0 sets no limit."""
+    per_tenant: Annotated[int, Option("tool_calls_per_tenant")] = Field(64, ge=0)
+    """Tool calls of one tenant's runs at once; 0 sets no limit."""
+    early: Annotated[bool, Option("early_tool_calls")] = True
+    """Begin calls of tools that are safe to begin early while the model still writes the message that makes them."""
 
 
 class StoreSettings(Section):

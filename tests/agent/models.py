@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
@@ -10,7 +11,7 @@ from typing import Any
 from ag_ui.core import RunAgentInput
 
 from agent_server.engine.protocol import GenerationRequest
-from agent_server.engines.scripted import ScriptedEngine
+from agent_server.engines.scripted import Clock, ScriptedEngine
 from agent_server.engines.scripts import Script
 from agent_server.prompting.prompt import Prompt
 from agent_server.settings import OutputSettings
@@ -61,12 +62,16 @@ class Model:
     output = OutputSettings()
 
     def __init__(
-        self, scripts: Iterable[str | Script] | Callable[[dict[str, Any]], str | Script], *, grammars: bool = False
+        self,
+        scripts: Iterable[str | Script] | Callable[[dict[str, Any]], str | Script],
+        *,
+        grammars: bool = False,
+        clock: Clock | None = None,
     ) -> None:
+        chosen: Any = [_script(each) for each in scripts] if not callable(scripts) else None
         if callable(scripts):
-            self.engine = ScriptedEngine(lambda request: _script(scripts(told(request))), supports_constraints=grammars)
-        else:
-            self.engine = ScriptedEngine([_script(each) for each in scripts], supports_constraints=grammars)
+            chosen = lambda request: _script(scripts(told(request)))  # noqa: E731
+        self.engine = ScriptedEngine(chosen, supports_constraints=grammars, clock=clock)
         self.prompts = JsonPrompts(HERMES)
 
     @contextlib.asynccontextmanager
@@ -84,3 +89,35 @@ def _script(given: str | Script) -> Script:
 
 def call(name: str, /, **arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+class HandClock:
+    """A clock for the engine's delays that is moved by hand."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._due: list[tuple[float, Callable[[], None]]] = []
+
+    def time(self) -> float:
+        return self._now
+
+    def call_later(self, delay: float, callback: Callable[[], None], /) -> asyncio.Handle:
+        self._due.append((self._now + delay, callback))
+        return asyncio.Handle(callback, (), asyncio.get_running_loop())
+
+    async def tick(self, turns: int = 40) -> None:
+        """Let one delay of a second pass, and everything happen that follows from it."""
+        self._now += 1.0
+        due, self._due = self._due, []
+        for at, callback in due:
+            if at <= self._now:
+                callback()
+            else:
+                self._due.append((at, callback))
+        await settle(turns)
+
+
+async def settle(turns: int = 40) -> None:
+    """Let everything happen that waits for nothing."""
+    for _ in range(turns):
+        await asyncio.sleep(0)

@@ -104,7 +104,7 @@ async def test_the_tools_of_a_server_are_offered_and_called(box):
 
 
 async def test_a_server_killed_in_mid_call_is_that_call_s_error_and_the_run_goes_on(box):
-    model = Model([call("hang") + call("add", a=1, b=1), "It went away.", call("add", a=2, b=2), "Back."])
+    model = Model([call("add", a=1, b=1) + call("hang"), "It went away.", call("add", a=2, b=2), "Back."])
     async with House(Agent(name="default", mcp_servers=[box.settings()]), model) as house:
         run = await house.start("go")
         async with asyncio.timeout(30):

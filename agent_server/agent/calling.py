@@ -1,0 +1,295 @@
+"""The calls of one conversation: judged, begun early, made at once, asked about, and answered in their order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from ag_ui.core import ActivityMessage, Context, ToolCall, ToolMessage
+
+from agent_server.agent import interrupts
+from agent_server.agent.conversation import Conversation
+from agent_server.agent.early_calls import Begun, EarlyCalls, Stage
+from agent_server.agent.resuming import Settled
+from agent_server.agent.running import Activity, Callee, CallResult, Pending, answer_all, failure
+from agent_server.agent.server_tools import Tool, ToolFault, read_arguments
+from agent_server.agent.state import SharedState
+from agent_server.agent.surfaces import Surfaces
+from agent_server.agent.tool_activity import ToolActivity
+from agent_server.agent.tool_context import InputRequired, ToolContext
+from agent_server.agent.tool_places import ToolPlaces
+from agent_server.prompting.schemas import validate
+from agent_server.runs import Recorder, RunContext
+from events.vocabulary import ActivitySnapshot, Event, Interrupt, ToolCallResult
+
+Emit = Callable[[Event], None]
+Waiting = list[dict[str, Any]]
+CANNOT_ASK = "This call needs a person's agreement, and this connection cannot ask for it. It was not made."
+
+
+class Toolset(msgspec.Struct, frozen=True, kw_only=True):
+    """What the model may call. declarations: of the server's tools, for the prompt. approvals: tools that may need a
+    person's yes. early: names of those that may begin before their message is done. clients: names of the tools that
+    the client runs. context: the client's, as the model is told it."""
+
+    callees: Mapping[str, Callee]
+    declarations: Sequence[Any]
+    approvals: Mapping[str, Tool] = {}
+    early: frozenset[str] = frozenset()
+    clients: frozenset[str] = frozenset()
+    context: Sequence[Context] = ()
+
+
+class Talk(msgspec.Struct, frozen=True, kw_only=True):
+    """One conversation within a run: the run's own, or a subagent's. emit: where its events go (a subagent's are marked
+    on the way). may_ask: a person can be asked, since what is asked is stored. surfaces: the run's. places: the
+    server's, for tool calls."""
+
+    context: RunContext
+    recorder: Recorder
+    conversation: Conversation
+    state: SharedState
+    emit: Emit
+    may_ask: bool
+    surfaces: Surfaces
+    places: ToolPlaces
+
+
+class Caller:
+    """Makes the calls of one conversation of an agent. What a person must be asked is returned, as `Waiting`."""
+
+    def __init__(self, agent: str, talk: Talk, tools: Toolset) -> None:
+        self._agent = agent
+        self._tools = tools
+        self._places = talk.places
+        self._context = talk.context
+        self._conversation = talk.conversation
+        self._state = talk.state
+        self._emit = talk.emit
+        self._may_ask = talk.may_ask
+
+    def early(self) -> EarlyCalls:
+        """The early calls of the message that is written next."""
+        return EarlyCalls(self._tools.early, self._begin)
+
+    async def call(self, calls: Sequence[ToolCall], invalid: Mapping[str, str], early: EarlyCalls) -> Waiting:
+        """Make calls, but those that need a person's agreement; what a person must be asked. Arguments that do not fit
+        the schema (`invalid`) are told to the model, unless the tool checks them itself."""
+        waiting: Waiting = []
+        pending: list[Pending] = []
+        begun: dict[str, Begun] = {}
+        for call in calls:
+            try:
+                callee, arguments, approving = self._judge(call, invalid)
+            except ToolFault as fault:
+                pending.append(self._known(call.id, call.function.name, failure(str(fault))))
+                continue
+            if approving is not None and self._may_ask:
+                waiting.append(self._ask_approval(approving, arguments, call.id))
+            elif approving is not None:
+                pending.append(self._known(call.id, call.function.name, failure(CANNOT_ASK)))
+            elif (one := early.take(call.id)) is not None:
+                begun[call.id] = one
+                pending.append(one.pending)
+            else:
+                pending.append(self._pending(call.id, call.function.name, arguments, callee))
+        return waiting + await self._answer_pending(pending, begun)
+
+    def _judge(self, call: ToolCall, invalid: Mapping[str, str]) -> tuple[Callee, dict[str, Any], Tool | None]:
+        """What answers a call, its arguments, and what a person must agree to first. ToolFault for a call that is not
+        made."""
+        name = call.function.name
+        arguments = read_arguments(call.function.arguments)
+        callee = self._tools.callees.get(name)
+        if callee is None:
+            raise ToolFault(f"There is no tool called {name}.")
+        if call.id in invalid and not callee.checks:
+            raise ToolFault(f"Invalid arguments: {invalid[call.id]}")
+        approving = self._tools.approvals.get(name)
+        if approving is None:
+            return callee, arguments, None
+        approving.check(arguments)
+        return callee, arguments, approving if approving.needs_approval(arguments) else None
+
+    async def follow(self, decisions: Sequence[interrupts.Decision]) -> Waiting:
+        """Make the calls that were agreed to and tell the model of those that were not; what is still to be asked."""
+        return await self._answer_pending([self._decided(each) for each in decisions], {})
+
+    def _decided(self, decision: interrupts.Decision) -> Pending:
+        call = decision.record.call
+        callee = self._tools.callees.get(call["name"])
+        if decision.refusal is not None or callee is None:
+            refusal = decision.refusal or f"There is no tool called {call['name']} any more."
+            known = CallResult(content=refusal, failed=True)
+            pending = self._known(call["id"], call["name"], known)
+        else:
+            if decision.arguments != call["arguments"]:
+                self._conversation.use_arguments(call["id"], decision.arguments)
+            pending = self._pending(call["id"], call["name"], decision.arguments, callee, answers=decision.answers)
+        message_id = self._context.new_id("msg")
+        return msgspec.structs.replace(pending, interrupt_id=decision.record.id, message_id=message_id)
+
+    async def settle(self, settled: Settled) -> None:
+        """Answer a call that an interrupt held back, without making it. A fresh result is kept before anyone is told;
+        the others are kept already."""
+        message_id = settled.message_id or self._context.new_id("msg")
+        if settled.fresh:
+            await self._record(settled.record.id, settled.content, message_id)
+        call_id = settled.record.call["id"]
+        if not self._conversation.answered(call_id):
+            self._answer(call_id, CallResult(content=settled.content, failed=settled.failed), message_id)
+
+    def _begin(self, call_id: str, name: str, written: str) -> Begun | None:
+        """Begin a call before its message is done; None for one that is not to be made."""
+        try:
+            arguments = read_arguments(written)
+        except ToolFault:
+            return None
+        callee = self._tools.callees[name]
+        stage = Stage(self._emit, self._state)
+        pending = self._pending(call_id, name, arguments, callee, stage=stage)
+        work = self._make(pending) if callee.checks else self._make_valid(pending, written)
+        return Begun(pending=pending, stage=stage, task=asyncio.create_task(work, name=f"tool {name}"))
+
+    async def _make_valid(self, each: Pending, written: str) -> CallResult:
+        """A call's answer if its arguments fit its schema. If not, the message's own check tells the model so."""
+        declared = next((tool for tool in self._tools.declarations if tool.name == each.name), None)
+        found = None if declared is None else await validate(written, declared.parameters)
+        return failure(f"Invalid arguments: {found}") if found is not None else await self._make(each)
+
+    async def _make(self, each: Pending) -> CallResult:
+        """A call's answer, once there is a place for it."""
+        if each.known is not None or each.callee is None:
+            return each.known or failure("There is nothing to call.")
+        callee, given = each.callee, self._context
+        if not callee.place:
+            return await callee.answer(each.arguments, each.context)
+        run = given.input.run_id
+        async with self._places.place(tenant=given.tenant, run=run, tool=callee.place, at_once=callee.at_once):
+            return await callee.answer(each.arguments, each.context)
+
+    async def _answer_pending(self, pending: Sequence[Pending], begun: Mapping[str, Begun]) -> Waiting:
+        waiting: Waiting = []
+
+        async def answer(each: Pending) -> CallResult:
+            one = begun.get(each.call_id)
+            return await (self._make(each) if one is None else one.task)
+
+        async def tell(each: Pending, answer: CallResult) -> None:
+            if answer.question is not None and self._may_ask:
+                waiting.append(self._ask_person(each, answer.question))
+            elif not self._conversation.answered(each.call_id):
+                one = begun.get(each.call_id)
+                self._answer(each.call_id, self._final(answer), each.message_id, None if one is None else one.stage)
+
+        try:
+            for one in begun.values():
+                one.stage.release()
+            await answer_all(pending, answer, self._keep, tell)
+        finally:
+            for one in begun.values():  # none is left running, also where this was stopped before its first step
+                one.task.cancel()
+        return waiting
+
+    def _final(self, answer: CallResult) -> CallResult:
+        """The answer, where nobody can be asked what it asks."""
+        return answer if answer.question is None else failure(CANNOT_ASK)
+
+    async def _keep(self, each: Pending, answer: CallResult) -> None:
+        """Keep the result of a call that an interrupt held back as soon as it is there: it must not be made twice."""
+        if each.interrupt_id is None:
+            return
+        if answer.question is not None and self._may_ask:
+            await self._record(each.interrupt_id, None, None)
+        else:
+            await self._record(each.interrupt_id, self._final(answer).content, each.message_id)
+
+    async def _record(self, interrupt_id: str, content: Any, message_id: str | None) -> None:
+        assert self._context.thread is not None
+        await self._context.thread.record_result(interrupt_id, content, message_id)
+
+    def _answer(
+        self, call_id: str, answer: CallResult, message_id: str | None = None, stage: Stage | None = None
+    ) -> None:
+        """Send a call's result and add it to the conversation, after what the tool did to the state."""
+        try:
+            if stage is not None:
+                stage.merge()
+            self._state.push()
+        except ToolFault as fault:
+            answer = failure(str(fault))
+        message_id = message_id or self._context.new_id("msg")
+        metadata = {"isError": True} if answer.failed else None
+        self._emit(
+            ToolCallResult(
+                message_id=message_id, tool_call_id=call_id, content=answer.content, role="tool", metadata=metadata
+            )
+        )
+        message = ToolMessage(id=message_id, tool_call_id=call_id, content=answer.content, metadata=metadata)
+        self._conversation.add_result(message)
+        for activity in answer.activities:
+            self._show(call_id, activity)
+
+    def _show(self, call_id: str, activity: Activity) -> None:
+        """Send an activity of a call's, and keep it with the thread."""
+        id = activity.id or self._context.new_id("activity")
+        if not activity.told:
+            self._emit(
+                ActivitySnapshot(message_id=id, activity_type=activity.kind, content=activity.content, replace=True)
+            )
+        self._conversation.add_activity(
+            call_id, ActivityMessage(id=id, activity_type=activity.kind, content=activity.content)
+        )
+
+    def _pending(
+        self,
+        call_id: str,
+        name: str,
+        arguments: dict[str, Any],
+        callee: Callee | None,
+        *,
+        answers: Sequence[Any] = (),
+        stage: Stage | None = None,
+    ) -> Pending:
+        context = self._tool_context(call_id, name, answers, stage)
+        return Pending(call_id=call_id, name=name, arguments=arguments, callee=callee, context=context)
+
+    def _known(self, call_id: str, name: str, answer: CallResult) -> Pending:
+        """A call that is answered without being made."""
+        return msgspec.structs.replace(self._pending(call_id, name, {}, None), known=answer)
+
+    def _tool_context(self, call_id: str, name: str, answers: Sequence[Any], stage: Stage | None) -> ToolContext:
+        given = self._context
+        emit = self._emit if stage is None else stage.emit
+        activity = ToolActivity(given.new_id("activity"), {"toolCallId": call_id, "toolName": name}, emit)
+        return ToolContext(
+            tool_call_id=call_id,
+            tool_name=name,
+            thread_id=given.input.thread_id,
+            run_id=given.input.run_id,
+            tenant=given.tenant,
+            forwarded_props=given.input.forwarded_props,
+            state=self._state.value if stage is None else stage.state,
+            push_state=self._state.push if stage is None else stage.push,
+            progress=activity.progress,
+            partial=activity.partial,
+            answers=answers,
+        )
+
+    def _ask_approval(self, tool: Tool, arguments: dict[str, Any], call_id: str) -> dict[str, Any]:
+        asked = interrupts.approval(tool, arguments, call_id, self._context.new_id("int"), datetime.now(UTC))
+        return self._asked(asked, call_id, tool.name, arguments, [])
+
+    def _ask_person(self, each: Pending, question: InputRequired) -> dict[str, Any]:
+        asked = interrupts.question(question, each.call_id, self._context.new_id("int"), datetime.now(UTC))
+        return self._asked(asked, each.call_id, each.name, each.arguments, each.context.answers)
+
+    def _asked(
+        self, asked: Interrupt, call_id: str, name: str, arguments: dict[str, Any], answers: Sequence[Any]
+    ) -> dict[str, Any]:
+        """An interrupt with what the store keeps beside it: the call that it stops, and whose it is."""
+        call = {"id": call_id, "name": name, "arguments": arguments, "answers": answers, "agent": self._agent}
+        return {"interrupt": asked, "call": call}
