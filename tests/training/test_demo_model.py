@@ -14,7 +14,7 @@ from training.demo_model.data_dialogues import CATEGORY_WEIGHTS, DialogueFactory
 from training.demo_model.data_tools import DEMO_TOOLS, demo_tool
 from training.demo_model.data_values import is_held_out, read_values
 from training.demo_model.evaluate import Writer, expected_calls, is_right, parse_calls
-from training.demo_model.render import Dialogue, prompt_of, render
+from training.demo_model.render import END, Dialogue, prompt_of, render
 from training.demo_model.tokenizer import MARKERS
 
 FOLDER = Path(__file__).parents[2] / "agent_server" / "models" / "demo"
@@ -40,7 +40,11 @@ def prompt(writer, messages, tools=(), thinking=True):
 
 
 def ask(writer, question, tools=(), thinking=True):
-    return writer.write([prompt(writer, [{"role": "user", "content": question}], tools, thinking)])[0]
+    return answer(writer, [{"role": "user", "content": question}], tools, thinking)
+
+
+def answer(writer, messages, tools=(), thinking=True):
+    return writer.write([prompt(writer, messages, tools, thinking)])[0].removesuffix(END)
 
 
 def test_the_folder_is_small_and_complete():
@@ -228,8 +232,8 @@ def test_a_number_is_the_same_tokens_everywhere(tokenizer):
 
 def test_it_chats_with_and_without_a_thought(writer):
     assert "</think>" in ask(writer, "Hello!")
-    answer = ask(writer, "Who are you?", thinking=False)
-    assert "tiny demo model" in answer and "think>" not in answer
+    said = ask(writer, "Who are you?", thinking=False)
+    assert "tiny demo model" in said and "think>" not in said
 
 
 def test_it_says_how_to_load_a_real_model(writer):
@@ -262,4 +266,4 @@ def test_it_answers_from_a_result(writer):
         },
         {"role": "tool", "content": '{"result": 408}'},
     ]
-    assert "408" in writer.write([prompt(writer, messages, demo_toolset())])[0]
+    assert "408" in answer(writer, messages, demo_toolset())

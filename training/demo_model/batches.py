@@ -14,7 +14,7 @@ from training.demo_model.render import Dialogue, render
 from training.demo_model.tokenizer import MARKERS
 
 POOL = 512
-LONGEST = 640
+LONGEST = 4096
 COPY_LENGTHS = (6, 8, 12, 16, 24)
 COPY_DISTANCES = (0, 8, 16, 40, 100, 200)
 
@@ -40,8 +40,11 @@ def encode(tokenizer: Tokenizer, dialogue: Dialogue) -> Row:
     tokens: list[int] = []
     targets: list[bool] = []
     for segment, encoding in zip(segments, encodings, strict=True):
+        learned = [segment.target] * len(encoding.ids)
+        if segment.past:
+            learned[0] = False
         tokens += encoding.ids
-        targets += [segment.target] * len(encoding.ids)
+        targets += learned
     return Row(tokens, targets)
 
 

@@ -12,8 +12,12 @@ from training.demo_model.data_chat import (
     small_talk,
     unclear,
 )
-from training.demo_model.data_requests import ASK, Request, ask_plan
-from training.demo_model.data_results import Outcome, outcome_of
+from training.demo_model.data_conversations import NAME_QUESTIONS, Conversation, Turn, follow_up_kinds
+from training.demo_model.data_facts import declined, fact
+from training.demo_model.data_languages import foreign
+from training.demo_model.data_messages import assistant, call_thought, calling, joined_answers, styled, user
+from training.demo_model.data_requests import ASK, Request, ask_plan, ask_search
+from training.demo_model.data_results import Outcome, denial_outcome, failure_outcome, outcome_of, plan_outcome
 from training.demo_model.data_system import system_prompt
 from training.demo_model.data_tools import (
     ToolDefinition,
@@ -23,43 +27,37 @@ from training.demo_model.data_tools import (
     tool_name,
     toolset,
 )
+from training.demo_model.data_unseen import unseen_request
 from training.demo_model.data_values import Values
 from training.demo_model.render import Dialogue, Message
 
 CATEGORY_WEIGHTS = {
-    "chat": 14,
+    "chat": 12,
+    "fact": 9,
+    "declined": 6,
+    "foreign": 5,
     "knowledge": 6,
     "unclear": 2,
     "repeat": 4,
-    "name": 2,
-    "call": 25,
+    "name": 1,
+    "call": 24,
     "two_calls": 9,
-    "invented_call": 2,
-    "absent": 14,
-    "answer": 13,
+    "invented_call": 1,
+    "unseen_call": 12,
+    "absent": 13,
+    "unseen_absent": 1,
+    "answer": 11,
     "two_answers": 8,
-    "plan_answer": 9,
+    "plan_answer": 24,
+    "refusal": 6,
+    "search_answer": 5,
     "invented_answer": 1,
+    "unseen_answer": 2,
     "follow_up": 6,
+    "follow": 14,
+    "compare_pair": 3,
+    "long": 2,
 }
-QUESTION_STARTS = (
-    "what",
-    "how",
-    "who",
-    "which",
-    "is ",
-    "can ",
-    "could",
-    "do ",
-    "does",
-    "are ",
-    "where",
-    "why",
-    "will",
-    "when",
-)
-OPENINGS = ("hey, ", "hi, ", "ok, ", "please ", "now ", "hi! ", "and now ", "thanks! ")
-ENDINGS = ("", "", "", ".", "!", " please", ", please")
 CALL_WEIGHTS = {
     "get_weather": 2,
     "calculate": 3,
@@ -71,6 +69,8 @@ CALL_WEIGHTS = {
     "write_document": 3,
     "generate_haiku": 2,
 }
+# Characters of a long conversation's messages, as Python prints them; the longest come to some 4,000 tokens.
+LONG_CHARACTERS = (3000, 4000, 6000, 8000, 12000, 17000)
 PAIRABLE = ("get_weather", "get_time", "calculate")
 JOINABLE = (*PAIRABLE, "change_background", "search")
 FOLLOW_UPS = (
@@ -92,47 +92,6 @@ SUBJECTS = {
     "write_document": "documents",
     "generate_haiku": "haikus",
 }
-NAME_QUESTIONS = ("what is my name", "who am i", "do you remember my name", "what's my name")
-
-
-def styled(values: Values, question: str) -> str:
-    """Vary a question's capital letter, its ending and its opening."""
-    is_question = question.lower().startswith(QUESTION_STARTS)
-    text = question + values.pick(("?", "?", "") if is_question else ENDINGS)
-    if values.chance(0.08):
-        text = values.pick(OPENINGS) + text
-    return text[:1].upper() + text[1:] if values.chance(0.55) else text
-
-
-def user(text: str) -> Message:
-    """Return a user's message."""
-    return {"role": "user", "content": text}
-
-
-def assistant(text: str, thought: str = "") -> Message:
-    """Return an assistant's message without calls."""
-    return {"role": "assistant", "content": text, "reasoning_content": thought}
-
-
-def calling(requests: list[Request], thought: str = "") -> Message:
-    """Return an assistant's message that makes the requested calls."""
-    calls = [
-        {"type": "function", "function": {"name": request.tool, "arguments": request.arguments}} for request in requests
-    ]
-    return {"role": "assistant", "content": "", "reasoning_content": thought, "tool_calls": calls}
-
-
-def call_thought(requests: list[Request]) -> str:
-    """Return the thought that comes before the calls."""
-    wishes = " ".join(request.thought for request in requests)
-    return f"{wishes} I call {' and '.join(request.tool for request in requests)}."
-
-
-def joined_answers(outcomes: list[Outcome]) -> str:
-    """Return one answer to several results."""
-    answers = [outcome.answer for outcome in outcomes]
-    closed = [answer if answer[-1] in ".!?" else f"{answer}." for answer in answers[:-1]]
-    return " ".join([*closed, answers[-1]])
 
 
 def invented_request(values: Values, tool: ToolDefinition) -> Request:
@@ -179,7 +138,18 @@ class DialogueFactory:
             "absent": self._absent,
             "answer": lambda: self._answers("answer", self._single_request()),
             "two_answers": lambda: self._answers("two_answers", self._request_pair()),
-            "plan_answer": lambda: self._answers("plan_answer", [ask_plan(self.values)]),
+            "plan_answer": self._plan,
+            "search_answer": lambda: self._answers("search_answer", [ask_search(self.values)]),
+            "fact": lambda: self._plain("fact", fact),
+            "declined": lambda: self._plain("declined", declined),
+            "foreign": lambda: self._plain("foreign", foreign),
+            "refusal": self._refusal,
+            "unseen_call": lambda: self._unseen("unseen_call"),
+            "unseen_answer": lambda: self._unseen("unseen_answer"),
+            "unseen_absent": self._unseen_absent,
+            "compare_pair": self._compare_pair,
+            "follow": self._follow,
+            "long": self._long,
             "invented_answer": lambda: self._invented("invented_answer"),
             "follow_up": self._follow_up,
         }
@@ -205,19 +175,13 @@ class DialogueFactory:
         text = system_prompt(self.values)
         messages = [{"role": "system", "content": text}] if text else []
         turns = self.values.pick((0,) * 18 + (1, 1, 1, 2, 3, 4))
-        return [*messages, *chain.from_iterable(self._past_turn(tools) for _ in range(turns))]
-
-    def _past_turn(self, tools: list[ToolDefinition]) -> list[Message]:
-        known = [tool_name(tool) for tool in tools if tool_name(tool) in ASK]
-        if known and self.values.chance(0.5):
-            return self._past_call(ASK[self.values.pick(known)](self.values))
-        exchange = self.values.pick((small_talk, small_talk, knowledge, introduction))(self.values)
-        return [user(styled(self.values, exchange.question)), assistant(exchange.answer)]
+        past = Conversation(self.values, tools)
+        return [*messages, *chain.from_iterable(past.turn().messages for _ in range(turns))]
 
     def _past_call(self, request: Request) -> list[Message]:
         outcome = outcome_of(self.values, request)
         return [
-            user(styled(self.values, request.question)),
+            user(styled(self.values, request.question, words_of(request))),
             calling([request]),
             {"role": "tool", "content": outcome.content},
             assistant(outcome.answer),
@@ -234,7 +198,7 @@ class DialogueFactory:
         messages = self._opening(tools)
         exchange = make(self.values)
         free = kind in ("repeat", "unclear")
-        question = exchange.question if free else styled(self.values, exchange.question)
+        question = exchange.question if free else styled(self.values, exchange.question, exchange.carried)
         messages += [user(question), assistant(exchange.answer, exchange.thought)]
         return Dialogue(kind, messages, tools, self._thinking(), exchange.carried)
 
@@ -278,12 +242,12 @@ class DialogueFactory:
         """Return one question that asks for everything."""
         first = requests[0]
         if len(requests) == 1 or first.question == requests[1].question:
-            return styled(self.values, first.question)
+            return styled(self.values, first.question, words_of(*requests))
         second = requests[1]
         link = self.values.pick((" and ", " and ", " and also ", ", and "))
         if second.tool != first.tool:
-            return styled(self.values, f"{first.question}{link}{second.question}")
-        return styled(self.values, f"{self._stem(first)}{link}{second.short}")
+            return styled(self.values, f"{first.question}{link}{second.question}", words_of(*requests))
+        return styled(self.values, f"{self._stem(first)}{link}{second.short}", words_of(*requests))
 
     def _stem(self, request: Request) -> str:
         """Return a question that ends with its value, so that a second value can follow."""
@@ -302,14 +266,17 @@ class DialogueFactory:
         return Dialogue(kind, messages, tools, self._thinking())
 
     def _answers(self, kind: str, requests: list[Request]) -> Dialogue:
+        return self._answered(kind, requests, [outcome_of(self.values, request) for request in requests])
+
+    def _answered(self, kind: str, requests: list[Request], outcomes: list[Outcome]) -> Dialogue:
         dialogue = self._calls(kind, requests)
         if self.values.chance(0.2):
             dialogue.messages[-1]["reasoning_content"] = ""
-        outcomes = [outcome_of(self.values, request) for request in requests]
         dialogue.messages += [{"role": "tool", "content": item.content} for item in outcomes]
         thought = "I have the result." if len(outcomes) == 1 else "I have the results."
         dialogue.messages.append(assistant(joined_answers(outcomes), thought))
         dialogue.carried = tuple(chain.from_iterable(item.carried for item in outcomes))
+        dialogue.forbidden = tuple(chain.from_iterable(item.forbidden for item in outcomes))
         return dialogue
 
     def _invented(self, kind: str) -> Dialogue:
@@ -326,7 +293,8 @@ class DialogueFactory:
         tools = toolset(self.values, absent=name) if self.values.chance(0.75) else []
         subject = SUBJECTS[name]
         answer = f"Sorry, I was given no tool for {subject}, so I cannot help with that."
-        question = styled(self.values, ASK[name](self.values).question)
+        request = ASK[name](self.values)
+        question = styled(self.values, request.question, words_of(request))
         messages = [*self._opening(tools), user(question)]
         messages.append(assistant(answer, f"The user wants {subject}, but no tool here does that."))
         return Dialogue("absent", messages, tools, self._thinking(), (subject,))
@@ -340,6 +308,108 @@ class DialogueFactory:
         messages.append(user(styled(self.values, self.values.pick(forms).format(second.short))))
         messages.append(calling([second], call_thought([second])))
         return Dialogue("follow_up", messages, tools, self._thinking())
+
+    def _plan(self) -> Dialogue:
+        request = ask_plan(self.values)
+        return self._answered("plan_answer", [request], [plan_outcome(self.values, request)])
+
+    def _compare_pair(self) -> Dialogue:
+        """A question that compares two places, which takes two calls; ends with the calls or with the comparison."""
+        first, second = ASK["get_weather"](self.values), ASK["get_weather"](self.values)
+        tools = toolset(self.values, ("get_weather",))
+        turn = Conversation(self.values, tools).compared(first, second)
+        return self._ending("compare_pair", self._opening(tools), turn, tools)
+
+    def _refusal(self) -> Dialogue:
+        """A call that a person refused, or that failed."""
+        if self.values.chance(0.15):
+            tool, request = unseen_request(self.values)
+            return self._with_tool(self._refused(request), tool)
+        return self._refused(self._single_request()[0])
+
+    def _refused(self, request: Request) -> Dialogue:
+        make = denial_outcome if self.values.chance(0.6) else failure_outcome
+        return self._answered("refusal", [request], [make(self.values, request)])
+
+    def _with_tool(self, dialogue: Dialogue, tool: ToolDefinition) -> Dialogue:
+        """Declare a tool beside the others, in any place."""
+        others = [other for other in dialogue.tools if tool_name(other) != tool_name(tool)]
+        others.insert(self.values.between(0, len(others)), tool)
+        dialogue.tools = others
+        return dialogue
+
+    def _unseen(self, kind: str) -> Dialogue:
+        tool, request = unseen_request(self.values)
+        is_call = kind == "unseen_call"
+        dialogue = self._with_tool(self._calls(kind, [request]) if is_call else self._answers(kind, [request]), tool)
+        for _ in range(self.values.pick((0, 0, 1, 2, 4))):
+            other = unseen_request(self.values)[0]
+            if tool_name(other) != tool_name(tool):
+                self._with_tool(dialogue, other)
+        return dialogue
+
+    def _unseen_absent(self) -> Dialogue:
+        """A request for an unseen tool that is not declared."""
+        _, request = unseen_request(self.values)
+        tools = [tool for tool in self._any_tools() if tool_name(tool) != request.tool]
+        thought = f"The user asks for {request.tool}, but no tool here does that."
+        messages = [*self._opening(tools), user(styled(self.values, f"call {request.tool}", (request.tool,)))]
+        messages.append(assistant(f"Sorry, I was given no tool called {request.tool}.", thought))
+        return Dialogue("unseen_absent", messages, tools, self._thinking(), ("no tool", request.tool))
+
+    def _follow(self, kind: str | None = None) -> Dialogue:
+        """A turn that leans on the ones before it."""
+        tools = toolset(self.values, ("get_weather",) if self.values.chance(0.5) else ())
+        chosen = kind or self.values.pick(follow_up_kinds(tools))
+        talk = Conversation(self.values, tools)
+        text = system_prompt(self.values)
+        messages = [{"role": "system", "content": text}] if text else []
+        for _ in range(self.values.pick((0, 0, 0, 1, 2, 3))):
+            messages += talk.turn().messages
+        messages += talk.prepare(chosen)
+        return self._ending("follow", messages, talk.turn(chosen), tools)
+
+    def _ending(self, kind: str, messages: list[Message], turn: Turn, tools: list[ToolDefinition]) -> Dialogue:
+        """The turn's last answer is the expected one; of a turn with a call, now and then the call."""
+        whole = turn.messages
+        carried, forbidden = turn.carried, turn.forbidden
+        if len(whole) > 2 and self.values.chance(0.6):
+            whole, carried, forbidden = whole[:2], (), ()
+        return Dialogue(kind, [*messages, *whole], tools, self._thinking(), carried, forbidden)
+
+    def _long(self) -> Dialogue:
+        """A conversation of up to sixty turns, or up to `LONG_CHARACTERS`."""
+        tools = toolset(self.values)
+        turns = self.conversation(tools, self.values.between(6, 60))
+        limit, size, shown = self.values.pick(LONG_CHARACTERS), 0, list[Turn]()
+        for turn in turns:
+            size += sum(len(str(message)) for message in turn.messages)
+            if size > limit and shown:
+                break
+            shown.append(turn)
+        text = system_prompt(self.values)
+        messages = [{"role": "system", "content": text}] if text else []
+        past = list(chain.from_iterable(turn.messages for turn in shown[:-1]))
+        return self._ending("long", [*messages, *past], shown[-1], tools)
+
+    def make_turns(self, count: int) -> Dialogue:
+        """Return a conversation whose expected answer ends the turn of that number."""
+        tools = toolset(self.values)
+        turns = self.conversation(tools, count)
+        past = list(chain.from_iterable(turn.messages for turn in turns[:-1]))
+        return without_stray_thoughts(self._ending(f"turns_{count}", past, turns[-1], tools))
+
+    def conversation(self, tools: list[ToolDefinition], count: int) -> list[Turn]:
+        """Return the turns of a conversation."""
+        talk = Conversation(self.values, tools)
+        return [talk.turn() for _ in range(count)]
+
+
+def words_of(*requests: Request) -> list[str]:
+    """Return the words of requests that must not be misspelt: their values, and the tool's name where it is unseen."""
+    return [
+        text for request in requests for text in (request.tool.replace("_", " "), str(request.arguments), request.short)
+    ]
 
 
 def demo_toolset() -> list[ToolDefinition]:

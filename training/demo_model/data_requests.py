@@ -29,6 +29,22 @@ WEATHER_QUESTIONS = (
     "is it sunny in {}",
     "how hot is it in {} right now",
     "could you tell me what the weather is like in {}",
+    "{} weather",
+    "weather at {}",
+    "temperature in {}",
+    "whats the weather in {}",
+    "hows the weather in {}",
+    "how is it in {} today",
+    "what is it like outside in {}",
+    "weather forecast for {}",
+    "is it warm in {}",
+    "is it windy in {}",
+    "is it snowing in {}",
+    "should i take a jacket in {}",
+    "do i need a coat in {} today",
+    "how many degrees are there in {}",
+    "give me the weather in {}",
+    "tell me about the weather in {}",
 )
 TIME_QUESTIONS = (
     "what time is it in {}",
@@ -43,6 +59,14 @@ TIME_QUESTIONS = (
     "get the time for {}",
     "what time is it now in {}",
     "i need the time in {}",
+    "{} time",
+    "time {}",
+    "whats the time in {}",
+    "local time in {}",
+    "what hour is it in {}",
+    "give me the time in {}",
+    "is it late in {}",
+    "how late is it now in {}",
 )
 ARITHMETIC_QUESTIONS = (
     "what is {}",
@@ -57,6 +81,13 @@ ARITHMETIC_QUESTIONS = (
     "tell me what {} is",
     "work out {}",
     "what is the result of {}",
+    "{} =",
+    "whats {}",
+    "how much would {} be",
+    "please calculate {}",
+    "give me the result of {}",
+    "tell me {}",
+    "do you know what {} is",
 )
 BACKGROUND_REQUESTS = (
     "change the background to {}",
@@ -70,6 +101,14 @@ BACKGROUND_REQUESTS = (
     "set the background color to {}",
     "give the page a {} background",
     "paint the background {}",
+    "{} background",
+    "background: {}",
+    "make the page {}",
+    "color the background {}",
+    "change the background colour to {}",
+    "turn the page {}",
+    "i would like a {} background",
+    "switch the background to {}",
 )
 GRADIENTS = ("a gradient from {} to {}", "a gradient of {} and {}", "a {} to {} gradient")
 SEARCH_REQUESTS = (
@@ -85,6 +124,11 @@ SEARCH_REQUESTS = (
     "search: {}",
     "find out about {}",
     "do a search for {}",
+    "search the notes for {}",
+    "look for notes about {}",
+    "please search for {}",
+    "can you look up {}",
+    "can you find {}",
 )
 PLAN_REQUESTS = (
     "plan {}",
@@ -98,6 +142,11 @@ PLAN_REQUESTS = (
     "give me the steps for {}",
     "plan {} for me",
     "give me a plan for {}",
+    "draw up a plan for {}",
+    "i want to plan {}",
+    "let us plan {}",
+    "could you plan {}",
+    "make me a plan for {}",
 )
 PLAN_STEPS = {
     "trip": (

@@ -46,6 +46,26 @@ DENIALS: tuple[object, ...] = (
     {"error": "denied by the user"},
     "The user denied this call.",
     "denied",
+    {"status": "cancelled"},
+    {"status": "cancelled"},
+    {"approved": False, "status": "denied"},
+)
+# What the agent loop tells of a call that a person refused, agent_server/agent/interrupts.py.
+REFUSED = "The user did not approve this call; it was not made."
+LATE = "No answer came in time; the call was not made."
+UNKNOWN = "The call was begun, but the server stopped before its outcome was known. It was not repeated."
+REASONS = (
+    "not now|wrong address|please do not|too early|I changed my mind|not this one|no|never do that|ask me later"
+    "|I will do it myself|that is private|use another name"
+)
+DENIAL_PHRASES = (
+    "The user rejected this call.|Rejected by the user.|The call was refused.|The person said no.|Not approved."
+    "|The user declined.|Permission was not granted by the user.|The request was declined by a person."
+    "|The user cancelled this call.|Cancelled by the user.|The call was cancelled.|Aborted by the user."
+    "|User denied the action|Tool call rejected|Denied: the user does not want this.|The user said no to this call."
+    "|This call was blocked by the user.|The action was not allowed.|The user has not allowed this.|declined|rejected"
+    "|cancelled|The operation was cancelled before it ran.|The human refused the tool call.|refused"
+    "|The user stopped this call; nothing was done.|No: the user does not agree.|The call was not approved."
 )
 SUCCESSES: tuple[object, ...] = (
     "ok",
@@ -74,11 +94,12 @@ STATUS_NAMES = {True: "enabled", False: "disabled"}
 
 @dataclass(frozen=True)
 class Outcome:
-    """A tool's result, the answer to it, and the values that the answer has to carry."""
+    """A tool's result, the answer to it, and the values that the answer has to carry and those it must not carry."""
 
     content: str
     answer: str
     carried: tuple[str, ...] = ()
+    forbidden: tuple[str, ...] = ()
 
 
 def as_text(values: Values, result: object) -> str:
@@ -172,11 +193,39 @@ def email_outcome(values: Values, request: Request) -> Outcome:
     return _outcome(values, result, f"The email to {to} is on its way.", to)
 
 
-def _kept_steps(values: Values, request: Request) -> list[dict[str, str]]:
-    steps: list[dict[str, str]] = list(request.arguments["steps"])
-    keep = values.pick((1.0, 0.8, 0.5))
-    kept = [{"description": step["description"], "status": STATUS_NAMES[values.chance(keep)]} for step in steps]
-    if values.chance(0.35):
+STEP_VERB_LIST = (
+    "book find pack choose ask buy pay call write read check send order clean paint build test plan meet visit invite "
+    "cook collect draw print sort open close start finish review share move rent borrow learn watch measure mix count"
+)
+STEP_VERBS = STEP_VERB_LIST.split()
+STEP_LINKS = ("a", "the", "", "", "for the", "with", "all", "two", "my", "to the")
+
+
+def _step(values: Values) -> str:
+    """Return a step as a person writes it."""
+    text = f"{values.pick(STEP_VERBS)} {values.pick(STEP_LINKS)} {values.words(1, 3)}".replace("  ", " ")
+    return text.capitalize() if values.chance(0.85) else text
+
+
+def _proposed(values: Values, request: Request) -> list[str]:
+    """Return the proposed steps as a person left them: as they were, some edited, added or dropped, or all others."""
+    steps = [str(step["description"]) for step in request.arguments["steps"]]
+    form = values.rng.random()
+    if form < 0.35:
+        return steps
+    if form < 0.55:
+        return list(dict.fromkeys(_step(values) for _ in range(values.between(1, 7))))
+    for _ in range(values.pick((1, 1, 2))):
+        steps[values.between(0, len(steps) - 1)] = _step(values)
+    if values.chance(0.2):
+        steps.insert(values.between(0, len(steps)), _step(values))
+    return list(dict.fromkeys(steps))
+
+
+def _decided_steps(values: Values, request: Request) -> list[dict[str, str]]:
+    keep = values.pick((1.0, 0.8, 0.6, 0.5))
+    kept = [{"description": step, "status": STATUS_NAMES[values.chance(keep)]} for step in _proposed(values, request)]
+    if values.chance(0.12):
         kept = [step for step in kept if step["status"] == "enabled"]
     return kept
 
@@ -184,19 +233,22 @@ def _kept_steps(values: Values, request: Request) -> list[dict[str, str]]:
 def plan_outcome(values: Values, request: Request) -> Outcome:
     """Answer to a plan that was accepted, changed or rejected."""
     form = values.rng.random()
-    if form < 0.3:
+    if form < 0.08:
         result = values.pick((*SUCCESSES, {"accepted": True}, "Steps generated."))
         return _outcome(values, result, "Great, the plan is ready.")
-    steps = _kept_steps(values, request)
+    steps = _decided_steps(values, request)
     enabled = [step["description"] for step in steps if step["status"] == "enabled"]
-    if form < 0.5 or not enabled:
+    if form < 0.16 or not enabled:
         results = ({"accepted": False}, {"accepted": False, "steps": steps})
         answer = "Okay, I will not follow this plan. Tell me what to change."
-        return _outcome(values, values.pick(results), answer)
+        return _outcome(values, values.pick(results), answer, "will not follow")
     listed = ", ".join(f"{number}. {step}" for number, step in enumerate(enabled, 1))
     total = f"That makes {len(enabled)} {'step' if len(enabled) == 1 else 'steps'}."
     answer = f"Great, we go on with: {listed}. {total}"
-    return _outcome(values, {"accepted": True, "steps": steps}, answer, total)
+    content = as_text(values, {"accepted": True, "steps": steps})
+    proposed = [step["description"] for step in (*steps, *request.arguments["steps"])]
+    dropped = tuple(step for step in dict.fromkeys(proposed) if step not in enabled and step not in answer)
+    return Outcome(content, answer, (*enabled, total), dropped)
 
 
 def _title(values: Values) -> str:
@@ -210,9 +262,41 @@ def _title(values: Values) -> str:
     return values.pick(titles)
 
 
+# Results that look like the demonstration's notes: a heading, then a sentence with names, signs and repetitions in it.
+NOTES = (
+    "Threads: Conversations are kept in SQLite or PostgreSQL and replayed after a reload",
+    "AG-UI: One event stream for text, reasoning, tool calls and state: POST /agui",
+    "OpenAI: The same runs as chat completions and responses: /v1/chat/completions",
+    "CopilotKit: Point runtimeUrl at /copilotkit; no Node is needed",
+    "Approval: A tool with requires_approval waits for a person, who may edit its arguments",
+    "Models: agent-server serve FOLDER loads any chat model with safetensors and a chat template",
+    "Pause: A generation can be paused, resumed and cooled while it runs",
+)
+NOTE_WORD_LIST = (
+    "the a one any or and in of with for to at is are be by that which from it this not no than after before while "
+    "SQL SQLite PostgreSQL JSON HTTP API URL POST GET /agui /v1 @tool Python Node server model tool run page person "
+    "event stream thread state message call result token text file folder"
+)
+NOTE_WORDS = NOTE_WORD_LIST.split()
+
+
+def _note(values: Values) -> str:
+    """Return a heading and a sentence in which words come back."""
+    if not values.held_out and values.chance(0.15):
+        return values.pick(NOTES)
+    words = [values.pick(NOTE_WORDS) if values.chance(0.5) else values.word() for _ in range(values.between(4, 16))]
+    for _ in range(values.pick((0, 0, 1, 1, 2))):
+        words[values.between(0, len(words) - 1)] = words[0] + values.pick(("", ",", "s"))
+    if values.chance(0.3):
+        words[values.between(0, len(words) - 1)] += values.pick((";", ":", ","))
+    sentence = " ".join(words).rstrip(";:,")
+    return f"{values.word().title()}: {sentence[:1].upper()}{sentence[1:]}"
+
+
 def search_outcome(values: Values, _request: Request) -> Outcome:
     """Answer with the first result."""
-    titles = [_title(values) for _ in range(values.between(1, 3))]
+    make = _note if values.chance(0.5) else _title
+    titles = [make(values) for _ in range(values.between(1, 3))]
     link = f"https://{values.word()}.com/{values.word()}"
     results: tuple[object, ...] = (
         {"results": titles},
@@ -252,19 +336,55 @@ def _plain_value(values: Values) -> str | int:
     return values.words(1, 2) if values.chance(0.6) else values.between(0, 999)
 
 
-def failure_outcome(values: Values, _request: Request) -> Outcome:
+def _failure_text(values: Values, request: Request) -> str:
+    """Return what the agent loop says of a call that failed (agent_server/agent/running.py), or any other error."""
+    word = values.word
+    texts: tuple[Callable[[], str], ...] = (
+        lambda: values.pick(ERRORS),
+        lambda: f"{word()} not found",
+        lambda: values.words(1, 4),
+        lambda: f"{request.tool} took longer than {values.pick((5, 10, 30, 60, 60))} s.",
+        lambda: f"{request.tool} failed: {word().title()}Error: {values.words(1, 4)}",
+        lambda: f"{request.tool} failed: {values.pick(('ValueError', 'TimeoutError', 'KeyError', 'RuntimeError'))}",
+        lambda: f"Invalid arguments: {word()}: Field required",
+        lambda: f"There is no tool called {request.tool}.",
+        lambda: "That is not a CSS background.",
+        lambda: f"{request.tool} was refused: {values.words(1, 4)}",
+        lambda: f"The MCP server {word()} did not answer: {values.words(1, 2)}.",
+        lambda: f"HTTP {values.pick((400, 401, 403, 404, 429, 500, 502, 503))} {values.words(1, 2)}",
+    )
+    return values.pick(texts)()
+
+
+def failure_outcome(values: Values, request: Request) -> Outcome:
     """Report what went wrong."""
-    errors = (values.pick(ERRORS), values.pick(ERRORS), f"{values.word()} not found", values.words(1, 3))
-    error = values.pick(errors)
-    results: tuple[object, ...] = ({"error": error}, {"error": error}, f"Error: {error}")
-    answer = f"Sorry, the tool failed: {error}."
-    return _outcome(values, values.pick(results), answer, error)
+    error = _failure_text(values, request)
+    results: tuple[object, ...] = (
+        {"error": error},
+        {"error": error},
+        f"Error: {error}",
+        f"Error: {error}",
+        f"Error: {error}",
+        {"error": {"message": error}},
+        {"ok": False, "error": error},
+    )
+    told = error.rstrip(".")
+    return _outcome(values, values.pick(results), f"Sorry, the tool failed: {told}.", "the tool failed", told)
 
 
 def denial_outcome(values: Values, request: Request) -> Outcome:
-    """Accept that the user did not allow the call."""
+    """Say that a call was not made, which a person refused or did not answer, or of which nothing is known."""
     action = DENIED_ACTIONS.get(request.tool, "do that")
-    return _outcome(values, values.pick(DENIALS), f"Okay, I did not {action}.")
+    form = values.rng.random()
+    if form < 0.1:
+        return _outcome(values, LATE, f"No answer came in time, so I did not {action}.", "No answer", "did not")
+    if form < 0.16:
+        answer = "I do not know whether that worked: the server stopped in the middle of it."
+        return _outcome(values, UNKNOWN, answer, "do not know whether")
+    result = values.pick((REFUSED, values.pick(DENIALS), values.phrase(tuple(DENIAL_PHRASES.split("|")))))
+    if result == REFUSED and values.chance(0.3):
+        result = f"{REFUSED} They said: {values.phrase(tuple(REASONS.split('|')))}"
+    return _outcome(values, result, f"Okay, I did not {action}.", f"I did not {action}")
 
 
 OUTCOMES: dict[str, Callable[[Values, Request], Outcome]] = {
@@ -283,8 +403,8 @@ OUTCOMES: dict[str, Callable[[Values, Request], Outcome]] = {
 def outcome_of(values: Values, request: Request) -> Outcome:
     """Return what a call may lead to: mostly a success, sometimes a failure or a denial."""
     form = values.rng.random()
-    if form < 0.07:
+    if form < 0.08:
         return failure_outcome(values, request)
-    if form < 0.13 or (request.tool == "send_email" and form < 0.3):
+    if form < 0.15 or (request.tool == "send_email" and form < 0.35):
         return denial_outcome(values, request)
     return OUTCOMES.get(request.tool, invented_outcome)(values, request)

@@ -19,6 +19,11 @@ DEMO_TOOLS: dict[str, dict[str, str]] = {
 ARGUMENT_TYPES = ("string", "string", "string", "integer", "number", "boolean")
 
 
+# What the page declares to its two agents: its own tools, after those of the server.
+_PAGE = ("generate_task_steps", "change_background")
+PAGE_TOOLSETS = (("get_weather", "calculate", "get_time", "search", "send_email", "write_document", *_PAGE), _PAGE)
+
+
 def define(name: str, arguments: dict[str, str]) -> ToolDefinition:
     """Return a function definition in which every argument is required."""
     properties = {key: {"type": kind} for key, kind in arguments.items()}
@@ -51,6 +56,9 @@ def invented_tool(values: Values) -> ToolDefinition:
 
 def toolset(values: Values, needed: tuple[str, ...] = (), absent: str | None = None) -> list[ToolDefinition]:
     """Return a random selection in random order, with the needed and without the absent tool."""
+    page = values.pick(PAGE_TOOLSETS)
+    if values.chance(0.25) and absent not in page and set(needed) <= set(page):
+        return [demo_tool(name) for name in page]
     others = [name for name in DEMO_TOOLS if name not in needed and name != absent]
     values.rng.shuffle(others)
     extra = values.pick((0, 0, 1, 1, 2, 3, 5, 6, 7, 8))

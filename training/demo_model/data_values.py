@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 HELD_OUT_PERCENT = 20
+TYPO_SHARE = 0.15
 SYLLABLE_LIST = (
     "ba be bi bo da de di do fa fe ga go ha he ja jo ka ke ki ko la le li lo lu ma me mi mo na ne "
     "ni no pa pe po ra re ri ro ru sa se si so ta te ti to tu va ve vi za zo bar ber den dor fal "
@@ -37,6 +38,7 @@ PLACE_PREFIXES = (
 PLACE_LINKS = ("de", "del", "of", "do", "la", "am", "es")
 PLACE_SUFFIXES = ("City", "Bay", "Springs", "Beach", "Falls", "Valley", "Hills", "Town")
 REGIONS = ("Europe", "America", "Asia", "Africa", "Australia", "Pacific")
+SIGNS = {" x ": "*", "x": "*", " × ": "*", " ÷ ": "/", " : ": "/"}
 WORD_OPERATORS = {
     "plus": "+",
     "minus": "-",
@@ -62,12 +64,24 @@ def read_values(name: str, held_out: bool) -> tuple[str, ...]:
     return tuple(line for line in lines if is_held_out(line) is held_out)
 
 
+@cache
+def side_of(phrases: tuple[str, ...], held_out: bool) -> tuple[str, ...]:
+    """Return one side of a list of two or more phrases; one that the hashes leave empty gets the last or the first."""
+    held = [phrase for phrase in phrases if is_held_out(phrase)] or [phrases[-1]]
+    held = held[1:] if len(held) == len(phrases) else held
+    return tuple(held) if held_out else tuple(phrase for phrase in phrases if phrase not in held)
+
+
 class Values:
-    """Draws the values of one dialogue; every method consumes the same random stream."""
+    """Draws the values of one dialogue; every method consumes the same random stream.
+
+    typo_share: how many of the questions are mistyped; in training some, in evaluation those that measure it alone.
+    """
 
     def __init__(self, rng: random.Random, held_out: bool) -> None:
         self.rng = rng
         self.held_out = held_out
+        self.typo_share = 0.0 if held_out else TYPO_SHARE
 
     def pick(self, options: Sequence[T]) -> T:
         """Return one of the options."""
@@ -84,6 +98,10 @@ class Values:
     def listed(self, name: str) -> str:
         """Return an entry of a list in `values/`."""
         return self.pick(read_values(name, self.held_out))
+
+    def phrase(self, phrases: tuple[str, ...]) -> str:
+        """Return one of the phrases of this side of the split."""
+        return self.pick(side_of(phrases, self.held_out))
 
     def invented(self, make: Callable[[], str]) -> str:
         """Repeat a recipe until its value is on this side of the split."""
@@ -194,7 +212,10 @@ class Values:
             written = f"{first} {self.pick('+-*/')} {second}"
             written = written.replace(" ", "") if self.chance(0.3) else written
             return written, written
-        if form < 0.6:
+        if form < 0.5:
+            sign = self.pick(tuple(SIGNS))
+            return f"{first}{sign}{second}", f"{first} {SIGNS[sign]} {second}"
+        if form < 0.62:
             written = self._three_terms(first, second)
             return written, written
         if form < 0.92:

@@ -20,9 +20,9 @@ class Shape:
 
     vocabulary: int
     width: int = 192
-    layers: int = 4
+    layers: int = 6
     head_width: int = 32
-    inner_width: int = 512
+    inner_width: int = 768
     rope_base: float = 100_000.0
     norm_epsilon: float = 1e-5
 

@@ -15,17 +15,22 @@ START, END = "<|im_start|>", "<|im_end|>"
 
 
 class Segment(NamedTuple):
-    """A piece of a dialogue; the model learns to write the targets."""
+    """A piece of a dialogue; the model learns to write the targets.
+
+    past: an answer of an earlier turn. The template leaves its thought out, so that its first token, which would tell
+    the model to leave it out as well, is only read.
+    """
 
     text: str
     target: bool
+    past: bool = False
 
 
 @dataclass
 class Dialogue:
     """Messages whose last one is the expected answer, with the tools and the thinking switch.
 
-    `carried` lists the values that the expected answer has to contain.
+    `carried` lists the values that the expected answer has to contain, `forbidden` those that it must not contain.
     """
 
     kind: str
@@ -33,6 +38,7 @@ class Dialogue:
     tools: list[ToolDefinition]
     thinking: bool
     carried: tuple[str, ...] = field(default=())
+    forbidden: tuple[str, ...] = field(default=())
 
 
 def render_tool(tool: ToolDefinition) -> str:
@@ -104,8 +110,8 @@ def render(dialogue: Dialogue) -> list[Segment]:
         elif message["role"] == "assistant" and index > last_user:
             segments += [*render_current(message, dialogue.thinking), Segment("\n", False)]
         elif message["role"] == "assistant":
-            text = f"{START}assistant\n{render_output(message)}{END}\n"
-            segments.append(Segment(text, False))
+            segments.append(Segment(f"{START}assistant\n", False))
+            segments += [Segment(render_output(message) + END, True, past=True), Segment("\n", False)]
     return [segment for segment in segments if segment.text]
 
 

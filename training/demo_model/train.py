@@ -3,6 +3,7 @@
 import argparse
 import math
 import random
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,13 +17,14 @@ from torch import Tensor
 
 from training.demo_model.batches import Batch, copy_batch, dialogue_batches, encode, pad
 from training.demo_model.data_dialogues import CATEGORY_WEIGHTS, DialogueFactory
+from training.demo_model.grow import grow_from
 from training.demo_model.model import Shape, TinyLlama, random_weights
 from training.demo_model.model_structure import structured_weights
 from training.demo_model.optimizer import build_optimizers, set_rate, state_of
 from training.demo_model.parallel import Workers, run_workers
 from training.demo_model.tokenizer import build
 
-COPY_SHARE = 0.04
+COPY_SHARE = 0.03
 RAMP_STEPS = 50
 PROBE_ROWS = 24
 
@@ -48,6 +50,8 @@ class Trainer:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.tokenizer = load_tokenizer(self.folder)
         self.model = new_model(self.tokenizer.get_vocab_size(), options.seed)
+        if options.start is not None:
+            grow_from(self.model, options.start)
         self.rates = [options.matrix_rate, options.rate]
         self.optimizers = build_optimizers(self.model, *self.rates)
         self.progress = Progress()
@@ -55,6 +59,7 @@ class Trainer:
         self.run = torch.compile(self.model, dynamic=True) if options.compile else self.model
         self.seed = f"{options.seed}-{self.progress.runs}-{workers.rank}"
         self.rng = random.Random(self.seed)
+        self.last = time.monotonic()
 
     @property
     def checkpoint(self) -> Path:
@@ -81,10 +86,15 @@ class Trainer:
         torch.save(state, partial)
         partial.replace(self.checkpoint)
 
+    def share_done(self) -> float:
+        """Return the share of the tokens or of the minutes that is done, whichever is larger; 1 ends the training."""
+        done = self.progress
+        return max(done.tokens / self.options.tokens, done.seconds / (60 * self.options.minutes))
+
     def rate_factor(self) -> float:
         """Return the share of the full learning rate: a ramp, a plateau, a cosine to zero."""
-        left = 1 - self.progress.tokens / self.options.tokens
-        decay = 0.5 - 0.5 * math.cos(math.pi * min(1.0, left / self.options.decay))
+        left = 1 - self.share_done()
+        decay = 0.5 - 0.5 * math.cos(math.pi * min(1.0, max(0.0, left) / self.options.decay))
         return max(0.005, decay) * min(1.0, (self.progress.steps + 1) / RAMP_STEPS)
 
     def loss(self, batch: Batch) -> Tensor:
@@ -107,12 +117,15 @@ class Trainer:
         self._count(batch, loss.item())
 
     def _count(self, batch: Batch, loss: float) -> None:
-        counted = [batch.tokens.numel(), float(batch.targets.sum()), loss]
-        tokens, targets, losses = self.workers.total(counted)
+        now = time.monotonic()
+        counted = [batch.tokens.numel(), float(batch.targets.sum()), loss, now - self.last]
+        tokens, targets, losses, seconds = self.workers.total(counted)
+        self.last = now
         done, loss = self.progress, losses / self.workers.count
         done.steps += 1
         done.tokens += int(tokens)
         done.targets += int(targets)
+        done.seconds += seconds / self.workers.count
         done.loss = loss if done.steps == 1 else 0.98 * done.loss + 0.02 * loss
 
     def batches(self) -> Iterator[Batch]:
@@ -128,16 +141,13 @@ class Trainer:
 
     def train(self) -> None:
         """Train until the token count is reached."""
-        last = time.monotonic()
+        self.last = time.monotonic()
         for batch in self.batches():
-            self.step(batch)
-            now = time.monotonic()
             before = self.progress.seconds
-            self.progress.seconds += now - last
-            last = now
+            self.step(batch)
             if self.workers.leads:
                 self._house_keeping(before)
-            if self.progress.tokens >= self.options.tokens:
+            if self.share_done() >= 1:
                 break
         if self.workers.leads:
             self.save()
@@ -203,13 +213,16 @@ def parse_options() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("output", type=Path, help="folder for the tokenizer and checkpoints")
+    parser.add_argument("--start", type=Path, help="model folder whose weights, grown, a new run starts from")
     parser.add_argument("--tokens", type=float, default=40e6, help="tokens to train on")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="minutes to train at most")
     parser.add_argument("--copy-tokens", type=float, default=1.5e6, help="tokens of pure copying")
     parser.add_argument("--decay", type=float, default=0.9, help="share with a falling rate")
     parser.add_argument("--batch", type=int, default=2560, help="padded tokens of a process's batch")
     parser.add_argument("--matrix-rate", type=float, default=0.009, help="rate of the matrices")
     parser.add_argument("--rate", type=float, default=2e-3, help="rate of the other weights")
     parser.add_argument("--processes", type=int, default=2, help="one for each core")
+    parser.add_argument("--threads", type=int, default=1, help="of each process")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--report-seconds", type=float, default=30)
     parser.add_argument("--save-seconds", type=float, default=120)
@@ -220,7 +233,7 @@ def parse_options() -> argparse.Namespace:
 
 def work(options: argparse.Namespace, workers: Workers) -> None:
     """Train in one of the processes."""
-    torch.set_num_threads(1)
+    torch.set_num_threads(options.threads)
     Trainer(options, workers).train()
 
 
@@ -228,6 +241,8 @@ def main() -> None:
     """Train from the start or from the newest checkpoint."""
     options = parse_options()
     options.output.mkdir(parents=True, exist_ok=True)
+    if options.start is not None and not (options.output / "tokenizer.json").exists():
+        shutil.copy(options.start / "tokenizer.json", options.output / "tokenizer.json")
     load_tokenizer(options.output)
     run_workers(work, options, options.processes)
 
