@@ -18,5 +18,6 @@ def nothing_blocks() -> Iterator[None]:
             if name.startswith("sqlite3."):  # the store has a loop, and a thread, to itself
                 function.can_block_in("store/direct.py", DIRECT)
         watch.functions["os.stat"].can_block_in("store/file.py", "_is_there")  # there, too
-        watch.functions["os.stat"].can_block_in("asyncpg/connect_utils.py", "_read_password_file")  # there, too
+        # there, too, whenever SQLAlchemy's pool opens one more connection: asyncpg looks for ~/.pgpass
+        watch.functions["os.stat"].can_block_in("asyncpg/connect_utils.py", "_read_password_file")
         yield
