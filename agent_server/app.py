@@ -25,8 +25,9 @@ from agent_server.routes import all_routes
 from agent_server.server import StartupError
 from agent_server.settings import Settings
 from agent_server.telemetry import note_ids
+from agent_server.tracing import current_trace, join_trace
 from agent_server.version import version
-from agent_server.web.context import REQUEST_ID_HEADER, RequestContext, enter, given_request_id, given_trace_id
+from agent_server.web.context import REQUEST_ID_HEADER, RequestContext, enter, given_request_id
 from agent_server.web.errors import deny_websocket, error_response, refuse_websocket, route_path
 from agent_server.web.origins import BrowserGuard, BrowserPolicy, server_names
 
@@ -115,7 +116,8 @@ class Application(FastAPI):
         alone = self.user_middleware == self._layers
         context = RequestContext(given_request_id(scope) or new_id("req"), direct_send=send if alone else None)
         enter(scope, context)
-        note_ids(request=context.request_id, trace=given_trace_id(scope))
+        join_trace(scope["headers"])
+        note_ids(request=context.request_id, trace=current_trace())
         scope.pop("route", None)  # of an application around this one; the router puts ours there
         send = self._answering(scope, context, send)
         try:

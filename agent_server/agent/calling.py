@@ -23,6 +23,7 @@ from agent_server.agent.tool_context import InputRequired, ToolContext
 from agent_server.agent.tool_places import ToolPlaces
 from agent_server.prompting.schemas import validate
 from agent_server.runs import Recorder, RunContext
+from agent_server.tracing import failed, note_content, span
 from events.vocabulary import ActivitySnapshot, Event, Interrupt, ToolCallResult
 
 Emit = Callable[[Event], None]
@@ -164,7 +165,15 @@ class Caller:
         """A call's answer, once there is a place for it."""
         if each.known is not None or each.callee is None:
             return each.known or failure("There is nothing to call.")
-        callee, given = each.callee, self._context
+        with span("execute_tool", each.name, tool__name=each.name, tool__call__id=each.call_id) as traced:
+            answer = await self._make_placed(each, each.callee)
+            note_content(traced, tool__call__arguments=each.arguments, tool__call__result=answer.content)
+            if answer.failed:
+                failed(traced, "tool_error")
+            return answer
+
+    async def _make_placed(self, each: Pending, callee: Callee) -> CallResult:
+        given = self._context
         if not callee.place:
             return await callee.answer(each.arguments, each.context)
         run = given.input.run_id

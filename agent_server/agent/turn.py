@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 from ag_ui.core import AssistantMessage, Message, RunAgentInput, ToolCall
+from opentelemetry.trace import Span, SpanKind
 
 from agent_server.agent.reasoning_policy import ReasoningPolicy
 from agent_server.engine.protocol import (
@@ -31,13 +32,17 @@ from agent_server.prompting.thinking import thinking_budget
 from agent_server.runs import Recorder, RunContext
 from agent_server.runs.execution import token_row
 from agent_server.settings import OutputSettings
+from agent_server.tracing import PROVIDER, note, note_content, span
 from events.delivery import joined
-from events.message import Folder, to_models
+from events.message import Folder, to_dicts, to_models
 from events.metadata import without_tokens
 from events.options import GenerationOptions
 from events.plain import PlainTranslator
 from events.translator import Translator
 from events.vocabulary import CONTROL_EVENT, INVALID_EVENT, LOADING_EVENT, Custom, Event, RunError
+
+LAST_MESSAGES = 16
+"""Messages of the prompt that a trace with content has."""
 
 
 class LanguageModel(Protocol):
@@ -137,7 +142,30 @@ class TurnTaker:
         self._reasoning_tokens = 0
         await self._context.controls.gate()
         async with self._model.use(self._tell_loading):
-            return await self._take(input, options, instructions)
+            of, thread = self._model.name, input.thread_id
+            named = {"provider__name": PROVIDER, "request__model": of, "conversation__id": thread}
+            with span("chat", of, SpanKind.CLIENT, **named) as traced:
+                turn = await self._take(input, options, instructions)
+                self._trace(traced, turn, input, options)
+                return turn
+
+    def _trace(self, traced: Span, turn: Turn, input: RunAgentInput, options: GenerationOptions) -> None:
+        if not traced.is_recording():
+            return
+        finished, sampling = turn.finished, options.sampling
+        note(
+            traced,
+            request__max_tokens=sampling.max_tokens,
+            request__temperature=sampling.temperature,
+            request__top_p=sampling.top_p,
+            response__model=self._model.name,
+            response__finish_reasons=[finished.reason],
+            response__time_to_first_chunk=finished.timings.first_token,
+            usage__input_tokens=finished.usage.prompt_tokens,
+            usage__output_tokens=finished.usage.completion_tokens,
+        )
+        said = to_dicts(turn.said.messages)
+        note_content(traced, input__messages=to_dicts(input.messages[-LAST_MESSAGES:]), output__messages=said)
 
     def _tell_loading(self, status: EngineStatus) -> None:
         """A reader of events sees how far the model is; the other wires wait."""

@@ -149,8 +149,10 @@ async def _serve(settings: Settings, listeners: list[Listener]) -> int:
     from agent_server.assemble import build_server
     from agent_server.server import StartupError
     from agent_server.telemetry import configure_logging
+    from agent_server.tracing import start_exporting
 
     configure_logging(settings.watching.log_level, settings.watching.log_format)
+    start_exporting()
     try:
         server = build_server(settings)
         await server.start()

@@ -7,6 +7,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from opentelemetry.trace import Span
+
 from adapters.errors import RequestError
 from agent_server.engine.protocol import EngineError
 from agent_server.pacing import in_turns
@@ -14,6 +16,7 @@ from agent_server.runs.execution import Ending, OpenThread, Recorder, RunContext
 from agent_server.runs.run import Run
 from agent_server.store import Conclusion, Store
 from agent_server.telemetry import note_ids
+from agent_server.tracing import current_trace, failed, note, span
 from events.message import each_dict
 from events.metadata import ErrorMetadata, as_metadata
 from events.vocabulary import (
@@ -60,7 +63,12 @@ class Driver:
     async def drive(self, turn: ThreadTurn) -> None:
         """turn: the run's turn on its thread."""
         note_ids(run=self.run.id, thread=self.run.thread_id, tenant=self.run.tenant)
-        terminal = await self._attempt(turn)
+        with span(
+            "invoke_agent", self.run.agent, agent__name=self.run.agent, conversation__id=self.run.thread_id
+        ) as traced:
+            note_ids(trace=current_trace())
+            terminal = await self._attempt(turn)
+            self._trace(traced, terminal)
         self.run.state = "ending"  # from here on it cannot be cancelled: its ending is being recorded
         try:
             terminal = await self._record(terminal)
@@ -69,6 +77,17 @@ class Driver:
         finally:
             self.recorder.check(terminal)
             self.run.finish(terminal)
+
+    def _trace(self, traced: Span, terminal: Event) -> None:
+        traced.set_attribute("agent_server.run.id", self.run.id)
+        if isinstance(terminal, RunError):
+            failed(traced, terminal.code or "internal")
+        used = self.recorder.usage.values()
+        note(
+            traced,
+            usage__input_tokens=sum(each.input_tokens or 0 for each in used),
+            usage__output_tokens=sum(each.output_tokens or 0 for each in used),
+        )
 
     async def _attempt(self, turn: ThreadTurn) -> Event:
         # A run that was stopped before its first step waits a moment for its turn, so that what was said is kept.

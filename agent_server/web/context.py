@@ -10,7 +10,6 @@ from starlette.types import Scope, Send
 
 _KEY = "agent_server.request"
 _SOUND_ID = re.compile(rb"[A-Za-z0-9._:+/=-]{1,128}")
-_TRACE = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 REQUEST_ID_HEADER = b"x-request-id"
 
 
@@ -50,11 +49,3 @@ def given_request_id(scope: Scope) -> str | None:
         if name == REQUEST_ID_HEADER:
             return value.decode() if _SOUND_ID.fullmatch(value) else None
     return None
-
-
-def given_trace_id(scope: Scope) -> str:
-    """The trace that the request belongs to (W3C Trace Context, `traceparent`); "" where it says none."""
-    for name, value in scope["headers"]:
-        if name == b"traceparent" and (found := _TRACE.fullmatch(value)) is not None:
-            return str(found[1].decode())
-    return ""

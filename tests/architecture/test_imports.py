@@ -86,7 +86,18 @@ FLOORS: list[set[str]] = [
     {"runs"},
     {"store", "prompting", "engines"},
     {"generation", "media", "web"},
-    {"engine", "generative_ui", "model_files", "settings", "telemetry", "pacing", "ids", "version", "_names"},
+    {
+        "engine",
+        "generative_ui",
+        "model_files",
+        "settings",
+        "telemetry",
+        "tracing",
+        "pacing",
+        "ids",
+        "version",
+        "_names",
+    },
 ]
 """The rooms of agent_server from the top floor down. A room imports from lower floors alone."""
 

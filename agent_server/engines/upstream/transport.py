@@ -19,6 +19,7 @@ from agent_server.engines.upstream.address import Address
 from agent_server.engines.upstream.errors import error_of
 from agent_server.engines.upstream.frames import FrameError, FrameSplitter
 from agent_server.settings import UpstreamSettings
+from agent_server.tracing import outgoing
 
 KEEP_ALIVE_SECONDS = 4.0
 """How long an unused connection is kept: less than the five seconds after which uvicorn, which vLLM and SGLang use,
@@ -144,7 +145,7 @@ class Transport:
         patience = loop.time() + self._settings.first
         # A task of its own: a time-out around the call would cancel the request, which must go on during a health
         # check.
-        opening = asyncio.ensure_future(self._open_session().post(self._url(path), data=body))
+        opening = asyncio.ensure_future(self._open_session().post(self._url(path), data=body, headers=outgoing()))
         self._opening.add(opening)
         try:
             while not (await asyncio.wait({opening}, timeout=self._settings.idle))[0]:
