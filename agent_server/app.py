@@ -18,6 +18,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.types import Message, Receive, Scope, Send
 
 from adapters.errors import ErrorKind, RequestError
+from agent_server.audit import use_audit
 from agent_server.auth import AuthMiddleware
 from agent_server.ids import new_id
 from agent_server.openapi import document
@@ -117,6 +118,7 @@ class Application(FastAPI):
         context = RequestContext(given_request_id(scope) or new_id("req"), direct_send=send if alone else None)
         enter(scope, context)
         join_trace(scope["headers"])
+        use_audit(self._server.audit)
         note_ids(request=context.request_id, trace=current_trace())
         scope.pop("route", None)  # of an application around this one; the router puts ours there
         send = self._answering(scope, context, send)

@@ -17,6 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from agent_server.agent import Agent, LoadError, Sealer
 from agent_server.agent.mcp_file import load_mcp_file
+from agent_server.audit import AuditLog
 from agent_server.auth import Authority, Quotas, configured_authority, storage_url
 from agent_server.chat_model import ChatModel
 from agent_server.hosted import Named, load_named, serve_named
@@ -83,7 +84,16 @@ def build_server(settings: Settings, *, agents: Sequence[object] = (), engine: E
         telemetry=telemetry,
         authority=authority,
         quotas=quotas,
+        audit=audit_log(settings),
     )
+
+
+def audit_log(settings: Settings) -> AuditLog | None:
+    path = settings.watching.audit_log
+    try:
+        return None if path is None else AuditLog(path)
+    except OSError as error:
+        raise StartupError(f"The audit log {path} cannot be opened: {error.strerror}.") from error
 
 
 def make_quotas(settings: Settings) -> Quotas:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from agent_server.audit import AuditLog
 from agent_server.auth import Authority, Quotas
 from agent_server.engine.protocol import EngineStatus
 from agent_server.settings import Settings
@@ -79,6 +80,7 @@ class Server:
     quotas: Quotas
     models: Mapping[str, AnyModel] = field(default_factory=dict)
     pool: ModelPool | None = None
+    audit: AuditLog | None = None
     closing: bool = False
     on_stop: Callable[[], None] | None = None
     _starting: asyncio.Task[None] | None = None
@@ -153,6 +155,8 @@ class Server:
         await self.model.close()
         await self.store.close()
         await self.quotas.close()
+        if self.audit is not None:
+            await asyncio.to_thread(self.audit.close)
 
     def begin_shutdown(self) -> None:
         """Refuse new runs and begin to drain. A second call ends the runs that are left at once. Called by a signal

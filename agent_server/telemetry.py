@@ -179,6 +179,11 @@ def note_ids(**ids: str) -> None:
     _ids.set({**_ids.get(), **{name: value for name, value in ids.items() if value}})
 
 
+def noted_ids() -> Mapping[str, str]:
+    """What `note_ids` has noted here."""
+    return _ids.get()
+
+
 class IdFilter(logging.Filter):
     """Notes the ids on the record where it is made: a formatter may run elsewhere."""
 

@@ -12,6 +12,7 @@ from ag_ui.core import Message, ResumeEntry
 from adapters.errors import RequestError
 from agent_server.agent import interrupts
 from agent_server.agent.interrupts import Decision
+from agent_server.audit import note
 from agent_server.pacing import in_turns
 from agent_server.runs import Ending, OpenThread, RunContext
 from agent_server.store.records import InterruptRecord, RunRecord
@@ -65,6 +66,7 @@ async def open_run(context: RunContext, agent: str) -> Opening:
     messages = await _messages(thread, [each.record for each in decisions], held)
     if decisions:
         await _claim(thread, {each.record.id: interrupts.answer_of(each.entry) for each in decisions})
+        _note_answers(context, decisions)
         return Opening(messages=messages, decisions=decisions)
     late = [record for record in thread.interrupts if record.status == "open"]
     if late:
@@ -94,6 +96,22 @@ def tell_again(
             )
     emit(MessagesSnapshot(messages=[dict(each) for each in messages]))
     return Ending(outcome=msgspec.convert(run.outcome, RunOutcome) if run.outcome else SuccessOutcome())
+
+
+def _note_answers(context: RunContext, decisions: Sequence[Decision]) -> None:
+    """Tell the audit log who agreed to a call, changed it, refused it or answered its question."""
+    for each in decisions:
+        call = each.record.call
+        edited = each.arguments != call["arguments"]
+        given = "answered" if each.answers else "edited" if edited else "approved"
+        note(
+            "call.refused" if each.refusal is not None else f"call.{given}",
+            thread=context.input.thread_id,
+            run=context.input.run_id,
+            tool_call=str(call["id"]),
+            tool=str(call["name"]),
+            interrupt=each.record.id,
+        )
 
 
 async def _claim(thread: OpenThread, answers: dict[str, dict[str, Any]]) -> None:

@@ -106,7 +106,7 @@ async def start_runs(
                 )
     except RequestError:
         for run in runs:
-            await run.cancel()
+            run.stop("cancelled")
         raise
     return runs
 

@@ -12,6 +12,7 @@ from ag_ui.core import Message, RunAgentInput
 
 from adapters.answer import PromptNote
 from adapters.errors import RequestError
+from agent_server.audit import note
 from agent_server.runs.controls import Controls
 from agent_server.runs.log import EventLog, FellBehind, LogReader
 from agent_server.settings import LogLimits
@@ -121,7 +122,10 @@ class Run:
 
     async def cancel(self, reason: StopReason = "cancelled") -> bool:
         """Stop: open items are closed and the stream ends with its terminal event. False if the run already ended."""
-        return self.stop(reason)
+        stopped = self.stop(reason)
+        if stopped:
+            note("run.stopped", thread=self.thread_id, run=self.id)
+        return stopped
 
     async def pause(self) -> bool:
         """Hold the tokens back; False if the run ended or its engine cannot pause."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, field_validator
@@ -122,3 +123,5 @@ class WatchSettings(Section):
     """`json` logs an object a line with the ids of the request, trace, tenant, key, run and thread."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The least severe messages that are logged; bodies, headers and prompts are logged at no level."""
+    audit_log: Path | None = None
+    """File to which a JSON line is added for everything that is approved, edited, deleted or stopped."""

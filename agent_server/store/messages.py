@@ -37,7 +37,8 @@ _RENAME_FEEDBACK = (
 
 
 class Thread:
-    """One thread's messages within a transaction: `order`, ids as they stand, and what is known of each."""
+    """One thread's messages within a transaction: `order`, ids as they stand, what is known of each, and how many
+    were set `aside`."""
 
     def __init__(self, connection: AsyncConnection, tenant: str, thread_id: str) -> None:
         self._connection = connection
@@ -46,6 +47,7 @@ class Thread:
         self._positions: dict[str, int] = {}
         self._digests: dict[str, str] = {}
         self._deleted: set[str] = set()
+        self.aside = 0
 
     @classmethod
     async def read(cls, connection: AsyncConnection, tenant: str, thread_id: str) -> Thread:
@@ -104,6 +106,7 @@ class Thread:
         """Keep messages as one removal. They are still to be taken out of, or changed in, the thread."""
         if not bodies:
             return
+        self.aside += len(bodies)
         places = {id: place for place, id in enumerate(self.order)}
         moment = now_ms()
         rows = [

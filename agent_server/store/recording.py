@@ -58,7 +58,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         recalled = await kept.recall(messages, self.messages) if self.recall else ()
         if self.messages and not any(each.status == "open" for each in interrupts):
             await kept.take(messages, self.messages, self.removal, edits=self.edits)
-        return ThreadState(state=state, messages=recalled, interrupts=interrupts, owners=owners)
+        return ThreadState(state=state, messages=recalled, interrupts=interrupts, owners=owners, edited=messages.aside)
 
 
 async def _other_owners(connection: AsyncConnection, tenant: str, thread_id: str, owner: int) -> tuple[int, ...]:

@@ -65,12 +65,13 @@ class ThreadRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 class ThreadState(msgspec.Struct, frozen=True, kw_only=True):
     """What a run needs to know of its thread before it begins. owners: of the other servers that have a run going
     on in it, as far as the records tell. messages: the conversation, in wire form, where the client does not show it
-    itself; else ()."""
+    itself; else (). edited: how many stored messages the client's replaced or took away."""
 
     state: Any = None
     messages: tuple[dict[str, Any], ...] = ()
     owners: tuple[int, ...] = ()
     interrupts: tuple[InterruptRecord, ...] = ()
+    edited: int = 0
 
 
 class Conclusion(msgspec.Struct, frozen=True, kw_only=True):

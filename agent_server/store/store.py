@@ -12,6 +12,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from adapters.errors import RequestError
+from agent_server.audit import note
 from agent_server.ids import new_id
 from agent_server.store import messages as kept
 from agent_server.store import recording, rows, schema
@@ -167,6 +168,8 @@ class Store:
             messages=messages, removal=new_id("removal"), edits=edits, recall=recall,
         )  # fmt: skip
         state = await self._write(entry.write)
+        if state.edited:
+            note("messages.edited", thread=thread_id, run=run_id, messages=state.edited, removal=entry.removal)
         if not await self._mark_dead(state.owners):
             await self._write(lambda connection: recording.refuse(connection, entry.run))
             raise RequestError("conflict", "This thread has a run going on at another server.", retry_after=1.0)
@@ -229,11 +232,13 @@ class Store:
         RequestError("not_found")."""
         swapped = new_id("removal")
         await self._write(lambda connection: kept.restore(connection, tenant, thread_id, removal, swapped))
+        note("messages.restored", thread=thread_id, removal=removal)
 
     async def delete_message(self, tenant: str, thread_id: str, message_id: str) -> None:
         """Take a message out of its thread, with the results of its calls. RequestError("not_found")."""
         removal = new_id("removal")
         await self._write(lambda connection: kept.remove(connection, tenant, thread_id, message_id, removal))
+        note("message.deleted", thread=thread_id, message=message_id, removal=removal)
 
     async def state(self, tenant: str, thread_id: str) -> Any:
         query = select(schema.threads.c.state).where(of(schema.threads, tenant, thread_id))
@@ -315,6 +320,7 @@ class Store:
 
         if not await self._write(work):
             raise _no_thread()
+        note("thread.deleted", thread=thread_id)
 
     async def give_feedback(
         self,
@@ -373,7 +379,10 @@ class Store:
         async def work(connection: AsyncConnection) -> int:
             return (await connection.execute(removal)).rowcount
 
-        return bool(await self._write(work))
+        found = bool(await self._write(work))
+        if found:
+            note("response.deleted", response=response_id)
+        return found
 
     async def _rows(self, query: Any) -> Sequence[Any]:
         async def work(connection: AsyncConnection) -> Sequence[Any]:

@@ -85,7 +85,7 @@ FLOORS: list[set[str]] = [
     {"agent", "chat_model", "auth"},
     {"runs"},
     {"store", "prompting", "engines"},
-    {"generation", "media", "web"},
+    {"generation", "media", "web", "audit"},
     {
         "engine",
         "generative_ui",

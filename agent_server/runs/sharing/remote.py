@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ag_ui.core import RunAgentInput
 
 from adapters.errors import RequestError
+from agent_server.audit import note
 from agent_server.runs.log import EventLog, LogReader
 from agent_server.runs.run import check_position, lost
 from agent_server.runs.sharing.entries import TERMINAL
@@ -121,7 +122,9 @@ class RemoteRun:
         return self.terminal
 
     async def cancel(self) -> bool:
-        return await self._control("cancel")
+        if stopped := await self._control("cancel"):
+            note("run.stopped", thread=self.thread_id, run=self.id)
+        return stopped
 
     async def pause(self) -> bool:
         return await self._control("pause")
