@@ -197,9 +197,11 @@ class TurnTaker:
             priority=-options.priority,
             cache_salt=options.cache_salt,
             tenant=context.tenant,
+            turn=recorder.turns + goes_on(context.input),
             pictures=await self._pictures(prompt, options),
             adapter=self._model.adapter,
         )
+        recorder.turns += 1
         translator = open_translator(prompt, input, options, settings, context.new_id)
         # in a task of its own: a token wakes this one and not the whole chain of those who wait for the run
         finished = await asyncio.create_task(self._generate(request, translator, options.token_details))
@@ -323,6 +325,12 @@ class TurnTaker:
         self._written.add(event)
         if self._follow is not None:
             self._follow(event)
+
+
+def goes_on(input: RunAgentInput) -> bool:
+    """Whether a run goes on with work that an earlier one began: it brings a person's answer, or a result of a
+    client's tool."""
+    return bool(input.resume) or (bool(input.messages) and input.messages[-1].role == "tool")
 
 
 def _invalid(call: ToolCall, found: Invalid) -> dict[str, Any]:

@@ -143,6 +143,8 @@ class Thought(msgspec.Struct, frozen=True, kw_only=True):
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence to generate. `tenant`: prefix caches are kept apart by it, and capacity is shared fairly between
     tenants. `priority`: more goes first. `cache_salt`: what is cached is shared by requests with the same one alone.
+    `turn`: how many turns of the same piece of work came before; while generations wait, an engine may let later turns
+    pass first ones.
 
     generated: the beginning of the answer, which another engine generated before it was lost. The engine does not yield
     it again. It counts as generated for everything else: limits, penalties, stop strings, the grammar, the seed's
@@ -163,6 +165,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     constraint: Constraint | None = None
     tenant: str = ""
     priority: int = 0
+    turn: int = 0
     cache_salt: str = ""
     thought: Thought | None = None
     pictures: tuple[Picture, ...] = ()

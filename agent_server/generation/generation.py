@@ -188,6 +188,7 @@ def begin(
         tenant=request.tenant,
         salt=request.cache_salt,
         priority=request.priority,
+        later=request.turn > 0,
         shareable=params.prompt_logprobs is None,
         scored=params.prompt_logprobs is not None,
         media=media,

@@ -187,6 +187,7 @@ def assemble(
         max_running=config.max_batch,
         step_tokens=budget,
         chunked=runner.chunked,
+        turns_ahead=config.turns_ahead,
     )
     if config.cuda_graphs and isinstance(runner, PackedRunner) and runner.capturable:
         runner.capture(sampler.last, context, partial(_report_graphs, report))

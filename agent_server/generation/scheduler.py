@@ -6,6 +6,8 @@ Rules:
   that was admitted first, so that a long one is not starved.
 - Of those waiting, the highest priority goes first, then the tenant with the fewest running sequences, then the one
   that was served longest ago, then the order of arrival. Who has waited for `patience` steps goes before everybody.
+  A later turn of work that was begun before takes its place as if it had arrived `turns_ahead` sequences earlier: it
+  passes those first turns of its tenant, and no first turn is passed by more than so many of them.
 - A step that ran out of the device's memory is tried again with half as much, until it is a single short chunk.
 - Without room for the next token, the youngest sequence of the lowest priority goes back to the queue and is
   computed again later. The oldest is never sent back for a younger one, so that one sequence always makes progress.
@@ -100,15 +102,24 @@ def _rank(sequence: Sequence) -> tuple[int, int]:
 class Scheduler:
     """max_running: rows. step_tokens: the budget of a step; every running sequence has one of them for certain.
     `vacated` collects rows that were given back, for their owner to clear before the next launch.
+    turns_ahead: how many arrivals a later turn may pass; 0 keeps the order of arrival.
     chunked: False computes every prompt in one piece, whatever the budget (for models that need that)."""
 
     def __init__(
-        self, memory: Memory, *, max_running: int, step_tokens: int, patience: int = 2000, chunked: bool = True
+        self,
+        memory: Memory,
+        *,
+        max_running: int,
+        step_tokens: int,
+        patience: int = 2000,
+        chunked: bool = True,
+        turns_ahead: int = 64,
     ) -> None:
         self.memory = memory
         self.max_running = max_running
         self.step_tokens = max(step_tokens, max_running + 1)
         self.patience = patience
+        self.turns_ahead = turns_ahead
         self.chunked = chunked
         self.running: list[Sequence] = []
         self.paused: set[Sequence] = set()
@@ -134,9 +145,11 @@ class Scheduler:
     # what may happen to a sequence
 
     def add(self, sequence: Sequence) -> None:
-        """A new sequence, to the end of its tenant's queue."""
+        """A new sequence, to the end of its tenant's queue, or to its place among those that wait there."""
         self._arrivals += 1
-        sequence.order = self._arrivals
+        # even numbers for first turns and odd ones for later turns, so that no two are the same
+        later = sequence.later and self.turns_ahead
+        sequence.order = 2 * (self._arrivals - self.turns_ahead) - 1 if later else 2 * self._arrivals
         self._enqueue(sequence)
 
     def finish(self, sequence: Sequence) -> None:

@@ -36,7 +36,8 @@ class Sequence:
     held: its prompt may be computed but for the last token; what its first token needs is not there yet.
     shareable: what it computes may be reused, and it may reuse what others computed.
     scored: the log probabilities of its prompt are wanted.
-    cached: prompt tokens that were found computed when it first ran, None before. order: arrival.
+    cached: prompt tokens that were found computed when it first ran, None before. later: a later turn of work that was
+    begun before. order: arrival, and ahead of it for later turns; no two are the same.
     media: its pictures; `tokens` then has numbers made of their content in their places, so that whoever compares
     tokens compares pictures. shift: what is added to a token's index for its position, behind the pictures.
     """
@@ -48,6 +49,7 @@ class Sequence:
     tenant: str = ""
     salt: str = ""
     priority: int = 0
+    later: bool = False
     order: int = 0
     state: State = "new"
     computed: int = 0

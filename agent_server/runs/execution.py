@@ -74,7 +74,7 @@ class Recorder:
 
     What the run leaves to be saved, however it ends, is set by its agent: `messages` gives the conversation in wire
     form as it stands, `state` is the shared state, `interrupts` are the questions to a person. `unsent`: tokens that no
-    delta carried.
+    delta carried. `turns`: how many turns of a model the run has taken.
     """
 
     def __init__(self, log: EventLog, state: object, note_prompt: Callable[[PromptNote], None]) -> None:
@@ -82,6 +82,7 @@ class Recorder:
         self.state = state
         self.interrupts: list[dict[str, object]] = []
         self.constrained = False
+        self.turns = 0
         self.usage: dict[str, TokenUsage] = {}
         self.warnings: list[str] = []
         self.unsent: Sequence[Scored] = ()

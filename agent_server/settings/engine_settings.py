@@ -35,6 +35,9 @@ class ComputeSettings(Section):
     """Sequences that are generated at the same time."""
     max_queued: int = Field(512, ge=0)
     """Generations that may wait for a place; more are refused as overloaded."""
+    turns_ahead: int = Field(64, ge=0)
+    """Earlier arrivals that the later turn of a run may pass in the queue, so that a person in the middle of a task
+    does not wait behind those who just came; 0 keeps the order of arrival."""
     step_tokens: int = Field(0, ge=0)
     """Tokens of prompts and answers in one step of the engine; 0 is 4096 on CUDA and 512 elsewhere."""
     kv_cache_bytes: int = Field(0, ge=0)

@@ -188,6 +188,17 @@ async def test_client_and_server_tools_may_be_mixed_in_one_turn():
     assert text_of(events) == "Done."
 
 
+async def test_the_engine_is_told_which_turns_go_on_with_work_that_was_begun():
+    model = Model([call("add", a=1, b=2), call("change_background", color="red"), "Done.", "Hello."])
+    async with House(Agent(name="default", tools=[add]), model) as house:
+        events = await house.ask("both", tools=[client_tool("change_background")])
+        (background,) = events[-1].outcome.pending_tool_call_ids
+        house.messages.append({"id": "r1", "role": "tool", "toolCallId": background, "content": "ok"})
+        await house.ask(tools=[client_tool("change_background")])
+        await house.ask("hello")
+    assert [request.turn for request in model.engine.requests] == [0, 1, 1, 0]
+
+
 async def test_max_steps_ends_clearly_with_every_call_answered():
     async with House(Agent(name="default", tools=[add], max_steps=3), Model(lambda _: call("add", a=1, b=1))) as house:
         events = await house.ask("for ever")

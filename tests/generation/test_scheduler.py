@@ -286,6 +286,45 @@ def test_priority_goes_first_and_patience_ends_it():
     assert number > 10, "they went first for as long as patience lasted"
 
 
+def admitted(machine):
+    """The numbers of the sequences in the order in which each got its first token."""
+    order = []
+    while any(True for _ in machine.scheduler.iterate()):
+        machine.step()
+        order += [number for number, tokens in machine.delivered.items() if tokens and number not in order]
+    return order
+
+
+def test_later_turns_pass_first_ones_within_their_tenant_by_a_bound():
+    def play(turns_ahead):
+        machine = Machine(PagedMemory(400, 4), max_running=1)
+        machine.scheduler.turns_ahead = turns_ahead
+        for number in range(1, 9):
+            sequence = make(number, [1, 2, 3], 4)
+            sequence.later = number in (5, 7)
+            machine.add(sequence)
+        return admitted(machine)
+
+    assert play(0) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert play(3) == [1, 5, 2, 3, 7, 4, 6, 8]
+    assert play(100) == [5, 7, 1, 2, 3, 4, 6, 8]
+
+
+@given(st.lists(st.booleans(), max_size=40), st.integers(0, 6))
+def test_no_first_turn_is_passed_by_more_later_ones_than_the_bound(later, turns_ahead):
+    machine = Machine(PagedMemory(400, 4), max_running=1)
+    machine.scheduler.turns_ahead = turns_ahead
+    for number, each in enumerate(later):
+        sequence = make(number, [1], 2)
+        sequence.later = each
+        machine.add(sequence)
+    order = admitted(machine)
+    for place, number in enumerate(order):
+        passed_by = [other for other in order[:place] if other > number]
+        assert len(passed_by) <= turns_ahead and all(later[other] for other in passed_by)
+        assert not (later[number] and passed_by), "turns of the same kind keep their order"
+
+
 def test_the_youngest_of_the_lowest_priority_makes_room():
     memory = PagedMemory(13, 4)
     machine = Machine(memory, max_running=3, step_tokens=32)
