@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import time
 from collections.abc import AsyncIterator, Iterator
 
 import httpx
@@ -42,21 +41,20 @@ def lasting() -> Iterator[VLLM]:
         yield server
 
 
-async def broken_by(engine: UpstreamEngine, harm: object, tokens: int = 5) -> tuple[EngineError, float, int]:
-    """The error of a stream that is harmed after some tokens, the seconds until it came, and the tokens before it."""
+async def broken_by(engine: UpstreamEngine, harm: object, tokens: int = 5) -> tuple[EngineError, int]:
+    """The error of a stream that is harmed after some tokens, and the tokens before it."""
     stream = engine.generate(asked(reference.endless(), max_tokens=3000))
     seen = 0
     while seen < tokens:
         item = await anext(stream)
         assert isinstance(item, Delta)
         seen += len(item.tokens)
-    began = time.monotonic()
     await asyncio.to_thread(harm)  # type: ignore[arg-type]
     with pytest.raises(EngineError) as raised:
         async for item in stream:
             assert isinstance(item, Delta), "there is no success"
             seen += len(item.tokens)
-    return raised.value, time.monotonic() - began, seen
+    return raised.value, seen
 
 
 async def until_unready(engine: UpstreamEngine) -> None:
@@ -68,9 +66,9 @@ async def until_unready(engine: UpstreamEngine) -> None:
 async def test_a_worker_that_is_killed(doomed: VLLM) -> None:
     """An error frame, `[DONE]` and a clean end under the status 200; then the server exits."""
     async with started(upstream(doomed.url, SETTINGS)) as engine:
-        error, seconds, seen = await broken_by(engine, lambda: doomed.signal(signal.SIGKILL, doomed.worker))
+        error, seen = await broken_by(engine, lambda: doomed.signal(signal.SIGKILL, doomed.worker))
         assert (error.kind, error.retryable) == ("connection", True)
-        assert seconds < IDLE and seen >= 5
+        assert seen >= 5
         await until_unready(engine)
         with pytest.raises(EngineError) as raised:
             await answer(engine, asked(reference.prompt()))
@@ -80,31 +78,28 @@ async def test_a_worker_that_is_killed(doomed: VLLM) -> None:
 async def test_a_server_that_is_killed(doomed: VLLM) -> None:
     """A chunked body that breaks off."""
     async with started(upstream(doomed.url, SETTINGS)) as engine:
-        error, seconds, seen = await broken_by(engine, lambda: doomed.signal(signal.SIGKILL))
+        error, seen = await broken_by(engine, lambda: doomed.signal(signal.SIGKILL))
         assert (error.kind, error.retryable) == ("connection", True)
-        assert seconds < IDLE and seen >= 5
+        assert seen >= 5
 
 
 async def test_a_server_that_is_terminated(doomed: VLLM) -> None:
     """It stops sending and does not end: only the idle time-out tells, unless the server ends by itself."""
     async with started(upstream(doomed.url, SETTINGS)) as engine:
-        error, seconds, _ = await broken_by(engine, lambda: doomed.signal(signal.SIGTERM))
+        error, _ = await broken_by(engine, lambda: doomed.signal(signal.SIGTERM))
         assert error.kind in ("timeout", "connection") and error.retryable
-        assert seconds < IDLE + 3
 
 
 async def test_a_server_that_stands_still(doomed: VLLM) -> None:
     """Stopped as by a debugger: connections stay open, and nothing comes."""
-    async with started(upstream(doomed.url, SETTINGS)) as engine:
-        error, seconds, _ = await broken_by(engine, lambda: doomed.signal(signal.SIGSTOP))
+    # With an hour for the first token, only the question about its health can end the request that is made below.
+    async with started(upstream(doomed.url, SETTINGS.model_copy(update={"first": 3600.0}))) as engine:
+        error, _ = await broken_by(engine, lambda: doomed.signal(signal.SIGSTOP))
         assert (error.kind, error.retryable) == ("timeout", True)
-        assert IDLE - 1 < seconds < IDLE + 3
         await until_unready(engine)
-        began = time.monotonic()
         with pytest.raises(EngineError) as raised:
             await answer(engine, asked(reference.prompt()))
         assert raised.value.retryable and raised.value.kind in ("timeout", "unavailable")
-        assert time.monotonic() - began < 2 * IDLE + 3, "before the first token its health is asked about"
         doomed.signal(signal.SIGCONT)
         async with asyncio.timeout(60):
             while engine.status.state != "ready":
@@ -139,9 +134,9 @@ async def test_an_abort_by_another_client(lasting: VLLM) -> None:
                 ids = [f"{prefix}{name}" for name in engine._streams]
                 httpx.post(f"{lasting.url}/inference/v1/abort_requests", json={"request_ids": ids}, timeout=5)
 
-        error, seconds, _ = await broken_by(engine, abort)
+        error, _ = await broken_by(engine, abort)
         assert (error.kind, error.retryable) == ("connection", True)
-        assert "abort" in error.message and seconds < IDLE
+        assert "abort" in error.message
 
 
 async def test_an_end_without_a_finish_reason(lasting: VLLM) -> None:

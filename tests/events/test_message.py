@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from inline_snapshot import snapshot
 
+from events import message
 from events import vocabulary as v
 from events.message import Folder, fold, to_dicts, to_models
 from events.patch import PatchError, apply_patch
@@ -142,18 +141,26 @@ def test_an_interrupt_is_open_until_a_run_ends_without_it():
     assert folder.interrupts == []
 
 
-def test_a_megabyte_in_small_deltas_folds_in_linear_time():
-    def seconds(count: int) -> float:
-        delta = v.TextMessageContent(message_id="m", delta="abcd")
-        folder = fold([START, v.TextMessageStart(message_id="m")])
-        began = time.process_time()
-        for _ in range(count):
-            folder.add(delta)
-        assert len(folder.messages[0]["content"]) == 4 * count
-        return time.process_time() - began
-
-    small, large = min(seconds(25_000) for _ in range(3)), min(seconds(250_000) for _ in range(2))
-    assert large < 30 * small, "ten times the deltas may cost about ten times as much"
+@pytest.mark.parametrize(
+    ("start", "delta", "held"),
+    [
+        (v.TextMessageStart(message_id="m"), v.TextMessageContent(message_id="m", delta="abcd"), "content"),
+        (
+            v.ToolCallStart(tool_call_id="m", tool_call_name="f"),
+            v.ToolCallArgs(tool_call_id="m", delta="abcd"),
+            "arguments",
+        ),
+    ],
+)
+def test_deltas_are_joined_once_when_they_are_read_and_not_one_by_one(start, delta, held, monkeypatch):
+    joined = []
+    settle = message._Text.settle
+    monkeypatch.setattr(message._Text, "settle", lambda text: (joined.append(len(text.deltas)), settle(text)))
+    folder = fold([START, start, *[delta] * 1000])
+    assert joined == []
+    (made,) = folder.messages
+    assert (made["content"] if held == "content" else made["toolCalls"][0]["function"][held]) == "abcd" * 1000
+    assert joined == [1001]
 
 
 @pytest.mark.parametrize(
