@@ -40,8 +40,10 @@ class Delivery:
         sent: list[Event] = []
         for event in events:
             if not isinstance(event, ToolCallArgs | ReasoningMessageContent):
+                # Any other event comes behind what was gathered before it, or the order would depend on the policy.
                 sent += (*self.flush(), event)
                 continue
+            # Arguments and reasoning have boundaries of their own, and what is gathered is of one kind.
             if self._last is not None and type(self._last) is not type(event):
                 sent += self.flush()
             sent += self._gather(event)
@@ -59,6 +61,7 @@ class Delivery:
         self._last = event
         if event.metadata:
             self._rows += event.metadata.get("tokens", [])
+        # A sentence may end across two deltas: its full stop in one, the space behind it in the next.
         before = self._parts[-1][-_TAIL:] if self._parts else ""
         boundary = _BOUNDARIES[type(event)].match(before + event.delta)
         end = boundary.end() - len(before) if boundary else 0
@@ -66,6 +69,7 @@ class Delivery:
             self._parts.append(event.delta)
             return []
         whole = "".join(self._parts) + event.delta[:end]
+        # What stands behind the boundary waits for the next one.
         self._parts = [event.delta[end:]]
         return self._delta(event, whole)
 

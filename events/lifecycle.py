@@ -175,8 +175,11 @@ class Verifier:
 
     def check(self, event: Event) -> None:
         """Raise LifecycleError if the event is not admitted here."""
+        # The way of nearly every event: the rest of the checks would find nothing.
         if isinstance(event, _DELTAS) and self._plainly_continues(event):
             return
+        # Chunks are checked as the START, CONTENT and END that they stand for, so that the table needs no rows for
+        # them.
         for single in self._chunks.expand(event):
             self._check(single)
 
@@ -193,6 +196,7 @@ class Verifier:
         left out: the event that ends the run ends them."""
         streamed = {(lane.kind, lane.id) for lane in self._chunks.lanes.values()}
         closing: list[Event] = []
+        # Innermost first: a call's END comes before that of the message that carries it.
         for entity, key, producer in reversed(self._open):
             if entity == "subagent":
                 closing.append(SubagentError(subagent_run_id=key, message=reason))
@@ -217,6 +221,7 @@ class Verifier:
 
     def _check_run(self, event: Event) -> None:
         match event:
+            # Several runs may share a stream; nothing that was open or owned in one counts in the next.
             case RunStarted():
                 self._reset()
                 self._run, self.phase = event, "running"
@@ -231,6 +236,7 @@ class Verifier:
         if self._open:
             named = ", ".join(f"{entity} {key!r}" for entity, key, _ in list(self._open)[:5])
             raise LifecycleError("left-open", f"RUN_FINISHED while still open: {named}.")
+        # What follows is in the draft alone; the client accepts a run without it.
         if not self._strict:
             return
         if self._run and (event.thread_id, event.run_id) != (self._run.thread_id, self._run.run_id):
@@ -249,12 +255,14 @@ class Verifier:
             self._check_subagent(event)
         elif row.entity in OWNERSHIP:
             self._claim(event, self._owners[OWNERSHIP[row.entity]], identity[1])
+        # Entered last: an opening that is refused leaves no trace.
         self._open[identity] = None
 
     def _claim(self, event: Event, owners: dict[str, str | None], key: str) -> None:
         """Check the producer against the record, and enter it there if the id is new."""
         self._check_owner(event, owners, key)
         if isinstance(event, ToolCallStart):
+            # The first opener of an id stays its owner; opening it again is no change of hands.
             owners.setdefault(key, self._inherited(event, owners))
         else:
             owners.setdefault(key, getattr(event, "subagent_run_id", None))
@@ -296,6 +304,7 @@ class Verifier:
                 self._owners["message"][event.message_id] = event.subagent_run_id
             case ActivitySnapshot():
                 owners = self._owners["activity"]
+                # A snapshot that replaces nothing leaves the activity with whoever made it.
                 if event.message_id not in owners or event.replace is not False:
                     owners[event.message_id] = event.subagent_run_id
             case ActivityDelta():
@@ -323,6 +332,7 @@ class Verifier:
             entries = [(kind, message.get("id"))]
             entries += [("tool call", call.get("id")) for call in message.get("toolCalls") or ()]
             for owner_kind, key in entries:
+                # A snapshot restates who owns what; the echoed input only tells of ids that are not known yet.
                 if isinstance(key, str) and (authoritative or key not in self._owners[owner_kind]):
                     self._owners[owner_kind][key] = tag
 

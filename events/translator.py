@@ -66,6 +66,7 @@ class Translator:
         self._parser = Parser(
             output_format, settings, opened=opened, show_opened=show_opened, marker_ids=marker_ids or {}
         )
+        # Made when an engine first states what is reasoning; most engines never do.
         self._reasoning_parser: Parser | None = None
         self._make_reasoning_parser: Callable[[], Parser] = partial(
             Parser, output_format, Policy(tools={}), marker_ids=marker_ids or {}
@@ -108,6 +109,7 @@ class Translator:
         own statement about the text, which counts more than its markers."""
         if detail is not None:
             self._rows.append(detail)
+        # A parser of its own reads it, so that its markers do not move the one that reads the content.
         if is_reasoning:
             return self._translate(self._stated_reasoning(text, token_id))
         return self._translate(self._parser.feed(text, token_id))
@@ -140,6 +142,7 @@ class Translator:
         return "tool_calls" if reason == "stop" and self.calls else reason
 
     def _translate(self, pieces: list[Piece]) -> list[Event]:
+        # After RUN_ERROR nothing may follow; the pieces behind it are dropped.
         for piece in pieces:
             if self.failed:
                 break
@@ -152,12 +155,14 @@ class Translator:
 
     def _metadata(self) -> dict[str, Any] | None:
         """The rows of the tokens whose text is sent now."""
+        # A row is sent once, with the first delta behind its token: so each token is counted once whatever is gathered.
         if not self._rows:
             return None
         rows, self._rows = self._rows, []
         return {"tokens": rows}
 
     def _reasoning(self, piece: ReasoningText) -> None:
+        # A message or a call that is open is closed first: reasoning is never inside of either.
         if self._reasoning_id is None:
             self._close()
             self._reasoning_id = self._new_id("reasoning")
@@ -192,6 +197,7 @@ class Translator:
         )
 
     def _call(self, piece: CallStart) -> None:
+        # The text's message ends here and is opened again, under the same id, when text follows the call.
         self._close()
         self.calls += 1
         self._call_id = piece.id or self._new_id("tool_call")
@@ -205,6 +211,7 @@ class Translator:
         )
 
     def _arguments(self, piece: ArgumentText) -> None:
+        # Arguments belong to an open call; without one there is no id to send them under.
         if self._call_id is not None:
             self._events.append(
                 ToolCallArgs(
@@ -220,6 +227,7 @@ class Translator:
 
     def _warning(self, piece: ParseWarning) -> None:
         self.warnings.append(piece.message)
+        # Whatever is open gets its END before RUN_ERROR, which is the last event of a run.
         if piece.kind == "tool_call_error":
             self._close()
             self.failed = True

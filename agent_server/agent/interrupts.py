@@ -85,6 +85,7 @@ def _expiry(seconds: float | None, now: datetime) -> str | None:
 def expired(record: InterruptRecord, now: datetime) -> bool:
     """Past `expiresAt`; a time that cannot be read counts as past."""
     until = record.interrupt.get("expiresAt")
+    # No `expiresAt`: it may be answered at any time.
     if until is None:
         return False
     try:
@@ -114,8 +115,10 @@ def decide(
     agent: the name of the one that is asked to go on; an interrupt is for its own agent to follow. WrongAnswer: what
     a tool asked got an answer that does not fit; all that is open is to be asked again.
     """
+    # Answered ones stay among the records, so that a repeated answer is told from one to something unknown.
     waiting = {record.id: record for record in records if record.status == "open"}
     if not resume:
+        # Expired ones do not hold the thread: nobody can answer them any more.
         live = [record for record in waiting.values() if not expired(record, now)]
         if live:
             raise _refused(f"The thread waits for the answer to {len(live)} interrupt(s); the input must resume them.")
@@ -127,11 +130,13 @@ def decide(
         raise _refused("The resume names an interrupt that this thread does not have.")
     if any(each not in waiting for each in given):
         raise _refused("The resume answers an interrupt that was answered otherwise before.")
+    # Their calls are of one turn, and the model is asked again only when all of its calls have a result.
     if set(waiting) - set(given):
         raise _refused("The resume must answer every open interrupt of the thread; partial resumes are not possible.")
     for record in waiting.values():
         if (own := record.call.get("agent", agent)) != agent:
             raise _refused(f"The interrupt is one of the agent {own}; the resume must go to it.")
+    # All are decided before any is followed: a resume is taken as a whole or refused as a whole.
     decisions = [_decision(waiting[entry.interrupt_id], entry, now) for entry in resume]
     if faults := {each.record.id: each.fault for each in decisions if each.fault is not None}:
         raise WrongAnswer(faults)
@@ -144,6 +149,8 @@ def _decision(record: InterruptRecord, entry: ResumeEntry, now: datetime) -> Dec
     arguments, answers = dict(record.call["arguments"]), tuple(record.call.get("answers", ()))
     if entry.status == "cancelled":
         return Decision(record=record, entry=entry, arguments=arguments, refusal=DENIED)
+    # A tool's question with a wrong answer is asked again; an approval with one is refused, since no call may follow
+    # it.
     fault = _fault(entry.payload, record.interrupt.get("responseSchema"))
     if record.interrupt.get("reason") != "tool_call":
         given = (*answers, entry.payload)
@@ -153,6 +160,7 @@ def _decision(record: InterruptRecord, entry: ResumeEntry, now: datetime) -> Dec
     approved, edited = approval_of(entry.payload)
     if not approved:
         return Decision(record=record, entry=entry, arguments=arguments, refusal=_reasoned_denial(entry.payload))
+    # Ignoring them would run a call that is not the one that the person saw.
     if edited is not None and not _offers_edits(record):
         raise _refused("The arguments of this call may not be edited: approve it as it is, or deny it.")
     chosen = arguments if edited is None else edited
@@ -189,6 +197,7 @@ def asked_again(record: InterruptRecord, faults: Mapping[str, str]) -> dict[str,
 
 def approval_of(payload: Any) -> tuple[bool, dict[str, Any] | None]:
     """Only a literal true approves."""
+    # "yes", 1 and "true" are no consent: a client that means it follows the schema.
     if not isinstance(payload, dict) or payload.get("approved") is not True:
         return False, None
     edited = payload.get("editedArgs")

@@ -81,6 +81,8 @@ class _Tenant:
 
 def _promise(sequence: Sequence) -> None:
     """A token is on its way."""
+    # The place of the token is taken before its value is known, so that the next step can be planned while this one
+    # runs.
     sequence.tokens.append(PENDING)
     sequence.pending += 1
 
@@ -117,6 +119,7 @@ class Scheduler:
     ) -> None:
         self.memory = memory
         self.max_running = max_running
+        # One token for every row and one for a prompt: a smaller budget would starve prompts while all rows decode.
         self.step_tokens = max(step_tokens, max_running + 1)
         self.patience = patience
         self.turns_ahead = turns_ahead
@@ -127,6 +130,7 @@ class Scheduler:
         self.preemptions = 0
         self._tenants: dict[str, _Tenant] = {}
         self._overdue: list[Sequence] = []
+        # Taken from the end: the lowest rows first.
         self._rows = list(range(max_running - 1, -1, -1))
         self._steps = 0
         self._arrivals = 0
@@ -180,6 +184,7 @@ class Scheduler:
         sequence.state = "waiting"
         sequence.waiting_since = self._steps
         tenant = self._tenants.setdefault(sequence.tenant, _Tenant())
+        # The order of arrival is kept by `resume` and `preempt`, so that whoever comes back has its old place.
         insort(tenant.waiting, (_rank(sequence), sequence), key=lambda entry: entry[0])
         if sequence.overdue:
             self._overdue.append(sequence)
@@ -194,6 +199,7 @@ class Scheduler:
         self.memory.release(sequence)
         self.running.remove(sequence)
         self._rows.append(sequence.row)
+        # The sampler still holds the row's state; whoever launches next clears it first.
         self.vacated.append(sequence.row)
         sequence.row, sequence.computed, sequence.prefilling = -1, 0, False
         self._tenants[sequence.tenant].running -= 1
@@ -212,10 +218,12 @@ class Scheduler:
         self._steps += 1
         if self._steps % AGING_STEPS == 0:
             self._age()
+        # Rows are filled first, so that those admitted now have their first chunk in this step.
         self._admit()
         decodes = [sequence for sequence in self.running[:] if self._decodes(sequence)]
         chunks = self._chunks(max(0, self._budget - len(decodes)))
         plan = Plan(
+            # Making room for one may have sent another back that was already chosen.
             [sequence for sequence in decodes if sequence.state == "running"],
             [chunk for chunk in chunks if chunk.sequence.state == "running"],
         )
@@ -235,6 +243,7 @@ class Scheduler:
 
     def undo(self, plan: Plan) -> None:
         """The plan was not carried out: its sequences stand where they stood before, with their memory."""
+        # The reverse of `_advance`; memory that was grown stays, for the next plan needs it too.
         for sequence in plan.decodes:
             sequence.computed -= 1
             _unpromise(sequence)
@@ -258,6 +267,7 @@ class Scheduler:
     def commit(self, plan: Plan) -> None:
         """The plan is on its way through the device: whatever is launched later may read what it computes, and others
         may share the prompts that it completes. A plan that fails is undone instead, and nothing of it can be found."""
+        # A prompt is shared when its last chunk is on its way; one that is under way is not found.
         for chunk in plan.chunks:
             if chunk.samples:
                 self.memory.publish(chunk.sequence)
@@ -273,6 +283,7 @@ class Scheduler:
         for sequence in [*plan.decodes, *(chunk.sequence for chunk in plan.chunks)]:
             if sequence.state == "running":
                 self.preempt(sequence)
+        # A failure begins the count of good steps anew, or limits would rise again in the middle of a shortage.
         self._calm = 0
         if rows <= 1 and min(tokens, self._budget) <= 1 + LEAST_CHUNK:  # a picture's chunk may be longer than allowed
             return False
@@ -305,6 +316,8 @@ class Scheduler:
         prompts = [s for s in self.running if s.prefilling and (self.chunked or not s.held)]
         if not prompts:
             return []
+        # Short prompts first is quick for most and would starve a long one; the kept quarter lets it go on in every
+        # step.
         oldest = next((s for s in prompts if s.computed < s.prompt_length), prompts[0])
         prompts.sort(key=_remaining)
         kept = min(_remaining(oldest), -(-budget // 4))
@@ -326,6 +339,8 @@ class Scheduler:
 
     def _grow(self, sequence: Sequence, tokens: int) -> bool:
         while not self.memory.grow(sequence, tokens):
+            # The last by rank, never one that is overdue while others run: one sequence always keeps its memory and
+            # ends.
             victim = max(self.running, key=lambda other: (not other.overdue, *_rank(other)))
             self.preempt(victim)
             if victim is sequence:
@@ -343,6 +358,7 @@ class Scheduler:
             sequence = self._next()
             if sequence is None:
                 return
+            # With nothing else running, no room need be left for others to grow.
             computed = self.memory.admit(sequence, alone=not self.running)
             if computed is None:
                 return
@@ -350,6 +366,7 @@ class Scheduler:
 
     def _next(self) -> Sequence | None:
         """Who goes first; a sequence whose last token is still being computed is not ready."""
+        # Patience goes before priority and shares, which is what makes waiting finite.
         late = [sequence for sequence in self._overdue if not sequence.pending]
         if late:
             return min(late, key=lambda sequence: sequence.order)
@@ -378,6 +395,7 @@ class Scheduler:
         sequence.state = "running"
         sequence.row = self._rows.pop()
         sequence.computed, sequence.prefilling = computed, True
+        # Only the first admission counts: what is found after a preemption is the sequence's own work.
         if sequence.cached is None:
             sequence.cached = computed
         self.running.append(sequence)

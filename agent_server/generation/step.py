@@ -77,14 +77,17 @@ class Core:
     @torch.inference_mode()
     def step(self) -> list[tuple[int, Reply]]:
         """One step: obey, schedule, run, sample, deliver. Returns what there is to say."""
+        # Commands first: a generation that was cancelled must not get another step.
         self._obey()
         plan = self.scheduler.plan()
         self._vacate()
         flight = self._run(plan)
+        # The sampler's part follows the model's at once, unless a grammar's mask depends on the tokens still in flight.
         if not self._waits(flight):
             flight = self._sample(flight)
         self._land_first()
         flight = self._sample(flight)
+        # The device computes this step while its replies are sent and the next one is planned.
         if self.overlap:
             self._flight = flight
         else:
@@ -133,6 +136,7 @@ class Core:
     def _obey(self) -> None:
         if self.inbox.empty():
             return
+        # A command may end or move a sequence; what is in flight for it is delivered before.
         self._land_first()
         with contextlib.suppress(Empty):
             while True:
@@ -157,6 +161,7 @@ class Core:
         except Exception as error:  # a model's code may raise anything: that fails this step, not the core
             self._blame(plan, error)
             return None
+        # Not before the launch: what failed must not be found by other prompts.
         self.scheduler.commit(plan)
         if not sequences:
             return None
@@ -195,6 +200,7 @@ class Core:
     def _begin(self, sequence: Sequence) -> None:
         """Settle a sequence that was just admitted into its row."""
         generation = self.generations[sequence.number]
+        # A prompt of several chunks comes here with each of them; its row is its own already.
         if self.sampler.occupants[sequence.row] == sequence.number:
             return
         self.configure(generation)
@@ -227,6 +233,7 @@ class Core:
         landed = flight.sampled.landed
         details = details_of(landed)
         for place, (sequence, token) in enumerate(zip(flight.sequences, landed.tokens, strict=True)):
+            # It ended when the step before landed, and this one was launched by then; its token belongs to nothing.
             if sequence.state == "finished":
                 continue
             self.scheduler.settle(sequence, token)
@@ -259,6 +266,7 @@ class Core:
             self.counters.time_to_first_token_seconds_count += 1
         ends = token in generation.ends
         matcher = generation.matcher
+        # The mask allowed this token, so a matcher that refuses it has lost its place: its later masks would be wrong.
         if matcher is not None and not ends and not matcher.accept(token):
             self.fail(generation, lost(matcher))
             return
@@ -302,6 +310,7 @@ class Core:
         was too little, else the end of the generations that have to answer for it."""
         short = out_of_memory(error)
         logger.error("A step failed: %s", first_line(error), exc_info=None if short else error)
+        # Masks that were begun are of a step that will not be sampled.
         if self._masking is not None:
             self._masking.abandon()
         raise_if_lost(error, self.sampler.device)

@@ -143,11 +143,13 @@ class RunManager:
         carry), "overloaded", "unavailable" (shutting down), "conflict" (the
         run id is in use, or its thread is busy and queueing is off or full).
         """
+        # Runs are forgotten when others are started or looked for; there is no task for it.
         self._forget_expired()
         admission = None
         if self._guard is not None:
             admission = await self._guard.admit(options, self._runs_of, tenant)
             options = admission.options
+        # The guard may wait for Redis, so room is checked behind it, with no await between this and `_enter`.
         runnable = self._admit(input, agent, tenant)
         grace = self.limits.grace if grace is None else grace
         run = Run(
@@ -169,6 +171,7 @@ class RunManager:
         run.task = asyncio.create_task(driver.drive(QueuedTurn(run, earlier, self.sharing)), name=f"run {run.id}")
         run.task.add_done_callback(lambda _: self._leave(run, driver, admission))
         run.await_reader()
+        # The stop came first, on another connection; the run says how it ended like any other.
         if self._stopped_early.pop(run.key, 0.0) > time.monotonic():
             run.stop("cancelled")
         return run
@@ -180,6 +183,7 @@ class RunManager:
         if key in self._runs:
             return
         self._stopped_early[key] = time.monotonic() + STOPPED_EARLY_SECONDS
+        # Stops may name runs that never come; the oldest are forgotten.
         while len(self._stopped_early) > STOPPED_EARLY:
             del self._stopped_early[next(iter(self._stopped_early))]
 
@@ -196,6 +200,7 @@ class RunManager:
         included, and "unavailable" while the other gateways cannot be asked."""
         self._forget_expired()
         run = self._runs.get((tenant, run_id))
+        # The id may have been used again at another gateway since the run here ended.
         if self.sharing is not None and (run is None or run.finished):
             other = await self.sharing.find(run_id, tenant, run)
             if other is not None:
@@ -238,6 +243,7 @@ class RunManager:
         try:
             async with asyncio.timeout(drain):
                 await self._idle.wait()
+        # What has not ended by itself gets RUN_ERROR, so that every reader sees an end.
         except TimeoutError:
             await self._stop_all()
         await asyncio.gather(*(agent.close() for agent in set(self.agents.values())))
@@ -246,6 +252,7 @@ class RunManager:
 
     async def _stop_all(self) -> None:
         while not self._idle.is_set():
+            # Again and again: a tool or a store may swallow one cancellation.
             for run in self._runs.values():
                 run.stop("shutdown")
             with contextlib.suppress(TimeoutError):
@@ -264,6 +271,7 @@ class RunManager:
         if known is not None and not known.finished:
             raise RequestError("conflict", "A run with this id is going on.", "runId")
         waiting = len(self._threads.get((tenant, input.thread_id), ()))
+        # The first of the queue is running, so as many may wait behind it as the limit says.
         if waiting > self.limits.queued_per_thread:
             raise RequestError("conflict", "This thread has a run going on.", "threadId", retry_after=RETRY_AFTER)
         self.check_room(tenant)
@@ -293,6 +301,7 @@ class RunManager:
     def _enter(self, run: Run) -> list[Run]:
         """Register a run; the runs on its thread that must end before it begins."""
         previous = self._runs.get(run.key)
+        # A finished run gives its id to the new one, and counts no longer among those that are kept.
         if previous is not None:
             self._drop_kept(previous)
         self._runs[run.key] = run
@@ -310,8 +319,10 @@ class RunManager:
             await sharing.enter(run, earlier, self.limits.queued_per_thread)
             self._check_open()
         except BaseException:
+            # Also after a cancellation: a run that was entered and never left would hold its thread for ever.
             driver.abandoned()
             self._withdraw(run)
+            # The id may be another run's by now, which was entered while this one waited.
             if self._runs.get(run.key) is run:
                 del self._runs[run.key]
             sharing.leave(run)
@@ -321,6 +332,7 @@ class RunManager:
         driver.abandoned()
         run.task = None  # a run is kept long after it; its task would keep all that it worked with
         self._withdraw(run)
+        # All are kept equally long, so the oldest stands in front and expiry looks no further.
         self._kept.append((time.monotonic() + self.limits.replay_seconds, run))
         self._kept_bytes += run.size
         self._forget_expired()
@@ -345,6 +357,7 @@ class RunManager:
         self._active_of[run.tenant] -= 1
         if not self._active_of[run.tenant]:
             del self._active_of[run.tenant]
+        # What `close` waits for.
         if not self._active:
             self._idle.set()
 

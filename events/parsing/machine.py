@@ -45,12 +45,14 @@ class Parser:
         show_opened: bool = False,
         marker_ids: Mapping[str, int] | None = None,
     ) -> None:
+        # From here on a marker that is a token is one character, so that the rest looks for it as for any other marker.
         self._tokens = MarkerTokens.of(output_format, marker_ids or {})
         self._source = Source()
         self._output = OutputWriter(self._tokens)
         self._reader = TextReader(self._tokens.format, policy, self._source, self._output)
         self._reading: Reading[None] | None = reader_for(self._tokens.format)(self._reader)
         reasoning = self._tokens.format.reasoning if policy.extract_reasoning else None
+        # A prompt that is known settles what is undecided: it is read below, and says itself where reasoning begins.
         if reasoning and not (reasoning.initial == "undecided" and opened):
             self._output.kind = reasoning.initial
         if self._tokens.format.content.prefix:
@@ -72,6 +74,7 @@ class Parser:
 
     def feed(self, text: str, token_id: int | None = None) -> list[Piece]:
         """The pieces that `text` completes. `token_id` says that it is this one token's text."""
+        # Before anything else: a marker's text that did not come as its token must stay text.
         text = self._tokens.encode(text, token_id)
         between = self._reader.only_text
         if between is not None and not between.begins_in(text):
@@ -91,6 +94,7 @@ class Parser:
 
     def finish(self) -> list[Piece]:
         """The last pieces: nothing will follow."""
+        # Readers that wait for more text, say for a longer marker, decide now with what there is.
         self._source.final = True
         if self._reading is not None:
             self._resume()
@@ -114,6 +118,7 @@ class Parser:
         text, opener = self._tokens.encode_prompt(opened if written is None else written), ""
         if self._output.written_by == "prompt" and not extracts and channels is None:
             text, opener = thoughts_apart(self._tokens.format.reasoning, text)
+        # The prompt goes through the same reader as the model's text, so that both agree on where the output stands.
         self._source.add(text)
         self._resume()
         self._output.model_begins(written is not None, opener)

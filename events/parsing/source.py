@@ -33,8 +33,10 @@ class Source:
 
     def add(self, text: str) -> None:
         if self._parts is not None:
+            # The remembered part is about to be cut off the front of `text`.
             self._parts.append(self.text[self._since : self.position])
             self._since = 0
+        # Only what is not read yet is copied, so that the cost is that of the delta and not of the whole text.
         self.text = self.text[self.position :] + text
         self.position = 0
 
@@ -137,6 +139,7 @@ class Source:
         room = limit
         while True:
             stop, marker = scanner.find(self.text, self.position, self.final)
+            # No marker can be completed any more: half of one at the end counts as cut off and is no text.
             if marker is None and self.final:
                 stop = scanner.cut_off(self.text, self.position)
             if stop - self.position > room:

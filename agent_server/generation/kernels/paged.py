@@ -73,6 +73,7 @@ def store(
     value_dim = values.shape[-1]
     keys, values = _rows(keys), _rows(values)
     store_kernel[(tokens, kv_heads)](
+        # Without scales their arguments are never read; a tensor stands there because Triton wants a pointer.
         keys, values, places, key_cache, value_cache,
         scales.keys if scales else places, scales.values if scales else places,
         kv_heads, *keys.stride()[:2], *values.stride()[:2],
@@ -105,6 +106,7 @@ def attend(
 
 def splits_of(programs: int, most_keys: int, processors: int) -> int:
     """By how many programs the keys of one are shared, so that all processors have work; a power of two."""
+    # Two programs a processor hide each other's waiting for memory.
     idle = 2 * processors // max(1, programs)
     useful = max(1, min(idle, most_keys // LEAST_SPLIT, MOST_SPLITS))
     return 1 << (useful.bit_length() - 1)
@@ -135,12 +137,15 @@ class _Launch:
     def single(self, processors: int) -> None:
         """The sequences of one query: keys shared by several programs where they are long and sequences few."""
         ranges, (_, heads, value_dim) = self.ranges, self.out.shape
+        # One query has as many rows as heads share its keys; matrix units take no fewer than 16.
         rows = min(max(LEAST_ROWS, _power_of_two(self._group)), ROWS)
         tiles = self.key_cache.shape[1] * -(-self._group // rows)
         splits = splits_of(ranges.single * tiles, ranges.most_keys, processors)
+        # One program has all keys and writes the answer itself; nothing is to be combined.
         if splits == 1:
             self._run(self.out, self.out, 0, ranges.single, 1, 1, rows)
             return
+        # Parts are kept in float32: rounding each of them would add up to more than rounding the sum.
         weighed = self.out.new_empty(ranges.single, heads, splits, value_dim, dtype=torch.float32)
         shares = self.out.new_empty(ranges.single, heads, splits, 2, dtype=torch.float32)
         self._run(weighed, shares, 0, ranges.single, 1, splits, rows)
@@ -165,10 +170,12 @@ class _Launch:
         ranges, how, group = self.ranges, self.how, self._group
         kv_heads, key_dim = self.key_cache.shape[1:]
         value_dim = self.value_cache.shape[-1]
+        # Heads of one group share a tile, so that their keys are read from memory once.
         heads = min(_power_of_two(group), rows)
         queries = rows // heads
         main, rest = _parts(key_dim)
         grid = (count * splits, kv_heads * -(-group // heads), -(-most_queries // queries))
+        # A pointer for arguments that the compiled variant does not read.
         unused = ranges.lengths
         attend_kernel[grid](
             self.out, weighed, shares, self.queries, self.key_cache, self.value_cache,

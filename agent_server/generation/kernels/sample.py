@@ -42,6 +42,7 @@ def adjust(logits: Tensor, rows: Tensor, counts: Counts | None, masks: tuple[Ten
     place's number `[places]` int32, below 0 for none, and the bits `[masks, words]` int32, where a set bit allows."""
     places, vocab_size = logits.shape
     out = torch.empty_like(logits)
+    # Stand-ins of the right rank: the variant without masks reads neither.
     numbers, bits = masks if masks is not None else (rows, rows[None])
     adjust_kernel[(places, -(-vocab_size // ADJUST_BLOCK))](
         out, logits, rows,
@@ -67,7 +68,9 @@ def pick(
     rows, positions: `[places]` int64. raw: the logits that log probabilities are told of."""
     places, vocab_size = logits.shape
     tokens = torch.empty(places, dtype=torch.int64, device=logits.device)
+    # One allocation for both, which is made in every step.
     found = torch.empty(2, places, dtype=torch.float32, device=logits.device)
+    # One program a row: it sees every logit of its row, so that nothing is combined across programs.
     pick_kernel[(places,)](
         tokens, found[0], found[1], parameters.last, logits, raw, rows, positions,
         parameters.numbers, parameters.top_k, parameters.seeds, counts.generated if counts else rows,

@@ -79,6 +79,7 @@ class GatewayCommands:
         came = await self._link.call("XREAD", "COUNT", 256, "BLOCK", BLOCK, "STREAMS", key, self._read)
         for _, entries in came or ():
             for id, fields in entries:
+                # Remembered before it is obeyed: a command that fails must not be read again for ever.
                 self._read = id
                 self._obey(fields)
 
@@ -90,6 +91,7 @@ class GatewayCommands:
         if (token := message.get("answer")) is not None:
             self._answered(token, message)
             return
+        # Beside the reading: an action may take long, and later commands must not wait for it.
         task = asyncio.create_task(self._act(message))
         self._obeying.add(task)
         task.add_done_callback(self._obeying.discard)
@@ -97,11 +99,13 @@ class GatewayCommands:
     def turn(self, entry: bytes) -> None:
         """It is this run's turn on its thread, if it is still there."""
         place = place_of(entry)
+        # The place names the instance: a late command for a run that ended must not reach one that uses its id again.
         if (shared := self._runs.get((place.tenant, place.run_id))) and shared.place == place:
             shared.may_begin.set()
 
     def _answered(self, token: str, message: Mapping[str, object]) -> None:
         future = self._answers.get(token)
+        # Whoever asked may have given up waiting; the answer is then dropped.
         if future is not None and not future.done():
             future.set_result(message)
 

@@ -30,6 +30,7 @@ class Follower:
     async def add(self, run: RemoteRun) -> RemoteRun:
         """Catch up with a run and follow it; the copy to use, which is an earlier one where there is one. Unreachable
         if Redis does not answer."""
+        # Read to the end before it is followed with the others, so that a long past does not delay their present.
         while not run.done.is_set() and (entries := await self._link.call(*self._read(run))):
             self._feed(run, entries)
         return run if run.done.is_set() else self.keep(run)
@@ -37,6 +38,7 @@ class Follower:
     def keep(self, run: RemoteRun) -> RemoteRun:
         """Follow a copy from where it is."""
         known = self.runs.get(run.key)
+        # One copy for all readers here, unless the id names another run by now.
         if known is None or known.place != run.place or known.done.is_set():
             known = self.runs[run.key] = run
             self._wanted.set()
@@ -53,6 +55,7 @@ class Follower:
 
     async def follow(self) -> None:
         """One step for every copy."""
+        # A copy without readers is dropped; the next reader makes a new one.
         self.runs = {key: run for key, run in self.runs.items() if not (run.done.is_set() or run.idle)}
         if not self.runs:
             self._wanted.clear()
@@ -79,6 +82,7 @@ class Follower:
         self.runs = {}
 
     def _give_up_late(self) -> None:
+        # A shorter outage is waited out; after the time of a lease readers are told.
         if self._link.down_for > self._limits.lease:
             self.cut_all("The servers cannot reach each other.")
 

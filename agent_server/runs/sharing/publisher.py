@@ -75,6 +75,7 @@ class Publisher:
         """Everything there is to send, in as many rounds as it takes. Unreachable when Redis does not take it."""
         while await self._events():
             pass
+        # After its events: a run leaves its thread's queue only when readers elsewhere can see its end.
         for shared in [each for each in self._runs.values() if each.over]:
             await self._over(shared)
         await self._commands()
@@ -88,6 +89,7 @@ class Publisher:
         for shared, entry in entries:
             keys.append(self._keys.events(shared.place))
             args += self._arguments(shared, entry)
+        # The script writes nothing without a lease, so nothing of this round was sent: others may have ended the runs.
         if await self._append(keys, args) == b"lapsed":
             self._lapsed()
             return False
@@ -135,6 +137,7 @@ class Publisher:
         try:
             await self._link.all(sending)
         except Unreachable:
+            # Back in front, in their order; the oldest give way, as in `send`.
             self._outbox = [*sending, *self._outbox][-self._limits.commands :]
             raise
 

@@ -32,6 +32,7 @@ class Reaper:
 
     async def _dead(self) -> list[str]:
         known = [each.decode() for each in await self._link.call("SMEMBERS", self._keys.gateways)]
+        # A gateway does not judge itself: that its lease lapsed it learns when it writes, from the script.
         others = [each for each in known if each != self._gateway]
         alive = await self._link.all([("EXISTS", self._keys.lease(each)) for each in others]) if others else []
         return [each for each, lives in zip(others, alive, strict=True) if not lives]
@@ -40,6 +41,7 @@ class Reaper:
         """False if it came back to life."""
         entries = await self._link.call("SMEMBERS", self._keys.runs(gateway))
         for entry in entries:
+            # Alive again: what it still runs stays its own.
             if not await self._end(place_of(entry)):
                 return False
         log.warning("a gateway died; %d runs of it were ended", len(entries))
@@ -54,6 +56,7 @@ class Reaper:
     async def _end(self, place: RunPlace) -> bool:
         for _ in range(ATTEMPTS):
             answer = await self._attempt(place)
+            # The gateway wrote between the reading and the script; the end is made anew from what is there now.
             if answer != b"moved":
                 return bool(answer == b"ended")
         return False
@@ -62,6 +65,7 @@ class Reaper:
         stream = self._keys.events(place)
         entries: list[RawEntry] = await self._link.call("XRANGE", stream, "-", "+")
         last = number_of(entries[-1][0]) if entries else 0
+        # Written by the rules of the lifecycle: what is open in the stream is closed before RUN_ERROR.
         events = closing(opened(entries), place)
         keys = [
             self._keys.lease(place.gateway),

@@ -42,6 +42,7 @@ class Shared:
 
     def accepted(self, before: int, sent: int) -> None:
         """Redis has it: `before` runs are before it on its thread, `sent` is the last event there."""
+        # Entering may be repeated after an answer was lost; then Redis already has some of the events.
         self.known, self.sent = True, min(sent, self.run.log.last)
         self.entered.set()
         if before == 0:
@@ -58,6 +59,7 @@ class Shared:
         if not self._kept or self._kept[-1][0] < entry.last:
             self._kept.append((entry.last, len(entry.data)))
             self._kept_bytes += len(entry.data)
+        # The newest entry is kept even if it alone is larger, or readers would find nothing.
         while len(self._kept) > 1 and self._kept_bytes > limit:
             self._kept_bytes -= self._kept.popleft()[1]
         return self._kept[0][0]
