@@ -85,3 +85,8 @@ def parse_detokenize(body: bytes, *, limits: Limits = DEFAULT_LIMITS) -> tuple[l
 
 def detokenize_body(text: str) -> bytes:
     return json_bytes({"prompt": text})
+
+
+def render_body(text: str, tokens: Sequence[int]) -> bytes:
+    """The prompt as text, and as the ids that `/v1/completions` takes."""
+    return json_bytes({"prompt": text, "token_ids": list(tokens), "count": len(tokens)})

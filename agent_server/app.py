@@ -29,7 +29,7 @@ from agent_server.telemetry import note_ids
 from agent_server.tracing import current_trace, join_trace
 from agent_server.version import version
 from agent_server.web.context import REQUEST_ID_HEADER, RequestContext, enter, given_request_id
-from agent_server.web.errors import deny_websocket, error_response, refuse_websocket, route_path
+from agent_server.web.errors import deny_websocket, error_response, name_version, refuse_websocket, route_path
 from agent_server.web.origins import BrowserGuard, BrowserPolicy, server_names
 
 if TYPE_CHECKING:
@@ -114,6 +114,7 @@ class Application(FastAPI):
         if scope["type"] not in ("http", "websocket"):
             await super().__call__(scope, receive, send)
             return
+        name_version(scope)
         alone = self.user_middleware == self._layers
         context = RequestContext(given_request_id(scope) or new_id("req"), direct_send=send if alone else None)
         enter(scope, context)

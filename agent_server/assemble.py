@@ -34,6 +34,7 @@ from events.vocabulary import RunError, RunFinished
 
 if TYPE_CHECKING:
     from agent_server.engine.protocol import Engine
+    from agent_server.engines.embeddings import Embeddings
     from agent_server.engines.upstream import Model
     from agent_server.engines.upstream.address import Address
     from agent_server.prompting.prompt import PromptBuilder
@@ -85,6 +86,7 @@ def build_server(settings: Settings, *, agents: Sequence[object] = (), engine: E
         authority=authority,
         quotas=quotas,
         audit=audit_log(settings),
+        embeddings=make_embeddings(settings),
     )
 
 
@@ -94,6 +96,15 @@ def audit_log(settings: Settings) -> AuditLog | None:
         return None if path is None else AuditLog(path)
     except OSError as error:
         raise StartupError(f"The audit log {path} cannot be opened: {error.strerror}.") from error
+
+
+def make_embeddings(settings: Settings) -> Embeddings | None:
+    from agent_server.engines.embeddings import choose_embeddings
+
+    try:
+        return choose_embeddings(settings)
+    except ValueError as error:
+        raise StartupError(str(error)) from error
 
 
 def make_quotas(settings: Settings) -> Quotas:

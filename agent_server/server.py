@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from adapters.proxied_requests import ProxiedRequest
     from agent_server.agent.mcp import McpConnections
     from agent_server.chat_model import ChatModel
+    from agent_server.engines.embeddings import Embeddings
     from agent_server.model_pool import AnyModel, ModelPool, PooledModel
     from agent_server.runs import Ending, Recorder, RunContext, RunManager
     from agent_server.store import Store
@@ -78,6 +79,7 @@ class Server:
     telemetry: ServerTelemetry
     authority: Authority
     quotas: Quotas
+    embeddings: Embeddings | None = None
     models: Mapping[str, AnyModel] = field(default_factory=dict)
     pool: ModelPool | None = None
     audit: AuditLog | None = None
@@ -140,6 +142,8 @@ class Server:
         if self.authority.file is not None:
             self._spawn(self.authority.file.watch())
         self._spawn(self.model.load())
+        if self.embeddings is not None:
+            self._spawn(self.embeddings.start())
         await asyncio.sleep(0)  # what is asked next finds it loading
         if (mcp := self.mcp) is not None:
             self._spawn(mcp.look())
@@ -153,6 +157,8 @@ class Server:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.model.close()
+        if self.embeddings is not None:
+            await self.embeddings.close()
         await self.store.close()
         await self.quotas.close()
         if self.audit is not None:

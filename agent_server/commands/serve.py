@@ -56,6 +56,7 @@ def serve(
     engine: Annotated[
         list[str] | None, typer.Option(help="URL of an upstream engine (repeat for several), or vllm.")
     ] = None,
+    embedding_model: Annotated[str | None, typer.Option(help="Model or URL for /v1/embeddings.")] = None,
     agent: Annotated[list[str] | None, typer.Option(help="my_agent.py:agent, or a URL (repeat for several).")] = None,
     mcp: Annotated[list[str] | None, typer.Option(help="File of MCP servers (repeat for several).")] = None,
     adapter: Annotated[str | None, typer.Option(help="Folder of a LoRA adapter (needs the extra `lora`).")] = None,
@@ -82,7 +83,7 @@ def serve(
         "host": host, "port": port, "listen": listen, "root_path": root_path,
         "device": device, "dtype": dtype, "kv_cache_dtype": kv_cache_dtype, "adapter": adapter, "engine": engine,
         "max_context": max_context, "quantize": quantize,
-        "trust_remote_code": trust_remote_code,
+        "trust_remote_code": trust_remote_code, "embedding_model": embedding_model,
         "agent": agent, "mcp": mcp,
         "chat_template": chat_template, "format": format, "reasoning_parser": reasoning_parser,
         "tool_call_parser": tool_call_parser, "served_name": served_name, "store_url": store, "redis_url": redis,

@@ -34,6 +34,38 @@ class ChatMessage(Struct):
     function_call: FunctionCall | UnsetType = UNSET
 
 
+class Version(Struct):
+    version: str
+
+
+class Load(Struct):
+    server_load: Annotated[int, Meta(description="Runs under way.")]
+
+
+class Rendered(Struct):
+    prompt: str
+    token_ids: list[int]
+    count: int
+
+
+class Embedding(Struct):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(Struct):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(Struct):
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
 class OpenAIError(Struct):
     message: str
     type: str

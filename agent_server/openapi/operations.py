@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from ag_ui.core import AgentCapabilities, Event, RunAgentInput
 
-from adapters import anthropic_messages, openai_chat, openai_completions, openai_responses
+from adapters import anthropic_messages, openai_chat, openai_completions, openai_embeddings, openai_responses
 from adapters import tokenize as tokenizing
 from adapters.request_fields import Field
 from agent_server.model_pool import ModelState
@@ -239,6 +239,19 @@ OPENAI: Mapping[tuple[str, str], Operation] = {
         end_mark=DONE,
         example={"model": "default", "messages": HELLO, "max_tokens": 64},
     ),
+    ("POST", "/v1/chat/completions/render"): Operation(
+        "OpenAI",
+        "The prompt that a request comes to, without an answer",
+        body=Fields("ChatRenderRequest", openai_chat.FIELDS, ("messages",)),
+        answer=answers.Rendered,
+        example={"model": "default", "messages": HELLO},
+    ),
+    ("POST", "/v1/embeddings"): Operation(
+        "OpenAI",
+        "Embeddings, where the server has a model for them",
+        body=Fields("EmbeddingRequest", openai_embeddings.FIELDS, ("input",)),
+        answer=answers.EmbeddingList,
+    ),
     ("POST", "/v1/completions"): Operation(
         "OpenAI",
         "Completions: the prompt goes to the model as it is",
@@ -332,6 +345,8 @@ OTHERS: Mapping[tuple[str, str], Operation] = {
         body=Free("", {"tokens": {"type": "array", "items": NUMBER}, "model": TEXT}, ("tokens",)),
     ),
     ("GET", "/health"): Operation("Operation", "The process answers", answer=Free("", {"status": TEXT}, ("status",))),
+    ("GET", "/version"): Operation("Operation", "The server's version", answer=answers.Version),
+    ("GET", "/load"): Operation("Operation", "How many runs are under way", answer=answers.Load),
     ("GET", "/ready"): Operation(
         "Operation", "Whether runs can start", answer=answers.Readiness, answers_also=(503,)
     ),

@@ -9,6 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from agent_server.version import version
+
 if TYPE_CHECKING:
     from agent_server.server import Server
 
@@ -36,10 +38,22 @@ def routes(server: Server) -> list[BaseRoute]:
             body["progress"] = round(status.progress, 3)
         return json_response(body, 200 if good else 503)
 
+    async def versions(request: Request) -> Response:
+        return json_response({"version": version()})
+
+    async def load(request: Request) -> Response:
+        """How many runs are under way, as vLLM's `/load` tells it."""
+        return json_response({"server_load": server.runs.active})
+
     async def metrics(request: Request) -> Response:
         return Response(server.telemetry.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    found: list[BaseRoute] = [Route("/health", health), Route("/ready", ready)]
+    found: list[BaseRoute] = [
+        Route("/health", health),
+        Route("/ready", ready),
+        Route("/version", versions),
+        Route("/load", load),
+    ]
     if server.settings.watching.metrics:
         found.append(Route("/metrics", metrics))
     return found

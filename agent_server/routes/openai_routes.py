@@ -6,6 +6,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -15,8 +16,10 @@ from adapters.inbound import Inbound
 from adapters.openai_chat import ChatIdentity, ChatStream, chat_body
 from adapters.openai_completions import CompletionIdentity, CompletionStream, completion_body
 from adapters.openai_models import ModelCard, model_list, one_model
+from adapters.tokenize import render_body
 from agent_server.ids import new_id
 from agent_server.routes.answering import (
+    agent_for,
     answer_json,
     context_length,
     model_for,
@@ -28,6 +31,7 @@ from agent_server.routes.answering import (
 )
 from agent_server.routes.http import guarded
 from agent_server.routes.request_body import read_request
+from agent_server.routes.tokenize_routes import loaded, rendered
 
 if TYPE_CHECKING:
     from agent_server.model_pool import AnyModel
@@ -47,6 +51,15 @@ def routes(server: Server) -> list[BaseRoute]:
             encoder = ChatStream(identity, inbound.extra, n=len(runs), prompts=prompts)
             return await stream_answer(server, request, runs, encoder, wire="chat")
         return await answer_json(request, runs, lambda answers: chat_body(answers, identity, inbound.extra))
+
+    async def render(request: Request) -> Response:
+        """The prompt that a request comes to, without an answer."""
+        parse = partial(openai_chat.parse, new_id=new_id)
+        inbound = await read_request(server, request, parse, starts_run=False)
+        agent_for(server, inbound.options.model)
+        prompts = await loaded(server, inbound.options.model)
+        prompt = await run_in_threadpool(rendered, prompts, inbound, "chat")
+        return Response(render_body(prompt.text, prompt.token_ids), media_type="application/json")
 
     async def completions(request: Request) -> Response:
         inbound = await read_request(server, request, partial(openai_completions.parse, new_id=new_id))
@@ -69,6 +82,7 @@ def routes(server: Server) -> list[BaseRoute]:
 
     return [
         Route("/v1/chat/completions", guarded(chat), methods=["POST"]),
+        Route("/v1/chat/completions/render", guarded(render), methods=["POST"]),
         Route("/v1/completions", guarded(completions), methods=["POST"]),
         Route("/v1/models", guarded(models)),
         Route("/v1/models/{name:path}", guarded(model)),
@@ -104,7 +118,10 @@ async def completion_identity(server: Server, inbound: Inbound) -> CompletionIde
 def model_cards(server: Server, created: int) -> list[ModelCard]:
     """The served model, or each of several, and each agent under its own name."""
     names = [server.model.name, *(name for name in server.agents if name not in ("default", server.model.name))]
-    return [_card(server, name, server.model_of(name), created) for name in names]
+    cards = [_card(server, name, server.model_of(name), created) for name in names]
+    if (vectors := server.embeddings) is not None:
+        cards.append(ModelCard(id=vectors.name, created=created, capabilities={"embeddings": True}))
+    return cards
 
 
 def _card(server: Server, name: str, model: AnyModel, created: int) -> ModelCard:

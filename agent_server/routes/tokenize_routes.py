@@ -24,7 +24,7 @@ from agent_server.routes.request_body import read_body, read_request
 from events.sampling import Wire
 
 if TYPE_CHECKING:
-    from agent_server.prompting.prompt import PromptBuilder
+    from agent_server.prompting.prompt import Prompt, PromptBuilder
     from agent_server.server import Server
 
 
@@ -45,6 +45,15 @@ def token_ids(prompts: PromptBuilder, inbound: Inbound) -> list[int]:
         return list(prompts.build(inbound.input, inbound.options).token_ids)
     except EngineError as error:
         raise RequestError(error.kind, error.message, error.param) from None
+
+
+def rendered(prompts: PromptBuilder, inbound: Inbound, wire: Wire) -> Prompt:
+    """The prompt of a request. Raises RequestError."""
+    check_parts(inbound.input.messages, ())
+    try:
+        return prompts.build(inbound.input, inbound.options)
+    except EngineError as error:
+        raise RequestError(error.kind, error.message, field_on(wire, error.param)) from None
 
 
 def prompt_tokens(prompts: PromptBuilder, inbound: Inbound, wire: Wire) -> int:

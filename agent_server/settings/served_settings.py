@@ -38,6 +38,9 @@ class ServedSettings(Section):
     upstream engines, with or without a dialect in front (`http://host:8000`, `vllm+http://host:8000`)."""
     vllm: Annotated[dict[str, object], BeforeValidator(_read_object)] = {}
     """Engine arguments of vLLM in this process (`--engine vllm`), as JSON: {"tensor_parallel_size": 2}."""
+    embedding_model: str = ""
+    """Folder or hub name of a model whose embeddings `/v1/embeddings` serves, or the URL of an upstream that has some,
+    with the name of its model behind a `#` where it lists several."""
     agent: Names = ()
     """The agents to serve, each as `path/to/file.py:attribute`, `package.module:attribute` or a URL."""
     mcp: Names = ()

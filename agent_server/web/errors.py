@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -30,6 +32,20 @@ def route_path(scope: Scope) -> str:
         return path
     rest = path[len(prefix) :]
     return rest or "/" if rest[:1] in ("", "/") else path
+
+
+BARE = ("/chat/completions", "/completions", "/responses", "/models", "/embeddings", "/messages")
+"""Paths of `/v1` that clients with a base URL of their own ask for without it."""
+
+
+def name_version(scope: Scope) -> None:
+    """Ask for the path under `/v1` where the client left that out, before anything looks at the path."""
+    path = route_path(scope)
+    if not any(path == bare or path.startswith(f"{bare}/") for bare in BARE):
+        return
+    before = scope["path"][: len(scope["path"]) - len(path)]
+    scope["path"] = f"{before}/v1{path}"
+    scope["raw_path"] = quote(scope["path"], safe="/:%@!$&'()*+,;=~").encode()
 
 
 def wire_of(scope: Scope) -> Wire:

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from anthropic.types import message_create_params
-from openai.types import completion_create_params
+from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
-from adapters import anthropic_messages, openai_chat, openai_completions, openai_responses
+from adapters import anthropic_messages, openai_chat, openai_completions, openai_embeddings, openai_responses
 from adapters.request_fields import Field
 
 
@@ -65,6 +65,12 @@ TABLES = (
         anthropic_messages.FIELDS,
     ),
 )
+EMBEDDINGS = Table(
+    "Embeddings",
+    "/v1/embeddings",
+    keys(embedding_create_params.EmbeddingCreateParams),
+    openai_embeddings.FIELDS,
+)
 
 HEAD = """# What becomes of each request field
 
@@ -97,7 +103,7 @@ def _json(value: Any) -> str:
 
 
 def document() -> str:
-    return HEAD + "".join(table_text(table) for table in TABLES)
+    return HEAD + "".join(table_text(table) for table in (*TABLES, EMBEDDINGS))
 
 
 if __name__ == "__main__":

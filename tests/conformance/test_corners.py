@@ -14,6 +14,7 @@ from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
 from agent_server.engines.scripts import Script
+from agent_server.version import version
 from tests.server import Running, scripted, serving
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
@@ -492,6 +493,44 @@ async def test_a_budget_that_the_engine_cannot_keep_is_refused_where_it_is_asked
     assert "error" not in told
     assert "error" not in await post(http, "/v1/messages", thinking={"type": "enabled", "budget_tokens": 1024})
     assert running.engine.requests[-1].sampling.thinking_token_budget is None
+
+
+# ---- what operators and other clients ask --------------------------------------------------------------------------------
+
+
+async def test_the_version_and_the_load_are_told(http: httpx.AsyncClient) -> None:
+    assert (await http.get("/version")).json() == {"version": version()}
+    assert (await http.get("/load")).json() == {"server_load": 0}
+
+
+async def test_a_prompt_is_shown_without_an_answer(running: Running, http: httpx.AsyncClient) -> None:
+    found = await post(http, "/v1/chat/completions/render", messages=HELLO, tools=[CHAT_TOOL])
+    assert running.engine.requests == []
+    await post(http, "/v1/chat/completions", tools=[CHAT_TOOL])
+    assert running.engine.requests[-1].prompt_token_ids == tuple(found["token_ids"])
+    assert found["count"] == len(found["token_ids"]) and "get_weather" in found["prompt"]
+    refused = await http.post("/v1/chat/completions/render", json={"messages": HELLO, "model": "unheard-of"})
+    assert refused.status_code == 404
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_paths_may_lack_their_version(http: httpx.AsyncClient, path: str) -> None:
+    bare = path.removeprefix("/v1")
+    assert (await http.post(bare, json=PATHS[path])).status_code == 200
+    refused = (await http.post(bare, json={**PATHS[path], "frobnicate": 1})).json()
+    assert "frobnicate" in refused["error"]["message"]
+    assert ("request_id" in refused) == (path == "/v1/messages")
+
+
+async def test_paths_without_their_version_are_guarded_as_those_with_it() -> None:
+    async with (
+        serving(scripted(ANSWER), api_keys=("one",), root_path="/ai") as running,
+        httpx.AsyncClient(base_url=running.url) as http,
+    ):
+        for path in ("/models", "/v1/models"):
+            assert (await http.get(path)).status_code == 401
+            assert (await http.get(path, headers={"authorization": "Bearer one"})).status_code == 200
+        assert (await http.get("/modelsx", headers={"authorization": "Bearer one"})).status_code == 404
 
 
 # ---- models and browsers ------------------------------------------------------------------------------------------------

@@ -1,0 +1,108 @@
+"""OpenAI's Embeddings: texts or token ids in, one vector for each out."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from array import array
+from collections.abc import Sequence
+from typing import Literal, cast
+
+import msgspec
+
+from adapters.body import read_object, wrong
+from adapters.frame_json import json_bytes
+from adapters.inbound import DEFAULT_LIMITS, Limits
+from adapters.request_fields import (
+    INTEGER,
+    STRING,
+    Field,
+    accepted,
+    check_names,
+    check_values,
+    honoured,
+    one_of,
+    refused,
+)
+from adapters.request_options import last_tokens
+from adapters.values import integer, optional, string
+
+MAX_INPUTS = 2048
+"""As many as OpenAI takes."""
+EmbeddingInput = str | tuple[int, ...]
+FIELDS: dict[str, Field] = {
+    "input": honoured("text, token ids, or a list of either", {"type": ["string", "array"]}),
+    "model": honoured("the embedding model's name", STRING),
+    "dimensions": honoured("keeps the vector's first numbers, scaled to the length 1", INTEGER),
+    "encoding_format": honoured('"float", or "base64" of little-endian float32', one_of("float", "base64")),
+    "user": accepted("embeddings are not kept"),
+    # what other open servers accept
+    "truncate_prompt_tokens": honoured("keeps the first tokens; -1: as many as fit", INTEGER),
+    "add_special_tokens": refused("the tokenizer says which the model was trained with", neutral=(True,)),
+    "priority": accepted("inputs are embedded in the order in which they come"),
+    "request_id": accepted("the server names its requests itself"),
+    "normalize": refused("the checkpoint says it"),
+}
+
+
+class EmbeddingQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """truncate: tokens of each input that are kept, -1 for as many as fit, None to refuse one that is too long."""
+
+    inputs: tuple[EmbeddingInput, ...]
+    model: str | None = None
+    dimensions: int | None = None
+    encoding: Literal["float", "base64"] = "float"
+    truncate: int | None = None
+
+
+def parse(body: bytes, *, limits: Limits = DEFAULT_LIMITS) -> EmbeddingQuery:
+    """Raises RequestError."""
+    values = read_object(body, limits)
+    check_names(values, FIELDS)
+    check_values(values, FIELDS)
+    dimensions = optional(integer, "dimensions", values.get("dimensions"))
+    if dimensions is not None and dimensions < 1:
+        raise wrong("dimensions", "must be at least 1")
+    encoding = values.get("encoding_format") or "float"
+    if encoding not in ("float", "base64"):
+        raise wrong("encoding_format", 'must be "float" or "base64"')
+    return EmbeddingQuery(
+        inputs=_inputs(values.get("input")),
+        model=optional(string, "model", values.get("model")),
+        dimensions=dimensions,
+        encoding=cast(Literal["float", "base64"], encoding),
+        truncate=optional(last_tokens, "truncate_prompt_tokens", values.get("truncate_prompt_tokens")),
+    )
+
+
+def _inputs(value: object) -> tuple[EmbeddingInput, ...]:
+    if not isinstance(value, list) or (value and all(type(item) is int for item in value)):
+        return (_input(value, "input"),)
+    if not 0 < len(value) <= MAX_INPUTS:
+        raise wrong("input", f"must have from 1 to {MAX_INPUTS} items")
+    return tuple(_input(item, f"input.{i}") for i, item in enumerate(value))
+
+
+def _input(value: object, at: str) -> EmbeddingInput:
+    if isinstance(value, str):
+        if not value:
+            raise wrong(at, "must not be empty")
+        return value
+    if isinstance(value, list) and value and all(type(item) is int and 0 <= item < 2**31 for item in value):
+        return tuple(value)
+    raise wrong(at, "must be text or token ids")
+
+
+def embedding_body(vectors: Sequence[Sequence[float]], tokens: int, model: str, query: EmbeddingQuery) -> bytes:
+    """tokens: of all inputs together."""
+    shown = _base64 if query.encoding == "base64" else list
+    data = [{"object": "embedding", "index": i, "embedding": shown(vector)} for i, vector in enumerate(vectors)]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return json_bytes({"object": "list", "data": data, "model": model, "usage": usage})
+
+
+def _base64(vector: Sequence[float]) -> str:
+    numbers = array("f", vector)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return base64.b64encode(numbers.tobytes()).decode()

@@ -1,0 +1,229 @@
+"""Who makes vectors of texts: a model in this process, or an upstream."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import logging
+import math
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import urlsplit
+
+import msgspec
+
+from agent_server.engine.protocol import EngineError
+
+if TYPE_CHECKING:
+    from agent_server.engines.upstream.transport import Transport
+    from agent_server.generation.pooling import VectorModel
+    from agent_server.settings import Settings
+
+logger = logging.getLogger("agent_server")
+MAX_WAITING = 16_384
+"""Inputs that may wait; more are refused."""
+HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+Input = str | tuple[int, ...]
+
+
+class Embedded(msgspec.Struct, frozen=True):
+    """One vector for each input, and the tokens of all inputs."""
+
+    vectors: list[list[float]]
+    tokens: int
+
+
+class Embeddings(Protocol):
+    """`name` is what clients ask for. `embed` raises EngineError; truncate: see `EmbeddingQuery`."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def start(self) -> None:
+        """Never raises: `embed` tells what is wrong."""
+
+    async def embed(self, inputs: Sequence[Input], *, dimensions: int | None, truncate: int | None) -> Embedded: ...
+
+    async def close(self) -> None: ...
+
+
+class LocalEmbeddings:
+    """A model in a thread of its own. Inputs of all requests that wait are computed together."""
+
+    def __init__(self, name: str, load: Callable[[], VectorModel]) -> None:
+        self.name = name
+        self._load = load
+        self._model: VectorModel | None = None
+        self._failure = ""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="embeddings")
+        self._waiting: list[tuple[list[list[int]], asyncio.Future[list[list[float]]]]] = []
+        self._working: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        try:
+            self._model = await asyncio.get_running_loop().run_in_executor(self._thread, self._load)
+        except Exception as error:  # whatever a file, transformers or a model's code brings
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            self._failure = f"Cannot load {self.name}: {reason}"
+            logger.error("%s", self._failure)
+
+    async def embed(self, inputs: Sequence[Input], *, dimensions: int | None, truncate: int | None) -> Embedded:
+        if self._model is None:
+            message = self._failure or f"The embedding model {self.name} is loading."
+            raise EngineError("unavailable", message, retryable=not self._failure)
+        if dimensions is not None and dimensions > self._model.size:
+            message = f"dimensions must be at most {self._model.size}, which is what {self.name} has."
+            raise EngineError("invalid_request", message, param="dimensions")
+        loop = asyncio.get_running_loop()
+        texts = await loop.run_in_executor(None, _token_ids, self._model, inputs)
+        texts = [_fitted(text, self._model, truncate) for text in texts]
+        if sum(len(waiting) for waiting, _ in self._waiting) + len(texts) > MAX_WAITING:
+            raise EngineError("overloaded", "Too many inputs wait to be embedded.", retryable=True)
+        done: asyncio.Future[list[list[float]]] = loop.create_future()
+        self._waiting.append((texts, done))
+        if self._working is None or self._working.done():
+            self._working = asyncio.create_task(self._work(self._model))
+        vectors = await done
+        if dimensions is not None:
+            vectors = [_cut(vector, dimensions) for vector in vectors]
+        return Embedded(vectors, sum(map(len, texts)))
+
+    async def _work(self, model: VectorModel) -> None:
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            batch, self._waiting = [each for each in self._waiting if not each[1].done()], []
+            texts = [text for some, _ in batch for text in some]
+            try:
+                vectors = await loop.run_in_executor(self._thread, model.embed, texts)
+            except Exception as error:  # a model's code may raise anything: that fails these requests, not the server
+                logger.exception("embedding failed")
+                for _, done in batch:
+                    if not done.done():
+                        done.set_exception(EngineError("internal", f"The embedding failed: {type(error).__name__}."))
+                continue
+            at = 0
+            for some, done in batch:
+                if not done.done():
+                    done.set_result(vectors[at : at + len(some)])
+                at += len(some)
+
+    async def close(self) -> None:
+        if self._working is not None:
+            self._working.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._working
+        for _, done in self._waiting:
+            done.cancel()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _token_ids(model: VectorModel, inputs: Sequence[Input]) -> list[list[int]]:
+    texts = iter(model.encode([each for each in inputs if isinstance(each, str)]))
+    return [next(texts) if isinstance(each, str) else list(each) for each in inputs]
+
+
+def _fitted(text: list[int], model: VectorModel, truncate: int | None) -> list[int]:
+    """Raises EngineError for ids outside of the vocabulary, and for a text that is too long."""
+    if text and not 0 <= min(text) <= max(text) < model.vocab_size:
+        message = f"The token id {max(text)} is outside of the vocabulary of {model.vocab_size}."
+        raise EngineError("invalid_request", message, param="input")
+    limits = [limit for limit in (model.longest, truncate) if limit is not None and limit > 0]
+    if truncate is not None:
+        return text[: min(limits)] if limits else text
+    if model.longest is not None and len(text) > model.longest:
+        message = f"An input has {len(text)} tokens; this model takes {model.longest}. truncate_prompt_tokens cuts it."
+        raise EngineError("context_length_exceeded", message, param="input")
+    if not text:
+        raise EngineError("invalid_request", "An input has no tokens.", param="input")
+    return text
+
+
+def _cut(vector: list[float], dimensions: int) -> list[float]:
+    """The first numbers, scaled to the length 1, as models with nested (Matryoshka) embeddings are used."""
+    kept = vector[:dimensions]
+    length = math.sqrt(math.fsum(number * number for number in kept)) or 1.0
+    return [number / length for number in kept]
+
+
+class _UpstreamVector(msgspec.Struct):
+    index: int
+    embedding: list[float]
+
+
+class _UpstreamUsage(msgspec.Struct, frozen=True):
+    prompt_tokens: int = 0
+
+
+class _UpstreamAnswer(msgspec.Struct):
+    data: list[_UpstreamVector]
+    usage: _UpstreamUsage = _UpstreamUsage()
+
+
+class UpstreamEmbeddings:
+    """An upstream with `/v1/embeddings`: vLLM, SGLang, llama.cpp and others."""
+
+    def __init__(self, name: str, transport: Transport) -> None:
+        """name: of the upstream's model; "" for the first that it lists."""
+        self.name = name or "embeddings"
+        self._transport = transport
+        self._model = name
+
+    async def start(self) -> None:
+        """Nothing is asked before the first request: the upstream may start later."""
+
+    async def embed(self, inputs: Sequence[Input], *, dimensions: int | None, truncate: int | None) -> Embedded:
+        from agent_server.engines.upstream.dialects.vllm import models
+        from agent_server.engines.upstream.errors import error_of
+
+        if not self._model:
+            self._model = str((await models(self._transport))[0]["id"])
+        whole = inputs[0] if len(inputs) == 1 else inputs
+        body: dict[str, object] = {"model": self._model, "input": whole, "encoding_format": "float"}
+        asked = {"dimensions": dimensions, "truncate_prompt_tokens": truncate}
+        body |= {name: value for name, value in asked.items() if value is not None}
+        answer = await self._transport.ask("/v1/embeddings", body)
+        if answer.status in (404, 405, 501):
+            raise EngineError("invalid_request", "The upstream makes no embeddings.", param="model")
+        if answer.status != 200:
+            raise error_of(answer.status, answer.body)
+        try:
+            read = msgspec.json.decode(answer.body, type=_UpstreamAnswer)
+        except msgspec.DecodeError as error:
+            raise EngineError("connection", f"The upstream's embeddings cannot be read: {error}.") from None
+        if [each.index for each in sorted(read.data, key=lambda each: each.index)] != list(range(len(inputs))):
+            raise EngineError("connection", "The upstream left out embeddings.", retryable=True)
+        ordered = sorted(read.data, key=lambda each: each.index)
+        return Embedded([each.embedding for each in ordered], read.usage.prompt_tokens)
+
+    async def close(self) -> None:
+        await self._transport.close()
+
+
+def choose_embeddings(settings: Settings) -> Embeddings | None:
+    """What answers `/v1/embeddings`; nothing is loaded yet. Raises ValueError with one sentence."""
+    source = settings.served.embedding_model
+    if not source:
+        return None
+    if "://" in source:
+        from agent_server.engines.upstream import parse_address
+        from agent_server.engines.upstream.transport import Transport
+
+        address = parse_address(source, settings.upstream.key.get_secret_value())
+        return UpstreamEmbeddings(urlsplit(source).fragment, Transport(address, settings.upstream))
+    if not Path(source).is_dir() and not HUB_NAME.fullmatch(source):
+        raise ValueError(f"There is no folder {source}. Give a folder with an embedding model, or a hub name.")
+    if missing := [package for package in ("torch", "transformers") if importlib.util.find_spec(package) is None]:
+        raise ValueError(f"Embeddings of {source} need {missing[0]}: pip install 'agent-server[local]'.")
+    return LocalEmbeddings(Path(source).name, partial(_load, source, settings))
+
+
+def _load(source: str, settings: Settings) -> VectorModel:
+    from agent_server.generation.pooling import VectorModel
+
+    compute = settings.compute
+    return VectorModel.load(source, compute.device, compute.dtype, trusted=compute.trust_remote_code)
