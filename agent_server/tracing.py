@@ -86,6 +86,12 @@ def note_content(opened: Span, **said: object) -> None:
             opened.set_attribute(f"gen_ai.{name.replace('__', '.')}", text[:MAX_CONTENT])
 
 
+def happened(what: str, **about: str) -> None:
+    """Note on the current span that something happened. about: `agent_server.` attributes."""
+    named = {f"agent_server.{name.replace('__', '.')}": value for name, value in about.items()}
+    trace.get_current_span().add_event(f"agent_server.{what}", named)
+
+
 def current_trace() -> str:
     """The id of the trace that is being made or continued; "" if there is none."""
     context = trace.get_current_span().get_span_context()

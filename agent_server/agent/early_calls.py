@@ -18,6 +18,7 @@ import msgspec
 from agent_server.agent.running import CallResult, Pending
 from agent_server.agent.server_tools import ToolFault
 from agent_server.agent.state import SharedState, copied
+from agent_server.tracing import happened
 from events.vocabulary import Event, ToolCallArgs, ToolCallEnd, ToolCallStart
 
 log = logging.getLogger("agent_server.agent")
@@ -125,6 +126,7 @@ class EarlyCalls:
             state = "ended" if begun.task.done() else "stopped"
             begun.task.cancel()
             begun.pending.context.cancel()
+            happened("tool_call_discarded", tool__name=begun.pending.name, tool__call__id=begun.pending.call_id)
             log.info("tool %s was begun early and discarded with its message (it was %s)", begun.pending.name, state)
         if left:
             await asyncio.wait([begun.task for begun in left], timeout=DISCARD_SECONDS)

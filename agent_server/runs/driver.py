@@ -14,7 +14,7 @@ from agent_server.engine.protocol import EngineError
 from agent_server.pacing import in_turns
 from agent_server.runs.execution import Ending, OpenThread, Recorder, RunContext, Runnable
 from agent_server.runs.run import Run
-from agent_server.store import Conclusion, Store
+from agent_server.store import Conclusion, Store, ThreadState
 from agent_server.telemetry import note_ids
 from agent_server.tracing import current_trace, failed, note, span
 from events.message import each_dict
@@ -137,19 +137,27 @@ class Driver:
     async def _open(self) -> None:
         run, store = self.run, self._store
         if store is not None:
-            found = await store.begin_run(
-                run.tenant,
-                run.thread_id,
-                run.id,
-                agent=run.agent,
-                parent_run_id=run.input.parent_run_id,
-                messages=await in_turns(each_dict(run.input.messages)),
-                edits=not self._accepted and not run.input.resume,
-                recall=not run.whole,
-            )
+            try:
+                found = await self._begin(store)
+            except asyncio.CancelledError:
+                self._accepted = True  # what the store was handed it writes: the ending must follow
+                raise
             self._thread = OpenThread(store, run.tenant, run.thread_id, run.id, found)
         if not run.log.last:  # a run that waited has said so before
             self.recorder.emit(self._started())
+
+    async def _begin(self, store: Store) -> ThreadState:
+        run = self.run
+        return await store.begin_run(
+            run.tenant,
+            run.thread_id,
+            run.id,
+            agent=run.agent,
+            parent_run_id=run.input.parent_run_id,
+            messages=await in_turns(each_dict(run.input.messages)),
+            edits=not self._accepted and not run.input.resume,
+            recall=not run.whole,
+        )
 
     def _context(self) -> RunContext:
         run = self.run

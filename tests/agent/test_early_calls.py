@@ -13,7 +13,9 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from opentelemetry.trace import INVALID_SPAN_CONTEXT, NonRecordingSpan
 
+from agent_server import tracing
 from agent_server.agent import Agent, ToolContext, ToolLimits, tool
 from agent_server.engines.scripts import Fault, Script
 from agent_server.runs import Run
@@ -135,8 +137,12 @@ async def test_a_tool_that_a_person_approves_never_begins_early():
 
 
 @pytest.mark.parametrize("how", ["stopped", "failed", "unreadable"])
-async def test_a_message_that_does_not_come_to_its_end_discards_what_was_begun(how: str, caplog):
+async def test_a_message_that_does_not_come_to_its_end_discards_what_was_begun(how: str, caplog, monkeypatch):
     caplog.set_level(logging.INFO, "agent_server.agent")
+    told: list[dict[str, str]] = []
+    span = NonRecordingSpan(INVALID_SPAN_CONTEXT)
+    monkeypatch.setattr(span, "add_event", lambda name, about: told.append(about))
+    monkeypatch.setattr(tracing.trace, "get_current_span", lambda: span)
     bench, clock = Bench(), HandClock()
     fault = Fault(action="error", after=90, kind="internal") if how == "failed" else None
     rest = "<tool_call>\nthis is no call\n</tool_call>" if how == "unreadable" else " and a long story that goes on"
@@ -155,6 +161,7 @@ async def test_a_message_that_does_not_come_to_its_end_discards_what_was_begun(h
     assert [message["role"] for message in it.messages] == ["user", "assistant"]
     assert it.state == {}
     assert "tool read was begun early and discarded" in caplog.text
+    assert [each["agent_server.tool.name"] for each in told] == ["read"] * len(bench.begun)
     ended = events[-1]
     assert isinstance(ended, RunError) if how != "stopped" else ended.outcome == CancelledOutcome()
 

@@ -61,6 +61,24 @@ async def test_a_message_that_was_stopped_before_its_first_step_is_kept_too():
         await first.cancel()
 
 
+async def test_a_run_that_is_stopped_while_it_is_entered_has_an_ending(monkeypatch: pytest.MonkeyPatch):
+    async with house("Hello.") as it:
+        entered, begin = asyncio.Event(), it.store.begin_run
+
+        async def slow(*given, **more):
+            await begin(*given, **more)
+            entered.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(it.store, "begin_run", slow)
+        run = await it.start(messages=[user("u1", "one")])
+        await entered.wait()
+        await run.cancel()
+        assert isinstance((await run.wait()).outcome, CancelledOutcome)
+        assert spoken(await it.store.messages("", "t")) == ["one"]
+        assert [each.status for each in await it.store.runs("", "t")] == ["cancelled"]
+
+
 async def test_two_tabs_write_at_once_and_each_is_answered_on_its_own_view():
     async with house(Script(text="To one.", delay=0.001), "To two.") as it:
         first = await it.start(messages=[user("u1", "one")])
