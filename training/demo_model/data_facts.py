@@ -301,7 +301,7 @@ BEYOND = (
 )
 BEYOND_ANSWER = "I am only a small program with some numbers in it: I have no feelings, age or opinions."
 MEANING = (
-    "what is the meaning of life|is there a god|what is love|what is truth|what is happiness|why are we here"
+    "what is the meaning of life|is there a god|why are we here"
     "|what happens after death|what is the best country|who is the best|what is the best phone|will ai take my job"
     "|is ai dangerous|what will happen in the future|will it be a good year|who will win"
 )

@@ -201,30 +201,42 @@ STEP_VERBS = STEP_VERB_LIST.split()
 STEP_LINKS = ("a", "the", "", "", "for the", "with", "all", "two", "my", "to the")
 
 
-def _step(values: Values) -> str:
-    """Return a step as a person writes it."""
-    text = f"{values.pick(STEP_VERBS)} {values.pick(STEP_LINKS)} {values.words(1, 3)}".replace("  ", " ")
-    return text.capitalize() if values.chance(0.85) else text
+def _step(values: Values, others: list[str]) -> str:
+    """Return a step as a person writes it, which may begin with the word of another one."""
+    verb = values.pick(STEP_VERBS)
+    if others and values.chance(0.4):
+        verb = values.pick(others).split(" ")[0]
+    text = f"{verb} {values.pick(STEP_LINKS)} {values.words(1, 3)}".replace("  ", " ")
+    return text[:1].upper() + text[1:] if values.chance(0.85) else text
 
 
 def _proposed(values: Values, request: Request) -> list[str]:
     """Return the proposed steps as a person left them: as they were, some edited, added or dropped, or all others."""
     steps = [str(step["description"]) for step in request.arguments["steps"]]
     form = values.rng.random()
-    if form < 0.35:
+    if form < 0.3:
         return steps
-    if form < 0.55:
-        return list(dict.fromkeys(_step(values) for _ in range(values.between(1, 7))))
+    if form < 0.5:
+        steps = []
+        for _ in range(values.between(1, 7)):
+            steps.append(_step(values, steps))
+        return list(dict.fromkeys(steps))
     for _ in range(values.pick((1, 1, 2))):
-        steps[values.between(0, len(steps) - 1)] = _step(values)
+        steps[values.pick((0, values.between(0, len(steps) - 1)))] = _step(values, steps)
     if values.chance(0.2):
-        steps.insert(values.between(0, len(steps)), _step(values))
+        steps.insert(values.between(0, len(steps)), _step(values, steps))
     return list(dict.fromkeys(steps))
 
 
 def _decided_steps(values: Values, request: Request) -> list[dict[str, str]]:
-    keep = values.pick((1.0, 0.8, 0.6, 0.5))
-    kept = [{"description": step, "status": STATUS_NAMES[values.chance(keep)]} for step in _proposed(values, request)]
+    """Return the steps with those that a person unticked: any of them, or some that stand together."""
+    steps = _proposed(values, request)
+    keep = values.pick((1.0, 1.0, 0.8, 0.6, 0.5))
+    ticked = [values.chance(keep) for _ in steps]
+    if values.chance(0.3):
+        first, last = sorted(values.between(0, len(steps) - 1) for _ in range(2))
+        ticked = [not first <= at <= last for at in range(len(steps))]
+    kept = [{"description": step, "status": STATUS_NAMES[on]} for step, on in zip(steps, ticked, strict=True)]
     if values.chance(0.12):
         kept = [step for step in kept if step["status"] == "enabled"]
     return kept
