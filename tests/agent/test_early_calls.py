@@ -13,10 +13,13 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mcp_types import Tool as McpTool
+from mcp_types import ToolAnnotations
 from opentelemetry.trace import INVALID_SPAN_CONTEXT, NonRecordingSpan
 
 from agent_server import tracing
-from agent_server.agent import Agent, ToolContext, ToolLimits, tool
+from agent_server.agent import Agent, McpServer, ToolContext, ToolLimits, tool
+from agent_server.agent.mcp import McpCallee, McpConnection
 from agent_server.engines.scripts import Fault, Script
 from agent_server.runs import Run
 from events.vocabulary import (
@@ -134,6 +137,14 @@ async def test_a_tool_that_a_person_approves_never_begins_early():
         run = await it.start("go")
         await finish(run, clock)
         assert bench.begun == []
+
+
+@pytest.mark.parametrize("reads_only", [None, False, True])
+async def test_a_tool_of_an_mcp_server_begins_early_where_it_says_that_it_only_reads(reads_only: bool | None):
+    hints = None if reads_only is None else ToolAnnotations(read_only_hint=reads_only)
+    offered = McpTool(name="look", input_schema={"type": "object"}, annotations=hints)
+    connection = McpConnection(McpServer(name="box", command=("never-run",)))
+    assert McpCallee(connection, offered, ToolLimits()).early is (reads_only is True)
 
 
 @pytest.mark.parametrize("how", ["stopped", "failed", "unreadable"])
