@@ -140,6 +140,16 @@ class Thought(msgspec.Struct, frozen=True, kw_only=True):
     close: str
 
 
+class Place(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Where a conversation's computed tokens are kept between its turns. key: the conversation's name, one of its
+    tenant's. fill: nothing is generated; what the prompt needs is computed, up to its last token, and kept. seconds:
+    for how long; 0 lets go of what is kept."""
+
+    key: str
+    fill: bool = False
+    seconds: float = 0.0
+
+
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence to generate. `tenant`: prefix caches are kept apart by it, and capacity is shared fairly between
     tenants. `priority`: more goes first. `cache_salt`: what is cached is shared by requests with the same one alone.
@@ -153,6 +163,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     thought: for `thinking_token_budget`; None where the model writes no reasoning.
 
     adapter: the name of the LoRA adapter whose weights are added to the model's; "" for none.
+
+    place: for engines whose `EngineInfo.keeps_places` is not 0. What was kept for the conversation is used, and a
+    request that fills the place generates nothing. Places of the lowest priority go first when others need the room.
 
     pictures: one for each of the prompt's `EngineInfo.placeholders["image"]`, in their order. The engine puts as many
     tokens there as the picture takes, which count as the prompt's.
@@ -170,6 +183,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     thought: Thought | None = None
     pictures: tuple[Picture, ...] = ()
     adapter: str = ""
+    place: Place | None = None
 
 
 EngineItem = Delta | Control | Finished
@@ -194,6 +208,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     continues: how the engine honours a request's `generated`. "exact": it generates the same rest as if it had
     generated the beginning too, with grammars and seeds. "plain": it treats those tokens as part of the prompt, so that
     grammars, seeds and the penalties that count the answer alone start from zero. "no": it ignores them.
+    keeps_places: for how many seconds it keeps the place of a conversation that waits; 0 where it ignores `place`.
     placeholders: the kinds of media that the model takes beside text ("image"), each with the token that stands for one
     of them in a prompt.
     """
@@ -203,6 +218,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     sampling: frozenset[str]
     supports_constraints: bool = False
+    keeps_places: float = 0.0
     supports_pause: bool = True
     supports_modify: bool = True
     continues: Literal["exact", "plain", "no"] = "no"

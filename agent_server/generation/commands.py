@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from agent_server.engine.checks import changed_sampling, check_length
 from agent_server.engine.continuation import already_ended
-from agent_server.engine.protocol import Control, Delta, EngineError, GenerationRequest, Token
+from agent_server.engine.protocol import Control, Delta, EngineError, Finished, GenerationRequest, Token, Usage
 from agent_server.generation.constraint import Matcher, lost
 from agent_server.generation.generation import Generation, begin, limit_of
 from agent_server.generation.messages import (
@@ -110,6 +110,10 @@ def _look(core: Core, ready: Pictured) -> None:
 
 def _enqueue(core: Core, number: int, request: GenerationRequest, media: PictureInputs | None = None) -> None:
     longest = min(core.limits.context_length, core.scheduler.memory.longest)
+    if request.place is not None and request.place.fill and request.place.seconds <= 0:
+        core.scheduler.memory.leases.end((request.tenant, request.place.key))
+        core.say(number, Finished(reason="length", usage=Usage()))
+        return
     generation = begin(number, request, core.vocabulary, core.defaults, longest, core.clock(), media)
     core.generations[number] = generation
     ended = already_ended(request, generation.output, generation.eos, longest - len(request.prompt_token_ids))
@@ -117,7 +121,7 @@ def _enqueue(core: Core, number: int, request: GenerationRequest, media: Picture
         generation.stopped_on = ended.stop
         core.finish(generation, ended.reason)
         return
-    generation.sequence.held = request.constraint is not None
+    generation.sequence.held = request.constraint is not None or generation.sequence.terms is not None
     core.scheduler.add(generation.sequence)
     if request.constraint is not None:
         assert core.compiler is not None
@@ -155,6 +159,8 @@ def _check(core: Core, request: GenerationRequest) -> None:
     outside += [t for t in request.sampling.logit_bias if not 0 <= t < core.limits.vocab_size]
     if outside:
         raise EngineError("invalid_request", f"Token id {outside[0]} is not in this model's vocabulary.")
+    if request.place is not None and request.place.fill and request.constraint is not None:
+        raise EngineError("invalid_request", "What fills a place generates nothing, so it takes no grammar.")
     if request.constraint is not None and core.compiler is None:
         raise EngineError("invalid_request", "This engine has no grammars.", param="response_format")
     free = core.scheduler.max_running - len(core.scheduler.running)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from agent_server.generation.cache_trees import Layout, assemble, copied
 from agent_server.generation.device import send
+from agent_server.generation.leases import Terms
 from agent_server.generation.scheduler import Chunk, Plan
 from agent_server.generation.sequence import Sequence
 from agent_server.generation.snapshots import LEAST, Snapshot, Snapshots
@@ -53,11 +54,14 @@ class CachesMemory:
     where shorter ones are padded, and `state` more, whatever its length. What they leave holds snapshots, if there is a
     layout by which caches are copied."""
 
+    shares_parts = False
+
     def __init__(self, total: int, *, state: int = 0, padded: bool = True, layout: Layout | None = None) -> None:
         self.longest = total - state
         self.total = total
         self.groups: dict[int, Group] = {}
-        self.snapshots = Snapshots(state)
+        self.snapshots = Snapshots(state, total)
+        self.leases = self.snapshots.leases
         self._state = state
         self._padded = padded
         self._layout = layout
@@ -84,6 +88,9 @@ class CachesMemory:
     def admit(self, sequence: Sequence, *, alone: bool) -> int | None:
         if not self._hold(sequence, len(sequence.tokens) + 1):
             return None
+        if sequence.place is not None and (lease := self.leases.take(sequence.place)) is not None:
+            self.leases.kept += sequence.terms is None
+            self.snapshots.let_go(lease.place)
         found = self.snapshots.find(sequence) if self._layout is not None and sequence.shareable else None
         if found is None or self._layout is None:
             return 0
@@ -106,10 +113,12 @@ class CachesMemory:
         cache = copied(self._layout, assemble(self._layout, [(group.cache, [row], group.width)], length), length)
         self.snapshots.keep(Snapshot(sequence.owner, sequence.tokens[:length], cache), room)
 
-    def release(self, sequence: Sequence) -> None:
+    def release(self, sequence: Sequence, terms: Terms | None = None) -> None:
         if sequence.number in self._held:
             self._held.pop(sequence.number)
             self.publish(sequence)
+            if terms is not None:
+                self.snapshots.lease(sequence, min(sequence.computed, sequence.known), terms)
         self.groups.pop(sequence.number, None)
 
     # caches

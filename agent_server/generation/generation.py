@@ -10,6 +10,7 @@ import msgspec
 from agent_server.engine.detokenizer import OutputText, Vocabulary
 from agent_server.engine.protocol import Finished, FinishReason, GenerationRequest, Timings, Usage
 from agent_server.generation.constraint import Matcher
+from agent_server.generation.leases import Terms
 from agent_server.generation.sampler import Settings
 from agent_server.generation.scores import PromptScores
 from agent_server.generation.sequence import Sequence
@@ -192,6 +193,8 @@ def begin(
         shareable=params.prompt_logprobs is None,
         scored=params.prompt_logprobs is not None,
         media=media,
+        place=None if request.place is None else (request.tenant, request.place.key),
+        terms=terms_of(request, now),
         shift=0 if media is None else media.shift,
     )
     most = params.prompt_logprobs
@@ -201,6 +204,13 @@ def begin(
     return Generation(
         number, request, sequence, output, params, seed, now, defaults.eos, scores=scores, vocabulary=vocabulary
     )
+
+
+def terms_of(request: GenerationRequest, now: float) -> Terms | None:
+    place = request.place
+    if place is None or not place.fill:
+        return None
+    return Terms((request.tenant, place.key), now + place.seconds, request.priority)
 
 
 def limit_of(prompt_length: int, params: SamplingParams, longest: int) -> int:

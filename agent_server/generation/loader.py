@@ -204,6 +204,7 @@ def assemble(
         overlap=device.type == "cuda" if config.overlap is None else config.overlap,
         run_ahead=config.run_ahead and isinstance(runner, PackedRunner),
     )
+    runner.memory.leases.limit(config.kept_percent / 100)
     info = EngineInfo(
         model=config.name or config.model,
         context_length=context,
@@ -211,6 +212,7 @@ def assemble(
         sampling=HONOURED if isinstance(runner, PackedRunner) else HONOURED - {"prompt_logprobs"},
         supports_constraints=compiler is not None,
         continues="exact",
+        keeps_places=config.kept_seconds if config.kept_percent else 0.0,
         placeholders={} if vision is None else {"image": vision.reader.placeholder},
         details={
             "architecture": type(getattr(model, "whole", model)).__name__,

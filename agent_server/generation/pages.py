@@ -11,6 +11,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from agent_server.generation.leases import Key, Lease, Leases, Terms
 from agent_server.generation.sequence import Sequence
 
 
@@ -27,11 +28,14 @@ class PagedMemory:
     """`pages` pages of `page_size` tokens. Page 0 belongs to no sequence: what must be written but is never read goes
     there."""
 
+    shares_parts = True
+
     def __init__(self, pages: int, page_size: int) -> None:
         self.page_size = page_size
         self.total = pages - 1
         self.longest = self.total * page_size
         self.holdings: dict[int, _Holding] = {}
+        self.leases = Leases(self.longest, self._drop)
         self._free = list(range(pages - 1, 0, -1))
         self._references = [0] * pages
         self._by_hash: dict[bytes, int] = {}
@@ -40,12 +44,14 @@ class PagedMemory:
 
     @property
     def available(self) -> int:
-        """Pages that no running sequence holds."""
+        """Pages that no running sequence and no lease holds."""
         return len(self._free) + len(self._unused)
 
     @property
     def usage(self) -> float:
-        return 1.0 - self.available / self.total
+        if not self.leases:
+            return 1.0 - self.available / self.total
+        return len({page for holding in self.holdings.values() for page in holding.pages}) / self.total
 
     def table(self, sequence: Sequence) -> list[int]:
         """The sequence's pages in order."""
@@ -56,9 +62,12 @@ class PagedMemory:
         self._share(sequence, holding)
         wanted = -(-(len(sequence.tokens) + 1) // self.page_size) - len(holding.pages)
         spare = 0 if alone else len(self.holdings)
-        if wanted + spare > self.available:
+        if not self._make_room(wanted + spare, sequence.place):
             self._drop(holding)
             return None
+        if sequence.place is not None and (lease := self.leases.take(sequence.place)) is not None:
+            self.leases.kept += sequence.terms is None
+            self._drop(lease.place)
         self.holdings[sequence.number] = holding
         self._extend(holding, wanted)
         return holding.published * self.page_size
@@ -66,9 +75,16 @@ class PagedMemory:
     def grow(self, sequence: Sequence, tokens: int) -> bool:
         holding = self.holdings[sequence.number]
         wanted = -(-tokens // self.page_size) - len(holding.pages)
-        if wanted > self.available:
+        if not self._make_room(wanted):
             return False
         self._extend(holding, wanted)
+        return True
+
+    def _make_room(self, pages: int, last: Key | None = None) -> bool:
+        """Whether so many are available, for which leases are given up. last: the one that is given up last."""
+        while pages > self.available:
+            if not self.leases.give_up(last):
+                return False
         return True
 
     def publish(self, sequence: Sequence) -> None:
@@ -83,9 +99,22 @@ class PagedMemory:
                 self._hash_of[holding.pages[index]] = digest
         holding.published = max(full, holding.published)
 
-    def release(self, sequence: Sequence) -> None:
+    def release(self, sequence: Sequence, terms: Terms | None = None) -> None:
         self.publish(sequence)
-        self._drop(self.holdings.pop(sequence.number))
+        holding = self.holdings.pop(sequence.number)
+        if terms is not None and sequence.shareable:
+            self._keep(holding, terms)
+        self._drop(holding)
+
+    def _keep(self, holding: _Holding, terms: Terms) -> None:
+        """Hold the full pages by a lease: those that are found by what is in them, which may be another sequence's."""
+        kept = _Holding()
+        for digest in holding.hashes[: holding.published]:
+            page = self._by_hash[digest]
+            self._references[page] += 1
+            self._unused.pop(page, None)
+            kept.pages.append(page)
+        self.leases.grant(Lease(terms, len(kept.pages) * self.page_size, kept))
 
     def _share(self, sequence: Sequence, holding: _Holding) -> None:
         """Take over the pages that are already computed; at least one token stays to be computed."""

@@ -8,6 +8,7 @@ Rules:
   that was served longest ago, then the order of arrival. Who has waited for `patience` steps goes before everybody.
   A later turn of work that was begun before takes its place as if it had arrived `turns_ahead` sequences earlier: it
   passes those first turns of its tenant, and no first turn is passed by more than so many of them.
+- A prompt that begins as one that is being computed waits until that beginning is there, and shares it.
 - A step that ran out of the device's memory is tried again with half as much, until it is a single short chunk.
 - Without room for the next token, the youngest sequence of the lowest priority goes back to the queue and is
   computed again later. The oldest is never sent back for a younger one, so that one sequence always makes progress.
@@ -19,7 +20,8 @@ from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from agent_server.generation.sequence import PENDING, Memory, Sequence
+from agent_server.generation.leases import Terms
+from agent_server.generation.sequence import PENDING, Memory, Sequence, common_prefix
 
 SCORED_TOKENS = 256
 """Tokens of prompts to be scored in a step: each of them has logits over the whole vocabulary."""
@@ -27,6 +29,10 @@ AGING_STEPS = 64
 """How often the queue is searched for sequences that have waited too long."""
 LEAST_CHUNK = 16
 """Tokens of a prompt's chunk below which it is not cut further for want of memory."""
+SHARED_LEAST = 32
+"""Tokens of a common beginning, still to be computed, for which a sequence waits."""
+LOOK_AHEAD = 8
+"""How many of a tenant's waiting sequences are looked at for one that need not wait for another's prompt."""
 RELIEF_STEPS = 256
 """Steps that must go well, after one that ran out of memory, before more is tried again."""
 
@@ -97,6 +103,13 @@ def _remaining(sequence: Sequence) -> int:
     return len(sequence.tokens) - sequence.computed
 
 
+def _shared(one: Sequence, other: Sequence) -> int:
+    """Tokens with which both begin."""
+    end = min(one.known, other.known) - 1
+    start = min(end, SHARED_LEAST)
+    return common_prefix(one.tokens, other.tokens, start, end) if one.tokens[:start] == other.tokens[:start] else 0
+
+
 def _rank(sequence: Sequence) -> tuple[int, int]:
     return (-sequence.priority, sequence.order)
 
@@ -156,10 +169,16 @@ class Scheduler:
         sequence.order = 2 * (self._arrivals - self.turns_ahead) - 1 if later else 2 * self._arrivals
         self._enqueue(sequence)
 
-    def finish(self, sequence: Sequence) -> None:
-        """It is over, from whatever state, and holds nothing any more."""
-        self._withdraw(sequence)
+    def finish(self, sequence: Sequence, *, filled: bool = False) -> None:
+        """It is over, from whatever state, and holds nothing any more. filled: what it needs was computed, and is kept
+        by a lease on its terms."""
+        self._withdraw(sequence, sequence.terms if filled else None)
         sequence.state = "finished"
+
+    def filled(self, plan: Plan) -> list[Sequence]:
+        """Those that are there for a lease alone and have all computed that it is to hold, before this plan's step."""
+        under_way = {chunk.sequence.number for chunk in plan.chunks}
+        return [s for s in self.running if s.terms and _remaining(s) == 1 and s.number not in under_way]
 
     def pause(self, sequence: Sequence) -> None:
         """It keeps its tokens and gives back its row and memory."""
@@ -172,9 +191,9 @@ class Scheduler:
         self.paused.discard(sequence)
         self._enqueue(sequence)
 
-    def _withdraw(self, sequence: Sequence) -> None:
+    def _withdraw(self, sequence: Sequence, terms: Terms | None = None) -> None:
         if sequence.state == "running":
-            self._stop(sequence)
+            self._stop(sequence, terms)
         elif sequence.state == "waiting":
             self._dequeue(sequence)
             self._forget(sequence.tenant)
@@ -194,9 +213,9 @@ class Scheduler:
         if sequence.overdue:
             self._overdue.remove(sequence)
 
-    def _stop(self, sequence: Sequence) -> None:
-        """A running sequence gives back its row and memory."""
-        self.memory.release(sequence)
+    def _stop(self, sequence: Sequence, terms: Terms | None = None) -> None:
+        """A running sequence gives back its row and memory, of which a lease may keep what is computed."""
+        self.memory.release(sequence, terms)
         self.running.remove(sequence)
         self._rows.append(sequence.row)
         # The sampler still holds the row's state; whoever launches next clears it first.
@@ -266,10 +285,10 @@ class Scheduler:
 
     def commit(self, plan: Plan) -> None:
         """The plan is on its way through the device: whatever is launched later may read what it computes, and others
-        may share the prompts that it completes. A plan that fails is undone instead, and nothing of it can be found."""
-        # A prompt is shared when its last chunk is on its way; one that is under way is not found.
+        may share the parts of prompts that it computes. A plan that fails is undone instead, and nothing of it can be
+        found."""
         for chunk in plan.chunks:
-            if chunk.samples:
+            if chunk.samples or self.memory.shares_parts:
                 self.memory.publish(chunk.sequence)
         self._relieve()
 
@@ -370,14 +389,32 @@ class Scheduler:
         late = [sequence for sequence in self._overdue if not sequence.pending]
         if late:
             return min(late, key=lambda sequence: sequence.order)
-        heads = [
-            (tenant, head)
-            for tenant in self._tenants.values()
-            if tenant.waiting and not (head := tenant.waiting[0][1]).pending
-        ]
+        heads = [(tenant, head) for tenant in self._tenants.values() if (head := self._head(tenant)) is not None]
         if not heads:
             return None
         return min(heads, key=lambda h: (-h[1].priority, h[0].running, h[0].served, h[1].order))[1]
+
+    def _head(self, tenant: _Tenant) -> Sequence | None:
+        """The tenant's next: the first, or of the first few one that does not wait for what another computes."""
+        for _, sequence in tenant.waiting[:LOOK_AHEAD]:
+            if sequence.pending:
+                return None
+            if not self._follows(sequence):
+                return sequence
+        return None
+
+    def _follows(self, sequence: Sequence) -> bool:
+        """Whether the beginning of its prompt is being computed for another one, which it can share when it is there:
+        of several that begin alike and come at once, one computes that."""
+        if not (self.memory.shares_parts and sequence.shareable):
+            return False
+        return any(
+            other.prefilling
+            and other.shareable
+            and other.owner == sequence.owner
+            and _shared(other, sequence) - other.computed >= SHARED_LEAST
+            for other in self.running
+        )
 
     def _age(self) -> None:
         """Mark those that have waited beyond patience."""

@@ -6,6 +6,8 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from agent_server.generation.leases import Key, Leases, Terms
+
 PENDING = -1
 """A token that is being computed: its place is taken, its value is not known yet."""
 
@@ -38,6 +40,8 @@ class Sequence:
     scored: the log probabilities of its prompt are wanted.
     cached: prompt tokens that were found computed when it first ran, None before. later: a later turn of work that was
     begun before. order: arrival, and ahead of it for later turns; no two are the same.
+    place: the lease under which its conversation's earlier tokens may be kept. terms: nothing is generated; what its
+    tokens need is computed and then kept by a lease.
     media: its pictures; `tokens` then has numbers made of their content in their places, so that whoever compares
     tokens compares pictures. shift: what is added to a token's index for its position, behind the pictures.
     """
@@ -64,6 +68,8 @@ class Sequence:
     scored: bool = False
     media: Media | None = None
     shift: int = 0
+    place: Key | None = None
+    terms: Terms | None = None
 
     @property
     def owner(self) -> str:
@@ -79,6 +85,9 @@ class Sequence:
 class Memory(Protocol):
     """Room for keys and values, and what is already in it. No tensors: those follow its bookkeeping."""
 
+    leases: Leases
+    shares_parts: bool
+    """Whether a part of what another sequence computes can be reused while that goes on."""
     longest: int
     """Tokens that one sequence can have when it is alone."""
 
@@ -92,8 +101,9 @@ class Memory(Protocol):
     def publish(self, sequence: Sequence) -> None:
         """Others may reuse what is computed so far."""
 
-    def release(self, sequence: Sequence) -> None:
-        """Give the room back; what is computed stays findable until the room is needed."""
+    def release(self, sequence: Sequence, terms: Terms | None = None) -> None:
+        """Give the room back; what is computed stays findable until the room is needed, by a lease if there are terms
+        for one."""
 
     @property
     def usage(self) -> float:

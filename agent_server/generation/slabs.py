@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from agent_server.generation.leases import Lease, Leases, Terms
 from agent_server.generation.sequence import Sequence, common_prefix
 
 BLOCK = 32
@@ -103,12 +104,15 @@ class SlabMemory:
     """An arena of `total` tokens; the smallest slab has `smallest`. `copies` is for the owner of the tensors to carry
     out, in order, before the next step."""
 
+    shares_parts = True
+
     def __init__(self, total: int, smallest: int = 128) -> None:
         self.buddies = Buddies(total, smallest)
         self.total = self.buddies.free
         self.longest = self.buddies.largest
         self.slabs: dict[int, Slab] = {}
         self.copies: list[Copy] = []
+        self.leases = Leases(self.total, self._let_go)
         self._kept: OrderedDict[Slab, None] = OrderedDict()
         self._found: dict[int, Slab] = {}
 
@@ -121,10 +125,17 @@ class SlabMemory:
 
     def admit(self, sequence: Sequence, *, alone: bool) -> int | None:
         needed = len(sequence.tokens) + 1
+        lease = None if sequence.place is None else self.leases.take(sequence.place)
+        if lease is not None:
+            self._let_go(lease.place)  # it may be taken over
         source, shared = self._find(sequence)
         slab = self._place(sequence, needed, source, shared)
         if slab is None:
+            if lease is not None and lease.place in self._kept:
+                del self._kept[lease.place]
+                self.leases.grant(lease)
             return None
+        self.leases.kept += lease is not None and sequence.terms is None
         slab.tokens = sequence.tokens
         self.slabs[sequence.number] = slab
         return slab.computed
@@ -161,12 +172,15 @@ class SlabMemory:
         if sequence.shareable:
             self._index(slab)
 
-    def release(self, sequence: Sequence) -> None:
+    def release(self, sequence: Sequence, terms: Terms | None = None) -> None:
         self.publish(sequence)
         slab = self.slabs.pop(sequence.number)
         if sequence.shareable and slab.computed >= BLOCK:
             slab.tokens = slab.tokens[: slab.computed]
-            self._kept[slab] = None
+            if terms is None:
+                self._kept[slab] = None
+            else:
+                self.leases.grant(Lease(terms, slab.size, slab))
         else:
             self._discard(slab)
 
@@ -180,15 +194,22 @@ class SlabMemory:
 
     def _take(self, size: int, keep: Slab | None = None) -> tuple[int, int] | None:
         """A block, for which those kept longest make room; `keep` is spared."""
-        if size > self.buddies.free + sum(slab.size for slab in self._kept if slab is not keep):
-            return None
+        while size > self.buddies.free + sum(slab.size for slab in self._kept if slab is not keep):
+            if not self.leases.give_up():
+                return None
         while (offset := self.buddies.take(size)) is None:
             victim = next((slab for slab in self._kept if slab is not keep), None)
             if victim is None:
+                if self.leases.give_up():
+                    continue
                 return None
             del self._kept[victim]
             self._discard(victim)
         return offset, size
+
+    def _let_go(self, slab: Slab) -> None:
+        """A slab that was kept by a lease may go like others, behind all that are there."""
+        self._kept[slab] = None
 
     def _discard(self, slab: Slab) -> None:
         self._unindex(slab, 0)

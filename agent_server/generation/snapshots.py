@@ -6,10 +6,12 @@ prompt or a piece of it ended, and where a generation did, which is where the ne
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
+from agent_server.generation.leases import Lease, Leases, Terms
 from agent_server.generation.sequence import Sequence
 
 LEAST = 32
@@ -28,11 +30,13 @@ class Snapshot:
 
 
 class Snapshots:
-    """The kept ones, the least recently used first; each takes `state` tokens beside its own."""
+    """The kept ones, the least recently used first; each takes `state` tokens beside its own. room: in tokens."""
 
-    def __init__(self, state: int) -> None:
+    def __init__(self, state: int, room: int = sys.maxsize) -> None:
         self._state = state
         self._kept: OrderedDict[tuple[str, int], Snapshot] = OrderedDict()
+        self._leased: set[tuple[str, int]] = set()
+        self.leases = Leases(room, self.let_go)
         self.taken = 0
 
     def find(self, sequence: Sequence) -> Snapshot | None:
@@ -55,11 +59,13 @@ class Snapshots:
         return _key(sequence.owner, sequence.tokens[:length]) in self._kept
 
     def keep(self, snapshot: Snapshot, room: int) -> None:
-        """In `room` tokens at the most, for which older ones go."""
+        """In `room` tokens at the most, for which older ones go, but none that is kept by a lease."""
         size = len(snapshot.tokens) + self._state
         if size > room:
             return
-        while self._kept and (self.taken + size > room or len(self._kept) >= MOST):
+        while self.taken + size > room or len(self._kept) >= MOST:
+            if len(self._leased) == len(self._kept):
+                return
             self.drop()
         self._kept[_key(snapshot.tenant, snapshot.tokens)] = snapshot
         self.taken += size
@@ -69,8 +75,24 @@ class Snapshots:
         while self.taken > room and self._kept:
             self.drop()
 
+    def lease(self, sequence: Sequence, length: int, terms: Terms) -> None:
+        """Keep the sequence's snapshot of that length by a lease, if it is there; two leases never have the same."""
+        key = _key(sequence.owner, sequence.tokens[:length])
+        if key in self._kept and key not in self._leased:
+            self._leased.add(key)
+            self.leases.grant(Lease(terms, length + self._state, key))
+
+    def let_go(self, key: tuple[str, int]) -> None:
+        """A snapshot that was kept by a lease may go like others."""
+        self._leased.discard(key)
+
     def drop(self) -> None:
-        _, snapshot = self._kept.popitem(last=False)
+        """The least recently used; one that is kept by a lease only where there is no other."""
+        key = next((key for key in self._kept if key not in self._leased), None)
+        while key is None:
+            self.leases.give_up()
+            key = next((key for key in self._kept if key not in self._leased), None)
+        snapshot = self._kept.pop(key)
         self.taken -= len(snapshot.tokens) + self._state
 
 

@@ -79,7 +79,10 @@ class Core:
         """One step: obey, schedule, run, sample, deliver. Returns what there is to say."""
         # Commands first: a generation that was cancelled must not get another step.
         self._obey()
+        self._end_leases()
         plan = self.scheduler.plan()
+        for sequence in self.scheduler.filled(plan):
+            self._fill(self.generations[sequence.number])
         self._vacate()
         flight = self._run(plan)
         # The sampler's part follows the model's at once, unless a grammar's mask depends on the tokens still in flight.
@@ -95,6 +98,17 @@ class Core:
         self._vacate()
         replies, self._replies = self._replies, []
         return replies
+
+    def _end_leases(self) -> None:
+        leases = self.scheduler.memory.leases
+        if leases:
+            leases.expire(self.clock())
+
+    def _fill(self, generation: Generation) -> None:
+        """What a place needs is computed, and kept there."""
+        self.say(generation.number, generation.finished("length", self.clock()))
+        del self.generations[generation.number]
+        self.scheduler.finish(generation.sequence, filled=True)
 
     def _rest(self) -> None:
         """Nothing to compute: where a grammar is being compiled or a picture prepared, wait a moment for it."""
@@ -120,6 +134,7 @@ class Core:
         values["num_requests_paused"] = float(len(self.scheduler.paused))
         values["num_preemptions_total"] = float(self.scheduler.preemptions)
         values["kv_cache_usage_perc"] = self.scheduler.memory.usage
+        values.update(self.scheduler.memory.leases.metrics())
         return values
 
     @property
@@ -206,6 +221,8 @@ class Core:
         self.configure(generation)
         if generation.started is None:
             generation.started = self.clock()
+            if sequence.terms is not None:
+                return
             self.counters.prompt_tokens_total += sequence.prompt_length
             self.counters.prefix_cache_queries_total += sequence.prompt_length
             self.counters.prefix_cache_hits_total += sequence.cached or 0

@@ -44,6 +44,11 @@ class ComputeSettings(Section):
     """Bytes for cached keys and values; 0 to choose by the device's free memory."""
     max_context: int = Field(0, ge=0)
     """Tokens of prompt and answer together; 0 is the model's own limit."""
+    kept_percent: int = Field(50, ge=0, le=100)
+    """Percent of the memory for keys and values that may be kept for runs which wait for their tools or for a person.
+    Others get it when they need it; 0 keeps nothing."""
+    kept_seconds: float = Field(120, ge=0)
+    """For how long the place of such a run is kept; 0 keeps nothing."""
     cuda_graphs: bool = True
     """Capture decoding in CUDA graphs."""
 

@@ -48,6 +48,7 @@ class Driver:
         generated=(),
         thought=None,
         salt="",
+        place=None,
         **sampling,
     ):
         self.number += 1
@@ -61,6 +62,7 @@ class Driver:
             constraint=constraint,
             pictures=tuple(pictures),
             generated=tuple(generated),
+            place=place,
             thought=thought,
             cache_salt=salt,
         )
@@ -121,6 +123,9 @@ class Driver:
         assert sorted(core.scheduler._rows) == list(range(core.scheduler.max_running))
         assert core.scheduler._tenants == {} and core.scheduler._overdue == []
         assert core.scheduler.memory.usage == 0
+        leases = core.scheduler.memory.leases
+        leases.expire(float("inf"))
+        assert len(leases) == leases.tokens == 0
         assert set(core.sampler.occupants) == {-1}
 
 

@@ -9,6 +9,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from agent_server.generation import scheduler, slabs
 from agent_server.generation.fallback import CachesMemory
+from agent_server.generation.leases import Terms
 from agent_server.generation.pages import PagedMemory
 from agent_server.generation.scheduler import Scheduler
 from agent_server.generation.sequence import PENDING, Sequence, common_prefix
@@ -23,8 +24,18 @@ MEMORIES = {
 LONGEST = 48
 
 
-def make(number, tokens, limit=LONGEST, tenant="", priority=0, shareable=True):
-    return Sequence(number, list(tokens), len(tokens), limit, tenant=tenant, priority=priority, shareable=shareable)
+def make(number, tokens, limit=LONGEST, tenant="", priority=0, shareable=True, place=None):
+    place = place and (tenant, place)
+    sequence = Sequence(number, list(tokens), len(tokens), limit, tenant=tenant, priority=priority, place=place)
+    sequence.shareable = shareable
+    return sequence
+
+
+def make_filling(number, tokens, place, tenant="", priority=0, until=100.0):
+    """One that is there for a lease alone."""
+    sequence = make(number, tokens, tenant=tenant, priority=priority, place=place)
+    sequence.terms, sequence.held = Terms(sequence.place, until, priority), True
+    return sequence
 
 
 class Machine:
@@ -55,6 +66,9 @@ class Machine:
 
     def step(self):
         plan = self.scheduler.plan()
+        for sequence in self.scheduler.filled(plan):
+            self.over.add(sequence.number)
+            self.scheduler.finish(sequence, filled=True)
         if isinstance(self.memory, SlabMemory):
             self.copy()
         for sequence in plan.decodes:
@@ -120,6 +134,8 @@ class Machine:
 
     def assert_clean(self):
         assert self.memory.usage == 0
+        self.memory.leases.expire(float("inf"))
+        assert len(self.memory.leases) == self.memory.leases.tokens == 0
         assert not self.scheduler.running and not self.scheduler.paused and not self.scheduler.waiting
         assert self.scheduler._tenants == {}
         assert sorted(self.scheduler._rows) == list(range(self.scheduler.max_running))
@@ -151,7 +167,7 @@ class Life(RuleBasedStateMachine):
         patience=st.sampled_from([0, 50]),
     )
     def begin(self, memory, in_flight, headroom, patience):
-        slabs.HEADROOM, slabs.BLOCK, scheduler.AGING_STEPS = headroom, 4, 1
+        slabs.HEADROOM, slabs.BLOCK, scheduler.AGING_STEPS, scheduler.SHARED_LEAST = headroom, 4, 1, 4
         self.machine = Machine(MEMORIES[memory](), in_flight=in_flight, patience=patience)
         self.count = 0
 
@@ -162,13 +178,42 @@ class Life(RuleBasedStateMachine):
         tenant=st.sampled_from("ab"),
         priority=st.integers(0, 2),
         shareable=st.booleans(),
+        place=st.sampled_from([None, "x", "y"]),
     )
-    def submit(self, tokens, more, tenant, priority, shareable):
+    def submit(self, tokens, more, tenant, priority, shareable, place):
         self.count += 1
         limit = min(len(tokens) + more, LONGEST)
-        sequence = make(self.count, tokens, limit, tenant, priority, shareable)
+        sequence = make(self.count, tokens, limit, tenant, priority, shareable, place)
         self.machine.add(sequence)
         return sequence
+
+    @rule(
+        target=sequences,
+        tokens=prompt,
+        tenant=st.sampled_from("ab"),
+        priority=st.integers(0, 2),
+        place=st.sampled_from("xy"),
+        until=st.integers(0, 9),
+    )
+    def fill(self, tokens, tenant, priority, place, until):
+        self.count += 1
+        sequence = make_filling(self.count, tokens, place, tenant, priority, until)
+        self.machine.add(sequence)
+        return sequence
+
+    @rule(now=st.integers(0, 9))
+    def expire(self, now):
+        self.machine.memory.leases.expire(now)
+
+    @rule(share=st.sampled_from([0.0, 0.3, 1.0]))
+    def limit(self, share):
+        self.machine.memory.leases.limit(share)
+
+    @invariant()
+    def leases_are_within_the_budget(self):
+        if hasattr(self, "machine"):
+            leases = self.machine.memory.leases
+            assert leases.tokens == sum(lease.tokens for lease in leases._held.values())
 
     @rule(times=st.integers(1, 8))
     def step(self, times):
@@ -208,7 +253,7 @@ class Life(RuleBasedStateMachine):
         for indices in self.machine.delivered.values():
             assert indices == sorted(set(indices))
         self.machine.assert_clean()
-        slabs.HEADROOM, slabs.BLOCK, scheduler.AGING_STEPS = 256, 32, 64
+        slabs.HEADROOM, slabs.BLOCK, scheduler.AGING_STEPS, scheduler.SHARED_LEAST = 256, 32, 64, 32
 
 
 Life.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
@@ -420,3 +465,143 @@ def test_a_page_with_tokens_that_were_on_their_way_is_shared_once_they_are_known
     machine.run()
     assert machine.scheduler.preemptions
     machine.assert_clean()
+
+
+# --- places that are kept
+
+
+def rounds(machine, *sequences):
+    for sequence in sequences:
+        machine.add(sequence)
+    machine.run()
+
+
+@pytest.fixture(params=["pages", "slabs"])
+def roomy(request):
+    """A machine with 64 tokens of room, in a memory that shares parts of prompts."""
+    return Machine(PagedMemory(17, 4) if request.param == "pages" else SlabMemory(64, 8), step_tokens=64)
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(slabs, "BLOCK", 4)
+    monkeypatch.setattr(slabs, "HEADROOM", 0)
+    monkeypatch.setattr(scheduler, "SHARED_LEAST", 4)
+
+
+def test_a_kept_place_outlives_others_that_are_used_later(roomy):
+    rounds(roomy, make_filling(1, range(1, 14), "mine"))
+    for number in range(6):
+        rounds(roomy, make(10 + number, [50 + number] * 13, 15))
+    assert roomy.memory.leases.lost == 0
+    later = make(2, [*range(1, 14), 90], 16, place="mine")
+    rounds(roomy, later)
+    assert later.cached == 12 and roomy.memory.leases.kept == 1
+    roomy.assert_clean()
+
+
+def test_without_a_lease_the_same_place_is_gone(roomy):
+    rounds(roomy, make(1, range(1, 14), 14))
+    for number in range(6):
+        rounds(roomy, make(10 + number, [50 + number] * 13, 15))
+    later = make(2, [*range(1, 14), 90], 16)
+    rounds(roomy, later)
+    assert later.cached == 0
+
+
+def test_who_needs_the_room_gets_it_from_the_lowest_priority_first():
+    roomy = Machine(PagedMemory(17, 4), step_tokens=64)
+    rounds(roomy, make_filling(1, range(1, 16), "low", priority=0), make_filling(2, range(30, 45), "high", priority=1))
+    assert len(roomy.memory.leases) == 2
+    large = make(3, range(60, 102), 44)
+    rounds(roomy, large)
+    assert large.state == "finished" and roomy.scheduler.preemptions == 0
+    assert list(roomy.memory.leases._held) == [("", "high")]
+    assert roomy.memory.leases.lost == 1
+    roomy.assert_clean()
+
+
+def test_a_lease_never_keeps_a_sequence_from_running(machine):
+    rounds(machine, *(make_filling(number, [number] * 15, str(number)) for number in range(1, 5)))
+    longest = make(9, range(1, 40), 47)
+    rounds(machine, longest)
+    assert machine.delivered[9] == list(range(39, 47)) and machine.scheduler.preemptions == 0
+    machine.assert_clean()
+
+
+def test_a_lease_ends_at_its_time_and_when_it_is_let_go(roomy):
+    rounds(roomy, make_filling(1, range(1, 14), "one", until=5), make_filling(2, range(20, 33), "two", until=9))
+    leases = roomy.memory.leases
+    leases.expire(5)
+    assert list(leases._held) == [("", "two")]
+    leases.end(("", "two"))
+    leases.end(("", "two"))
+    assert leases.ended == 2 and leases.lost == 0
+    roomy.assert_clean()
+
+
+def test_leases_are_kept_within_their_budget(roomy):
+    roomy.memory.leases.limit(0.25)
+    rounds(roomy, make_filling(1, range(1, 14), "one", until=5))
+    rounds(roomy, make_filling(2, range(20, 33), "two", until=9))
+    assert list(roomy.memory.leases._held) == [("", "two")], "the one that would end first goes"
+    rounds(roomy, make_filling(3, range(40, 60), "large", until=99))
+    assert roomy.memory.leases.tokens <= 16
+    roomy.assert_clean()
+
+
+def test_a_place_that_is_filled_again_has_one_lease(roomy):
+    rounds(roomy, make_filling(1, range(1, 10), "mine"))
+    rounds(roomy, make_filling(2, range(1, 20), "mine"))
+    assert len(roomy.memory.leases) == 1 and roomy.memory.leases.kept == 0
+    later = make(3, range(1, 22), 24, place="mine")
+    rounds(roomy, later)
+    assert later.cached >= 16
+    roomy.assert_clean()
+
+
+# --- prompts that begin alike
+
+
+def computed_tokens(machine):
+    """Prompt tokens that are computed until all is done."""
+    computed = 0
+    for _ in range(1000):
+        if machine.scheduler.idle:
+            return computed
+        computed += sum(chunk.length for chunk in machine.step().chunks)
+    raise AssertionError("not done")
+
+
+def test_of_several_with_one_prompt_that_come_at_once_one_computes_it():
+    machine = Machine(PagedMemory(200, 4), step_tokens=16)
+    for number in range(1, 5):
+        machine.add(make(number, range(1, 62), 64))
+    assert computed_tokens(machine) == 61 + 3, "all but the last page is shared, which has one token"
+    machine.assert_clean()
+
+
+def test_a_prompt_that_begins_as_another_waits_for_the_beginning_alone():
+    machine = Machine(PagedMemory(200, 4), step_tokens=16)
+    first, second = make(1, [*range(1, 41), *range(100, 140)], 84), make(2, [*range(1, 41), *range(200, 210)], 60)
+    stranger = make(3, range(300, 310), 320)
+    for sequence in (first, second, stranger):
+        machine.add(sequence)
+    machine.step()
+    assert (first.state, second.state, stranger.state) == ("running", "waiting", "running"), "nobody else waits"
+    for _ in range(5):
+        machine.step()
+    assert second.cached == 40 and first.prefilling, "it went on as soon as its own part was there"
+    machine.run()
+    machine.assert_clean()
+
+
+@pytest.mark.parametrize(("tenant", "salt"), [("b", ""), ("a", "own")])
+def test_who_may_not_share_does_not_wait(tenant, salt):
+    machine = Machine(PagedMemory(200, 4), step_tokens=16)
+    one, other = make(1, range(1, 62), 64, tenant="a"), make(2, range(1, 62), 64, tenant=tenant)
+    other.salt = salt
+    machine.add(one)
+    machine.add(other)
+    machine.step()
+    assert (one.state, other.state) == ("running", "running")

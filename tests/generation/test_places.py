@@ -1,0 +1,162 @@
+"""Places that a conversation keeps between its turns, in a core around a model; and prompts that begin alike."""
+
+import copy
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_server.engine.protocol import Constraint, Place
+from agent_server.generation import loader
+from agent_server.generation.messages import Failure
+from tests.generation.harness import Driver, expected, prompts
+from tests.generation.tiny_models import make_model
+
+COUNT = 8
+KINDS = {"pages": ("llama", "paged"), "slabs": ("llama", "slab"), "states": ("qwen3-next", "auto")}
+
+
+@pytest.fixture(scope="module")
+def models():
+    return {family: make_model(family) for family, _ in KINDS.values()}
+
+
+@pytest.fixture(params=KINDS)
+def made(request, models, monkeypatch):
+    """A driver, and an untouched model."""
+    monkeypatch.setattr(loader, "GATHERED_PAGE_SIZE", 4)
+    family, memory = KINDS[request.param]
+    return Driver(copy.deepcopy(models[family]), memory=memory, max_batch=4, step_tokens=32), models[family]
+
+
+def filling(key="run", seconds=60.0):
+    return Place(key=key, fill=True, seconds=seconds)
+
+
+def test_what_was_filled_is_found_by_the_next_turn(made):
+    driver, model = made
+    [prompt] = prompts(1, seed=8)
+    prompt = prompt + [7] * 60
+    number = driver.submit(prompt, place=filling())
+    driver.finish()
+    assert driver.items[number] == [driver.end(number)] and driver.end(number).usage.completion_tokens == 0
+    assert driver.core.metrics()["num_kept_places"] == 1
+    longer = [*prompt, 11, 12]
+    later = driver.submit(longer, max_tokens=COUNT, place=Place(key="run"))
+    driver.finish()
+    assert driver.ids(later) == expected(model, longer, COUNT)
+    assert driver.end(later).usage.cached_tokens >= len(prompt) - 4
+    metrics = driver.core.metrics()
+    assert metrics["kept_places_used_total"] == 1 and metrics["num_kept_places"] == 0
+    assert metrics["prompt_tokens_total"] == len(longer), "what is filled is nobody's prompt"
+    driver.assert_clean()
+
+
+def test_a_place_that_has_all_it_needs_is_filled_at_once(made):
+    driver, _ = made
+    for _ in range(2):
+        number = driver.submit([9] * 40, place=filling())
+        driver.finish()
+        assert driver.end(number).reason == "length"
+    assert driver.core.metrics()["num_kept_places"] == 1
+    driver.assert_clean()
+
+
+def test_a_place_ends_at_its_time_or_when_it_is_let_go(made):
+    driver, _ = made
+    now = [0.0]
+    driver.core.clock = lambda: now[0]
+    driver.submit([9] * 40, place=filling("one", 5.0))
+    driver.submit([8] * 40, place=filling("two", 50.0))
+    driver.finish()
+    now[0] = 6.0
+    driver.step()
+    assert driver.core.metrics()["num_kept_places"] == 1
+    number = driver.submit([8], place=filling("two", 0.0))
+    driver.finish()
+    metrics = driver.core.metrics()
+    assert driver.end(number).reason == "length"
+    assert metrics["num_kept_places"] == 0 and metrics["kept_places_ended_total"] == 2
+    driver.assert_clean()
+
+
+def test_a_filling_that_is_cancelled_or_refused_keeps_nothing(made):
+    driver, _ = made
+    number = driver.submit([9] * 80, place=filling())
+    driver.step()
+    driver.cancel(number)
+    driver.finish()
+    refused = driver.submit([9], place=filling(), constraint=Constraint(kind="regex", value="a"))
+    driver.finish()
+    assert isinstance(driver.end(refused), Failure) and "grammar" in driver.end(refused).message
+    assert driver.core.metrics()["num_kept_places"] == 0
+    driver.assert_clean()
+
+
+def test_nothing_is_kept_where_nothing_may_be(models):
+    driver = Driver(copy.deepcopy(models["llama"]), kept_percent=0)
+    assert not driver.info.keeps_places
+    driver.submit([9] * 40, place=filling())
+    driver.finish()
+    assert driver.core.metrics()["num_kept_places"] == 0
+    assert Driver(copy.deepcopy(models["llama"]), kept_seconds=30).info.keeps_places == 30
+
+
+LIVES = st.lists(
+    st.tuples(st.sampled_from(["fill", "ask", "cancel", "let go", "step"]), st.integers(0, 2), st.integers(1, 40)),
+    max_size=14,
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=6, deadline=None)
+@given(lives=LIVES)
+def test_answers_are_the_same_with_places_and_without(kind, models, lives):
+    """Whatever is filled, asked, cancelled and let go in whatever order, in a memory that is too small for all."""
+    family, memory = KINDS[kind]
+    driver = Driver(copy.deepcopy(models[family]), memory=memory, max_batch=3, step_tokens=24)
+    threads = [[5 + place] * 40 for place in range(3)]
+    asked = {}
+    for action, place, size in lives:
+        key = str(place)
+        if action == "fill":
+            driver.submit(threads[place], place=filling(key))
+        elif action == "ask":
+            threads[place] = [*threads[place], *range(20, 20 + size)]
+            asked[driver.submit(threads[place], max_tokens=4, place=Place(key=key))] = list(threads[place])
+        elif action == "cancel" and driver.number:
+            number = 1 + size % driver.number
+            driver.cancel(number)
+            asked.pop(number, None)
+        elif action == "let go":
+            driver.submit([5], place=filling(key, 0.0))
+        else:
+            driver.step(size % 4)
+    driver.finish()
+    for number, prompt in asked.items():
+        assert driver.ids(number) == expected_once(kind, models[family], tuple(prompt))
+    driver.assert_clean()
+
+
+KNOWN = {}
+
+
+def expected_once(kind, model, prompt):
+    if (kind, prompt) not in KNOWN:
+        KNOWN[kind, prompt] = expected(model, list(prompt), 4)
+    return KNOWN[kind, prompt]
+
+
+@pytest.mark.parametrize("kind", ["pages", "slabs"])
+def test_samples_of_one_prompt_compute_it_once(kind, models):
+    """Four at once, as a request for four choices makes them."""
+    family, memory = KINDS[kind]
+    driver = Driver(copy.deepcopy(models[family]), memory=memory, max_batch=8, step_tokens=32)
+    prompt = [*prompts(1, seed=8)[0], *[7] * 200]
+    numbers = [driver.submit(prompt, max_tokens=COUNT) for _ in range(4)]
+    driver.finish()
+    wanted = expected(models[family], prompt, COUNT)
+    assert [driver.ids(number) for number in numbers] == [wanted] * 4
+    computed = sum(len(prompt) - driver.end(number).usage.cached_tokens for number in numbers)
+    assert computed <= len(prompt) + 3 * 32, "each of the others computes less than a page and a block"
+    driver.assert_clean()
