@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -12,11 +12,13 @@ from events.message import each_dict
 
 
 class Conversation:
-    """`prompt`: the messages for the model (reasoning opened, edits applied). `shown`: the same for everyone else."""
+    """`prompt`: the messages for the model (reasoning opened, edits applied). `shown`: the same for everyone else.
+    on_result: called when a call is answered."""
 
     def __init__(self, prompt: Iterable[Message], shown: Iterable[Message]) -> None:
         self.prompt: list[Message] = [each for each in prompt if not isinstance(each, ActivityMessage)]
         self.shown: list[Message] = list(shown)
+        self.on_result: Callable[[], None] | None = None
 
     def add(self, prompt: Sequence[Message], shown: Sequence[Message] | None = None) -> None:
         self.prompt.extend(prompt)
@@ -26,6 +28,8 @@ class Conversation:
         """Put a result after the message that made the call and its other results, as clients do."""
         for messages in (self.prompt, self.shown):
             messages.insert(_after_call(messages, message.tool_call_id), message)
+        if self.on_result is not None:
+            self.on_result()
 
     def add_activity(self, call_id: str, activity: ActivityMessage) -> None:
         """Put an activity after the call that it belongs to, with that call's results; in its own place if it is

@@ -12,6 +12,7 @@ from agent_server.agent.agent import Agent
 from agent_server.agent.calling import Caller, Talk, Toolset
 from agent_server.agent.conversation import instructions_of
 from agent_server.agent.early_calls import EarlyCalls
+from agent_server.agent.read_ahead import Asked
 from agent_server.agent.resuming import Opening
 from agent_server.agent.turn import TurnTaker
 from agent_server.runs import Ending
@@ -86,19 +87,25 @@ class Loop:
     async def _take_turn(self, number: int, early: EarlyCalls) -> Outcome | None:
         try:
             told = early.see if self._tools.early else None
-            turn = await self._turns.take(self._input(), self._turn_options(number), self._instructions(), told=told)
+            turn = await self._turns.take(*self._asked(number), told=told)
         finally:
             said = self._turns.said()
             self._conversation.add(said.messages, said.shown)
         if not said.calls:
             return Outcome(text=said.text, reason=turn.finished.reason)
         mine, pending = self._divide(said.calls)
-        waiting = await self._caller.call(mine, turn.invalid, early)
+        with self._turns.ahead(self._conversation, lambda: self._asked(number + 1)) as ahead:
+            waiting = await self._caller.call(mine, turn.invalid, early)
+            ahead.lasts = bool(waiting or pending)
         if waiting:
             return Outcome(reason="tool_calls", waiting=tuple(waiting))
         if pending:
             return Outcome(text=said.text, reason="tool_calls", pending=tuple(call.id for call in pending))
         return None
+
+    def _asked(self, number: int) -> Asked:
+        """What a turn is asked, as the conversation stands."""
+        return self._input(), self._turn_options(number), self._instructions()
 
     def _input(self) -> RunAgentInput:
         """The run's input with the conversation and the tools as they stand."""

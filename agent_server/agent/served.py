@@ -154,6 +154,7 @@ class ServedAgent:
             talk.emit,
             reasoning=self._reasoning(agent, talk),
             follow=predictor.follow if agent.predict_state else None,
+            place=talk.context.input.thread_id if agent is self.agent else talk.context.new_id("place"),
         )
         options = effective_options(agent, talk.context.options, self._model.output.sampling)
         return Loop(agent, talk, turns, await self._toolset(agent, talk), options)

@@ -12,6 +12,8 @@ import msgspec
 from ag_ui.core import AssistantMessage, Message, RunAgentInput, ToolCall
 from opentelemetry.trace import Span, SpanKind
 
+from agent_server.agent.conversation import Conversation
+from agent_server.agent.read_ahead import Asked, ReadAhead
 from agent_server.agent.reasoning_policy import ReasoningPolicy
 from agent_server.engine.protocol import (
     Control,
@@ -22,6 +24,7 @@ from agent_server.engine.protocol import (
     Finished,
     GenerationRequest,
     Picture,
+    Place,
 )
 from agent_server.media.intake import Intake
 from agent_server.prompting.constraints import plan_constraint, refuse_early
@@ -36,7 +39,7 @@ from agent_server.tracing import PROVIDER, note, note_content, span
 from events.delivery import joined
 from events.message import Folder, to_dicts, to_models
 from events.metadata import without_tokens
-from events.options import GenerationOptions
+from events.options import GenerationOptions, SamplingParams
 from events.plain import PlainTranslator
 from events.translator import Translator
 from events.vocabulary import CONTROL_EVENT, INVALID_EVENT, LOADING_EVENT, Custom, Event, RunError
@@ -102,6 +105,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 class TurnTaker:
     """Takes turns of one model on behalf of one run.
 
+    place: the name under which the engine keeps what it has computed of the conversation between turns; "" keeps none.
     emit: where events go (a subagent's are marked on the way). follow: sees every event of the model's before it is
     sent on. `said()` also tells what an unfinished turn said before it failed or was cancelled.
     """
@@ -115,6 +119,7 @@ class TurnTaker:
         *,
         reasoning: ReasoningPolicy | None = None,
         follow: Callable[[Event], None] | None = None,
+        place: str = "",
     ) -> None:
         self._model = model
         self._context = context
@@ -122,6 +127,7 @@ class TurnTaker:
         self._emit = emit
         self._reasoning = reasoning
         self._follow = follow
+        self._place = place
         self._written = self._shown = Folder()
         self._reasoning_tokens = 0
         self._told: Callable[[Event], None] | None = None
@@ -148,6 +154,29 @@ class TurnTaker:
                 turn = await self._take(input, options, instructions)
                 self._trace(traced, turn, input, options)
                 return turn
+
+    def ahead(self, conversation: Conversation, asked: Callable[[], Asked]) -> ReadAhead:
+        """Around the calls of a turn: what is known of the next one (`asked`) is read ahead, where the engine can."""
+        keeps = self._place and self._model.engine.info.keeps_places
+        return ReadAhead(conversation, asked, self._prompt, self._compute if keeps else None)
+
+    async def _compute(self, beginning: tuple[int, ...], options: GenerationOptions) -> None:
+        async with self._model.use(lambda status: None):
+            engine = self._model.engine
+            place = Place(key=self._place, fill=True, seconds=engine.info.keeps_places)
+            request = GenerationRequest(
+                request_id=self._context.new_id("ahead"),
+                prompt_token_ids=beginning,
+                sampling=SamplingParams(),
+                tenant=self._context.tenant,
+                priority=-options.priority,
+                cache_salt=options.cache_salt,
+                adapter=self._model.adapter,
+                place=place,
+            )
+            async with contextlib.aclosing(engine.generate(request)) as items:
+                async for _ in items:
+                    pass
 
     def _trace(self, traced: Span, turn: Turn, input: RunAgentInput, options: GenerationOptions) -> None:
         if not traced.is_recording():
@@ -200,6 +229,7 @@ class TurnTaker:
             turn=recorder.turns + goes_on(context.input),
             pictures=await self._pictures(prompt, options),
             adapter=self._model.adapter,
+            place=Place(key=self._place) if self._place and info.keeps_places else None,
         )
         recorder.turns += 1
         translator = open_translator(prompt, input, options, settings, context.new_id)
