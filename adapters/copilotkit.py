@@ -114,7 +114,7 @@ def is_suggestion(inbound: Inbound) -> bool:
     return inbound.options.tool_choice == ToolChoice(mode="named", names=(SUGGEST,))
 
 
-def _with_tool_choice(wire: dict[str, Any]) -> dict[str, Any]:
+def _with_tool_choice(wire: dict[str, object]) -> dict[str, object]:
     """`toolChoice` in forwardedProps, CopilotKit's name for `tool_choice`."""
     props = wire.get("forwardedProps")
     if not isinstance(props, dict) or props.get("toolChoice") is None or "tool_choice" in props:

@@ -269,7 +269,7 @@ class Messages:
             message["timing"] = self._timing()
         return json_bytes(message)
 
-    def _beside(self) -> dict[str, Any]:
+    def _beside(self) -> dict[str, object]:
         found: dict[str, Any] = {}
         if self._reasoning and self._flags.options.include_reasoning:
             found["reasoning"] = "".join(self._reasoning)

@@ -174,7 +174,7 @@ def _read(table: Mapping[str, tuple[str, Reader]], given: dict[str, object], pre
     return {field: read(prefix + key, given[key]) for key, (field, read) in table.items() if key in given}
 
 
-def _read_logprobs(given: dict[str, object], prefix: str, sampling: dict[str, Any], fields: dict[str, Any]) -> None:
+def _read_logprobs(given: dict[str, object], prefix: str, sampling: dict[str, Any], fields: dict[str, object]) -> None:
     """Chat: `logprobs: true` with `top_logprobs: n`. Text completions: `logprobs: n`."""
     wanted = given.get("logprobs", False)
     alternatives = optional(integer, f"{prefix}top_logprobs", given.get("top_logprobs"))

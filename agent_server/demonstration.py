@@ -11,7 +11,6 @@ import hashlib
 import operator
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any
 from zoneinfo import ZoneInfo, available_timezones
 
 from agent_server.agent import Agent, PredictState, ToolContext, ToolFault, tool
@@ -50,7 +49,7 @@ def demonstration_agents() -> tuple[Agent, ...]:
 
 
 @tool
-def get_weather(location: str) -> dict[str, Any]:
+def get_weather(location: str) -> dict[str, object]:
     """Look up the weather (invented, but the same for a place all day)."""
     draw = hashlib.sha256(f"{location.strip().lower()} {datetime.now():%Y-%m-%d}".encode()).digest()
     return {
@@ -85,7 +84,7 @@ def calculate(expression: str) -> dict[str, str]:
 
 
 @tool
-def search(query: str) -> dict[str, Any]:
+def search(query: str) -> dict[str, object]:
     """Search the notes about this server."""
     words = [word for word in query.lower().split() if len(word) > 2]
     hits = [
@@ -111,7 +110,7 @@ def write_document(document: str, context: ToolContext) -> str:
     return "Document written."
 
 
-_OPERATIONS: dict[type[ast.AST], Callable[..., Any]] = {
+_OPERATIONS: dict[type[ast.AST], Callable[..., object]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -140,7 +139,7 @@ def _value(node: ast.expr) -> int | float:
     raise ValueError("not arithmetic")
 
 
-def _bounded(value: Any) -> int | float:
+def _bounded(value: object) -> int | float:
     if not isinstance(value, int | float) or abs(value) >= 10**MOST_DIGITS:
         raise ValueError("too large")
     return value

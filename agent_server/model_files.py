@@ -164,7 +164,7 @@ def named_templates(value: object) -> dict[str, str]:
     return {}
 
 
-def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+def _special_tokens(settings: Mapping[str, object]) -> dict[str, str]:
     """bos_token and the like, each a text or a mapping with a content."""
     found: dict[str, str] = {}
     for key, value in settings.items():
@@ -207,7 +207,7 @@ def _from_transformers(model: str, trusted: bool) -> ModelFiles:
     backend = getattr(loaded, "backend_tokenizer", None)
     if backend is None:
         raise FileNotFoundError(f"the tokenizer of {model!r} has no fast form (tokenizer.json)")
-    configs: list[dict[str, Any]] = []
+    configs: list[dict[str, object]] = []
     for read in (GenerationConfig.from_pretrained, partial(AutoConfig.from_pretrained, trust_remote_code=trusted)):
         try:
             configs.append(read(model).to_dict())

@@ -63,7 +63,7 @@ class Worker:
         self.telemetry = Telemetry()
         self.telemetry.watch_engine(self.metrics)
         self._drain_seconds = drain
-        self._streams: dict[str, asyncio.Task[Any] | None] = {}
+        self._streams: dict[str, asyncio.Task[object] | None] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self.settled = asyncio.Event()

@@ -31,7 +31,7 @@ class Delivery:
     def __init__(self, policy: Literal["immediate", "adaptive"] = "immediate") -> None:
         self._adaptive = policy == "adaptive"
         self._parts: list[str] = []
-        self._rows: list[Any] = []
+        self._rows: list[object] = []
         self._last: Gathered | None = None
 
     def deliver(self, events: list[Event]) -> list[Event]:

@@ -208,7 +208,7 @@ class ResponseStream:
 
     def _part_added(self, item: _Item) -> bytes:
         if item.kind == "message":
-            part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            part: dict[str, object] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
             added = self._of(item, "response.content_part.added", content_index=0, part=part)
         elif item.kind == "reasoning" and self._flags.summary:
             part = {"type": "summary_text", "text": ""}

@@ -17,7 +17,7 @@ from agent_server.agent.state import PredictState
 from events.options import SamplingParams
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
-Instructions = str | Callable[[dict[str, Any]], str]
+Instructions = str | Callable[[dict[str, object]], str]
 
 
 @dataclass(frozen=True, kw_only=True)

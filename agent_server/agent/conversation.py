@@ -50,7 +50,7 @@ class Conversation:
     def answered(self, call_id: str) -> bool:
         return call_id in self.answered_calls()
 
-    def use_arguments(self, call_id: str, arguments: dict[str, Any]) -> None:
+    def use_arguments(self, call_id: str, arguments: dict[str, object]) -> None:
         """Tell the model that the call was made with these arguments: a person changed them."""
         text = msgspec.json.encode(arguments).decode()
         for index, message in enumerate(self.prompt):
@@ -65,7 +65,7 @@ class Conversation:
         """The messages as they stand, as the store has them, each when it is taken."""
         return each_dict(list(self.shown))
 
-    def snapshot(self) -> Iterator[dict[str, Any]]:
+    def snapshot(self) -> Iterator[dict[str, object]]:
         """The messages for a snapshot in mid-run. Clients keep their activities if it has none, and drop those that it
         leaves out if it has any (`@ag-ui/client`, MESSAGES_SNAPSHOT): clients send none back, so it has none."""
         return each_dict([each for each in self.shown if not isinstance(each, ActivityMessage)])
@@ -81,7 +81,7 @@ def _after_call(messages: Sequence[Message], call_id: str) -> int:
     return len(messages)
 
 
-def instructions_of(instructions: str, state: dict[str, Any] | None) -> str | None:
+def instructions_of(instructions: str, state: dict[str, object] | None) -> str | None:
     """What the agent tells the model beside the conversation. The client's context is the prompt builder's to add."""
     parts = [instructions] if instructions else []
     if state is not None:

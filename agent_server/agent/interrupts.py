@@ -47,7 +47,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     fault: str | None = None
 
 
-def approval(tool: Tool, arguments: dict[str, Any], call_id: str, interrupt_id: str, now: datetime) -> Interrupt:
+def approval(tool: Tool, arguments: dict[str, object], call_id: str, interrupt_id: str, now: datetime) -> Interrupt:
     """The interrupt that asks whether a call may be made; with `editedArgs` if the person may change it."""
     properties: dict[str, Any] = {"approved": {"type": "boolean"}}
     if tool.approval_edits:
@@ -103,7 +103,7 @@ def is_replay(resume: Sequence[ResumeEntry], records: Sequence[InterruptRecord])
     )
 
 
-def answer_of(entry: ResumeEntry) -> dict[str, Any]:
+def answer_of(entry: ResumeEntry) -> dict[str, object]:
     return {"status": entry.status, "payload": entry.payload}
 
 
@@ -172,7 +172,7 @@ def _offers_edits(record: InterruptRecord) -> bool:
     return "editedArgs" in schema.get("properties", {})
 
 
-def _fault(payload: Any, schema: Any) -> str | None:
+def _fault(payload: object, schema: object) -> str | None:
     """What is wrong with an answer, in a sentence; None if nothing is."""
     if payload is None:
         return "The resume says resolved but carries no payload."
@@ -186,7 +186,7 @@ def _fault(payload: Any, schema: Any) -> str | None:
     return f"The resume's payload does not fit the interrupt's responseSchema at {where}: {said}."
 
 
-def asked_again(record: InterruptRecord, faults: Mapping[str, str]) -> dict[str, Any]:
+def asked_again(record: InterruptRecord, faults: Mapping[str, str]) -> dict[str, object]:
     """An open interrupt as it is asked once more, under its id: with what was wrong before its question, where the
     last answer to it was."""
     fault, question = faults.get(record.id), record.call.get("question", record.interrupt.get("message"))
@@ -195,7 +195,7 @@ def asked_again(record: InterruptRecord, faults: Mapping[str, str]) -> dict[str,
     return {"interrupt": interrupt, "call": {**record.call, "question": question}}
 
 
-def approval_of(payload: Any) -> tuple[bool, dict[str, Any] | None]:
+def approval_of(payload: object) -> tuple[bool, dict[str, object] | None]:
     """Only a literal true approves."""
     # "yes", 1 and "true" are no consent: a client that means it follows the schema.
     if not isinstance(payload, dict) or payload.get("approved") is not True:
@@ -204,7 +204,7 @@ def approval_of(payload: Any) -> tuple[bool, dict[str, Any] | None]:
     return True, edited if isinstance(edited, dict) else None
 
 
-def _reasoned_denial(payload: Any) -> str:
+def _reasoned_denial(payload: object) -> str:
     reason = payload.get("reason") if isinstance(payload, dict) else None
     return f"{DENIED} They said: {reason[:1000]}" if isinstance(reason, str) and reason else DENIED
 

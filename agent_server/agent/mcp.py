@@ -92,7 +92,7 @@ class McpConnection:
         client = await self._connected()
         return await self._while_alive(client.call_tool(name, arguments, progress_callback=progress))
 
-    async def call_for_app(self, name: str, arguments: dict[str, Any]) -> CallToolResult:
+    async def call_for_app(self, name: str, arguments: dict[str, object]) -> CallToolResult:
         """The same for a call that no run waits for."""
         client = await self._connected()
         return await self._while_alive(client.call_tool(name, arguments))
@@ -246,7 +246,7 @@ def _is_lost(error: MCPError) -> bool:
     return error.error.code == CONNECTION_CLOSED
 
 
-def misfit(arguments: dict[str, Any], schema: Mapping[str, Any]) -> str | None:
+def misfit(arguments: dict[str, object], schema: Mapping[str, object]) -> str | None:
     """What is wrong with the arguments, or None. A schema that is itself broken lets them pass: the server judges."""
     invalid = problems_of(json.dumps(arguments), json.dumps(schema))
     if invalid is None:
@@ -255,7 +255,7 @@ def misfit(arguments: dict[str, Any], schema: Mapping[str, Any]) -> str | None:
     return f"Invalid arguments: {path.strip('/').replace('/', '.') or 'arguments'}: {message}"
 
 
-def content_of(result: CallToolResult) -> str | list[Any]:
+def content_of(result: CallToolResult) -> str | list[object]:
     """A result as TOOL_CALL_RESULT carries it: text where it is all text, else parts."""
     if not result.content and result.structured_content is not None:
         return result_content(result.structured_content)
@@ -264,7 +264,7 @@ def content_of(result: CallToolResult) -> str | list[Any]:
     return [_part(block) for block in result.content]
 
 
-def _part(block: ContentBlock) -> dict[str, Any]:
+def _part(block: ContentBlock) -> dict[str, object]:
     if isinstance(block, TextContent):
         return {"type": "text", "text": block.text}
     if isinstance(block, ImageContent | AudioContent):
@@ -300,7 +300,7 @@ class McpConnections:
         """Connect to every server; those that are away are a warning and no error."""
         await asyncio.gather(*map(_look_at, self._made))
 
-    def listed(self) -> list[dict[str, Any]]:
+    def listed(self) -> list[dict[str, object]]:
         """The servers and their tools, for people. Nothing of commands, headers or environments is told."""
         return [_listed(each) for each in self._made]
 
@@ -313,7 +313,7 @@ async def _look_at(connection: McpConnection) -> None:
         logger.warning("the MCP server %s did not start: %s; a run that needs it tries again", name, reason)
 
 
-def _listed(connection: McpConnection) -> dict[str, Any]:
+def _listed(connection: McpConnection) -> dict[str, object]:
     server = connection.server
     return {
         "name": server.name,
@@ -323,7 +323,7 @@ def _listed(connection: McpConnection) -> dict[str, Any]:
     }
 
 
-def _tool_listed(server: McpServer, tool: McpTool) -> dict[str, Any]:
+def _tool_listed(server: McpServer, tool: McpTool) -> dict[str, object]:
     app = app_of(tool)
     return {
         "name": server.prefix + tool.name,

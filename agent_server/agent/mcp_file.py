@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -52,7 +52,7 @@ class Entry(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class _File(msgspec.Struct, frozen=True, rename="camel"):
-    mcp_servers: dict[str, Any]
+    mcp_servers: dict[str, object]
 
 
 def load_mcp_file(path: Path, environment: Mapping[str, str]) -> list[McpServer]:
@@ -118,7 +118,7 @@ def _exceptions(entry: Entry) -> dict[str, bool]:
     return {**allowed, **ruled}
 
 
-def _expanded(value: Any, environment: Mapping[str, str]) -> Any:
+def _expanded(value: object, environment: Mapping[str, str]) -> object:
     """The texts in a value with their variables put in. ValueError for one that is not set."""
 
     def put_in(found: re.Match[str]) -> str:

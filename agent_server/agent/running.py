@@ -136,14 +136,14 @@ class FunctionCallee:
         return last
 
 
-async def in_thread(call: Callable[[], Any]) -> Any:
+async def in_thread(call: Callable[[], object]) -> object:
     """The call's result from a thread of its own. The thread is a daemon: one that never ends holds up neither a pool
     that others need nor the end of the process."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
     surroundings = contextvars.copy_context()
 
-    def settle(result: Any, error: BaseException | None) -> None:
+    def settle(result: object, error: BaseException | None) -> None:
         if future.done():
             return
         if error is None:
@@ -152,7 +152,7 @@ async def in_thread(call: Callable[[], Any]) -> Any:
             future.set_exception(error)
 
     def work() -> None:
-        result: Any = None
+        result: object = None
         error: BaseException | None = None
         try:
             result = surroundings.run(call)

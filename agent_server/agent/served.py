@@ -166,7 +166,7 @@ class ServedAgent:
             talk.state.snapshot()
         return tell_again(talk.context, talk.emit, await in_turns(talk.conversation.wire()), run)
 
-    def _state_to_begin_with(self, context: RunContext) -> Any:
+    def _state_to_begin_with(self, context: RunContext) -> object:
         """The client's state; the thread's where the client sent none; else the agent's own."""
         given = context.input.state
         if not given and context.thread is not None:

@@ -59,7 +59,7 @@ class SharedState:
         """As `push`, for a value that is still being written: it need not fit the schema yet."""
         self._push(copied(self.value))
 
-    def _push(self, now: dict[str, Any]) -> None:
+    def _push(self, now: dict[str, object]) -> None:
         if patch := jsonpatch.make_patch(self._sent, now).patch:
             self._sent = now
             self.changed = True

@@ -20,7 +20,7 @@ from events.vocabulary import AttributableEvent, Event, SubagentError, SubagentF
 
 Emit = Callable[[Event], None]
 RunNested = Callable[[Agent, Conversation, Emit], Awaitable[Outcome]]
-PARAMETERS: dict[str, Any] = {
+PARAMETERS: dict[str, object] = {
     "type": "object",
     "properties": {"task": {"type": "string", "description": "What to do, with everything needed to do it."}},
     "required": ["task"],

@@ -126,7 +126,7 @@ class Surfaces:
         assert self.catalog is not None
         return RenderCallee(self)
 
-    def rendered(self, call_id: str, arguments: Mapping[str, Any], catalog: Catalog) -> CallResult:
+    def rendered(self, call_id: str, arguments: Mapping[str, object], catalog: Catalog) -> CallResult:
         """The answer to a whole call: that it is shown, or what is wrong with it."""
         faults = faults_of(arguments, catalog)
         shown = self._shown.get(call_id)
@@ -245,7 +245,7 @@ class RenderCallee:
         return self._surfaces.rendered(context.tool_call_id, arguments, self._surfaces.catalog)
 
 
-def faults_of(arguments: Mapping[str, Any], catalog: Catalog) -> list[dict[str, str]]:
+def faults_of(arguments: Mapping[str, object], catalog: Catalog) -> list[dict[str, str]]:
     """What is wrong with a whole call; [] if nothing is."""
     surface, data = arguments.get("surfaceId"), arguments.get("data", {})
     if not isinstance(surface, str) or not surface:

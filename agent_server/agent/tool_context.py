@@ -80,7 +80,7 @@ class ToolContext:
         made._asked = 0
         return made
 
-    def progress(self, content: Mapping[str, Any] | str) -> None:
+    def progress(self, content: Mapping[str, object] | str) -> None:
         """Show how far the work is, as an activity beside the call. A later one replaces an earlier one."""
         shown = {"message": content} if isinstance(content, str) else dict(content)
         self._on_loop(lambda: self._progress(shown))

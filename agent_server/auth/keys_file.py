@@ -29,7 +29,6 @@ import tomllib
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -188,14 +187,14 @@ def _table(entry: KeyEntry) -> str:
     return "".join(["[[keys]]\n", *(f"{name} = {_toml(value)}\n" for name, value in _said(entry))])
 
 
-def _said(entry: KeyEntry) -> Iterable[tuple[str, Any]]:
+def _said(entry: KeyEntry) -> Iterable[tuple[str, object]]:
     for name in entry.__struct_fields__:
         value = getattr(entry, name)
         if name in ("name", "hash", "tenant", "scopes") or value:
             yield name, value
 
 
-def _toml(value: Any) -> str:
+def _toml(value: object) -> str:
     if isinstance(value, datetime):
         return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return json.dumps(list(value) if isinstance(value, tuple) else value)  # TOML's strings take JSON's escapes

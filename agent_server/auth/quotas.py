@@ -155,7 +155,7 @@ class Quotas:
         return State(bound=bound, remaining=found.remaining, reset=WINDOW if untouched else min(reset, WINDOW))
 
     @staticmethod
-    async def _reached(asked: Awaitable[Any], otherwise: Any) -> Any:
+    async def _reached(asked: Awaitable[object], otherwise: Any) -> Any:
         """What a counter says; `otherwise` where it cannot be reached, of whatever class its errors are."""
         try:
             return await asked

@@ -35,10 +35,10 @@ FETCH_SECONDS = 5.0
 DOCUMENT_BYTES = 512 * 1024
 MAX_TOKEN = 16 * 1024
 DISCOVERY = "/.well-known/openid-configuration"
-Fetch = Callable[[str], Awaitable[Mapping[str, Any]]]
+Fetch = Callable[[str], Awaitable[Mapping[str, object]]]
 
 
-async def fetch_json(url: str) -> Mapping[str, Any]:
+async def fetch_json(url: str) -> Mapping[str, object]:
     """A JSON object from a URL. Raises OSError or ValueError."""
     try:
         async with (
@@ -155,7 +155,7 @@ class Issuer:
             raise _refused("its issuer publishes no such key")
         return self._principal(self._claims(token, key))
 
-    def _claims(self, token: str, key: jwt.PyJWK) -> dict[str, Any]:
+    def _claims(self, token: str, key: jwt.PyJWK) -> dict[str, object]:
         try:
             return jwt.decode(
                 token,

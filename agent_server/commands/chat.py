@@ -63,7 +63,7 @@ class ChatSession:
     def turn(self, client: httpx2.Client, path: str, text: str) -> None:
         """Send a message and show the answer. If the run stops with interrupts, ask the user and resume it."""
         self.messages.append({"id": str(uuid.uuid4()), "role": "user", "content": text})
-        resume: list[dict[str, Any]] | None = None
+        resume: list[dict[str, object]] | None = None
         while True:
             folder = self.run(client, path, resume)
             self.messages, self.state = folder.messages, folder.state
@@ -92,7 +92,7 @@ class ChatSession:
                 self.console.print("\n(stopped)", style="dim")
         return folder
 
-    def decide(self, interrupt: v.Interrupt) -> dict[str, Any]:
+    def decide(self, interrupt: v.Interrupt) -> dict[str, object]:
         """Ask the user to approve. Any answer but "y" or "yes" counts as a refusal."""
         question = interrupt.message or f"{interrupt.reason}: go on?"
         self.console.print(question, style="bold yellow", markup=False)

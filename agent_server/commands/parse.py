@@ -53,7 +53,7 @@ def parse(
         raise typer.Exit(2) from None
 
 
-def read_tools(path: Path) -> Any:
+def read_tools(path: Path) -> object:
     try:
         return json.loads(path.read_text("utf-8"))
     except ValueError as error:

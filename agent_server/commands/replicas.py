@@ -21,7 +21,7 @@ def replicas(
     _show(_ask(f"{server.rstrip('/')}/operator/replicas", key, change))
 
 
-def _ask(url: str, key: str, change: dict[str, Any] | None) -> dict[str, Any]:
+def _ask(url: str, key: str, change: dict[str, object] | None) -> dict[str, object]:
     """The gateway's answer. Without one, prints a sentence and exits."""
     import httpx2
 
@@ -36,7 +36,7 @@ def _ask(url: str, key: str, change: dict[str, Any] | None) -> dict[str, Any]:
     return dict(body)
 
 
-def _fail(message: str) -> Any:
+def _fail(message: str) -> object:
     print(f"agent-server: {message}", file=sys.stderr)
     raise typer.Exit(1)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from agent_server.engine.protocol import EngineError, EngineInfo, GenerationRequest
@@ -60,7 +58,7 @@ def _check_pictures(request: GenerationRequest, info: EngineInfo) -> None:
         raise EngineError("invalid_request", message, param="messages")
 
 
-def changed_sampling(sampling: SamplingParams, changes: dict[str, Any]) -> SamplingParams:
+def changed_sampling(sampling: SamplingParams, changes: dict[str, object]) -> SamplingParams:
     """`sampling` with some values replaced. Raises EngineError("invalid_request") for an unknown name or a bad
     value."""
     unknown = set(changes) - set(SamplingParams.__struct_fields__)

@@ -9,7 +9,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from agent_server.engine.checks import changed_sampling, check_supported
 from agent_server.engine.protocol import (
@@ -59,7 +59,7 @@ STEP_TIME_LIMIT = 120.0
 class Link(Protocol):
     """The connection to the generation core, in a process or a thread."""
 
-    async def open(self, config: Any) -> None: ...
+    async def open(self, config: object) -> None: ...
 
     def send(self, command: Command) -> None: ...
 
@@ -326,7 +326,7 @@ class EmbeddedEngine:
     async def resume(self, request_id: str) -> bool:
         return self._command(request_id, Resume)
 
-    async def modify(self, request_id: str, changes: dict[str, Any]) -> bool:
+    async def modify(self, request_id: str, changes: dict[str, object]) -> bool:
         stream = self._by_id.get(request_id)
         if stream is None:
             return False

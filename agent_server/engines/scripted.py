@@ -12,7 +12,7 @@ import contextlib
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -338,7 +338,7 @@ class ScriptedEngine:
         running.tell("resumed")
         return True
 
-    async def modify(self, request_id: str, changes: dict[str, Any]) -> bool:
+    async def modify(self, request_id: str, changes: dict[str, object]) -> bool:
         running = self.running.get(request_id)
         if running is None:
             return False

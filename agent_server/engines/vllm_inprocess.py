@@ -149,7 +149,7 @@ class VLLMEngine:
     async def resume(self, request_id: str) -> bool:
         return False
 
-    async def modify(self, request_id: str, changes: dict[str, Any]) -> bool:
+    async def modify(self, request_id: str, changes: dict[str, object]) -> bool:
         return False
 
     def metrics(self) -> dict[str, float]:
@@ -162,7 +162,7 @@ class VLLMEngine:
         }
 
 
-def open_engine(source: str, arguments: dict[str, Any]) -> Any:
+def open_engine(source: str, arguments: dict[str, object]) -> object:
     """Load the model; blocks until it is loaded. Raises EngineError."""
     try:
         from vllm.engine.arg_utils import AsyncEngineArgs

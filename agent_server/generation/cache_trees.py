@@ -65,7 +65,7 @@ def learn(short: object, pair: object, long: object, lengths: tuple[int, int]) -
     return Layout(rows, tokens, frozenset(p for p in ints if (one[p], more[p]) == lengths))
 
 
-def _differs(left: Tensor, right: Any) -> int | None:
+def _differs(left: Tensor, right: object) -> int | None:
     """The dimension in which two tensors are not of one size. Raises Unlike where there are several."""
     if not isinstance(right, Tensor) or left.dim() != right.dim():
         raise Unlike("its cache has other parts for other prompts")
@@ -90,7 +90,7 @@ def copied(layout: Layout, cache: object, length: int) -> object:
     return _joined(layout, [cache], [(cache, COPIED, length)], length, ())
 
 
-def _joined(layout: Layout, items: list[Any], parts: list[Part], length: int, path: Path) -> Any:
+def _joined(layout: Layout, items: list[object], parts: list[Part], length: int, path: Path) -> object:
     first = items[0]
     if isinstance(first, Tensor):
         return _tensor(layout, items, parts, length, path) if path in layout.rows else first
@@ -145,7 +145,7 @@ def _children(item: object) -> dict[Any, Any] | None:
     return vars(item) if hasattr(item, "__dict__") and not callable(item) else None
 
 
-def _rebuilt(like: Any, children: dict[Any, Any]) -> Any:
+def _rebuilt(like: Any, children: dict[Any, Any]) -> object:
     if isinstance(like, list | tuple):
         return type(like)(children.values())
     made = copy.copy(like)

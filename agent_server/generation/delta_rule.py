@@ -14,10 +14,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 NAME = "torch_recurrent_gated_delta_rule"
 EPSILON = 1e-6
@@ -25,7 +28,7 @@ EPSILON = 1e-6
 Rule = Callable[..., tuple[Tensor, Tensor | None]]
 
 
-def quicken(model: Any) -> None:
+def quicken(model: PreTrainedModel) -> None:
     """Put the rule below in place of transformers' own, wherever the model's code uses that, on the CPU. Where it is
     called with more than a token, or without a state, it calls the one that it replaced."""
     if model.device.type != "cpu":

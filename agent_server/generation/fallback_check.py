@@ -90,7 +90,7 @@ BESIDE: dict[Together, str] = {
 WAYS: tuple[tuple[Together, MaskForm], ...] = (("padded", "rows"), ("padded", "scores"), ("equal", "rows"))
 
 
-def _alone(model: Any, device: torch.device, turn: int | None, trial: _Trial) -> tuple[CachedRunner, float]:
+def _alone(model: object, device: torch.device, turn: int | None, trial: _Trial) -> tuple[CachedRunner, float]:
     """What runs each sequence by itself, and how far it is from the model's own forward."""
     faults = []
     for keeps in (True, False):

@@ -33,7 +33,7 @@ from agent_server.generation.rewrites import (
 from agent_server.generation.rotary import put_tokens_first, turn
 
 logger = logging.getLogger("agent_server.generation")
-Forward = Callable[[Tensor, Tensor, Tensor | None, Any], Tensor]
+Forward = Callable[[Tensor, Tensor, Tensor | None, object], Tensor]
 """ids `[tokens]`, positions `[tokens]`, the places whose logits are wanted (None: all), and the batch → logits
 `[places, vocabulary]`."""
 Rewrite = Callable[[Graph, dict[str, Tensor]], None]
@@ -172,7 +172,7 @@ def _attend_for_real(graph: Graph, recorder: _Recorder) -> None:
         node.args = (batch, *tensors, sinks)
 
 
-def _attention(layer: int, scale: float, options: dict[str, Any]) -> Callable[..., Tensor]:
+def _attention(layer: int, scale: float, options: dict[str, object]) -> Callable[..., Tensor]:
     def attend(batch: Any, queries: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None) -> Tensor:
         given = options if sinks is None else {**options, "s_aux": sinks}
         out: Tensor = batch.attend(layer, Call(queries, keys, values, scale, given))
@@ -182,7 +182,7 @@ def _attention(layer: int, scale: float, options: dict[str, Any]) -> Callable[..
     return attend
 
 
-DIRECT: dict[Any, Callable[..., Any]] = {
+DIRECT: dict[object, Callable[..., object]] = {
     aten.add.Tensor: torch.add,
     aten.cat.default: torch.cat,
     aten.cos.default: torch.cos,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,12 +14,15 @@ from agent_server.engine.protocol import EngineError
 from agent_server.generation.checkpoint import SAFETENSORS, tensor_names, weight_files
 from agent_server.model_files import UnusableFile
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 logger = logging.getLogger("agent_server.generation")
 COMPUTED = (torch.float32, torch.bfloat16, torch.float16)
 """Formats in which torch can compare; values of the others, of eight bits and less, are scaled by such ones."""
 
 
-def check_loaded(source: str, model: Any, found: Mapping[str, Collection[Any]]) -> None:
+def check_loaded(source: str, model: PreTrainedModel, found: Mapping[str, Collection[Any]]) -> None:
     """Raise EngineError if tensors were missing, which transformers fills with random numbers, had another shape, or
     hold what is not a number. found: transformers' loading information."""
     missing = sorted(found["missing_keys"])
@@ -38,7 +41,7 @@ def check_loaded(source: str, model: Any, found: Mapping[str, Collection[Any]]) 
     _check_numbers(source, model)
 
 
-def _check_numbers(source: str, model: Any) -> None:
+def _check_numbers(source: str, model: PreTrainedModel) -> None:
     for name, parameter in model.named_parameters():
         if parameter.dtype not in COMPUTED or not parameter.numel() or parameter.is_meta:
             continue

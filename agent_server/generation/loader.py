@@ -111,7 +111,7 @@ def load(config: EngineConfig, report: Report, compiler: MakeCompiler | None = N
         raise EngineError("unavailable", f"Cannot load {config.model}: {first_line(error)}") from error
 
 
-def _load(config: EngineConfig, report: Report, compiler: Any) -> tuple[Core, EngineInfo]:
+def _load(config: EngineConfig, report: Report, compiler: object) -> tuple[Core, EngineInfo]:
     report(EngineStatus(state="loading", progress=0.0, message="configuration"))
     check_folder(config.model)
     settings = read_configuration(config.model, trusted=config.trust_remote_code)
@@ -269,14 +269,14 @@ def _compiler(files: ModelFiles, vocab_size: int) -> Compiler | None:
         return None
 
 
-def _choose_threads(config: EngineConfig, model: Any, device: torch.device) -> None:
+def _choose_threads(config: EngineConfig, model: object, device: torch.device) -> None:
     """Threads for one operation. A small model's operations are over before a second thread has begun, and waiting
     for it costs more than it brings, most of all on a machine that has other work."""
     if config.threads or (device.type == "cpu" and _small(model)):
         torch.set_num_threads(config.threads or 1)
 
 
-def _context_length(text: Any, wanted: int) -> int:
+def _context_length(text: object, wanted: int) -> int:
     own: int = getattr(text, "max_position_embeddings", None) or 0
     if own and wanted > own:
         raise EngineError(
@@ -311,7 +311,9 @@ def _runner(config: EngineConfig, model: Any, context: int, sampler: Sampler, bu
     return PackedRunner(model, slabs, cache, device, flat=_flat(config, model, layers)), "", budget
 
 
-def _cached(config: EngineConfig, model: Any, context: int, device: torch.device, why: str) -> tuple[CachedRunner, str]:
+def _cached(
+    config: EngineConfig, model: object, context: int, device: torch.device, why: str
+) -> tuple[CachedRunner, str]:
     """Caches of the model's own, as many as fit into memory; and how sequences are run together."""
     name = config.name or config.model
     quicken(model)
@@ -360,7 +362,7 @@ def _paged(
     return PackedRunner(model, pages, cache, device, kernel=kernel, flat=flat), budget
 
 
-def _quantise(config: EngineConfig, model: Any) -> None:
+def _quantise(config: EngineConfig, model: object) -> None:
     """After the model was tried, which compares logits more closely than rounded weights allow, and before memory is
     shared out."""
     if config.quantize:
@@ -375,7 +377,7 @@ def _flat(config: EngineConfig, model: Any, layers: list[LayerShape]) -> Forward
     return flat if flat is not None and fit_flat(model, layers, flat) else None
 
 
-def _fused(model: Any, layers: list[LayerShape]) -> Forward | None:
+def _fused(model: object, layers: list[LayerShape]) -> Forward | None:
     """The model's forward in few launches, on a device where Triton's kernels run."""
     from agent_server.generation.fusion import fuse
 
@@ -383,7 +385,7 @@ def _fused(model: Any, layers: list[LayerShape]) -> Forward | None:
     return flat if flat is not None and fit_flat(model, layers, flat) else None
 
 
-def _small(model: Any) -> bool:
+def _small(model: object) -> bool:
     return bool(parameter_count(model) < SMALL_PARAMETERS)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import warnings
 from pathlib import Path
-from typing import Any
 
 from agent_server.engine.protocol import EngineError
 from agent_server.generation.checkpoint import check_weights, weight_files
@@ -17,7 +16,7 @@ MISMATCH = re.compile(r"size mismatch for (\S+?): .*?Size\(\[([\d, ]*)\]\).*?Siz
 """torch's words for a tensor of another shape; the groups are its name, its shape in the file and in the model."""
 
 
-def with_adapter(model: Any, source: str, adapter: str, *, merge: bool) -> Any:
+def with_adapter(model: object, source: str, adapter: str, *, merge: bool) -> object:
     """The model with the adapter's weights, added to its own (`merge`) or beside them. Raises EngineError."""
     try:
         from peft import PeftConfig, PeftModel

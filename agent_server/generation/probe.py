@@ -7,7 +7,7 @@ The model is run on two short sequences as transformers runs it, and once more p
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,6 +21,9 @@ from agent_server.generation.runner import PackedRunner
 from agent_server.generation.scheduler import Chunk, Plan
 from agent_server.generation.sequence import Sequence
 from agent_server.generation.slabs import SlabMemory
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 logger = logging.getLogger("agent_server.generation")
 LENGTHS = (9, 21)
@@ -80,21 +83,21 @@ def fit(model: Any) -> list[LayerShape]:
     return layers
 
 
-def turning_point(config: Any) -> int | None:
+def turning_point(config: object) -> int | None:
     """The length beyond which all positions are others (longrope, which has factors for short and for long texts and
     goes by the length of the whole); None for models without one."""
     kinds, original = _rotary(config)
     return original if "longrope" in kinds else None
 
 
-def band(config: Any) -> int | None:
+def band(config: PreTrainedConfig) -> int | None:
     """The tokens after which, again and again, a model scales its attention otherwise (Llama 4's temperature, which
     goes by how long the cache is)."""
     text = config.get_text_config()
     return getattr(text, "floor_scale", None) if getattr(text, "attn_temperature_tuning", False) else None
 
 
-def check_positions(config: Any, context: int) -> None:
+def check_positions(config: PreTrainedConfig, context: int) -> None:
     """Rotary embeddings that change with the length of the longest sequence in a batch cannot be packed: longrope's
     beyond the original length, dynamic NTK's beyond the length that the model was trained for, which transformers takes
     to be `max_position_embeddings`, whatever else the configuration says."""
@@ -106,7 +109,7 @@ def check_positions(config: Any, context: int) -> None:
         raise Unfit("its positions depend on the length of the whole batch")
 
 
-def _rotary(config: Any) -> tuple[set[str], int | None]:
+def _rotary(config: PreTrainedConfig) -> tuple[set[str], int | None]:
     """The kinds of rotary embeddings, and the length that the model was trained for at first."""
     text = config.get_text_config()
     rope = getattr(text, "rope_parameters", None) or {}
@@ -118,7 +121,7 @@ def _rotary(config: Any) -> tuple[set[str], int | None]:
     return kinds, original
 
 
-def check_windows(config: Any, layers: list[LayerShape], context: int) -> None:
+def check_windows(config: PreTrainedConfig, layers: list[LayerShape], context: int) -> None:
     """A window that the configuration has and no layer asks the attention for is in masks, which packed attention does
     not see; the prompts that the model was tried with may be too short to tell."""
     window = getattr(config.get_text_config(), "sliding_window", None)
@@ -126,13 +129,13 @@ def check_windows(config: Any, layers: list[LayerShape], context: int) -> None:
         raise Unfit("its windows cannot be seen from outside")
 
 
-def _all_full(config: Any) -> bool:
+def _all_full(config: PreTrainedConfig) -> bool:
     """Whether the configuration says of every layer that it attends to everything."""
     kinds = set(getattr(config.get_text_config(), "layer_types", None) or ())
     return kinds == {"full_attention"}
 
 
-def _check_configuration(config: Any) -> None:
+def _check_configuration(config: PreTrainedConfig) -> None:
     text = config.get_text_config()
     kinds = set(getattr(text, "layer_types", None) or ())
     foreign = kinds - {"full_attention", "sliding_attention"}

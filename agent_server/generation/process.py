@@ -160,7 +160,7 @@ def main(descriptor: int, level: int = logging.WARNING) -> None:
     from agent_server.generation.worker import work
 
     config = EngineConfig.model_validate_json(first)
-    inbox: SimpleQueue[Any] = SimpleQueue()
+    inbox: SimpleQueue[object] = SimpleQueue()
     threading.Thread(target=_listen, args=(stream, inbox), daemon=True).start()
     encoder = msgspec.msgpack.Encoder()
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -169,7 +169,7 @@ def main(descriptor: int, level: int = logging.WARNING) -> None:
     os._exit(0)  # nothing to save; libraries that tidy up at exit take long and complain
 
 
-def _listen(stream: Any, inbox: SimpleQueue[Any]) -> None:
+def _listen(stream: object, inbox: SimpleQueue[object]) -> None:
     """Commands into the inbox; without a server there is nothing left to do, whatever the engine is doing."""
     decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
     while (message := _receive(stream)) is not None:

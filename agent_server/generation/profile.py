@@ -28,7 +28,7 @@ COSTLY = SamplingParams(temperature=1.0, top_p=0.9, repetition_penalty=1.1, logp
 
 @torch.inference_mode()
 def largest_step(
-    model: Any,
+    model: object,
     layers: list[LayerShape],
     sampler: Sampler,
     budget: int,

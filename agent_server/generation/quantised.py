@@ -150,7 +150,7 @@ def packed_x86(weight: Tensor) -> Product:
 
 def multiplies_int8() -> bool:
     """Whether this CPU adds up products of eight-bit integers in 32 bits (VNNI)."""
-    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     return any(capabilities.get(name) for name in ("avx512_vnni", "avx_vnni", "amx_int8"))
 
 

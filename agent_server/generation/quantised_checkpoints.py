@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from typing import Any
 
 from agent_server.engine.protocol import EngineError
 
@@ -27,7 +26,7 @@ PACKAGES: dict[str, dict[str, str]] = {
 FP8 and MXFP4 by itself, and makes bfloat16 of them where the device or Triton does not multiply them."""
 
 
-def check_packages(model: str, config: Any) -> None:
+def check_packages(model: str, config: object) -> None:
     """Raise EngineError if the package that reads such weights is missing."""
     found: object = getattr(config, "quantization_config", None)
     settings: Mapping[str, object] = found if isinstance(found, Mapping) else getattr(found, "__dict__", {})

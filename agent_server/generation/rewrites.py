@@ -299,7 +299,7 @@ def _indifferent(node: Node, matrices: set[Node]) -> bool:
     return known and all(len(shape(given)) < 2 for given in others)
 
 
-def _overloads(names: tuple[str, ...]) -> set[Any]:
+def _overloads(names: tuple[str, ...]) -> set[object]:
     return {getattr(getattr(aten, name), overload) for name in names for overload in getattr(aten, name).overloads()}
 
 

@@ -152,7 +152,7 @@ class PackedRunner:
         return logits.float()
 
     def _see(
-        self, vision: Vision, plan: Plan, order: list[Sequence], last: Tensor, batch: Any, ends: list[int]
+        self, vision: Vision, plan: Plan, order: list[Sequence], last: Tensor, batch: object, ends: list[int]
     ) -> Tensor:
         named = seen(vision, plan, order, last)
         wanted = send(ends, torch.int64, self.device)

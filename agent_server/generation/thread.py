@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any
 
 from agent_server.generation.messages import Command, Report, Stop
 
@@ -19,10 +18,10 @@ class ThreadLink:
     def __init__(self, report: Callable[[Report], None], work: Callable[..., None]) -> None:
         self._report = report
         self._work = work
-        self._inbox: SimpleQueue[Any] = SimpleQueue()
+        self._inbox: SimpleQueue[object] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    async def open(self, config: Any) -> None:
+    async def open(self, config: object) -> None:
         loop = asyncio.get_running_loop()
 
         def send(report: Report) -> None:

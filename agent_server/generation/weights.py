@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -24,6 +24,9 @@ from agent_server.generation.loaded import check_loaded
 from agent_server.generation.lora import with_adapter
 from agent_server.generation.quantised_checkpoints import check_packages
 from agent_server.model_files import OWN_CODE
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 Report = Callable[[EngineStatus], None]
 _LOADING = threading.Lock()
@@ -50,7 +53,7 @@ def check_folder(model: str) -> None:
         raise EngineError("unavailable", f"{model} is not a folder with a model.")
 
 
-def read_configuration(model: str, *, trusted: bool = False) -> Any:
+def read_configuration(model: str, *, trusted: bool = False) -> PreTrainedConfig:
     """transformers' configuration of the model. trusted: code that comes with it may be run."""
     try:
         return AutoConfig.from_pretrained(model, trust_remote_code=trusted)
@@ -74,7 +77,7 @@ def _misconfigured(model: str, error: Exception) -> str:
     return f"{model}/config.json cannot be used: {lines}"
 
 
-def check_files(model: str, config: Any) -> None:
+def check_files(model: str, config: PreTrainedConfig) -> None:
     """Raise unless a folder has the weights of a model that generates text; hub names are looked at as they load."""
     model_class(model, config)
     check_packages(model, config)
@@ -94,14 +97,18 @@ def check_memory(model: str, dtype: torch.dtype, device: torch.device) -> None:
         )
 
 
-def load_weights(config: EngineConfig, settings: Any, device: torch.device, dtype: torch.dtype, report: Report) -> Any:
+def load_weights(
+    config: EngineConfig, settings: PreTrainedConfig, device: torch.device, dtype: torch.dtype, report: Report
+) -> PreTrainedModel:
     """The model in evaluation mode. Weights for another device than the CPU go straight there, one tensor of a mapped
     file after the other: host memory never holds the model."""
     with _LOADING:
         return _load_weights(config, settings, device, dtype, report)
 
 
-def _load_weights(config: EngineConfig, settings: Any, device: torch.device, dtype: torch.dtype, report: Report) -> Any:
+def _load_weights(
+    config: EngineConfig, settings: PreTrainedConfig, device: torch.device, dtype: torch.dtype, report: Report
+) -> PreTrainedModel:
     quantised = getattr(settings, "quantization_config", None) is not None
     if quantised and config.quantize:
         message = f"{config.model} is quantised already; serve it without --quantize."
@@ -121,7 +128,7 @@ def _load_weights(config: EngineConfig, settings: Any, device: torch.device, dty
     return model.eval().requires_grad_(False)
 
 
-def model_class(model: str, config: Any) -> Any:
+def model_class(model: str, config: PreTrainedConfig) -> Any:
     """The class of transformers' that loads such a configuration. Raises EngineError for what generates no text."""
     name = (config.architectures or [type(config).__name__.removesuffix("Config")])[0]
     if config.is_encoder_decoder:
@@ -137,7 +144,7 @@ def model_class(model: str, config: Any) -> Any:
     )
 
 
-def _class_for(config: Any) -> Any:
+def _class_for(config: PreTrainedConfig) -> object:
     """The class for models of pictures and text where the configuration is one's, else the one for text."""
     seeing, text = (_known(auto, config) for auto in (AutoModelForImageTextToText, AutoModelForCausalLM))
     has_eyes = getattr(config, "vision_config", None) is not None
@@ -146,7 +153,7 @@ def _class_for(config: Any) -> Any:
     return AutoModelForCausalLM if text else None
 
 
-def _known(auto: Any, config: Any) -> bool:
+def _known(auto: Any, config: PreTrainedConfig) -> bool:
     return type(config) in auto._model_mapping or auto.__name__ in (getattr(config, "auto_map", None) or {})
 
 
@@ -191,11 +198,11 @@ class _Progress:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def __getattr__(self, _: str) -> Any:
+    def __getattr__(self, _: str) -> object:
         return lambda *args, **kwargs: None
 
 
-def _progress_hook(report: Report) -> Any:
+def _progress_hook(report: Report) -> object:
     def hook(factory: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Progress:
         items = args[0] if args else kwargs.get("iterable")
         return _Progress(() if items is None else items, kwargs.get("total"), report)

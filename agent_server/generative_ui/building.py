@@ -16,7 +16,7 @@ from agent_server.generative_ui.operations import OPERATIONS, Wire, create_surfa
 
 ROOT = "root"
 Bound = dict[str, str]
-Action = dict[str, Any]
+Action = dict[str, object]
 
 
 class Component:

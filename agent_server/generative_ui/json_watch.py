@@ -58,7 +58,7 @@ class JsonWatch:
 
     # --- what a character means, by the state before it: value, key, colon, after, string, name, scalar, done
 
-    def _in_value(self, character: str, found: list[tuple[Path, Any]]) -> None:
+    def _in_value(self, character: str, found: list[tuple[Path, object]]) -> None:
         if character in _SPACE:
             self._keep(character)
             return
@@ -80,7 +80,7 @@ class JsonWatch:
         else:
             self.broken = True
 
-    def _in_key(self, character: str, found: list[tuple[Path, Any]]) -> None:
+    def _in_key(self, character: str, found: list[tuple[Path, object]]) -> None:
         self._keep(character)
         if character == '"':
             self._key = ['"']
@@ -97,24 +97,24 @@ class JsonWatch:
             self._path[-1] = self._decoded("".join(self._key), "")
             self._state = "colon"
 
-    def _in_colon(self, character: str, found: list[tuple[Path, Any]]) -> None:
+    def _in_colon(self, character: str, found: list[tuple[Path, object]]) -> None:
         self._keep(character)
         if character == ":":
             self._state = "value"
         elif character not in _SPACE:
             self.broken = True
 
-    def _in_string(self, character: str, found: list[tuple[Path, Any]]) -> None:
+    def _in_string(self, character: str, found: list[tuple[Path, object]]) -> None:
         self._keep(character)
         if self._ends_string(character):
             self._close(found)
         elif self._streamed is not None and tuple(self._path) == self._streamed:
             self._stream.append(character)
 
-    def _in_scalar(self, character: str, found: list[tuple[Path, Any]]) -> None:
+    def _in_scalar(self, character: str, found: list[tuple[Path, object]]) -> None:
         self._keep(character)
 
-    def _in_after(self, character: str, found: list[tuple[Path, Any]]) -> None:
+    def _in_after(self, character: str, found: list[tuple[Path, object]]) -> None:
         self._keep(character)
         if character in _SPACE:
             return
@@ -128,7 +128,7 @@ class JsonWatch:
         else:
             self.broken = True
 
-    def _in_done(self, character: str, found: list[tuple[Path, Any]]) -> None:
+    def _in_done(self, character: str, found: list[tuple[Path, object]]) -> None:
         self.broken = character not in _SPACE
 
     # --- what ends
@@ -142,12 +142,12 @@ class JsonWatch:
             return character == '"'
         return False
 
-    def _leave(self, found: list[tuple[Path, Any]]) -> None:
+    def _leave(self, found: list[tuple[Path, object]]) -> None:
         self._open.pop()
         self._path.pop()
         self._close(found)
 
-    def _close(self, found: list[tuple[Path, Any]]) -> None:
+    def _close(self, found: list[tuple[Path, object]]) -> None:
         """A value is complete, and the path is its own."""
         if self._captures and self._captures[-1][0] == len(self._path):
             _, text = self._captures.pop()

@@ -16,7 +16,7 @@ from agent_server.generative_ui.json_watch import JsonWatch, Path
 SANDBOX = "generateSandboxedUi"
 ACTIVITY = "open-generative-ui"
 WHOLE = ("css", "jsFunctions")
-Patch = list[dict[str, Any]]
+Patch = list[dict[str, object]]
 _WHOLE = re.compile(
     r"(?:[^\\]|\\[^u]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}|\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\u[0-9a-fA-F]{4}|(?=[^\\])))*",
     re.DOTALL,
@@ -55,7 +55,7 @@ class Mirror:
         except msgspec.DecodeError:  # a lone surrogate, or a control character that JSON forbids
             return ""
 
-    def _take(self, path: Path, value: Any, patch: Patch) -> None:
+    def _take(self, path: Path, value: object, patch: Patch) -> None:
         name = str(path[0])
         if len(path) == 2:
             if name == "jsExpressions" and isinstance(value, str):
@@ -78,7 +78,7 @@ class Mirror:
         self.content[name] = [*self.content[name], value]
         patch.append({"op": "add", "path": f"/{name}/-", "value": value})
 
-    def _set(self, name: str, value: Any, patch: Patch) -> None:
+    def _set(self, name: str, value: object, patch: Patch) -> None:
         self.content[name] = value
         patch.append({"op": "add", "path": f"/{name}", "value": value})
 

@@ -26,7 +26,7 @@ def create_surface(surface_id: str, catalog_id: str | None) -> Wire:
     return {"version": VERSION, "createSurface": body}
 
 
-def update_components(surface_id: str, components: Sequence[Mapping[str, Any]]) -> Wire:
+def update_components(surface_id: str, components: Sequence[Mapping[str, object]]) -> Wire:
     return {"version": VERSION, "updateComponents": {"surfaceId": surface_id, "components": list(components)}}
 
 

@@ -16,7 +16,7 @@ from agent_server.generative_ui.operations import OPERATIONS, Wire, create_surfa
 PROGRESS_STEP = 80
 """Characters of a call between two reports of its progress before the first paint."""
 CHARACTERS_A_TOKEN = 4
-Content = dict[str, Any]
+Content = dict[str, object]
 
 
 class Painting:
@@ -28,7 +28,7 @@ class Painting:
         self._surface = ""
         self._components: list[Wire] | None = None
         self._repeated: frozenset[str] = frozenset()
-        self._items: dict[str, list[Any]] = {}
+        self._items: dict[str, list[object]] = {}
         self._sent_items = 0
         self._data: Content | None = None
         self._written = self._reported = 0
@@ -73,7 +73,7 @@ class Painting:
             return self._data is not None
         return len(path) == 3 and self._take_item(str(path[1]), value)
 
-    def _take_item(self, key: str, value: Any) -> bool:
+    def _take_item(self, key: str, value: object) -> bool:
         """Each item is told, until there are so many that a tenth more of them are told at once: all of them are sent
         every time."""
         if key not in self._repeated:

@@ -44,10 +44,10 @@ class ServerModel(BaseChatModel):
 
     def bind_tools(
         self,
-        tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
+        tools: Sequence[dict[str, object] | type | Callable[..., object] | BaseTool],
         *,
         tool_choice: str | bool | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> Runnable[LanguageModelInput, AIMessage]:
         """The model with tools. tool_choice: "auto", "none", "any", or a tool's name."""
         made = [convert_to_openai_tool(each) for each in tools]
@@ -58,7 +58,7 @@ class ServerModel(BaseChatModel):
         messages: list[BaseMessage],
         stop: list[str] | None = None,
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> AsyncIterator[ChatGenerationChunk]:
         engine = current()
         async for chunk in self._chunks(engine, messages, stop, kwargs):
@@ -71,7 +71,7 @@ class ServerModel(BaseChatModel):
         messages: list[BaseMessage],
         stop: list[str] | None = None,
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> ChatResult:
         return await self._whole(current(), messages, stop, kwargs)
 
@@ -80,7 +80,7 @@ class ServerModel(BaseChatModel):
         messages: list[BaseMessage],
         stop: list[str] | None = None,
         run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> ChatResult:
         """For nodes that are plain functions, which LangGraph runs in threads."""
         engine = current()
@@ -94,7 +94,7 @@ class ServerModel(BaseChatModel):
         return asyncio.run_coroutine_threadsafe(work, engine.loop).result()
 
     async def _whole(
-        self, engine: OwnEngine, messages: list[BaseMessage], stop: list[str] | None, options: dict[str, Any]
+        self, engine: OwnEngine, messages: list[BaseMessage], stop: list[str] | None, options: dict[str, object]
     ) -> ChatResult:
         whole: AIMessageChunk | None = None
         async for chunk in self._chunks(engine, messages, stop, options):
@@ -114,7 +114,7 @@ class ServerModel(BaseChatModel):
         return ChatResult(generations=[ChatGeneration(message=message)])
 
     async def _chunks(
-        self, engine: OwnEngine, messages: list[BaseMessage], stop: list[str] | None, options: dict[str, Any]
+        self, engine: OwnEngine, messages: list[BaseMessage], stop: list[str] | None, options: dict[str, object]
     ) -> AsyncIterator[ChatGenerationChunk]:
         id = engine.new_id("msg")
         indexes: dict[str, int] = {}
@@ -140,7 +140,7 @@ class ServerModel(BaseChatModel):
         )
 
 
-def _fields(event: Event, indexes: dict[str, int]) -> dict[str, Any] | None:
+def _fields(event: Event, indexes: dict[str, int]) -> dict[str, object] | None:
     """An event as what a chunk holds. indexes: of the calls, in the order in which they began."""
     match event:
         case TextMessageContent(delta=delta):

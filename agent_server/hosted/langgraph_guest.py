@@ -80,14 +80,14 @@ class LangGraphGuest:
     async def close(self) -> None:
         pass
 
-    async def _place(self, input: GuestInput) -> tuple[RunnableConfig, Sequence[BaseMessage], Mapping[str, Any]]:
+    async def _place(self, input: GuestInput) -> tuple[RunnableConfig, Sequence[BaseMessage], Mapping[str, object]]:
         """Where the run goes on: the newest checkpoint whose messages the conversation begins with, the rest of the
         conversation, and the newest state. An edited or shortened conversation goes on from an older checkpoint."""
         config: RunnableConfig = {"configurable": {"thread_id": input.thread_id}}
         wanted = [each for each in input.messages if not isinstance(each, ReasoningMessage)]
         if not self._graph.checkpointer:
             return {}, to_langchain(wanted), {}
-        newest: Mapping[str, Any] = {}
+        newest: Mapping[str, object] = {}
         async for found in self._graph.aget_state_history(config):
             values = found.values if isinstance(found.values, dict) else {}
             if input.resume:
@@ -98,7 +98,9 @@ class LangGraphGuest:
                 return found.config, [*unanswered(held, rest), *to_langchain(rest, before=held)], newest
         return config, to_langchain(wanted), {}
 
-    def _given(self, input: GuestInput, messages: Sequence[BaseMessage], values: Mapping[str, Any]) -> dict[str, Any]:
+    def _given(
+        self, input: GuestInput, messages: Sequence[BaseMessage], values: Mapping[str, object]
+    ) -> dict[str, object]:
         """The graph's input: the messages, what the client changed of the state, its tools and context where the graph
         declares a place for them. A value that is unchanged is left out: a reducer would add it once more."""
         before = _shared(values)
@@ -149,7 +151,7 @@ def _rest(wanted: Sequence[Message], held: Sequence[object]) -> list[Message] | 
     return list(wanted[len(shown) :])
 
 
-def _shared(values: object) -> dict[str, Any]:
+def _shared(values: object) -> dict[str, object]:
     """A state as clients have it, as JSON."""
     if not isinstance(values, dict):
         return {}
@@ -158,7 +160,7 @@ def _shared(values: object) -> dict[str, Any]:
     return found
 
 
-def _answers(resume: Sequence[ResumeEntry]) -> dict[str, Any]:
+def _answers(resume: Sequence[ResumeEntry]) -> dict[str, object]:
     """The answers by the interrupts' ids, as the graph takes them."""
     return {
         each.interrupt_id: {CANCELLED: True, "interruptId": each.interrupt_id}

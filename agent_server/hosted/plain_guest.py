@@ -25,7 +25,7 @@ class PlainGuest:
         self.careful = type(agent).__module__.partition(".")[0] not in BRIDGES
 
     async def run(self, input: GuestInput) -> AsyncIterator[object]:
-        clone: Callable[[], Any] | None = getattr(self._agent, "clone", None)
+        clone: Callable[[], object] | None = getattr(self._agent, "clone", None)
         agent: Any = self._agent if clone is None else clone()
         events = agent.run(await _own(input.plain()))
         if inspect.isawaitable(events):

@@ -29,7 +29,7 @@ class PydanticAiGuest:
         self._state = _state_model(agent.deps_type)
 
     async def run(self, input: GuestInput) -> AsyncIterator[object]:
-        adapter: AGUIAdapter[Any, Any] = AGUIAdapter(agent=self._agent, run_input=input.plain(), include_usage=True)
+        adapter: AGUIAdapter[object, Any] = AGUIAdapter(agent=self._agent, run_input=input.plain(), include_usage=True)
         stream = adapter.run_stream(
             deps=None if self._state is None else StateDeps(self._state()),
             model=None if self._agent.model is not None else _own_model(),
@@ -49,7 +49,7 @@ def _own_model() -> Any:
     return pydantic_ai_model()
 
 
-def _state_model(deps: Any) -> type[BaseModel] | None:
+def _state_model(deps: object) -> type[BaseModel] | None:
     """The state of an agent whose dependencies are `StateDeps[Model]`."""
     if typing.get_origin(deps) is not StateDeps:
         return None

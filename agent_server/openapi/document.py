@@ -133,7 +133,7 @@ def error_schema(wire: Wire) -> dict[str, Any]:
     return _shape(payload(wire, "invalid_request", "", param="messages", request_id="req_1"))
 
 
-def _shape(value: Any) -> dict[str, Any]:
+def _shape(value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
         return {"type": [_NAMES[type(value)], "null"]}
     inner = {name: _shape(each) for name, each in value.items()}

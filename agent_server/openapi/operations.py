@@ -47,7 +47,7 @@ class Envelope(NamedTuple):
     name: str
     of: type
     many: bool = False
-    beside: Mapping[str, Any] = {}
+    beside: Mapping[str, object] = {}
 
 
 Body = type | Fields | Free | Envelope
@@ -68,16 +68,16 @@ class Operation(NamedTuple):
     end_mark: str = ""
     accepts: tuple[str, ...] = ()
     query: Mapping[str, tuple[Mapping[str, Any], str]] = {}
-    example: Mapping[str, Any] | None = None
+    example: Mapping[str, object] | None = None
     answers_also: tuple[int, ...] = ()
 
 
 DONE = "[DONE]"
 HELLO = [{"role": "user", "content": "What can you do?"}]
-TEXT: Mapping[str, Any] = {"type": "string"}
-LIST: Mapping[str, Any] = {"type": "array"}
-FLAG: Mapping[str, Any] = {"type": "string", "enum": ["true", "false"]}
-NUMBER: Mapping[str, Any] = {"type": "integer", "minimum": 0}
+TEXT: Mapping[str, object] = {"type": "string"}
+LIST: Mapping[str, object] = {"type": "array"}
+FLAG: Mapping[str, object] = {"type": "string", "enum": ["true", "false"]}
+NUMBER: Mapping[str, object] = {"type": "integer", "minimum": 0}
 AFTER = {"after": (NUMBER, "The number of the last event that the client has; `Last-Event-ID` says the same.")}
 RUN_INPUT_EXAMPLE = {
     "threadId": "thread-1",

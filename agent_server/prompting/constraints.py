@@ -105,7 +105,7 @@ def _too_large() -> EngineError:
     return _refused("tools", f"Tools and response format have more than {MAX_BYTES} bytes of schemas.")
 
 
-def _lint(tools: Sequence[tuple[str, Any]]) -> None:
+def _lint(tools: Sequence[tuple[str, object]]) -> None:
     for name, parameters in tools:
         try:
             prepare(_schema_of(parameters))
@@ -144,7 +144,7 @@ def plan_request(
 
 def enforced_tools(
     input: RunAgentInput, options: GenerationOptions, settings: OutputSettings
-) -> tuple[tuple[str, Any], ...]:
+) -> tuple[tuple[str, object], ...]:
     """(name, parameters) of the tools whose calls a grammar must enforce."""
     enabled = settings.constrain_tools if options.constrain_tools is None else options.constrain_tools
     if not enabled or options.tool_choice.mode == "none" or options.raw_prompt is not None:
@@ -236,12 +236,12 @@ def _where(tool: str) -> str:
     return f"The schema of the tool {tool[:64]!r}"
 
 
-def _schema_of(parameters: Any) -> Any:
+def _schema_of(parameters: object) -> object:
     """A tool without parameters takes an empty object."""
     return parameters if parameters is not None else {"type": "object"}
 
 
-def _function(request: PlanRequest, name: str, parameters: Any, notes: list[str]) -> Function:
+def _function(request: PlanRequest, name: str, parameters: object, notes: list[str]) -> Function:
     where = _where(name)
     ready = _prepared(where, "tools", _schema_of(parameters))
     tools = request.output_format.tools
@@ -251,7 +251,7 @@ def _function(request: PlanRequest, name: str, parameters: Any, notes: list[str]
     return Function(name, ready.schema)
 
 
-def _format_findings(tools: Tools | None, schema: Mapping[str, Any]) -> list[Finding]:
+def _format_findings(tools: Tools | None, schema: Mapping[str, object]) -> list[Finding]:
     if tools is None or tools.style == "json" or tools.arguments.style == "json":
         return []
     return list(unwritten(tools.arguments, schema))
@@ -273,7 +273,7 @@ def _response_format(wanted: ResponseFormat | None, notes: list[str]) -> Respons
     return wanted
 
 
-def _prepared(where: str, param: str, schema: Any) -> Prepared:
+def _prepared(where: str, param: str, schema: object) -> Prepared:
     try:
         return prepared(schema)
     except SchemaRefused as error:

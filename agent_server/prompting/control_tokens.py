@@ -228,7 +228,7 @@ class Disguise:
             return [self.cover_all(item) for item in value]
         return value
 
-    def cover_names(self, value: Any) -> Any:
+    def cover_names(self, value: object) -> Any:
         """The data with whole keys and names replaced that could become control tokens together with the template's own
         text: the key `think` in a template that writes `<{{ key }}>`."""
         if isinstance(value, str):

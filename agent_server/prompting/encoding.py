@@ -184,7 +184,7 @@ def _keeps_length(normalizer: dict[str, Any]) -> bool:
     return normalizer["type"] in ("Prepend", "Lowercase", "NFD", "NFKD", "ByteLevel")
 
 
-def _keeps_text(pre_tokenizer: dict[str, Any]) -> bool:
+def _keeps_text(pre_tokenizer: dict[str, object]) -> bool:
     """Whether the pieces into which this step splits a text hold all of its characters."""
     if pre_tokenizer["type"] == "Split":
         return bool(pre_tokenizer["behavior"] != "Removed")

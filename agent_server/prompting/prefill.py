@@ -24,7 +24,7 @@ def mark_end(message: Message, last_words: str, mark: str, restore: Callable[[st
     return marked
 
 
-def _marked(value: Any, last_words: str, mark: str, restore: Callable[[str], str]) -> Any:
+def _marked(value: object, last_words: str, mark: str, restore: Callable[[str], str]) -> Any:
     if isinstance(value, dict):
         kept = ("role", "type")
         return {k: item if k in kept else _marked(item, last_words, mark, restore) for k, item in value.items()}

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 from ag_ui.core import ImagePart, RunAgentInput, Tool
@@ -275,7 +275,7 @@ class PromptBuilder:
     def _marker_ids(self, output_format: OutputFormat) -> dict[str, int]:
         return marker_ids(output_format, self._controls.ids)
 
-    def _check_size(self, *data: Any) -> None:
+    def _check_size(self, *data: object) -> None:
         size = sum(len(text) for text in strings(data))
         if size > self.settings.max_characters:
             limit = self.settings.max_characters

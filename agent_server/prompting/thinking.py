@@ -46,7 +46,7 @@ _ON_LEVELS = ("medium", "high", "low", "max", "minimal", "xhigh")
 
 def template_variables(
     analysis: TemplateAnalysis, source: str, options: GenerationOptions, allowed: frozenset[str]
-) -> tuple[dict[str, Any], list[str]]:
+) -> tuple[dict[str, object], list[str]]:
     """(variables for the template, warnings). The request's own kwargs are used if they are on the list and plain data.
     `thinking` and `reasoning_effort` set the template's own switches and override the kwargs."""
     chosen, warnings = _kwargs(analysis, source, options.template_kwargs, allowed)
@@ -83,8 +83,8 @@ def _value(switch: Switch, thinking: bool | None, effort: str | None) -> bool | 
 
 
 def _kwargs(
-    analysis: TemplateAnalysis, source: str, given: dict[str, Any], allowed: frozenset[str]
-) -> tuple[dict[str, Any], list[str]]:
+    analysis: TemplateAnalysis, source: str, given: dict[str, object], allowed: frozenset[str]
+) -> tuple[dict[str, object], list[str]]:
     known = HARMLESS | allowed | {switch.name for switch in analysis.switches}
     read = variables(source)
     chosen: dict[str, Any] = {}
@@ -97,7 +97,7 @@ def _kwargs(
     return chosen, warnings
 
 
-def _is_plain(value: Any, depth: int = 0) -> bool:
+def _is_plain(value: object, depth: int = 0) -> bool:
     """Whether a value is JSON data of moderate size. Large numbers are refused because a template may loop up to
     one."""
     if isinstance(value, (bool, str)) or value is None:

@@ -224,7 +224,7 @@ class AnswerFrames:
             self.failure = event
         self._begun = self._begun or not (isinstance(event, RunStarted) or _loads(event))
 
-    def arrival(self) -> Awaitable[Any] | None:
+    def arrival(self) -> Awaitable[object] | None:
         opening, self._opening = self._opening, None
         return opening if opening is not None and not opening.done() else self._arrival()
 

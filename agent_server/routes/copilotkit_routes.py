@@ -223,7 +223,7 @@ class Runtime:
             interval=self._settings.http.keep_alive,
         )
 
-    async def _stop(self, thread_id: str, wire: Any, tenant: str) -> Response:
+    async def _stop(self, thread_id: str, wire: object, tenant: str) -> Response:
         wanted = copilotkit.run_to_stop(wire)
         found = [run for run in await self._server.runs.going_on(thread_id, tenant) if wanted in (None, run.id)]
         stopped = [await run.cancel() for run in found]

@@ -73,7 +73,7 @@ async def _snapshot(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
         yield connection
 
 
-async def _rows(connection: AsyncConnection, source: Table) -> AsyncIterator[dict[str, Any]]:
+async def _rows(connection: AsyncConnection, source: Table) -> AsyncIterator[dict[str, object]]:
     """All rows, in the order of the key, a page at a time."""
     keys = list(source.primary_key)
     query = select(source).order_by(*keys).limit(PAGE)

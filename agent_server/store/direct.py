@@ -27,7 +27,7 @@ class DirectCursor:
         self._cursor.close()
 
     @property
-    def description(self) -> Any:
+    def description(self) -> object:
         return self._cursor.description
 
     @property
@@ -46,13 +46,13 @@ class DirectCursor:
         self._cursor.executemany(operation, parameters)
         return self
 
-    async def fetchall(self) -> list[Any]:
+    async def fetchall(self) -> list[object]:
         return self._cursor.fetchall()
 
-    async def fetchone(self) -> Any:
+    async def fetchone(self) -> object:
         return self._cursor.fetchone()
 
-    async def fetchmany(self, size: int | None = None) -> list[Any]:
+    async def fetchmany(self, size: int | None = None) -> list[object]:
         return self._cursor.fetchmany(size or self.arraysize)
 
     async def close(self) -> None:

@@ -32,7 +32,7 @@ def _same_content(one: Message, other: Message) -> bool:
     return bool(first == second)
 
 
-def _calls(message: Message) -> list[tuple[Any, ...]]:
+def _calls(message: Message) -> list[tuple[object, ...]]:
     return [(call.get("id"), *_function(call)) for call in message.get("toolCalls") or ()]
 
 

@@ -123,7 +123,7 @@ def status_of(terminal: Event) -> tuple[RunStatus, str | None]:
 
 
 async def claim(
-    connection: AsyncConnection, tenant: str, thread_id: str, answers: Mapping[str, Mapping[str, Any]], run_id: str
+    connection: AsyncConnection, tenant: str, thread_id: str, answers: Mapping[str, Mapping[str, object]], run_id: str
 ) -> bool:
     """Turn open interrupts into claimed ones, all or none."""
     table = schema.interrupts

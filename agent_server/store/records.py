@@ -29,7 +29,7 @@ class InterruptRecord(msgspec.Struct, frozen=True, kw_only=True):
     call: dict[str, Any]
     status: InterruptStatus = "open"
     answer: dict[str, Any] | None = None
-    result: Any = None
+    result: object = None
     result_message_id: str | None = None
     resumed_by: str | None = None
 

@@ -153,7 +153,7 @@ class Store:
         *,
         agent: str = "default",
         parent_run_id: str | None = None,
-        messages: Sequence[Mapping[str, Any]] = (),
+        messages: Sequence[Mapping[str, object]] = (),
         edits: bool = True,
         recall: bool = False,
     ) -> ThreadState:
@@ -183,7 +183,7 @@ class Store:
         *,
         agent: str = "default",
         parent_run_id: str | None = None,
-        messages: Sequence[Mapping[str, Any]] = (),
+        messages: Sequence[Mapping[str, object]] = (),
     ) -> None:
         """Keep what a run was sent with while it waits for its thread. Nothing that is stored is edited by it."""
         run = self._row(tenant, thread_id, run_id, agent, parent_run_id, "waiting")
@@ -191,7 +191,7 @@ class Store:
 
     def _row(
         self, tenant: str, thread_id: str, run_id: str, agent: str, parent_run_id: str | None, status: RunStatus
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         return {
             "tenant": tenant, "thread_id": checked_id(thread_id, "threadId"), "id": checked_id(run_id, "runId"),
             "agent": agent, "parent_run_id": parent_run_id, "status": status, "owner": self.owner, "error": None,
@@ -203,12 +203,14 @@ class Store:
         at = now_ms()
         await self._write(lambda connection: recording.conclude(connection, ended, at), END_PATIENCE_SECONDS)
 
-    async def claim(self, tenant: str, thread_id: str, answers: Mapping[str, Mapping[str, Any]], run_id: str) -> bool:
+    async def claim(
+        self, tenant: str, thread_id: str, answers: Mapping[str, Mapping[str, object]], run_id: str
+    ) -> bool:
         """Accept the answers to open interrupts, all or none. False if one of them was not open any more."""
         return await self._write(lambda connection: recording.claim(connection, tenant, thread_id, answers, run_id))
 
     async def record_result(
-        self, tenant: str, thread_id: str, interrupt_id: str, content: Any, message_id: str | None
+        self, tenant: str, thread_id: str, interrupt_id: str, content: object, message_id: str | None
     ) -> None:
         """Keep what an answered interrupt's call gave, before anyone is told: it must not be made twice."""
         table = schema.interrupts
@@ -295,7 +297,7 @@ class Store:
         *,
         name: str | None = None,
         archived: bool | None = None,
-        metadata: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, object] | None = None,
     ) -> ThreadRecord:
         """Rename, archive or restore; None leaves as it is. RequestError("not_found")."""
         given = {
@@ -360,7 +362,7 @@ class Store:
         query = select(table).where(of(table, tenant, thread_id)).order_by(table.c.created_at, table.c.message_id)
         return [rows.feedback_of(row) for row in await self._rows(query)]
 
-    async def save_response(self, tenant: str, response_id: str, body: Any) -> None:
+    async def save_response(self, tenant: str, response_id: str, body: object) -> None:
         """Keep a response of the Responses wire, in the place of an earlier one of that id."""
         row = {"tenant": tenant, "id": response_id, "body": encoded(body), "created_at": now_ms()}
         await self._write(lambda connection: rows.upsert(connection, schema.responses, [row], ["body"]))
@@ -385,7 +387,7 @@ class Store:
         return found
 
     async def _rows(self, query: Any) -> Sequence[Any]:
-        async def work(connection: AsyncConnection) -> Sequence[Any]:
+        async def work(connection: AsyncConnection) -> Sequence[object]:
             return (await connection.execute(query)).all()
 
         return await self._read(work)

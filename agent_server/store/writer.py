@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from agent_server.store.faults import PASSING, Health, StoreUnavailable, fault_of
 
 T = TypeVar("T")
-Work = Callable[[AsyncConnection], Awaitable[Any]]
+Work = Callable[[AsyncConnection], Awaitable[object]]
 BATCH = 256
 PATIENCE_SECONDS = 5.0
 """How long a write waits for a database that is locked or out of reach."""
@@ -44,7 +44,7 @@ class Wanted:
     future: asyncio.Future[Any]
     until: float
 
-    def give(self, result: Any) -> None:
+    def give(self, result: object) -> None:
         if not self.future.done():
             self.future.set_result(result)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-TOOLS: dict[str, Any] = {
+TOOLS: dict[str, object] = {
     "tide": {
         "type": "object",
         "properties": {

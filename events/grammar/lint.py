@@ -176,7 +176,7 @@ def _refuse_endless(root: Mapping[str, object]) -> None:
         visit(node)
 
 
-def _needed(node: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[Any]:
+def _needed(node: Mapping[str, Any], root: Mapping[str, object]) -> Iterator[Any]:
     """What every instance of a schema contains, or is an instance of as well."""
     if isinstance(node.get("$ref"), str):
         yield _target(node["$ref"], root)

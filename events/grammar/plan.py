@@ -75,7 +75,7 @@ def chosen(functions: Sequence[Function], choice: ToolChoice) -> list[Function]:
     return [function for function in functions if not choice.names or function.name in choice.names]
 
 
-def _tag(node: Node) -> dict[str, Any]:
+def _tag(node: Node) -> dict[str, object]:
     return {"type": "structural_tag", "format": node}
 
 

@@ -227,7 +227,7 @@ class ValueWriter:
         )
         return _items(member, constant(","), {})
 
-    def _fixed(self, value: Any) -> Node:
+    def _fixed(self, value: object) -> Node:
         if isinstance(value, str):
             return sequence(
                 self.alphabet.literal(self.style.quote), constant(value), self.alphabet.literal(self.style.quote)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from ag_ui.core import Tool
 
@@ -43,7 +42,7 @@ def simplified(tools: Sequence[Message]) -> list[Message]:
     ]
 
 
-def _simple_schema(schema: Any, depth: int) -> Message:
+def _simple_schema(schema: object, depth: int) -> Message:
     if not isinstance(schema, Mapping) or depth > 8:
         return {"type": "string"}
     for union in ("anyOf", "oneOf", "allOf"):

@@ -235,7 +235,7 @@ class ChatTemplate:
         self,
         messages: Sequence[Message],
         *,
-        tools: Sequence[dict[str, Any]] | None = None,
+        tools: Sequence[dict[str, object]] | None = None,
         now: Clock | None = None,
         max_characters: int = DEFAULT_MAX_CHARACTERS,
         **extra: Any,

@@ -23,7 +23,7 @@ class Marks:
         longest = max((len(run) for text in texts for run in re.findall(f"{OPEN}+", text)), default=0)
         self._open = OPEN * (longest + 1)
         self._pattern = re.compile(f"{self._open}(\\d+){CLOSE}")
-        self.pictures: list[Any] = []
+        self.pictures: list[object] = []
 
     def mark(self, picture: object) -> str:
         """What stands for the picture in a text."""

@@ -8,8 +8,6 @@ and in the middle the separator. The same idea with two arguments of one call fi
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from events.formats.output_format import Arguments, CallId, JsonKeys, Tools
@@ -103,7 +101,7 @@ def _call_object(objects: list[JsonSpan]) -> tuple[JsonSpan, JsonKeys]:
     return inner, _keys(inner.value)
 
 
-def _keys(call: dict[str, Any]) -> JsonKeys:
+def _keys(call: dict[str, object]) -> JsonKeys:
     if words.FUNCTION in call:
         return JsonKeys(name_is_key=True)
     name = next((key for key, value in call.items() if value == words.FUNCTION), "name")

@@ -47,7 +47,7 @@ def _family(family: GaugeMetricFamily | CounterMetricFamily, rows: list[dict[str
     return family
 
 
-def _circuits(rows: list[dict[str, Any]]) -> Metric:
+def _circuits(rows: list[dict[str, object]]) -> Metric:
     """One gauge for each state of the circuit; that of the present state is 1, the others are 0."""
     family = GaugeMetricFamily(PREFIX + "circuit", "1 for the state of the circuit", labels=["replica", "state"])
     for row in rows:

@@ -238,7 +238,7 @@ class ReplicaSet:
         attempt.set_paused(flow.paused)
         return False
 
-    async def modify(self, request_id: str, changes: dict[str, Any]) -> bool:
+    async def modify(self, request_id: str, changes: dict[str, object]) -> bool:
         flow = self._flows.get(request_id)
         if flow is None:
             return False
@@ -254,7 +254,9 @@ class ReplicaSet:
             return True
         return await self._modify(flow, attempt, before, changes)
 
-    async def _modify(self, flow: Flow, attempt: Attempt, before: GenerationRequest, changes: dict[str, Any]) -> bool:
+    async def _modify(
+        self, flow: Flow, attempt: Attempt, before: GenerationRequest, changes: dict[str, object]
+    ) -> bool:
         engine, name = attempt.replica.engine, attempt.request_id
 
         def undo() -> None:

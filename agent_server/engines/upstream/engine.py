@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable
-from typing import Any
 
 import msgspec
 
@@ -230,7 +229,7 @@ class UpstreamEngine:
     async def resume(self, request_id: str) -> bool:
         return False
 
-    async def modify(self, request_id: str, changes: dict[str, Any]) -> bool:
+    async def modify(self, request_id: str, changes: dict[str, object]) -> bool:
         return False
 
     def metrics(self) -> dict[str, float]:

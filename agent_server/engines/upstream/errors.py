@@ -24,7 +24,7 @@ def refused(param: str, message: str) -> EngineError:
     return EngineError("invalid_request", message, param=param)
 
 
-def error_of(status: int, body: bytes | Any) -> EngineError:
+def error_of(status: int, body: bytes | object) -> EngineError:
     """The error for an answer with this status, or for an error frame with this code. body: JSON, as bytes or
     decoded."""
     message, param = message_of(body)
@@ -50,7 +50,7 @@ def _bad_request(message: str, param: str | None) -> EngineError:
     return EngineError("invalid_request", message, param=param)
 
 
-def error_frame(error: Any) -> EngineError:
+def error_frame(error: object) -> EngineError:
     """The error for the `error` of a frame: {"code"?, "message", "type"?, "param"?} or a text."""
     code = error.get("code") if isinstance(error, dict) else None
     if isinstance(code, str) and code.isdigit():

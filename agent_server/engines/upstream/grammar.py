@@ -63,5 +63,5 @@ def for_xgrammar(constraint: Constraint, controls: Mapping[int, str]) -> Grammar
     return Grammar("structural_tag", whole_tag(TagWriter(controls).write(node_of(constraint))))
 
 
-def whole_tag(node: Node) -> dict[str, Any]:
+def whole_tag(node: Node) -> dict[str, object]:
     return {"type": "structural_tag", "format": node}

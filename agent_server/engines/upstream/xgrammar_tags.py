@@ -8,7 +8,6 @@ xgrammar still lets through.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from events.grammar.lark import Unwritable
 from events.grammar.nodes import Node, constant, sequence
@@ -88,7 +87,7 @@ class TagWriter:
         return written
 
 
-def _tokens(node: Any) -> Iterable[int]:
+def _tokens(node: object) -> Iterable[int]:
     """The ids of all tokens that the grammar names."""
     if isinstance(node, Mapping):
         if node.get("type") == "token":
@@ -101,7 +100,7 @@ def _tokens(node: Any) -> Iterable[int]:
             yield from _tokens(each)
 
 
-def _plain(schema: Any) -> Any:
+def _plain(schema: object) -> object:
     """The schema without llguidance's options. Raises Unwritable for a keyword that xgrammar would not enforce."""
     if isinstance(schema, list):
         return [_plain(each) for each in schema]
@@ -114,14 +113,14 @@ def _plain(schema: Any) -> Any:
     return {key: _named(key, value) for key, value in kept.items()}
 
 
-def _named(key: str, value: Any) -> Any:
+def _named(key: str, value: object) -> object:
     """The value of one keyword. The keys of properties and definitions are the client's names, not keywords."""
     if key in ("properties", "patternProperties", "$defs", "definitions") and isinstance(value, Mapping):
         return {name: _plain(each) for name, each in value.items()}
     return value if key in ("enum", "const", "default", "examples") else _plain(value)
 
 
-def _has(schema: Any, keywords: Iterable[str]) -> bool:
+def _has(schema: object, keywords: Iterable[str]) -> bool:
     if isinstance(schema, list):
         return any(_has(each, keywords) for each in schema)
     if not isinstance(schema, Mapping):

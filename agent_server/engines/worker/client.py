@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -164,11 +164,11 @@ class WorkerEngine:
     async def resume(self, request_id: str) -> bool:
         return await self._command(request_id, "resume")
 
-    async def modify(self, request_id: str, changes: dict[str, Any]) -> bool:
+    async def modify(self, request_id: str, changes: dict[str, object]) -> bool:
         return await self._command(request_id, "modify", changes)
 
     async def _command(
-        self, request_id: str, action: Literal["pause", "resume", "modify"], changes: dict[str, Any] | None = None
+        self, request_id: str, action: Literal["pause", "resume", "modify"], changes: dict[str, object] | None = None
     ) -> bool:
         """Whether the worker carried out the command; False if it cannot be reached. Raises EngineError if it
         refuses."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
-from typing import Any
 
 from agent_server.engine.protocol import Engine, EngineError, EngineInfo, EngineItem, EngineStatus, GenerationRequest
 from agent_server.engines.upstream.address import Address
@@ -67,7 +66,7 @@ class DiscoveredEngine:
     async def resume(self, request_id: str) -> bool:
         return await self.engine.resume(request_id)
 
-    async def modify(self, request_id: str, changes: dict[str, Any]) -> bool:
+    async def modify(self, request_id: str, changes: dict[str, object]) -> bool:
         return await self.engine.modify(request_id, changes)
 
     def metrics(self) -> dict[str, float]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from agent_server.generation.vision.inputs import Prepared
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 KEPT_BYTES = 128 * 2**20
 """Of embeddings, on the model's device, for chunks of a picture and for the turns that follow."""
@@ -31,7 +34,7 @@ class Features:
 class PictureEncoder:
     """`model`: one that has `get_image_features`."""
 
-    def __init__(self, model: Any, kept_bytes: int = KEPT_BYTES) -> None:
+    def __init__(self, model: PreTrainedModel, kept_bytes: int = KEPT_BYTES) -> None:
         self.model = model
         self.encoded = 0
         self._kept: OrderedDict[bytes, Features] = OrderedDict()

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class LanguageModel(torch.nn.Module):
     """`whole`: a model of transformers' image-text kind. With `kv`, the text model alone runs, on ids or embeddings;
     without it, the whole one as it is."""
 
-    def __init__(self, whole: Any) -> None:
+    def __init__(self, whole: PreTrainedModel) -> None:
         super().__init__()
         self.whole = whole
         self.decoder = whole.get_decoder()
@@ -78,6 +81,6 @@ class _Output:
         self.logits = logits
 
 
-def sees(model: Any) -> bool:
+def sees(model: PreTrainedModel) -> bool:
     """Whether it is a model of pictures and text whose parts are where transformers has them."""
     return callable(getattr(model, "get_image_features", None)) and model.get_output_embeddings() is not None

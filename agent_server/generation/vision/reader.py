@@ -121,7 +121,7 @@ def _qwen(settings: dict[str, Any], images: Any) -> Rule:
     return word, {}, lambda inputs: word * (int(inputs["image_grid_thw"][0].prod()) // merged)
 
 
-def _pixtral(settings: dict[str, Any], images: Any) -> Rule:
+def _pixtral(settings: dict[str, Any], images: object) -> Rule:
     """Pixtral, Mistral 3: rows of tokens, each with a break behind it, the last one with the end."""
     word = str(settings.get("image_token") or "[IMG]")
     row_end = str(settings.get("image_break_token") or "[IMG_BREAK]")

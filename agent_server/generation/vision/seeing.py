@@ -21,7 +21,7 @@ def shows(plan: Plan) -> bool:
     return any(chunk.sequence.media is not None and chunk.start < chunk.sequence.media.end for chunk in plan.chunks)
 
 
-def seen(vision: Vision, plan: Plan, order: list[Sequence], last: Tensor) -> dict[str, Any]:
+def seen(vision: Vision, plan: Plan, order: list[Sequence], last: Tensor) -> dict[str, object]:
     """The text model's arguments for a step: embeddings `[1, tokens, width]`, positions, and what else it takes. As for
     every step, the sequences that decode come first, in `order`, then the chunks; `last` has each row's newest
     token."""
@@ -93,7 +93,7 @@ class _Step:
         for level, deeper in zip(self.levels, found.deeper, strict=True):
             level.append(deeper[first:last])
 
-    def deeper(self, embedded: Tensor) -> dict[str, Any]:
+    def deeper(self, embedded: Tensor) -> dict[str, object]:
         """DeepStack's arguments (Qwen3-VL)."""
         mask = torch.zeros(embedded.shape[:2], dtype=torch.bool, device=embedded.device)
         mask[0, send(self.places, torch.int64, embedded.device)] = True

@@ -6,7 +6,7 @@ import inspect
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -19,6 +19,9 @@ from agent_server.generation.vision.inputs import PictureInputs, Prepared
 from agent_server.generation.vision.language import LanguageModel
 from agent_server.generation.vision.placing import Layout, Misplaced, lay_out
 from agent_server.generation.vision.reader import PictureReader
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 logger = logging.getLogger("agent_server.generation")
 Ready = Callable[[GenerationRequest, PictureInputs], None]
@@ -98,7 +101,7 @@ class Vision:
         return positions[:, 0].cpu(), int(shift)
 
 
-def _image_token(config: Any) -> int:
+def _image_token(config: PreTrainedConfig) -> int:
     token = getattr(config, "image_token_id", None)
     return int(config.image_token_index if token is None else token)
 

@@ -111,7 +111,7 @@ def known(answer: Any, name: str, kind: type) -> Any:
     return value if isinstance(value, kind) and not isinstance(value, bool) else None
 
 
-def ids_of(answer: Any, name: str = "tokens") -> list[int] | None:
+def ids_of(answer: object, name: str = "tokens") -> list[int] | None:
     """The list of token ids under a key of a JSON object; None if there is none."""
     ids = known(answer, name, list)
     return ids if ids is not None and all(isinstance(number, int) for number in ids) else None

@@ -104,7 +104,7 @@ class SGLang:
         return SGLangReader(outgoing.sampling.logprobs)
 
 
-def _grammar_words(grammar: Grammar | None) -> dict[str, Any]:
+def _grammar_words(grammar: Grammar | None) -> dict[str, object]:
     if grammar is None:
         return {}
     match grammar.kind:
@@ -128,8 +128,8 @@ class _Meta(msgspec.Struct):
     finish_reason: _Finish | None = None
     completion_tokens: int = 0
     cached_tokens: int | None = None
-    output_token_logprobs: list[tuple[float | None, int, Any]] = []
-    output_top_logprobs: list[list[tuple[float | None, int, Any]] | None] = []
+    output_token_logprobs: list[tuple[float | None, int, object]] = []
+    output_top_logprobs: list[list[tuple[float | None, int, object]] | None] = []
 
 
 class _Frame(msgspec.Struct):

@@ -90,7 +90,7 @@ class VLLM:
         return CompletionReader(ids=True, alternatives=outgoing.sampling.logprobs)
 
 
-def grammar_words(grammar: Grammar | None) -> dict[str, Any] | None:
+def grammar_words(grammar: Grammar | None) -> dict[str, object] | None:
     """vLLM's `structured_outputs`."""
     if grammar is None:
         return None

@@ -16,7 +16,7 @@ from events.options import SamplingParams
 from events.sampling import DEFAULTS
 
 
-def same(value: Any) -> Any:
+def same(value: Any) -> object:
     return value
 
 
