@@ -114,8 +114,8 @@ test-images: setup ## two gateways behind nginx from the images that are there, 
 bench: setup ## every benchmark, each beside a peer, printing ratios
 	for file in benchmarks/*.py; do case $$file in *_gpu.py|*/_*) ;; *) echo "== $$file"; $(PY) $$file || exit 1;; esac; done
 
-campaign: setup ## attack the server and take things away from it: one table in campaign.md (MINUTES=30)
-	$(PY) scripts/campaign.py --minutes $(or $(MINUTES),30)
+campaign: setup ## attack the server and take things away from it: one table in campaign.md (MINUTES=90 SOAK=1800)
+	$(PY) scripts/campaign.py --minutes $(or $(MINUTES),90) --soak $(or $(SOAK),1800)
 
 .PHONY: campaign
 

@@ -1,4 +1,5 @@
-"""This server with the scripted engine, listening on an inherited socket: `python _scripted_server.py FD TOKENS DELAY`.
+"""This server with the scripted engine, listening on an inherited socket: `python _scripted_server.py FD TOKENS DELAY
+[RUNS]`, with RUNS runs at once at most.
 
 Every request is answered with TOKENS tokens of one word, one at each step of the engine, DELAY seconds apart; a step
 gives every running request its next token, as a batch of a real engine does. The steps go on whether or not the server
@@ -74,11 +75,11 @@ class _Nothing(asyncio.Handle):
 _NEVER = _Nothing()
 
 
-def main(descriptor: int, tokens: int, delay: float) -> None:
+def main(descriptor: int, tokens: int, delay: float, runs: int = LIMIT) -> None:
     engine = scripted("")
     word = engine.vocabulary.encode("the ")[0]
     engine = scripted([Script(tokens=(word,) * tokens, delay=1.0, paced=True)], max_running=LIMIT, clock=Steps(delay))
-    chosen = settings(max_runs=LIMIT, max_runs_per_tenant=LIMIT, max_queued=LIMIT)
+    chosen = settings(max_runs=runs, max_runs_per_tenant=runs, max_queued=LIMIT)
     server = build_server(chosen, engine=engine)
     listener = socket.socket(fileno=descriptor)
     listener.setblocking(False)
@@ -87,4 +88,4 @@ def main(descriptor: int, tokens: int, delay: float) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))
+    main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), *map(int, sys.argv[4:]))

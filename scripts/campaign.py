@@ -1,6 +1,6 @@
 """Everything that attacks the server or takes something away from it, one after the other, as one table.
 
-    python scripts/campaign.py [--minutes 30] [--out campaign.md] [--only WORD]
+    python scripts/campaign.py [--minutes 90] [--soak 1800] [--out campaign.md] [--only WORD]
 
 Each line runs a selection of tests, or a benchmark, with a time limit of its own; what does not fit into the minutes is
 told as not run. The table names the commit. Exits with 1 if a line failed, was cut off or did not run.
@@ -53,6 +53,18 @@ LINES = (
     tested("the engine's process killed, stopped, out of memory", "runs end, it comes back",
            "tests/generation/test_faults.py", "tests/engines/test_watchdog.py"),
     tested("upstreams that break in every way", "an error or another engine", "tests/engines/upstream/test_faults.py"),
+    tested("canaries in headers, bodies, tools and names", "none in logs, metrics, traces or errors",
+           "tests/web/test_canaries.py", "tests/web/test_tracing.py", "tests/web/test_audit.py"),
+    tested("the clock put forward and back", "runs end, nothing is lost", "tests/web/test_clock.py"),
+    tested("PostgreSQL stopped and started", "unavailable, 6 lines, then as before", "tests/store/test_outage.py"),
+    tested("bodies of thousands of messages", "no turn of the loop above 256 items",
+           "tests/runs/test_long_conversations.py", "tests/commands/test_heap.py"),
+    Line("1,000 streams of 500 tokens", "0 lost, twice or out of order", ("benchmarks/crowds.py", "streams")),
+    Line("10,000 clients, 30 % leave at random", "0 runs left after 1 s", ("benchmarks/crowds.py", "disconnects")),
+    Line("200 clients that read nothing", "1 MB each", ("benchmarks/crowds.py", "silent", "--seconds", "20")),
+    Line("ten times as many requests as places", "refused with Retry-After within 20 ms",
+         ("benchmarks/crowds.py", "overload")),
+    Line("every wire in turn, with tools", "memory flat", ("benchmarks/crowds.py", "soak", "--seconds", "{soak}")),
     Line("clients that vanish in silence", "aborted within 250 ms", ("benchmarks/vanishing.py", "--rounds", "5")),
     Line("a text of 1.9 MB", "others wait 50 ms at most", ("benchmarks/encoding_stall.py", "--rounds", "1")),
     Line("bodies of 3.9 MB of spaces beside a stream", "its tokens keep coming",
@@ -72,16 +84,17 @@ class Outcome:
     said: str = ""
 
 
-def run(line: Line, limit: float) -> Outcome:
+def run(line: Line, limit: float, soak: float) -> Outcome:
     begun = time.monotonic()
     if limit <= 0:
         return Outcome(line, "not run")
     process = subprocess.Popen(
-        [sys.executable, *line.command], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        [sys.executable, *(word.format(soak=soak) for word in line.command)], cwd=ROOT,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         start_new_session=True,
     )  # fmt: skip
     try:
-        told, _ = process.communicate(timeout=min(limit, EACH_SECONDS))
+        told, _ = process.communicate(timeout=min(limit, EACH_SECONDS + soak * ("soak" in line.command)))
     except subprocess.TimeoutExpired:
         return Outcome(line, "cut off", time.monotonic() - begun)
     finally:
@@ -116,15 +129,16 @@ def table(outcomes: list[Outcome]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--minutes", type=float, default=90)
     parser.add_argument("--out", type=Path, default=Path("campaign.md"))
+    parser.add_argument("--soak", type=float, default=1800, help="seconds of the soak")
     parser.add_argument("--only", default="", help="lines with this word alone")
     given = parser.parse_args()
     ends = time.monotonic() + given.minutes * 60
     outcomes: list[Outcome] = []
     for line in LINES:
         if given.only in line.what:
-            outcomes.append(run(line, ends - time.monotonic()))
+            outcomes.append(run(line, ends - time.monotonic(), given.soak))
             print(f"{outcomes[-1].result:8} {outcomes[-1].seconds:5.0f} s  {line.what}", flush=True)
     given.out.write_text(table(outcomes), "utf-8")
     return int(not outcomes or any(each.result != "passed" for each in outcomes))
