@@ -219,9 +219,7 @@ def overload(scale: float, seconds: float) -> None:
     refused = [each for each in found if each[0] != 200]
     sound = all(status in (429, 503) and told for status, told, _ in refused) and len(refused) <= 9 * places
     burst = sorted(took for _, _, took in refused)
-    print(
-        f"burst of {10 * places}: median {statistics.median(burst) * 1000:.0f} ms, most {burst[-1] * 1000:.0f} ms"
-    )
+    print(f"burst of {10 * places}: median {statistics.median(burst) * 1000:.0f} ms, most {burst[-1] * 1000:.0f} ms")
     p99 = times[int(len(times) * 0.99)] * 1000
     verdict(
         f"{len(refused)} of {len(found)} refused with Retry-After: {sound}; a refusal beside full places takes "

@@ -13,6 +13,7 @@ import msgspec
 from tokenizers import Encoding, Tokenizer
 
 from agent_server.engine.protocol import EngineError
+from agent_server.prompting.space_slices import pieces, space_to_drop
 
 LONG = 256 * 1024
 """Characters above which only one text is encoded at a time: the tokenizer needs up to 0.6 KB of memory for each."""
@@ -36,13 +37,22 @@ class Encoded(msgspec.Struct, frozen=True):
     spans: dict[int, tuple[int, int]]
 
 
+class Slicing(msgspec.Struct, frozen=True):
+    """How long texts are cut. drop: at spaces, of which so many are left out before a slice; None for at words."""
+
+    drop: int | None = None
+
+    def __bool__(self) -> bool:
+        return True
+
+
 def encoded(
     tokenizer: Tokenizer,
     text: str,
     *,
     marked: Collection[int] = (),
     add_special_tokens: bool = False,
-    sliced: bool = False,
+    sliced: Slicing | bool | None = None,
 ) -> Encoded:
     """`tokenizer.encode` for texts of any length, which lets other threads run meanwhile.
 
@@ -62,6 +72,8 @@ def encoded(
         raise EngineError("overloaded", "Another very long prompt is being encoded; try again.", retryable=True)
     try:
         if sliced and not add_special_tokens:
+            if isinstance(sliced, Slicing) and sliced.drop is not None:
+                return _at_spaces(tokenizer, text, marked, sliced.drop)
             return _in_slices(tokenizer, text, marked)
         return _read(tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0], marked)
     finally:
@@ -103,6 +115,16 @@ def _in_slices(tokenizer: Tokenizer, text: str, marked: Collection[int]) -> Enco
         start, size = start + length, SLICE
 
 
+def _at_spaces(tokenizer: Tokenizer, text: str, marked: Collection[int], drop: int) -> Encoded:
+    ids: list[int] = []
+    spans: dict[int, tuple[int, int]] = {}
+    for start, piece in pieces(text, SLICE, drop):
+        part = _read(tokenizer.encode_batch([piece], add_special_tokens=False)[0], marked)
+        spans |= {place + len(ids): (begin + start, end + start) for place, (begin, end) in part.spans.items()}
+        ids += part.ids
+    return Encoded(ids, spans)
+
+
 def _whole_words(encoding: Encoding) -> tuple[int, int]:
     """How many tokens and characters of a slice are words that do not change with what comes behind it; (0, 0) if
     there are too few."""
@@ -114,7 +136,15 @@ def _whole_words(encoding: Encoding) -> tuple[int, int]:
     return 0, 0
 
 
-def can_be_sliced(tokenizer: Tokenizer) -> bool:
+def can_be_sliced(tokenizer: Tokenizer) -> Slicing | None:
+    """How a text can be encoded in slices whose tokens are those of the whole; None if not at all."""
+    if _splits_words(tokenizer):
+        return Slicing()
+    drop = space_to_drop(tokenizer)
+    return None if drop is None else Slicing(drop=drop)
+
+
+def _splits_words(tokenizer: Tokenizer) -> bool:
     """Whether a text's tokens from the beginning of any word on are those of that part alone: the tokenizer splits
     text into words by looking ahead only, encodes each word by itself, and adds nothing in front."""
     described: dict[str, Any] = json.loads(tokenizer.to_str())
