@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import msgspec
 from sqlalchemy.exc import SQLAlchemyError
 
-from agent_server.agent import Agent, LoadError, Sealer
+from agent_server.agent import Agent, LoadError, Sealer, ServedAgent
 from agent_server.agent.mcp_file import load_mcp_file
 from agent_server.audit import AuditLog
 from agent_server.auth import Authority, Quotas, configured_authority, storage_url
@@ -25,7 +25,7 @@ from agent_server.ids import new_id
 from agent_server.media.intake import Intake
 from agent_server.runs import Run, RunManager
 from agent_server.served_models import Making, Served, serve_models
-from agent_server.server import BUNDLED, BUNDLED_NAME, Server, StartupError
+from agent_server.server import BUNDLED, BUNDLED_NAME, Server, ServesRuns, StartupError
 from agent_server.settings import Settings
 from agent_server.store import Store
 from agent_server.telemetry import ServerTelemetry
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from agent_server.engines.embeddings import Embeddings
     from agent_server.engines.upstream import Model
     from agent_server.engines.upstream.address import Address
+    from agent_server.model_pool import AnyModel
     from agent_server.prompting.prompt import PromptBuilder
     from agent_server.runs.sharing import Gateway
 
@@ -55,7 +56,8 @@ def build_server(settings: Settings, *, agents: Sequence[object] = (), engine: E
     try:
         named: Sequence[Named] = load_named(settings.served.agent, agents) or default_agents(settings)
         named = [*with_mcp_files(named, settings.served.mcp), *models.agents({each.name for each in named})]
-        served = serve_named(named, model, sealer=sealer(settings), limits=settings.tools, models=models.models)
+        found = serve_named(named, model, sealer=sealer(settings), limits=settings.tools, models=models.models)
+        served: dict[str, ServesRuns] = dict(found)  # adapters may come and go
     except (LoadError, ValueError) as error:
         raise StartupError(str(error)) from error
     store = make_store(settings)
@@ -79,6 +81,7 @@ def build_server(settings: Settings, *, agents: Sequence[object] = (), engine: E
         model=model,
         models=models.models,
         pool=models.pool,
+        make_agent=partial(plain_agent, settings),
         agents=served,
         runs=runs,
         store=store,
@@ -105,6 +108,12 @@ def make_embeddings(settings: Settings) -> Embeddings | None:
         return choose_embeddings(settings)
     except ValueError as error:
         raise StartupError(str(error)) from error
+
+
+def plain_agent(settings: Settings, name: str, model: AnyModel) -> ServedAgent:
+    """The agent that is a model alone, under its name. Raises ValueError for a name that none can have."""
+    agent = Agent(name=name, model=name, description=f"The model {name} alone, without tools.")
+    return ServedAgent(agent, model, sealer=sealer(settings), limits=settings.tools, models={name: model})
 
 
 def make_quotas(settings: Settings) -> Quotas:

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
 from adapters.part_kinds import KINDS
-from agent_server.engine.protocol import Engine, EngineError, EngineStatus
+from agent_server.engine.protocol import Engine, EngineError, EngineStatus, TakesAdapters
 from agent_server.media.intake import Intake
 from agent_server.settings import OutputSettings
 
@@ -103,6 +103,22 @@ class ChatModel:
     async def use(self, tell: Tell) -> AsyncIterator[None]:
         """Around everything that a turn asks of the model. This one is there from the server's start to its end."""
         yield
+
+    async def load_adapter(self, name: str, folder: str) -> None:
+        """Load a LoRA adapter beside the weights. Raises EngineError."""
+        await self._adaptable.load_adapter(name, folder)
+
+    async def remove_adapter(self, name: str) -> None:
+        await self._adaptable.remove_adapter(name)
+
+    @property
+    def _adaptable(self) -> TakesAdapters:
+        if not isinstance(self.engine, TakesAdapters):
+            message = (
+                f"The adapters of {self.name} cannot be changed here: it is not computed by one engine of this process."
+            )
+            raise EngineError("invalid_request", message)
+        return self.engine
 
     async def tokenizing(self) -> PromptBuilder:
         """The prompt builder for what needs no weights. Raises EngineError."""

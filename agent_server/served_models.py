@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from agent_server.agent import Agent, LoadError
 from agent_server.agent.agent import NAME
-from agent_server.model_pool import AnyModel, ModelPool, PooledModel
+from agent_server.model_pool import AdaptedModel, AnyModel, ModelPool, PooledModel
 from agent_server.server import BUNDLED, BUNDLED_NAME, StartupError
 from agent_server.settings import Settings
 from agent_server.settings.section import nested
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from agent_server.prompting.prompt import PromptBuilder
 
 OWN = (
-    "model", "device", "dtype", "quantize", "kv_cache_dtype", "trust_remote_code", "adapter", "engine",
+    "model", "device", "dtype", "quantize", "kv_cache_dtype", "trust_remote_code", "adapter", "lora", "engine",
     "engine_key", "chat_template", "format", "reasoning_parser", "tool_call_parser", "max_batch", "max_queued",
     "step_tokens", "kv_cache_bytes", "max_context", "cuda_graphs", "vllm",
 )  # fmt: skip
@@ -38,23 +38,20 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     """main: the first model. models: by name. pool: None where there is one model, which stays."""
 
     main: ChatModel | PooledModel
-    models: Mapping[str, AnyModel]
+    models: dict[str, AnyModel]
     pool: ModelPool | None = None
 
     def metrics(self) -> Mapping[str, float]:
         return {} if self.pool is None else self.pool.metrics()
 
     def agents(self, taken: Collection[str] = ()) -> list[Agent]:
-        """An agent for each of several models: the model alone, under its name. taken: by other agents. Raises
-        LoadError where one of them has that name."""
-        if self.pool is None or len(self.pool.models) < 2:
-            return []
-        if both := sorted(set(taken) & set(self.pool.models)):
+        """An agent for each of several models, and for each adapter: the model alone, under its name. taken: by other
+        agents. Raises LoadError where one of them has that name."""
+        alone = self.pool is None or len(self.pool.models) < 2
+        names = [name for name, model in self.models.items() if not alone or isinstance(model, AdaptedModel)]
+        if both := sorted(set(taken) & set(names)):
             raise LoadError(f"A model and an agent are both called {both[0]}; name the model another way: NAME=FOLDER.")
-        return [
-            Agent(name=name, model=name, description=f"The model {name} alone, without tools.")
-            for name in self.pool.models
-        ]
+        return [Agent(name=name, model=name, description=f"The model {name} alone, without tools.") for name in names]
 
 
 class Making(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,14 +66,36 @@ def serve_models(settings: Settings, making: Making) -> Served:
     """The models; none is loaded yet. Raises StartupError."""
     wanted = wanted_models(settings)
     if len(wanted) == 1 and not settings.pool.idle:
-        model = making.model(next(iter(wanted.values())))
-        return Served(main=model, models={model.name: model})
+        own = next(iter(wanted.values()))
+        model = making.model(own)
+        return Served(main=model, models=_with_adapters({model.name: model}, {model.name: own}))
     for each in wanted.values():
         making.check(each)
     pool = ModelPool(settings.pool)
     for name, each in with_caches(wanted, settings.pool.budget).items():
         pool.add(_pooled(name, each, making))
-    return Served(main=next(iter(pool.models.values())), models=dict(pool.models), pool=pool)
+    models: dict[str, ChatModel | PooledModel] = dict(pool.models)
+    return Served(main=next(iter(pool.models.values())), models=_with_adapters(models, wanted), pool=pool)
+
+
+def _with_adapters(
+    models: Mapping[str, ChatModel | PooledModel], wanted: Mapping[str, Settings]
+) -> dict[str, AnyModel]:
+    """The models, and each LoRA adapter under its name. Raises StartupError."""
+    found: dict[str, AnyModel] = dict(models)
+    for root, settings in zip(models.values(), wanted.values(), strict=True):
+        if settings.compute.lora and settings.served.engine:
+            raise StartupError(f"--lora needs a model that is computed here, and {root.name} is computed elsewhere.")
+        for name in map(adapter_name, settings.compute.lora):
+            if name in found:
+                raise StartupError(f"Two models are called {name}; give the adapter another name: --lora NAME=FOLDER.")
+            check_name(name)
+            found[name] = AdaptedModel(name, root)
+    return found
+
+
+def adapter_name(given: str) -> str:
+    return given.partition("=")[0]
 
 
 def _pooled(name: str, settings: Settings, making: Making) -> PooledModel:
@@ -84,12 +103,15 @@ def _pooled(name: str, settings: Settings, making: Making) -> PooledModel:
     sample = making.model(settings)  # what cannot be made is said at the start
 
     def make() -> ChatModel:
-        made = making.model(settings)
+        lora = tuple(f"{name}={folder}" for name, folder in pooled.adapters.items())
+        made = making.model(_own(settings, {"lora": lora, "served_name": name}))
         made.load_prompts = prompts
         return made
 
     size = file_bytes(settings.served.model) + settings.compute.kv_cache_bytes
-    return PooledModel(name, make, prompts, sample.output, sample.intake, size)
+    pooled = PooledModel(name, make, prompts, sample.output, sample.intake, size)
+    pooled.adapters = {adapter_name(given): given.partition("=")[2] for given in settings.compute.lora}
+    return pooled
 
 
 # which
@@ -106,9 +128,11 @@ def wanted_models(settings: Settings) -> dict[str, Settings]:
         name, place = named_source(source)
         if not several:
             name = said.served_name or name
-        _add(found, name, _own(settings, {"model": place, "served_name": name if several else said.served_name}))
+        lora = () if found else settings.compute.lora
+        shown = name if several else said.served_name
+        _add(found, name, _own(settings, {"model": place, "served_name": shown, "lora": lora}))
     for name, row in read_models_file(said.models_file).items():
-        _add(found, name, _own(settings, {**row, "served_name": name}))
+        _add(found, name, _own(settings, {"lora": (), **row, "served_name": name}))
     if several:
         _check_names(found, settings)
     return found
@@ -124,11 +148,15 @@ def _check_names(found: Mapping[str, Settings], settings: Settings) -> None:
     if settings.served.served_name:
         raise StartupError("--served-name names one model; several are named as NAME=FOLDER each.")
     for name in found:
-        if name == "default" or not NAME.fullmatch(name):
-            raise StartupError(
-                f"A model cannot be called {name!r}, which is part of a path: give it a name of letters, digits, "
-                "'.', '_' and '-' as NAME=FOLDER."
-            )
+        check_name(name)
+
+
+def check_name(name: str) -> None:
+    if name == "default" or not NAME.fullmatch(name):
+        raise StartupError(
+            f"A model cannot be called {name!r}, which is part of a path: give it a name of letters, digits, "
+            "'.', '_' and '-' as NAME=FOLDER."
+        )
 
 
 def named_source(source: str) -> tuple[str, str]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from adapters.errors import RequestError
 from agent_server.audit import AuditLog
 from agent_server.auth import Authority, Quotas
 from agent_server.engine.protocol import EngineStatus
+from agent_server.model_pool import AdaptedModel
 from agent_server.settings import Settings
 from agent_server.telemetry import ServerTelemetry
 
@@ -73,16 +75,18 @@ class Server:
 
     settings: Settings
     model: ChatModel | PooledModel
-    agents: Mapping[str, ServesRuns]
+    agents: MutableMapping[str, ServesRuns]
     runs: RunManager
     store: Store
     telemetry: ServerTelemetry
     authority: Authority
     quotas: Quotas
     embeddings: Embeddings | None = None
-    models: Mapping[str, AnyModel] = field(default_factory=dict)
+    models: MutableMapping[str, AnyModel] = field(default_factory=dict)
     pool: ModelPool | None = None
     audit: AuditLog | None = None
+    make_agent: Callable[[str, AnyModel], ServesRuns] | None = None
+    """Makes the agent that is a model alone, for one that comes while the server runs."""
     closing: bool = False
     on_stop: Callable[[], None] | None = None
     _starting: asyncio.Task[None] | None = None
@@ -97,6 +101,35 @@ class Server:
         """The model that answers for an agent, or that has a name."""
         name = self.agents[agent].model_name if agent in self.agents else agent
         return self.models.get(name, self.model)
+
+    async def load_adapter(self, name: str, folder: str, base: str = "") -> None:
+        """Serve a LoRA adapter of the model `base`, the first if "", as a model of that name. Raises RequestError or
+        EngineError."""
+        root = self.models.get(base or self.model.name)
+        if root is None or isinstance(root, AdaptedModel):
+            raise RequestError("not_found", "There is no model of that name.", "model")
+        known = self.models.get(name)
+        if (name in self.agents or name in self.models) and not isinstance(known, AdaptedModel):
+            raise RequestError("conflict", "A model or an agent has that name already.", "name")
+        if isinstance(known, AdaptedModel) and known.root is not root:
+            raise RequestError("conflict", "An adapter of another model has that name already.", "name")
+        assert self.make_agent is not None
+        made = AdaptedModel(name, root)
+        try:
+            agent = self.make_agent(name, made)
+        except ValueError as error:
+            raise RequestError("invalid_request", f"{error}.", "name") from None
+        await root.load_adapter(name, folder)
+        self.models[name], self.agents[name] = made, agent
+
+    async def remove_adapter(self, name: str) -> None:
+        """Serve an adapter no longer; what is generated with it ends with it."""
+        known = self.models.get(name)
+        if not isinstance(known, AdaptedModel):
+            raise RequestError("not_found", "There is no adapter of that name.", "name")
+        del self.models[name]
+        self.agents.pop(name, None)
+        await known.root.remove_adapter(name)
 
     @property
     def takes(self) -> frozenset[str]:

@@ -42,6 +42,8 @@ def check_supported(request: GenerationRequest, info: EngineInfo) -> None:
             raise EngineError("invalid_request", message, param=param)
     for param in sorted(sampling.asked() - info.sampling):
         raise EngineError("invalid_request", f"This engine does not support {param}.", param=param)
+    if request.adapter and not info.adapters:
+        raise EngineError("invalid_request", "This engine takes no LoRA adapters beside the weights.", param="model")
     if request.pictures:
         _check_pictures(request, info)
     if request.constraint is not None and not info.supports_constraints:

@@ -11,7 +11,7 @@ side, so an engine can be a GPU in another process, a replay of scripts or anoth
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -209,6 +209,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     generated the beginning too, with grammars and seeds. "plain": it treats those tokens as part of the prompt, so that
     grammars, seeds and the penalties that count the answer alone start from zero. "no": it ignores them.
     keeps_places: for how many seconds it keeps the place of a conversation that waits; 0 where it ignores `place`.
+    adapters: whether generations may name a LoRA adapter.
     placeholders: the kinds of media that the model takes beside text ("image"), each with the token that stands for one
     of them in a prompt.
     """
@@ -222,6 +223,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     supports_pause: bool = True
     supports_modify: bool = True
     continues: Literal["exact", "plain", "no"] = "no"
+    adapters: bool = False
     placeholders: dict[str, int] = {}
     details: dict[str, Any] = {}
 
@@ -254,3 +256,14 @@ class Engine(Protocol):
 
     def metrics(self) -> dict[str, float]:
         """Gauges and counters under vLLM's metric names without their prefix, for example num_requests_running."""
+
+
+@runtime_checkable
+class TakesAdapters(Protocol):
+    """An engine whose LoRA adapters can be changed while it runs."""
+
+    async def load_adapter(self, name: str, folder: str) -> None:
+        """Load an adapter for generations that name it. Raises EngineError with one sentence."""
+
+    async def remove_adapter(self, name: str) -> None:
+        """Take no more generations for it; those that run end with it."""

@@ -24,6 +24,9 @@ from agent_server.engine.protocol import (
 from agent_server.engines.watchdog import Watchdog
 from agent_server.generation.config import EngineConfig
 from agent_server.generation.messages import (
+    Abandon,
+    Adopt,
+    Adopted,
     Broken,
     Cancel,
     Command,
@@ -96,6 +99,23 @@ class _Stream:
         return Delta(tuple(tokens))
 
 
+class _Answer:
+    """What is waited for besides generations."""
+
+    started = False
+
+    def __init__(self) -> None:
+        self.there: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def put(self, item: Reply) -> None:
+        if self.there.done():
+            return
+        if isinstance(item, Failure):
+            self.there.set_exception(item.error())
+        else:
+            self.there.set_result(None)
+
+
 class EmbeddedEngine:
     """process: False runs the core in a thread. step_time_limit: seconds without an answer after which the process is
     killed and started again; after half of them it gets no new work. A thread cannot be killed. observe: called with
@@ -119,7 +139,7 @@ class EmbeddedEngine:
         self._info: EngineInfo | None = None
         self._link: Link | None = None
         self._numbers = itertools.count(1)
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, _Stream | _Answer] = {}
         self._by_id: dict[str, _Stream] = {}
         self._measured: dict[str, float] = {}
         self._settled: asyncio.Event = asyncio.Event()
@@ -288,6 +308,7 @@ class EmbeddedEngine:
                     self._observe_times(item)
                     yield item
                     return
+                assert not isinstance(item, Adopted)
                 stream.started = stream.started or isinstance(item, Delta)
                 yield item
         finally:
@@ -317,6 +338,32 @@ class EmbeddedEngine:
         if following > 0:
             seconds = (finished.timings.total - finished.timings.first_token) / following
             self._observe("time_per_output_token_seconds", seconds)
+
+    # adapters
+
+    async def load_adapter(self, name: str, folder: str) -> None:
+        """Load a LoRA adapter for generations that name it; one of that name is replaced, and what generates with it
+        goes on with it. Raises EngineError with one sentence."""
+        await self._asked(Adopt(next(self._numbers), name, folder))
+        others = (each for each in self.config.lora if each.partition("=")[0] != name)
+        self.config = self.config.model_copy(update={"lora": (*others, f"{name}={folder}")})
+
+    async def remove_adapter(self, name: str) -> None:
+        """Take no more generations for an adapter; those that run end with it."""
+        await self._asked(Abandon(next(self._numbers), name))
+        others = tuple(each for each in self.config.lora if each.partition("=")[0] != name)
+        self.config = self.config.model_copy(update={"lora": others})
+
+    async def _asked(self, command: Adopt | Abandon) -> None:
+        """Send a command and wait for its answer."""
+        if not self.info.adapters:
+            raise EngineError("invalid_request", "This engine takes no LoRA adapters beside the weights.")
+        answer = self._streams[command.number] = _Answer()
+        try:
+            self._send(command)
+            await answer.there
+        finally:
+            del self._streams[command.number]
 
     # control
 

@@ -9,9 +9,14 @@ from typing import TYPE_CHECKING
 from agent_server.engine.checks import changed_sampling, check_length
 from agent_server.engine.continuation import already_ended
 from agent_server.engine.protocol import Control, Delta, EngineError, Finished, GenerationRequest, Token, Usage
+from agent_server.generation.adapters import Adapters
 from agent_server.generation.constraint import Matcher, lost
+from agent_server.generation.faults import first_line
 from agent_server.generation.generation import Generation, begin, limit_of
 from agent_server.generation.messages import (
+    Abandon,
+    Adopt,
+    Adopted,
     Cancel,
     Command,
     Compiled,
@@ -38,6 +43,9 @@ def carry_out(core: Core, command: Command | Compiled | Pictured) -> None:
         return
     if isinstance(command, Pictured):
         _look(core, command)
+        return
+    if isinstance(command, Adopt | Abandon):
+        _adopt(core, command)
         return
     if (number := getattr(command, "number", -1)) in core.looking:
         _defer(core, number, command)
@@ -71,6 +79,28 @@ def _submit(core: Core, number: int, request: GenerationRequest) -> None:
         core.vision.begin(request, partial(_pictured, core, number), partial(_unpictured, core, number, request))
         return
     _enqueue(core, number, request)
+
+
+def _adapters(core: Core) -> Adapters:
+    if core.adapters is None:
+        message = "This model is decoded on caches of its own, where rows cannot have adapters of their own"
+        raise EngineError("invalid_request", f"{message}; serve it with --adapter.", param="model")
+    return core.adapters
+
+
+def _adopt(core: Core, command: Adopt | Abandon) -> None:
+    """Load or remove an adapter, and say how it went."""
+    try:
+        if isinstance(command, Adopt):
+            _adapters(core).load(command.name, command.folder)
+        else:
+            _adapters(core).remove(command.name)
+        core.say(command.number, Adopted())
+    except EngineError as error:
+        core.say(command.number, Failure.of(error))
+    except Exception as error:  # a file may hold anything: that is no fault of the core's
+        message = f"The adapter cannot be loaded: {first_line(error)}"
+        core.say(command.number, Failure("unavailable", message))
 
 
 def _pictured(core: Core, number: int, request: GenerationRequest, media: PictureInputs) -> None:
@@ -114,7 +144,12 @@ def _enqueue(core: Core, number: int, request: GenerationRequest, media: Picture
         core.scheduler.memory.leases.end((request.tenant, request.place.key))
         core.say(number, Finished(reason="length", usage=Usage()))
         return
-    generation = begin(number, request, core.vocabulary, core.defaults, longest, core.clock(), media)
+    try:
+        adapter = _adapters(core).enter(request.adapter) if request.adapter else ""
+    except EngineError as error:
+        core.say(number, Failure.of(error))
+        return
+    generation = begin(number, request, core.vocabulary, core.defaults, longest, core.clock(), media, adapter)
     core.generations[number] = generation
     ended = already_ended(request, generation.output, generation.eos, longest - len(request.prompt_token_ids))
     if ended is not None:

@@ -176,9 +176,10 @@ def begin(
     longest: int,
     now: float,
     media: PictureInputs | None = None,
+    adapter: str = "",
 ) -> Generation:
     """A generation for the request, which was checked; `longest`: the most tokens that it may come to have; media: its
-    pictures, whose tokens are in the prompt."""
+    pictures, whose tokens are in the prompt; adapter: the key of its LoRA adapter."""
     prompt = list(request.prompt_token_ids if media is None else media.layout.keys)
     params = defaults.fill(request.sampling)
     sequence = Sequence(
@@ -188,6 +189,7 @@ def begin(
         limit=limit_of(len(prompt), params, longest),
         tenant=request.tenant,
         salt=request.cache_salt,
+        adapter=adapter,
         priority=request.priority,
         later=request.turn > 0,
         shareable=params.prompt_logprobs is None,

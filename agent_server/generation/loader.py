@@ -14,6 +14,7 @@ from transformers import GenerationConfig
 from agent_server.engine.detokenizer import TokenizerVocabulary
 from agent_server.engine.protocol import EngineError, EngineInfo, EngineStatus
 from agent_server.generation import attention_kernels
+from agent_server.generation.adapters import Adapters
 from agent_server.generation.config import EngineConfig
 from agent_server.generation.constraint import Compiler, ConstraintError
 from agent_server.generation.delta_rule import quicken
@@ -180,7 +181,13 @@ def assemble(
     vocabulary = TokenizerVocabulary(files.tokenizer)
     sampler = make_sampler(config.max_batch, text.vocab_size, device)
     budget = config.step_tokens or (CUDA_STEP_TOKENS if device.type == "cuda" else STEP_TOKENS)
+    adapters = _adapters(config, model)
     runner, note, budget = _runner(config, model, context, sampler, budget)
+    if isinstance(runner, PackedRunner):
+        runner.adapters = adapters
+        adapters.attach(model)
+    elif config.lora:
+        raise EngineError("unavailable", f"{config.model} takes no --lora: it is decoded {note}; give --adapter.")
     vision = None if reader is None else _vision(config, model, runner, reader)
     scheduler = Scheduler(
         runner.memory,
@@ -201,6 +208,7 @@ def assemble(
         limits=Limits(context, text.vocab_size, config.max_queued),
         compiler=compiler,
         vision=vision,
+        adapters=runner.adapters if isinstance(runner, PackedRunner) else None,
         overlap=device.type == "cuda" if config.overlap is None else config.overlap,
         run_ahead=config.run_ahead and isinstance(runner, PackedRunner),
     )
@@ -213,6 +221,7 @@ def assemble(
         supports_constraints=compiler is not None,
         continues="exact",
         keeps_places=config.kept_seconds if config.kept_percent else 0.0,
+        adapters=isinstance(runner, PackedRunner),
         placeholders={} if vision is None else {"image": vision.reader.placeholder},
         details={
             "architecture": type(getattr(model, "whole", model)).__name__,
@@ -232,6 +241,15 @@ def assemble(
     )
     logger.info("%s: %s", info.model, ", ".join(f"{name} {value}" for name, value in info.details.items()))
     return core, info
+
+
+def _adapters(config: EngineConfig, model: Any) -> Adapters:
+    """The adapters beside the weights, in memory before what is free is shared out."""
+    adapters = Adapters(model, config.model)
+    for given in config.lora:
+        name, _, folder = given.partition("=")
+        adapters.load(name, folder)
+    return adapters
 
 
 def _memory(model: Any, runner: Any) -> int:

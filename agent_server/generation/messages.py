@@ -63,6 +63,21 @@ class Pictured(msgspec.Struct, frozen=True, tag="pictured"):
     failure: Failure | None = None
 
 
+class Adopt(msgspec.Struct, frozen=True, tag="adopt"):
+    """Load a LoRA adapter; `number` is answered with Adopted or a Failure."""
+
+    number: int
+    name: str
+    folder: str
+
+
+class Abandon(msgspec.Struct, frozen=True, tag="abandon"):
+    """Take no more requests for a LoRA adapter; answered like Adopt."""
+
+    number: int
+    name: str
+
+
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
     """Between two steps, say anything: an engine that reports nothing for long is taken for hung."""
 
@@ -71,7 +86,7 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """End everything and go."""
 
 
-Command = Submit | Cancel | Pause | Resume | Modify | Ping | Stop
+Command = Submit | Cancel | Pause | Resume | Modify | Adopt | Abandon | Ping | Stop
 
 
 # from the worker
@@ -93,7 +108,11 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
         return EngineError(self.kind, self.message, retryable=self.retryable, param=self.param)
 
 
-Reply = Delta | Control | Finished | Failure
+class Adopted(msgspec.Struct, frozen=True, tag="adopted"):
+    """What was asked about an adapter is done."""
+
+
+Reply = Delta | Control | Finished | Failure | Adopted
 
 
 class Replies(msgspec.Struct, frozen=True, tag="replies"):

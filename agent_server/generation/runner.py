@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from agent_server.generation.adapters import Adapters
 from agent_server.generation.attention import attending
 from agent_server.generation.attention_kernels import Kernel
 from agent_server.generation.device import send
@@ -17,7 +20,7 @@ from agent_server.generation.graphs import Capture, DecodeGraphs, cuda_capture
 from agent_server.generation.kv_cache import KVCache
 from agent_server.generation.paged_batch import PagedBatch, Paging, page
 from agent_server.generation.pages import PagedMemory
-from agent_server.generation.scheduler import Plan
+from agent_server.generation.scheduler import Chunk, Plan
 from agent_server.generation.sequence import Memory, Sequence
 from agent_server.generation.slab_batch import SlabBatch
 from agent_server.generation.slabs import SlabMemory
@@ -61,11 +64,14 @@ class PackedRunner:
         self.flat = flat
         self.vision = vision
         self.graphs: DecodeGraphs | None = None
+        self.adapters: Adapters | None = None
         self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._no_mask = torch.zeros(1, 1, 1, 1, device=device)
 
     def run(self, plan: Plan, last: Tensor) -> tuple[list[Sequence], Tensor]:
-        if self.graphs is not None and not plan.chunks and (logits := self.graphs.run(plan.decodes)) is not None:
+        adapted = self.adapters is not None and _adapted(plan)
+        plain = self.graphs is not None and not plan.chunks and not adapted
+        if plain and self.graphs is not None and (logits := self.graphs.run(plan.decodes)) is not None:
             return plan.decodes, logits
         batch, order = self._batch(plan)
         ends = list(range(len(plan.decodes)))
@@ -76,10 +82,12 @@ class PackedRunner:
             at += chunk.length
             if chunk.samples:
                 ends.append(at - 1)
-        if self.vision is not None and shows(plan):
-            logits = self._see(self.vision, plan, order, last, batch, ends + scores)
-        else:
-            logits = self._forward(*self._inputs(plan, order, last), batch, ends + scores)
+        keys = _keys(order, plan.chunks) if adapted else []
+        with self.adapters.applied(keys) if self.adapters is not None and keys else contextlib.nullcontext():
+            if self.vision is not None and shows(plan):
+                logits = self._see(self.vision, plan, order, last, batch, ends + scores)
+            else:
+                logits = self._forward(*self._inputs(plan, order, last), batch, ends + scores)
         return order + [chunk.sequence for chunk in plan.chunks if chunk.samples], logits
 
     @property
@@ -133,7 +141,7 @@ class PackedRunner:
 
     def _forward(self, ids: Tensor, positions: Tensor, batch: Any, ends: list[int]) -> Tensor:
         every = ends == list(range(len(ids)))
-        if self.flat is not None:
+        if self.flat is not None and not (self.adapters is not None and self.adapters.active):
             return self.flat(ids, positions, None if every else send(ends, torch.int64, self.device), batch).float()
         wanted: Any = 0 if every else send(ends, torch.int64, self.device)
         selection = {"logits_to_keep": wanted} if self._selects else {}
@@ -159,3 +167,13 @@ class PackedRunner:
         output = vision.model(attention_mask=self._no_mask, use_cache=False, kv=batch, logits_to_keep=wanted, **named)
         logits: Tensor = output.logits[0].float()
         return logits
+
+
+def _adapted(plan: Plan) -> bool:
+    """Whether sequences of the step have adapters: it then takes the model's own forward, whose layers are asked."""
+    return any(s.adapter for s in plan.decodes) or any(chunk.sequence.adapter for chunk in plan.chunks)
+
+
+def _keys(order: Items[Sequence], chunks: Items[Chunk]) -> list[str]:
+    """Each token's adapter, in the order of the step's tokens."""
+    return [s.adapter for s in order] + [chunk.sequence.adapter for chunk in chunks for _ in range(chunk.length)]

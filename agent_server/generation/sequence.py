@@ -42,6 +42,7 @@ class Sequence:
     begun before. order: arrival, and ahead of it for later turns; no two are the same.
     place: the lease under which its conversation's earlier tokens may be kept. terms: nothing is generated; what its
     tokens need is computed and then kept by a lease.
+    adapter: the key of its LoRA adapter, "" for none.
     media: its pictures; `tokens` then has numbers made of their content in their places, so that whoever compares
     tokens compares pictures. shift: what is added to a token's index for its position, behind the pictures.
     """
@@ -52,6 +53,7 @@ class Sequence:
     limit: int
     tenant: str = ""
     salt: str = ""
+    adapter: str = ""
     priority: int = 0
     later: bool = False
     order: int = 0
@@ -73,8 +75,9 @@ class Sequence:
 
     @property
     def owner(self) -> str:
-        """Whose cached beginnings it may use: the tenant's, apart for each salt."""
-        return f"{self.tenant}\0{self.salt}" if self.salt else self.tenant
+        """Whose cached beginnings it may use: the tenant's, apart for each salt and for each adapter's weights."""
+        apart = (self.tenant, self.adapter, self.salt)
+        return "\0".join(apart) if self.adapter or self.salt else self.tenant
 
     @property
     def known(self) -> int:

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from agent_server.engine.detokenizer import Vocabulary
 from agent_server.engine.protocol import Delta, EngineError, FinishReason
+from agent_server.generation.adapters import Adapters
 from agent_server.generation.commands import carry_out
 from agent_server.generation.constraint import Compiler, lost
 from agent_server.generation.device import release_unused
@@ -58,6 +59,7 @@ class Core:
     limits: Limits
     compiler: Compiler | None = None
     vision: Vision | None = None
+    adapters: Adapters | None = None
     overlap: bool = False
     run_ahead: bool = False
     clock: Callable[[], float] = time.monotonic
@@ -321,6 +323,8 @@ class Core:
         """Out of the core, with everything that it holds."""
         del self.generations[generation.number]
         self.scheduler.finish(generation.sequence)
+        if self.adapters is not None and generation.sequence.adapter:
+            self.adapters.leave(generation.sequence.adapter)
 
     def _blame(self, plan: Plan, error: Exception) -> None:
         """What follows from a step that failed: another process where the device is gone, a smaller step where memory

@@ -28,7 +28,8 @@ class PooledModel:
     """A model that its pool loads and unloads. make: makes it anew for each load. bytes: of its weights and cache, as
     far as its files tell, until it was loaded once.
 
-    users: turns that use it now; used: when one last began or ended to; waiting: those who wait until it is loaded."""
+    users: turns that use it now; used: when one last began or ended to; waiting: those who wait until it is loaded;
+    adapters: folders of its LoRA adapters, by their names."""
 
     adapter = ""
 
@@ -53,6 +54,7 @@ class PooledModel:
         self.unloading: asyncio.Task[None] | None = None
         self.loading: asyncio.Task[None] | None = None
         self.failed: tuple[float, EngineError] | None = None
+        self.adapters: dict[str, str] = {}
         self.waiting: list[asyncio.Future[None]] = []
         self.unused = asyncio.Event()
         self._load_prompts = load_prompts
@@ -122,6 +124,19 @@ class PooledModel:
         finally:
             HELD.set(held)
             self.pool.leave(self)
+
+    async def load_adapter(self, name: str, folder: str) -> None:
+        """Load a LoRA adapter beside the weights, which are loaded for it, and keep it for later loads. Raises
+        EngineError."""
+        async with self.use(lambda status: None):
+            assert self.current is not None
+            await self.current.load_adapter(name, folder)
+            self.adapters[name] = folder
+
+    async def remove_adapter(self, name: str) -> None:
+        del self.adapters[name]
+        if self.current is not None and self.ready:
+            await self.current.remove_adapter(name)
 
     async def load(self) -> None:
         """Load it before anyone asks for it. Never raises: the outcome is `status`."""

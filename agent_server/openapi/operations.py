@@ -15,6 +15,7 @@ from adapters import tokenize as tokenizing
 from adapters.request_fields import Field
 from agent_server.model_pool import ModelState
 from agent_server.openapi import answers
+from agent_server.routes.adapters_routes import AdapterRecord, NewAdapter
 from agent_server.routes.models_routes import ModelChange
 from agent_server.routes.replicas_routes import ReplicaChange
 from agent_server.routes.threads_routes import Change, MessageFeedback
@@ -365,6 +366,14 @@ OTHERS: Mapping[tuple[str, str], Operation] = {
         "Operation", "Load a model, or unload it when what it generates is done", body=ModelChange,
         answer=Envelope("models", ModelState, many=True), status=202, example={"name": "small", "loaded": False},
     ),
+    ("GET", "/operator/adapters"): Operation(
+        "Operation", "The LoRA adapters that are served", answer=Envelope("adapters", AdapterRecord, many=True)
+    ),
+    ("POST", "/operator/adapters"): Operation(
+        "Operation", "Load a LoRA adapter, a model of its own name from then on", body=NewAdapter, status=201,
+        answer=Envelope("adapters", AdapterRecord, many=True), example={"name": "legal", "folder": "/adapters/legal"},
+    ),
+    ("DELETE", "/operator/adapters/{name}"): Operation("Operation", "Serve an adapter no longer", status=204),
     ("GET", "/"): Operation("Page", "The demo page", answer="text/html"),
     ("GET", "/favicon.svg"): Operation("Page", "Its icon", answer="image/svg+xml"),
     ("GET", "/demo/runs/{run_id}/wires"): Operation(

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import AfterValidator, Field, SecretStr, field_validator
 
 from agent_server.settings.lists import Names
 from agent_server.settings.run_limits import RunLimits
 from agent_server.settings.section import FIXED, Option, Section
+
+
+def _named(given: tuple[str, ...]) -> tuple[str, ...]:
+    for each in given:
+        name, _, folder = each.partition("=")
+        if not name or not folder:
+            raise ValueError(f"{each} names no adapter; name=folder does")
+    return given
 
 
 class ComputeSettings(Section):
@@ -30,7 +38,9 @@ class ComputeSettings(Section):
     """The type of cached keys and values on a CPU; auto is bfloat16 for bfloat16 checkpoints if the CPU is fast with
     it."""
     adapter: str = ""
-    """Folder of a LoRA adapter."""
+    """Folder of a LoRA adapter, which is added to the weights."""
+    lora: Annotated[Names, AfterValidator(_named)] = ()
+    """LoRA adapters beside the weights, each as `name=folder`; each is a model of that name."""
     max_batch: int = Field(64, gt=0)
     """Sequences that are generated at the same time."""
     max_queued: int = Field(512, ge=0)

@@ -19,6 +19,7 @@ from adapters import sse
 from agent_server.agent import Agent
 from agent_server.server import BUNDLED, StartupError
 from tests.conformance.node import NodeClients
+from tests.generation.test_adapters import make_adapter
 from tests.generation.tiny_models import make_model, save
 from tests.server import Running, serving, settings
 
@@ -190,3 +191,58 @@ def test_what_cannot_be_served_is_said_at_the_start(changes: dict[str, Any], sen
     agents = changes.pop("agents", [])
     with pytest.raises(StartupError, match=sentence):
         build_server(settings(model=str(BUNDLED), engine=(), **changes), agents=agents)
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
+async def test_adapters_are_models_by_their_names(small: Path, tmp_path: Path, node_clients: NodeClients):
+    folders = {kind: make_adapter(tmp_path / kind, kind) for kind in ("red", "blue", "green")}
+    lora = tuple(f"{kind}={folders[kind]}" for kind in ("red", "blue"))
+    async with (
+        serving(
+            model=f"base={small}", models=(f"demo={BUNDLED}",), lora=lora, operator_keys="op", engine=(), demo=False,
+            kv_cache_bytes=2**24,
+        ) as running,
+        AsyncOpenAI(base_url=running.url + "/v1", api_key="none", max_retries=0) as client,
+        httpx.AsyncClient(base_url=running.url, headers=KEY, timeout=60) as http,
+    ):  # fmt: skip
+        listed = {model.id: (model.model_extra or {})["root"] async for model in client.models.list()}
+        assert listed == {"base": "base", "demo": "demo", "red": "base", "blue": "base"}
+
+        async def said(model: str) -> str:
+            answer = await client.chat.completions.create(model=model, messages=HELLO, temperature=0, max_tokens=12)
+            assert answer.model == model
+            return answer.choices[0].message.content or ""
+
+        answers = await asyncio.gather(*map(said, ("base", "red", "blue", "demo", "red")))
+        assert len(set(answers[:4])) == 4 and answers[1] == answers[4]
+
+        body = {"name": "green", "folder": str(folders["green"])}
+        loaded = await http.post("/operator/adapters", json=body)
+        assert loaded.status_code == 201
+        assert [row["name"] for row in loaded.json()["adapters"]] == ["red", "blue", "green"]
+        assert await said("green") not in answers
+        removed = await http.delete("/operator/adapters/red")
+        assert removed.status_code == 204
+        with pytest.raises(openai.NotFoundError):
+            await said("red")
+
+        await http.post("/operator/models", json={"name": "base", "loaded": False})  # and come back with it
+        await until(http, "base", "unloaded")
+        entry = {"url": running.url + "/agui/green", "forwardedProps": RUN["forwardedProps"], "turns": ["Hello"]}
+        (told,) = await asyncio.to_thread(node_clients.run, "converse.mjs", [entry])
+        (run,) = told["runs"]
+        assert (run["error"], run["failed"], run["usage"][0]["model"]) == (None, None, "green")
+        assert await said("blue") == answers[2]
+        with pytest.raises(openai.NotFoundError):
+            await said("red")
+
+        wrong = [
+            ({"name": "x", "folder": str(tmp_path)}, 400), ({"name": "demo", "folder": "."}, 409),
+            ({"name": "a/b", "folder": "."}, 400), ({"name": "x", "folder": ".", "model": "red"}, 404), ({}, 400),
+        ]  # fmt: skip
+        assert [(await http.post("/operator/adapters", json=each)).status_code for each, _ in wrong] == [
+            status for _, status in wrong
+        ]
+        assert (await http.delete("/operator/adapters/base")).status_code == 404
+        refused = await http.get("/operator/adapters", headers={"authorization": "Bearer other"})
+        assert refused.status_code == 401
