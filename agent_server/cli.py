@@ -9,6 +9,7 @@ import typer
 from agent_server.commands.chat import chat
 from agent_server.commands.inspect import inspect
 from agent_server.commands.keys_command import keys
+from agent_server.commands.new import new
 from agent_server.commands.parse import parse
 from agent_server.commands.replicas import replicas
 from agent_server.commands.serve import serve
@@ -17,7 +18,7 @@ from agent_server.commands.worker import worker
 from agent_server.version import version
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-for command in (serve, worker, replicas, chat, inspect, parse):
+for command in (serve, new, worker, replicas, chat, inspect, parse):
     app.command()(command)
 app.add_typer(keys, name="keys")
 app.add_typer(threads, name="threads")
