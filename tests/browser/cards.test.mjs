@@ -27,18 +27,10 @@ function sound(text) {
   assert.doesNotMatch(text, /(\b[\w ]{3,40}\b)(?:\W+\1\b){2,}/i, "nothing is said over and over");
 }
 
-/** What the bundled model is known to answer wrongly. Such a card is driven all the same, and its fault is told. */
-const KNOWN = new Map([
-  ["Search for threads, to its end", "it repeats a word of the note until the context is full"],
-  ["Send an email, denied", "it says that the email is on its way"],
-  ["Plan a trip to Rome, two steps unticked", "it goes on with all steps"],
-  ["Plan a trip to Rome, a step edited", "it leaves the edited step out"],
-]);
-
 /** One card in a fresh conversation. `work` ends with the run over, `check` gets the last answer. */
 function card(title, ending, work, check) {
   for (let round = 1; round <= ROUNDS; round++) {
-    test(`${title}, ${ending}${ROUNDS > 1 ? `, ${round} of ${ROUNDS}` : ""}`, { timeout: 90_000, todo: KNOWN.get(`${title}, ${ending}`) ?? false }, async () => {
+    test(`${title}, ${ending}${ROUNDS > 1 ? `, ${round} of ${ROUNDS}` : ""}`, { timeout: 90_000 }, async () => {
       const page = await openDemo(browser, server.url);
       page.context().setDefaultTimeout(25_000);
       try {

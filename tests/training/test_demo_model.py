@@ -9,8 +9,11 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from agent_server.agent import interrupts
+from agent_server.demonstration import NOTES
 from training.demo_model.batches import copy_batch, encode, group_by_length, pad
 from training.demo_model.data_dialogues import CATEGORY_WEIGHTS, DialogueFactory, demo_toolset
+from training.demo_model.data_requests import PLAN_STEPS
 from training.demo_model.data_tools import DEMO_TOOLS, demo_tool
 from training.demo_model.data_values import is_held_out, read_values
 from training.demo_model.evaluate import Writer, expected_calls, is_right, parse_calls
@@ -267,3 +270,45 @@ def test_it_answers_from_a_result(writer):
         {"role": "tool", "content": '{"result": 408}'},
     ]
     assert "408" in answer(writer, messages, demo_toolset())
+
+
+def called(name, arguments, result):
+    """A call and its result, as the agent loop puts them into a conversation."""
+    call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    return [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": result}]
+
+
+@pytest.mark.parametrize("thinking", (True, False))
+@pytest.mark.parametrize("result", [interrupts.DENIED, '{"approved":false}', '{"status":"cancelled"}'])
+def test_it_does_not_say_that_a_denied_email_was_sent(writer, thinking, result):
+    email = {"to": "anna@example.com", "subject": "lunch", "body": "This is a message about lunch."}
+    asked = {"role": "user", "content": "Send an email to anna@example.com about lunch"}
+    said = answer(writer, [asked, *called("send_email", email, result)], demo_toolset(), thinking)
+    assert said.split("</think>")[-1].strip() == "Okay, I did not send the email."
+
+
+def test_it_tells_why_a_call_failed(writer):
+    messages = [{"role": "user", "content": "What is the weather in Oslo?"}]
+    messages += called("get_weather", {"location": "Oslo"}, "Error: get_weather took longer than 60 s.")
+    assert "get_weather took longer than 60 s" in answer(writer, messages, demo_toolset())
+
+
+@pytest.mark.parametrize("thinking", (True, False))
+def test_it_quotes_a_note_to_its_end_and_once(writer, thinking):
+    title, text = next(note for note in NOTES if note[0] == "Threads")
+    messages = [{"role": "user", "content": "Search for threads"}]
+    messages += called("search", {"query": "threads"}, json.dumps({"results": [f"{title}: {text}"]}))
+    said = answer(writer, messages, demo_toolset(), thinking)
+    assert said.split("</think>")[-1].strip() == f"I found: {title}: {text}."
+
+
+@pytest.mark.parametrize("thinking", (True, False))
+@pytest.mark.parametrize("dropped", [(0, 1), (2,), (4,), (0, 2, 4)])
+def test_it_goes_on_with_the_steps_that_were_kept(writer, thinking, dropped):
+    names = [step.format("a trip to Rome") for step in PLAN_STEPS["trip"]]
+    steps = [{"description": name, "status": "enabled"} for name in names]
+    decided = [{**step, "status": "disabled" if at in dropped else "enabled"} for at, step in enumerate(steps)]
+    result = json.dumps({"accepted": True, "steps": decided}, separators=(",", ":"))
+    asked = {"role": "user", "content": "Plan a trip to Rome"}
+    said = answer(writer, [asked, *called("generate_task_steps", {"steps": steps}, result)], demo_toolset(), thinking)
+    assert [name in said for name in names] == [at not in dropped for at in range(len(names))]
