@@ -125,7 +125,7 @@ async def test_a_signal_lets_a_running_answer_end_and_exits_with_0(number: signa
             rest = [line async for line in lines if line]
         assert first.startswith("data: ") and rest[-1] == "data: [DONE]"
         assert '"finish_reason":"length"' in rest[-2]
-        assert await asyncio.wait_for(process.wait(), 10) == 0
+        assert await asyncio.wait_for(process.wait(), READY_SECONDS) == 0
 
 
 async def test_a_second_signal_ends_a_running_answer_properly():
