@@ -8,7 +8,7 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -113,6 +113,15 @@ async def test_what_cannot_be_served_ends_with_one_sentence(
     assert last.startswith(said.format(*[tmp_path] * said.count("{}")))
 
 
+@pytest.fixture
+def hangup() -> Iterator[None]:
+    """SIGHUP is not ignored by what is started here, although this run may be one under `nohup`, which hands that on."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hangup")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 async def test_a_signal_lets_a_running_answer_end_and_exits_with_0(number: signal.Signals):
     body = {"messages": [{"role": "user", "content": "Count."}], "max_tokens": 60, "stream": True, "ignore_eos": True}
