@@ -22,9 +22,9 @@ from torch import Tensor
 from agent_server.generation.cache_trees import Layout, assemble, copied
 from agent_server.generation.device import send
 from agent_server.generation.leases import Terms
-from agent_server.generation.scheduler import Chunk, Plan
 from agent_server.generation.sequence import Sequence
 from agent_server.generation.snapshots import LEAST, Snapshot, Snapshots
+from agent_server.generation.step_plan import Chunk, StepPlan
 
 CACHE_NAMES = ("past_key_values", "cache_params", "state")
 MaskForm = Literal["rows", "scores"]
@@ -196,7 +196,7 @@ class CachedRunner:
         made.layout, made.together, made.mask_form, made.band = layout, together, form, band or sys.maxsize
         return made
 
-    def run(self, plan: Plan, last: Tensor) -> tuple[list[Sequence], Tensor]:
+    def run(self, plan: StepPlan, last: Tensor) -> tuple[list[Sequence], Tensor]:
         order: list[Sequence] = []
         logits: list[Tensor] = []
         for sequences in self._sorted(plan.decodes):

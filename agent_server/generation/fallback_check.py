@@ -20,8 +20,8 @@ from agent_server.generation.cache_trees import Layout, Unlike, learn, tensor_by
 from agent_server.generation.fallback import CachedRunner, CachesMemory, Group, MaskForm, Together, Unservable
 from agent_server.generation.faults import first_line
 from agent_server.generation.probe import band, turning_point
-from agent_server.generation.scheduler import Chunk, Plan
 from agent_server.generation.sequence import Sequence
+from agent_server.generation.step_plan import Chunk, StepPlan
 
 logger = logging.getLogger("agent_server.generation")
 LENGTHS = (9, 9, 14, 5)
@@ -189,7 +189,7 @@ def _prefill(runner: CachedRunner, sequence: Sequence, last: Tensor, trial: _Tri
     if runner.chunked and length > 4:
         cuts = [0, 3, length] if sequence.number % 2 else [0, 3, length - 1, length]
     for start, end in pairwise(cuts):
-        _, logits = runner.run(Plan([], [Chunk(sequence, start, end - start, end == length)]), last)
+        _, logits = runner.run(StepPlan([], [Chunk(sequence, start, end - start, end == length)]), last)
     sequence.computed = length
     return _difference(sequence, logits[0], trial)
 
@@ -198,7 +198,7 @@ def _decode(runner: CachedRunner, running: list[Sequence], last: Tensor, trial: 
     for sequence in running:
         last[sequence.row] = sequence.tokens[sequence.computed]
         sequence.computed += 1
-    order, logits = runner.run(Plan(list(running), []), last)
+    order, logits = runner.run(StepPlan(list(running), []), last)
     return max(_difference(sequence, logits[row], trial) for row, sequence in enumerate(order))
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from agent_server.generation.sampler import Landed, Sampled
-from agent_server.generation.scheduler import Plan
 from agent_server.generation.sequence import Sequence
+from agent_server.generation.step_plan import StepPlan
 
 
 @dataclass(slots=True)
@@ -17,7 +17,7 @@ class Flight:
     """A step that was launched: who gets a token, in which rows and as which of their tokens, their logits, and then
     the tokens as they come from the device."""
 
-    plan: Plan
+    plan: StepPlan
     sequences: list[Sequence]
     rows: list[int]
     positions: list[int]

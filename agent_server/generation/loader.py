@@ -6,54 +6,34 @@ import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import GenerationConfig
 
 from agent_server.engine.detokenizer import TokenizerVocabulary
 from agent_server.engine.protocol import EngineError, EngineInfo, EngineStatus
-from agent_server.generation import attention_kernels
 from agent_server.generation.adapters import Adapters
 from agent_server.generation.config import EngineConfig
 from agent_server.generation.constraint import Compiler, ConstraintError
-from agent_server.generation.delta_rule import quicken
 from agent_server.generation.device import (
-    DTYPES,
     choose_cache_dtype,
     choose_device,
     choose_dtype,
-    free_bytes,
     indexed,
-    release_unused,
     weight_bytes,
 )
-from agent_server.generation.fallback import CachedRunner, CachesMemory, Unservable
-from agent_server.generation.fallback_check import cache_bytes, find_runner
+from agent_server.generation.fallback import CachedRunner
 from agent_server.generation.faults import first_line
-from agent_server.generation.flat import Forward, flatten
 from agent_server.generation.fused_sampler import make_sampler
 from agent_server.generation.generation import HONOURED, Defaults, Limits
-from agent_server.generation.graphs import buckets, reaches
-from agent_server.generation.kv_cache import KVCache, LayerShape, bytes_per_token
 from agent_server.generation.memory_plan import (
-    CPU_SHARE,
-    GIB,
-    Demand,
     TooLittle,
-    cpu_tokens,
-    graphs_reserve,
-    share_out,
-    state_tokens,
 )
-from agent_server.generation.pages import PagedMemory
-from agent_server.generation.probe import Unfit, check_positions, check_windows, fit, fit_flat
-from agent_server.generation.profile import largest_step
-from agent_server.generation.quantised import parameter_count, quantise
+from agent_server.generation.probe import Unfit
+from agent_server.generation.quantised import parameter_count
 from agent_server.generation.runner import PackedRunner
-from agent_server.generation.sampler import Sampler
+from agent_server.generation.runner_choice import SMALL_PARAMETERS, choose_runner, is_small
 from agent_server.generation.scheduler import Scheduler
-from agent_server.generation.slabs import SlabMemory
 from agent_server.generation.step import Core
 from agent_server.generation.vision.language import LanguageModel, sees
 from agent_server.generation.vision.reader import PictureReader, Unreadable, load_reader
@@ -69,19 +49,12 @@ from agent_server.generation.weights import (
 )
 from agent_server.model_files import ModelFiles, load_model_files
 
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
+
 logger = logging.getLogger("agent_server.generation")
 MakeCompiler = Callable[[ModelFiles, int], Compiler | None]
-GATHERED_PAGE_SIZE = 16
-SMALLEST_SLAB = 128
 DEFAULT_CONTEXT = 4096
-SMALL_PARAMETERS = 20_000_000
-"""Below it, what a CPU spends its time on is calling operations, not computing them."""
-BATCHING = {
-    "padded": "on its own cache",
-    "equal": "with others of its length alone, which is slow",
-    "alone": "one by one, which is slow",
-}
-"""How sequences on caches of the model's own are run."""
 UNHONOURED = (
     "bad_words_ids", "begin_suppress_tokens", "encoder_no_repeat_ngram_size", "encoder_repetition_penalty",
     "epsilon_cutoff", "eta_cutoff", "exponential_decay_length_penalty", "forced_bos_token_id", "forced_eos_token_id",
@@ -112,7 +85,7 @@ def load(config: EngineConfig, report: Report, compiler: MakeCompiler | None = N
         raise EngineError("unavailable", f"Cannot load {config.model}: {first_line(error)}") from error
 
 
-def _load(config: EngineConfig, report: Report, compiler: object) -> tuple[Core, EngineInfo]:
+def _load(config: EngineConfig, report: Report, compiler: MakeCompiler | None) -> tuple[Core, EngineInfo]:
     report(EngineStatus(state="loading", progress=0.0, message="configuration"))
     check_folder(config.model)
     settings = read_configuration(config.model, trusted=config.trust_remote_code)
@@ -129,14 +102,14 @@ def _load(config: EngineConfig, report: Report, compiler: object) -> tuple[Core,
     return assemble(config, model, files, device, compiler, report, _reader(config, model, files))
 
 
-def _halved(model: str, settings: Any) -> bool:
+def _halved(model: str, settings: PreTrainedConfig) -> bool:
     """Whether bfloat16 takes nothing from a checkpoint that matters, and makes it faster where it is multiplied."""
     stored = getattr(settings.get_text_config(), "dtype", None) or settings.dtype
     parameters = weight_bytes(Path(model).expanduser(), torch.float32) // torch.float32.itemsize
     return stored in (torch.bfloat16, torch.float16) and not 0 < parameters < SMALL_PARAMETERS
 
 
-def _cache_dtype(config: EngineConfig, settings: Any, model: Any, device: torch.device) -> str:
+def _cache_dtype(config: EngineConfig, settings: PreTrainedConfig, model: PreTrainedModel, device: torch.device) -> str:
     stored = settings.get_text_config().dtype if config.dtype == "auto" else None
     chosen = choose_cache_dtype(config.kv_cache_dtype, computed=model.dtype, stored=stored, device=device)
     return str(chosen).removeprefix("torch.")
@@ -149,7 +122,7 @@ def _files(model: str, *, trusted: bool) -> ModelFiles:
         raise EngineError("unavailable", f"{model} has no tokenizer that can be read: {first_line(error)}") from error
 
 
-def _reader(config: EngineConfig, model: Any, files: ModelFiles) -> PictureReader | None:
+def _reader(config: EngineConfig, model: PreTrainedModel, files: ModelFiles) -> PictureReader | None:
     """What reads pictures for a model that sees; None, and why in the log, where it cannot be had."""
     if not sees(model):
         return None
@@ -165,10 +138,10 @@ def _reader(config: EngineConfig, model: Any, files: ModelFiles) -> PictureReade
 
 def assemble(
     config: EngineConfig,
-    model: Any,
+    model: PreTrainedModel,
     files: ModelFiles,
     device: torch.device,
-    make_compiler: Any,
+    make_compiler: MakeCompiler | None,
     report: Report = lambda status: None,
     reader: PictureReader | None = None,
 ) -> tuple[Core, EngineInfo]:
@@ -182,13 +155,14 @@ def assemble(
     sampler = make_sampler(config.max_batch, text.vocab_size, device)
     budget = config.step_tokens or (CUDA_STEP_TOKENS if device.type == "cuda" else STEP_TOKENS)
     adapters = _adapters(config, model)
-    runner, note, budget = _runner(config, model, context, sampler, budget)
-    if isinstance(runner, PackedRunner):
-        runner.adapters = adapters
+    runner, note, budget = choose_runner(config, model, context, sampler, budget)
+    packed = runner if isinstance(runner, PackedRunner) else None
+    if packed is not None:
+        packed.adapters = adapters
         adapters.attach(model)
     elif config.lora:
         raise EngineError("unavailable", f"{config.model} takes no --lora: it is decoded {note}; give --adapter.")
-    vision = None if reader is None else _vision(config, model, runner, reader)
+    vision = None if reader is None else _vision(config, model, packed, reader)
     scheduler = Scheduler(
         runner.memory,
         max_running=config.max_batch,
@@ -196,8 +170,8 @@ def assemble(
         chunked=runner.chunked,
         turns_ahead=config.turns_ahead,
     )
-    if config.cuda_graphs and isinstance(runner, PackedRunner) and runner.capturable:
-        runner.capture(sampler.last, context, partial(_report_graphs, report))
+    if config.cuda_graphs and packed is not None and packed.capturable:
+        packed.capture(sampler.last, context, partial(_report_graphs, report))
     compiler = (make_compiler or _compiler)(files, text.vocab_size)
     core = Core(
         runner=runner,
@@ -208,25 +182,25 @@ def assemble(
         limits=Limits(context, text.vocab_size, config.max_queued),
         compiler=compiler,
         vision=vision,
-        adapters=runner.adapters if isinstance(runner, PackedRunner) else None,
+        adapters=None if packed is None else packed.adapters,
         overlap=device.type == "cuda" if config.overlap is None else config.overlap,
-        run_ahead=config.run_ahead and isinstance(runner, PackedRunner),
+        run_ahead=config.run_ahead and packed is not None,
     )
     runner.memory.leases.limit(config.kept_percent / 100)
     info = EngineInfo(
         model=config.name or config.model,
         context_length=context,
         vocab_size=text.vocab_size,
-        sampling=HONOURED if isinstance(runner, PackedRunner) else HONOURED - {"prompt_logprobs"},
+        sampling=HONOURED if packed is not None else HONOURED - {"prompt_logprobs"},
         supports_constraints=compiler is not None,
         continues="exact",
         keeps_places=config.kept_seconds if config.kept_percent else 0.0,
-        adapters=isinstance(runner, PackedRunner),
+        adapters=packed is not None,
         placeholders={} if vision is None else {"image": vision.reader.placeholder},
         details={
             "architecture": type(getattr(model, "whole", model)).__name__,
             "parameters": parameter_count(model),
-            "memory_bytes": _memory(model, runner),
+            "memory_bytes": _memory(model, packed),
             "dtype": str(model.dtype).removeprefix("torch."),
             "kv_cache_dtype": config.kv_cache_dtype,
             "quantized": config.quantize or "no",
@@ -234,16 +208,16 @@ def assemble(
             "kv_cache_tokens": runner.memory.longest if isinstance(runner, CachedRunner) else runner.cache.tokens,
             "step_tokens": scheduler.step_tokens,
             "batching": note or "packed",
-            "attention": kernel.name if (kernel := getattr(runner, "kernel", None)) is not None else "torch",
-            "flat": getattr(runner, "flat", None) is not None,
-            "cuda_graphs": getattr(runner, "graphs", None) is not None,
+            "attention": "torch" if packed is None or packed.kernel is None else packed.kernel.name,
+            "flat": packed is not None and packed.flat is not None,
+            "cuda_graphs": packed is not None and packed.graphs is not None,
         },
     )
     logger.info("%s: %s", info.model, ", ".join(f"{name} {value}" for name, value in info.details.items()))
     return core, info
 
 
-def _adapters(config: EngineConfig, model: Any) -> Adapters:
+def _adapters(config: EngineConfig, model: PreTrainedModel) -> Adapters:
     """The adapters beside the weights, in memory before what is free is shared out."""
     adapters = Adapters(model, config.model)
     for given in config.lora:
@@ -252,17 +226,21 @@ def _adapters(config: EngineConfig, model: Any) -> Adapters:
     return adapters
 
 
-def _memory(model: Any, runner: Any) -> int:
+def _memory(model: PreTrainedModel | LanguageModel, runner: PackedRunner | None) -> int:
     """Bytes of the weights, and of keys and values; what caches of the model's own may grow to is not set aside."""
-    cache = getattr(runner, "cache", None)
-    kept = (*cache.keys, *cache.values) if isinstance(cache, KVCache) else ()
+    kept = () if runner is None else (*runner.cache.keys, *runner.cache.values)
     return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers(), *kept))
 
 
-def _vision(config: EngineConfig, model: Any, runner: Any, reader: PictureReader) -> Vision | None:
+def _vision(
+    config: EngineConfig,
+    model: PreTrainedModel | LanguageModel,
+    runner: PackedRunner | None,
+    reader: PictureReader,
+) -> Vision | None:
     """What runs the model's pictures; None, and why in the log, where they do not give its own logits."""
     name = config.name or config.model
-    if not isinstance(runner, PackedRunner):
+    if runner is None:
         logger.warning("%s takes no pictures: it is decoded one sequence at a time.", name)
         return None
     try:
@@ -290,7 +268,7 @@ def _compiler(files: ModelFiles, vocab_size: int) -> Compiler | None:
 def _choose_threads(config: EngineConfig, model: object, device: torch.device) -> None:
     """Threads for one operation. A small model's operations are over before a second thread has begun, and waiting
     for it costs more than it brings, most of all on a machine that has other work."""
-    if config.threads or (device.type == "cpu" and _small(model)):
+    if config.threads or (device.type == "cpu" and is_small(model)):
         torch.set_num_threads(config.threads or 1)
 
 
@@ -305,122 +283,7 @@ def _context_length(text: object, wanted: int) -> int:
     return wanted or own or DEFAULT_CONTEXT
 
 
-def _runner(config: EngineConfig, model: Any, context: int, sampler: Sampler, budget: int) -> tuple[Any, str, int]:
-    """The fast runner if the model fits, else the plain one and why; and the tokens of a step, fewer than `budget`
-    where so many do not fit on the device."""
-    device, before = sampler.device, model.config._attn_implementation
-    try:
-        check_positions(model.config, context)
-        layers = fit(model)
-        check_windows(model.config, layers, context)
-        _quantise(config, model)
-    except Unfit as reason:
-        model.set_attn_implementation(before)
-        return *_cached(config, model, context, device, str(reason)), budget
-    dtype = DTYPES.get(config.kv_cache_dtype, model.dtype)
-    if config.memory == "paged" or device.type != "cpu":
-        if dtype != model.dtype:
-            raise EngineError("unavailable", "Keys and values have another dtype than the model on the CPU alone.")
-        runner, budget = _paged(config, model, layers, context, sampler, budget)
-        return runner, "", budget
-    tokens = _cache_tokens(config, model, bytes_per_token(layers, dtype), context, device)
-    slabs = SlabMemory(max(tokens, SMALLEST_SLAB), SMALLEST_SLAB)
-    cache = KVCache(layers, slabs.total, dtype, device)
-    return PackedRunner(model, slabs, cache, device, flat=_flat(config, model, layers)), "", budget
-
-
-def _cached(
-    config: EngineConfig, model: object, context: int, device: torch.device, why: str
-) -> tuple[CachedRunner, str]:
-    """Caches of the model's own, as many as fit into memory; and how sequences are run together."""
-    name = config.name or config.model
-    quicken(model)
-    try:
-        runner, reason = find_runner(model, device)
-    except Unservable as fault:
-        raise EngineError("unavailable", f"{name} cannot be served: {fault}.") from fault
-    note = f"{BATCHING[runner.together]}: {'; '.join(filter(None, (why, reason)))}"
-    logger.warning("%s is decoded %s.", name, note)
-    _quantise(config, model)
-    per_token, per_sequence = cache_bytes(runner)
-    state = state_tokens(per_token, per_sequence)
-    wanted = config.max_batch * (context + state)
-    free = config.kv_cache_bytes or int(free_bytes(device) * (0.7 if device.type == "cuda" else CPU_SHARE))
-    tokens = min(wanted, free // max(1, per_token))
-    if tokens < state + 2:
-        raise EngineError("out_of_memory", f"{free / GIB:.2f} GiB are too little for a single sequence's state.")
-    layout = runner.layout if runner.chunked else None  # a prompt goes on behind a snapshot as behind a piece of it
-    runner.memory = CachesMemory(tokens, state=state, padded=runner.together == "padded", layout=layout)
-    return runner, note
-
-
-def _paged(
-    config: EngineConfig, model: Any, layers: list[LayerShape], context: int, sampler: Sampler, budget: int
-) -> tuple[PackedRunner, int]:
-    """Pages in what a step and graphs leave of the memory."""
-    device, per_token = sampler.device, bytes_per_token(layers, model.dtype)
-    kernel = attention_kernels.choose(device, model.dtype, layers)
-    size = kernel.page_size if kernel is not None else GATHERED_PAGE_SIZE
-    fusible = isinstance(kernel, attention_kernels.TritonKernel) and config.flatten is not False and not config.quantize
-    flat = _fused(model, layers) if fusible else None
-    if config.kv_cache_bytes or device.type != "cuda":
-        tokens = _cache_tokens(config, model, per_token, context, device)
-    else:
-        step, budget = largest_step(model, layers, sampler, budget, page=size, kernel=kernel, flat=flat)
-        release_unused(device)
-        rows = config.max_batch
-        graphs = len(buckets(rows)) * len(reaches(context)) if kernel is not None and config.cuda_graphs else 0
-        reserve = graphs_reserve(graphs, rows, sampler.vocab_size, step // budget)
-        demand = Demand(per_token, size, wanted=2 * rows * _power_of_two(context))
-        shares = share_out(free_bytes(device), demand, step=step, graphs=reserve)
-        logger.info("Memory of %s beside the weights: %s.", device, shares)
-        tokens = shares.tokens
-    pages = PagedMemory(max(2, tokens // size), size)
-    cache = KVCache(layers, (pages.total + 1) * size, model.dtype, device)
-    return PackedRunner(model, pages, cache, device, kernel=kernel, flat=flat), budget
-
-
-def _quantise(config: EngineConfig, model: object) -> None:
-    """After the model was tried, which compares logits more closely than rounded weights allow, and before memory is
-    shared out."""
-    if config.quantize:
-        quantise(model, config.quantize)
-
-
-def _flat(config: EngineConfig, model: Any, layers: list[LayerShape]) -> Forward | None:
-    """The model's forward without Python, where that is what takes the time."""
-    if config.quantize or not (_small(model) if config.flatten is None else config.flatten):
-        return None
-    flat = flatten(model)
-    return flat if flat is not None and fit_flat(model, layers, flat) else None
-
-
-def _fused(model: object, layers: list[LayerShape]) -> Forward | None:
-    """The model's forward in few launches, on a device where Triton's kernels run."""
-    from agent_server.generation.fusion import fuse
-
-    flat = flatten(model, fuse)
-    return flat if flat is not None and fit_flat(model, layers, flat) else None
-
-
-def _small(model: object) -> bool:
-    return bool(parameter_count(model) < SMALL_PARAMETERS)
-
-
-def _cache_tokens(config: EngineConfig, model: Any, per_token: int, context: int, device: torch.device) -> int:
-    """Tokens of keys and values: what was asked for, else what the free memory allows, within reason."""
-    if config.kv_cache_bytes:
-        return config.kv_cache_bytes // per_token
-    whole = _power_of_two(context)
-    demand = Demand(per_token, page=1, wanted=2 * config.max_batch * whole)
-    return cpu_tokens(free_bytes(device), parameter_count(model) * model.dtype.itemsize, demand, whole)
-
-
-def _power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()
-
-
-def defaults_of(model: Any, ends: Iterable[int] = ()) -> Defaults:
+def defaults_of(model: PreTrainedModel, ends: Iterable[int] = ()) -> Defaults:
     """What the model's own generation_config asks for; greedy only if it says so. `ends`: tokens that end a
     generation beside those that it names."""
     generation: GenerationConfig | None = model.generation_config

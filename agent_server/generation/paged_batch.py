@@ -18,7 +18,7 @@ from agent_server.generation.attention import Call, attend, window_mask
 from agent_server.generation.device import send
 from agent_server.generation.kv_cache import KVCache
 from agent_server.generation.pages import PagedMemory
-from agent_server.generation.scheduler import Plan
+from agent_server.generation.step_plan import StepPlan
 
 if TYPE_CHECKING:
     from agent_server.generation.attention_kernels import Kernel
@@ -63,7 +63,7 @@ class PagedBatch:
         return attend_gathered(self.paging, keys, values, call)
 
 
-def page(plan: Plan, memory: PagedMemory, device: torch.device) -> Paging:
+def page(plan: StepPlan, memory: PagedMemory, device: torch.device) -> Paging:
     """The tensors of a step; built on the host and sent in one go each, without waiting."""
     spans = [(s.computed - 1, s.computed) for s in plan.decodes]
     spans += [(chunk.start, chunk.start + chunk.length) for chunk in plan.chunks]

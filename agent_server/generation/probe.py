@@ -18,9 +18,9 @@ from agent_server.generation.flat import Forward
 from agent_server.generation.kv_cache import KVCache, LayerShape
 from agent_server.generation.pages import PagedMemory
 from agent_server.generation.runner import PackedRunner
-from agent_server.generation.scheduler import Chunk, Plan
 from agent_server.generation.sequence import Sequence
 from agent_server.generation.slabs import SlabMemory
+from agent_server.generation.step_plan import Chunk, StepPlan
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -214,10 +214,10 @@ def _packed(
             start, end = part[0], part[1] or sequence.prompt_length - 1
             sequence.computed = end
             chunks.append(Chunk(sequence, start, end - start, False))
-        runner.run(Plan([], chunks), last)
+        runner.run(StepPlan([], chunks), last)
     for sequence in sequences:
         sequence.computed += 1
-    order, logits = runner.run(Plan(list(sequences), []), last)
+    order, logits = runner.run(StepPlan(list(sequences), []), last)
     return [logits[order.index(sequence)] for sequence in sequences]
 
 

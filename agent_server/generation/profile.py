@@ -15,8 +15,8 @@ from agent_server.generation.kv_cache import KVCache, LayerShape
 from agent_server.generation.pages import PagedMemory
 from agent_server.generation.runner import PackedRunner
 from agent_server.generation.sampler import Sampler, Settings
-from agent_server.generation.scheduler import Chunk, Plan
 from agent_server.generation.sequence import Sequence
+from agent_server.generation.step_plan import Chunk, StepPlan
 from events.options import SamplingParams
 
 logger = logging.getLogger("agent_server.generation")
@@ -66,7 +66,7 @@ def _measured(
     cache = KVCache(layers, (memory.total + 1) * page, model.dtype, device)
     runner = PackedRunner(model, memory, cache, device, kernel=kernel, flat=flat)
     before = _begin(device)
-    plan = Plan([], [Chunk(sequence, 0, sequence.computed, True) for sequence in _sequences(memory, lengths)])
+    plan = StepPlan([], [Chunk(sequence, 0, sequence.computed, True) for sequence in _sequences(memory, lengths)])
     _step(runner, sampler, plan)
     return torch.cuda.max_memory_allocated(device) - before
 
@@ -93,7 +93,7 @@ def _sequences(memory: PagedMemory, lengths: list[int]) -> list[Sequence]:
     return sequences
 
 
-def _step(runner: PackedRunner, sampler: Sampler, plan: Plan) -> Tensor:
+def _step(runner: PackedRunner, sampler: Sampler, plan: StepPlan) -> Tensor:
     """Run and sample, and leave the sampler as it was."""
     rows = [sequence.row for sequence in plan.sampled]
     try:

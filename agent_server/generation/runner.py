@@ -20,10 +20,10 @@ from agent_server.generation.graphs import Capture, DecodeGraphs, cuda_capture
 from agent_server.generation.kv_cache import KVCache
 from agent_server.generation.paged_batch import PagedBatch, Paging, page
 from agent_server.generation.pages import PagedMemory
-from agent_server.generation.scheduler import Chunk, Plan
 from agent_server.generation.sequence import Memory, Sequence
 from agent_server.generation.slab_batch import SlabBatch
 from agent_server.generation.slabs import SlabMemory
+from agent_server.generation.step_plan import Chunk, StepPlan
 from agent_server.generation.vision.seeing import seen, shows
 from agent_server.generation.vision.vision import Vision
 
@@ -31,10 +31,13 @@ from agent_server.generation.vision.vision import Vision
 class Runner(Protocol):
     """Runs the model for a step."""
 
-    memory: Memory
     chunked: bool
 
-    def run(self, plan: Plan, last: Tensor) -> tuple[list[Sequence], Tensor]:
+    @property
+    def memory(self) -> Memory:
+        """Where the sequences' keys and values are kept."""
+
+    def run(self, plan: StepPlan, last: Tensor) -> tuple[list[Sequence], Tensor]:
         """The sequences that get a token, in the order of the logits `[sequences, vocabulary]` (float32), behind which
         come those of the places that score their prompts, chunk by chunk. `last` has each row's newest token, which
         decoding continues from."""
@@ -68,7 +71,7 @@ class PackedRunner:
         self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._no_mask = torch.zeros(1, 1, 1, 1, device=device)
 
-    def run(self, plan: Plan, last: Tensor) -> tuple[list[Sequence], Tensor]:
+    def run(self, plan: StepPlan, last: Tensor) -> tuple[list[Sequence], Tensor]:
         adapted = self.adapters is not None and _adapted(plan)
         plain = self.graphs is not None and not plan.chunks and not adapted
         if plain and self.graphs is not None and (logits := self.graphs.run(plan.decodes)) is not None:
@@ -112,7 +115,7 @@ class PackedRunner:
         )
         self.graphs = graphs if graphs.warm(last, report) else None
 
-    def _batch(self, plan: Plan) -> tuple[SlabBatch | PagedBatch, list[Sequence]]:
+    def _batch(self, plan: StepPlan) -> tuple[SlabBatch | PagedBatch, list[Sequence]]:
         """The step's batch, and its decoding sequences in their order there."""
         if isinstance(self.memory, PagedMemory):
             return self._paged(page(plan, self.memory, self.device)), plan.decodes
@@ -124,7 +127,7 @@ class PackedRunner:
         assert isinstance(self.memory, PagedMemory)
         return PagedBatch(paging, self.cache, self.memory.page_size, kernel=self.kernel)
 
-    def _inputs(self, plan: Plan, order: list[Sequence], last: Tensor) -> tuple[Tensor, Tensor]:
+    def _inputs(self, plan: StepPlan, order: list[Sequence], last: Tensor) -> tuple[Tensor, Tensor]:
         positions = [sequence.computed - 1 + sequence.shift for sequence in order]
         ids: list[int] = []
         for chunk in plan.chunks:
@@ -160,7 +163,7 @@ class PackedRunner:
         return logits.float()
 
     def _see(
-        self, vision: Vision, plan: Plan, order: list[Sequence], last: Tensor, batch: object, ends: list[int]
+        self, vision: Vision, plan: StepPlan, order: list[Sequence], last: Tensor, batch: object, ends: list[int]
     ) -> Tensor:
         named = seen(vision, plan, order, last)
         wanted = send(ends, torch.int64, self.device)
@@ -169,7 +172,7 @@ class PackedRunner:
         return logits
 
 
-def _adapted(plan: Plan) -> bool:
+def _adapted(plan: StepPlan) -> bool:
     """Whether sequences of the step have adapters: it then takes the model's own forward, whose layers are asked."""
     return any(s.adapter for s in plan.decodes) or any(chunk.sequence.adapter for chunk in plan.chunks)
 

@@ -4,10 +4,7 @@ Rules:
 - A running sequence gets its next token in every step; prompts are computed in chunks in what is left of the budget,
   the shortest remainder first, so that a short prompt does not wait for a long one; a quarter is kept for the prompt
   that was admitted first, so that a long one is not starved.
-- Of those waiting, the highest priority goes first, then the tenant with the fewest running sequences, then the one
-  that was served longest ago, then the order of arrival. Who has waited for `patience` steps goes before everybody.
-  A later turn of work that was begun before takes its place as if it had arrived `turns_ahead` sequences earlier: it
-  passes those first turns of its tenant, and no first turn is passed by more than so many of them.
+- Who of those waiting goes first is said in `waiting.py`.
 - A prompt that begins as one that is being computed waits until that beginning is there, and shares it.
 - A step that ran out of the device's memory is tried again with half as much, until it is a single short chunk.
 - Without room for the next token, the youngest sequence of the lowest priority goes back to the queue and is
@@ -16,73 +13,21 @@ Rules:
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 from agent_server.generation.leases import Terms
 from agent_server.generation.sequence import PENDING, Memory, Sequence, common_prefix
+from agent_server.generation.step_plan import Chunk, StepPlan
+from agent_server.generation.waiting import WaitingQueue, rank
 
 SCORED_TOKENS = 256
 """Tokens of prompts to be scored in a step: each of them has logits over the whole vocabulary."""
-AGING_STEPS = 64
-"""How often the queue is searched for sequences that have waited too long."""
 LEAST_CHUNK = 16
 """Tokens of a prompt's chunk below which it is not cut further for want of memory."""
 SHARED_LEAST = 32
 """Tokens of a common beginning, still to be computed, for which a sequence waits."""
-LOOK_AHEAD = 8
-"""How many of a tenant's waiting sequences are looked at for one that need not wait for another's prompt."""
 RELIEF_STEPS = 256
 """Steps that must go well, after one that ran out of memory, before more is tried again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """`length` tokens of a prompt from `start` on. `samples`: it is the last one, and a token follows."""
-
-    sequence: Sequence
-    start: int
-    length: int
-    samples: bool
-
-    @property
-    def scores(self) -> int:
-        """How many of its tokens, from the first on, score the next one of their prompt."""
-        if not self.sequence.scored:
-            return 0
-        return max(0, min(self.length, self.sequence.prompt_length - 1 - self.start))
-
-    @property
-    def blocks(self) -> list[tuple[int, int]]:
-        """Runs of tokens, each as (start, end), that see each other: pictures of some models."""
-        media = self.sequence.media
-        return [] if media is None else media.blocks(self.start, self.start + self.length)
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """One step: a token each for `decodes`, whose last token is at index `computed - 1`, and `chunks`."""
-
-    decodes: list[Sequence] = field(default_factory=list)
-    chunks: list[Chunk] = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        return bool(self.decodes or self.chunks)
-
-    @property
-    def sampled(self) -> list[Sequence]:
-        """Those that get a token from this step, in the order of the logits."""
-        return self.decodes + [chunk.sequence for chunk in self.chunks if chunk.samples]
-
-
-@dataclass(slots=True)
-class _Tenant:
-    """A tenant's share: those that wait, in order, and how many run."""
-
-    waiting: list[tuple[tuple[int, int], Sequence]] = field(default_factory=list)
-    running: int = 0
-    served: int = 0
 
 
 def _promise(sequence: Sequence) -> None:
@@ -110,10 +55,6 @@ def _shared(one: Sequence, other: Sequence) -> int:
     return common_prefix(one.tokens, other.tokens, start, end) if one.tokens[:start] == other.tokens[:start] else 0
 
 
-def _rank(sequence: Sequence) -> tuple[int, int]:
-    return (-sequence.priority, sequence.order)
-
-
 class Scheduler:
     """max_running: rows. step_tokens: the budget of a step; every running sequence has one of them for certain.
     `vacated` collects rows that were given back, for their owner to clear before the next launch.
@@ -134,40 +75,31 @@ class Scheduler:
         self.max_running = max_running
         # One token for every row and one for a prompt: a smaller budget would starve prompts while all rows decode.
         self.step_tokens = max(step_tokens, max_running + 1)
-        self.patience = patience
-        self.turns_ahead = turns_ahead
         self.chunked = chunked
         self.running: list[Sequence] = []
         self.paused: set[Sequence] = set()
         self.vacated: list[int] = []
         self.preemptions = 0
-        self._tenants: dict[str, _Tenant] = {}
-        self._overdue: list[Sequence] = []
+        self.queue = WaitingQueue(patience=patience, turns_ahead=turns_ahead)
         # Taken from the end: the lowest rows first.
         self._rows = list(range(max_running - 1, -1, -1))
-        self._steps = 0
-        self._arrivals = 0
         self._rows_allowed = max_running
         self._budget = self.step_tokens
         self._calm = 0
 
     @property
     def waiting(self) -> int:
-        return sum(len(tenant.waiting) for tenant in self._tenants.values())
+        return len(self.queue)
 
     @property
     def idle(self) -> bool:
-        return not self.running and not any(tenant.waiting for tenant in self._tenants.values())
+        return not self.running and not self.queue
 
     # what may happen to a sequence
 
     def add(self, sequence: Sequence) -> None:
-        """A new sequence, to the end of its tenant's queue, or to its place among those that wait there."""
-        self._arrivals += 1
-        # even numbers for first turns and odd ones for later turns, so that no two are the same
-        later = sequence.later and self.turns_ahead
-        sequence.order = 2 * (self._arrivals - self.turns_ahead) - 1 if later else 2 * self._arrivals
-        self._enqueue(sequence)
+        """A new sequence, which waits for a row."""
+        self.queue.arrive(sequence)
 
     def finish(self, sequence: Sequence, *, filled: bool = False) -> None:
         """It is over, from whatever state, and holds nothing any more. filled: what it needs was computed, and is kept
@@ -175,7 +107,7 @@ class Scheduler:
         self._withdraw(sequence, sequence.terms if filled else None)
         sequence.state = "finished"
 
-    def filled(self, plan: Plan) -> list[Sequence]:
+    def filled(self, plan: StepPlan) -> list[Sequence]:
         """Those that are there for a lease alone and have all computed that it is to hold, before this plan's step."""
         under_way = {chunk.sequence.number for chunk in plan.chunks}
         return [s for s in self.running if s.terms and _remaining(s) == 1 and s.number not in under_way]
@@ -189,29 +121,14 @@ class Scheduler:
     def resume(self, sequence: Sequence) -> None:
         """Back to its old place in the queue."""
         self.paused.discard(sequence)
-        self._enqueue(sequence)
+        self.queue.enqueue(sequence)
 
     def _withdraw(self, sequence: Sequence, terms: Terms | None = None) -> None:
         if sequence.state == "running":
             self._stop(sequence, terms)
         elif sequence.state == "waiting":
-            self._dequeue(sequence)
-            self._forget(sequence.tenant)
+            self.queue.withdraw(sequence)
         self.paused.discard(sequence)
-
-    def _enqueue(self, sequence: Sequence) -> None:
-        sequence.state = "waiting"
-        sequence.waiting_since = self._steps
-        tenant = self._tenants.setdefault(sequence.tenant, _Tenant())
-        # The order of arrival is kept by `resume` and `preempt`, so that whoever comes back has its old place.
-        insort(tenant.waiting, (_rank(sequence), sequence), key=lambda entry: entry[0])
-        if sequence.overdue:
-            self._overdue.append(sequence)
-
-    def _dequeue(self, sequence: Sequence) -> None:
-        self._tenants[sequence.tenant].waiting.remove((_rank(sequence), sequence))
-        if sequence.overdue:
-            self._overdue.remove(sequence)
 
     def _stop(self, sequence: Sequence, terms: Terms | None = None) -> None:
         """A running sequence gives back its row and memory, of which a lease may keep what is computed."""
@@ -221,27 +138,19 @@ class Scheduler:
         # The sampler still holds the row's state; whoever launches next clears it first.
         self.vacated.append(sequence.row)
         sequence.row, sequence.computed, sequence.prefilling = -1, 0, False
-        self._tenants[sequence.tenant].running -= 1
-        self._forget(sequence.tenant)
-
-    def _forget(self, name: str) -> None:
-        tenant = self._tenants[name]
-        if not tenant.running and not tenant.waiting:
-            del self._tenants[name]
+        self.queue.stop(sequence)
 
     # the next step
 
-    def plan(self) -> Plan:
+    def plan(self) -> StepPlan:
         """The next step. What it computes counts as computed from here on, and each sequence that gets a token has a
         PENDING one at its end until `settle`."""
-        self._steps += 1
-        if self._steps % AGING_STEPS == 0:
-            self._age()
+        self.queue.tick()
         # Rows are filled first, so that those admitted now have their first chunk in this step.
         self._admit()
         decodes = [sequence for sequence in self.running[:] if self._decodes(sequence)]
         chunks = self._chunks(max(0, self._budget - len(decodes)))
-        plan = Plan(
+        plan = StepPlan(
             # Making room for one may have sent another back that was already chosen.
             [sequence for sequence in decodes if sequence.state == "running"],
             [chunk for chunk in chunks if chunk.sequence.state == "running"],
@@ -260,7 +169,7 @@ class Scheduler:
         sequence.tokens.append(token)
         sequence.prefilling = True
 
-    def undo(self, plan: Plan) -> None:
+    def undo(self, plan: StepPlan) -> None:
         """The plan was not carried out: its sequences stand where they stood before, with their memory."""
         # The reverse of `_advance`; memory that was grown stays, for the next plan needs it too.
         for sequence in plan.decodes:
@@ -272,7 +181,7 @@ class Scheduler:
                 chunk.sequence.prefilling = True
                 _unpromise(chunk.sequence)
 
-    def _advance(self, plan: Plan) -> None:
+    def _advance(self, plan: StepPlan) -> None:
         for sequence in plan.decodes:
             sequence.computed += 1
             _promise(sequence)
@@ -283,7 +192,7 @@ class Scheduler:
                 sequence.prefilling = False
                 _promise(sequence)
 
-    def commit(self, plan: Plan) -> None:
+    def commit(self, plan: StepPlan) -> None:
         """The plan is on its way through the device: whatever is launched later may read what it computes, and others
         may share the parts of prompts that it computes. A plan that fails is undone instead, and nothing of it can be
         found."""
@@ -294,7 +203,7 @@ class Scheduler:
 
     # too little memory
 
-    def strain(self, plan: Plan) -> bool:
+    def strain(self, plan: StepPlan) -> bool:
         """The plan ran out of memory and was undone: its sequences go back to the queue, half as many may run from here
         on, and chunks are half as long. False if it was the least that a step can be, and nothing will help it."""
         rows = len(plan.decodes) + len(plan.chunks)
@@ -360,7 +269,7 @@ class Scheduler:
         while not self.memory.grow(sequence, tokens):
             # The last by rank, never one that is overdue while others run: one sequence always keeps its memory and
             # ends.
-            victim = max(self.running, key=lambda other: (not other.overdue, *_rank(other)))
+            victim = max(self.running, key=lambda other: (not other.overdue, *rank(other)))
             self.preempt(victim)
             if victim is sequence:
                 return False
@@ -370,11 +279,11 @@ class Scheduler:
         """Back to the queue, to be computed again."""
         self.preemptions += 1
         self._stop(sequence)
-        self._enqueue(sequence)
+        self.queue.enqueue(sequence)
 
     def _admit(self) -> None:
         while self._rows and len(self.running) < self._rows_allowed:
-            sequence = self._next()
+            sequence = self.queue.first(self._follows)
             if sequence is None:
                 return
             # With nothing else running, no room need be left for others to grow.
@@ -382,26 +291,6 @@ class Scheduler:
             if computed is None:
                 return
             self._start(sequence, computed)
-
-    def _next(self) -> Sequence | None:
-        """Who goes first; a sequence whose last token is still being computed is not ready."""
-        # Patience goes before priority and shares, which is what makes waiting finite.
-        late = [sequence for sequence in self._overdue if not sequence.pending]
-        if late:
-            return min(late, key=lambda sequence: sequence.order)
-        heads = [(tenant, head) for tenant in self._tenants.values() if (head := self._head(tenant)) is not None]
-        if not heads:
-            return None
-        return min(heads, key=lambda h: (-h[1].priority, h[0].running, h[0].served, h[1].order))[1]
-
-    def _head(self, tenant: _Tenant) -> Sequence | None:
-        """The tenant's next: the first, or of the first few one that does not wait for what another computes."""
-        for _, sequence in tenant.waiting[:LOOK_AHEAD]:
-            if sequence.pending:
-                return None
-            if not self._follows(sequence):
-                return sequence
-        return None
 
     def _follows(self, sequence: Sequence) -> bool:
         """Whether the beginning of its prompt is being computed for another one, which it can share when it is there:
@@ -416,19 +305,8 @@ class Scheduler:
             for other in self.running
         )
 
-    def _age(self) -> None:
-        """Mark those that have waited beyond patience."""
-        for tenant in self._tenants.values():
-            for _, sequence in tenant.waiting:
-                if not sequence.overdue and self._steps - sequence.waiting_since > self.patience:
-                    sequence.overdue = True
-                    self._overdue.append(sequence)
-
     def _start(self, sequence: Sequence, computed: int) -> None:
-        tenant = self._tenants[sequence.tenant]
-        self._dequeue(sequence)
-        tenant.running += 1
-        tenant.served = self._steps
+        self.queue.start(sequence)
         sequence.state = "running"
         sequence.row = self._rows.pop()
         sequence.computed, sequence.prefilling = computed, True
@@ -440,6 +318,5 @@ class Scheduler:
     def iterate(self) -> Iterator[Sequence]:
         """Every sequence that is not finished."""
         yield from self.running
-        for tenant in self._tenants.values():
-            yield from (sequence for _, sequence in tenant.waiting)
+        yield from self.queue
         yield from self.paused

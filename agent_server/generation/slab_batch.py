@@ -14,9 +14,9 @@ from torch import Tensor
 
 from agent_server.generation.attention import Call, additive, attend, attend_one, window_mask
 from agent_server.generation.kv_cache import KVCache, slabs
-from agent_server.generation.scheduler import Chunk, Plan
 from agent_server.generation.sequence import Sequence
 from agent_server.generation.slabs import SlabMemory
+from agent_server.generation.step_plan import Chunk, StepPlan
 
 MAX_RUNS = 8
 """Up to so many runs of neighbouring slabs are attended one by one; more are gathered into one call."""
@@ -68,7 +68,7 @@ class Group:
 class SlabBatch:
     """One step over a SlabMemory and its KVCache. `order` is the order of the decoding sequences."""
 
-    def __init__(self, plan: Plan, memory: SlabMemory, cache: KVCache) -> None:
+    def __init__(self, plan: StepPlan, memory: SlabMemory, cache: KVCache) -> None:
         self.cache = cache
         self.order = sorted(plan.decodes, key=lambda s: (memory.slabs[s.number].size, memory.slabs[s.number].offset))
         self.groups = _groups(self.order, memory)

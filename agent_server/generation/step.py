@@ -37,8 +37,9 @@ from agent_server.generation.messages import Command, Compiled, Failure, Picture
 from agent_server.generation.metrics import Counters
 from agent_server.generation.runner import Runner
 from agent_server.generation.sampler import Sampler
-from agent_server.generation.scheduler import Plan, Scheduler
+from agent_server.generation.scheduler import Scheduler
 from agent_server.generation.sequence import Sequence
+from agent_server.generation.step_plan import StepPlan
 from agent_server.generation.vision.vision import Vision
 
 logger = logging.getLogger("agent_server.generation")
@@ -161,7 +162,7 @@ class Core:
 
     # a step
 
-    def _run(self, plan: Plan) -> Flight | None:
+    def _run(self, plan: StepPlan) -> Flight | None:
         """Launch the model's part of a plan. Masks whose rows' last tokens are known are filled beside it."""
         if not plan:
             self._rest()
@@ -185,7 +186,7 @@ class Core:
         positions = [len(sequence.tokens) - sequence.prompt_length - 1 for sequence in sequences]
         return Flight(plan, sequences, [sequence.row for sequence in sequences], positions, logits)
 
-    def _score(self, plan: Plan, logits: Tensor) -> None:
+    def _score(self, plan: StepPlan, logits: Tensor) -> None:
         """Hand the logits behind those that are sampled from to the prompts that are scored by them."""
         at = 0
         for chunk in plan.chunks:
@@ -326,7 +327,7 @@ class Core:
         if self.adapters is not None and generation.sequence.adapter:
             self.adapters.leave(generation.sequence.adapter)
 
-    def _blame(self, plan: Plan, error: Exception) -> None:
+    def _blame(self, plan: StepPlan, error: Exception) -> None:
         """What follows from a step that failed: another process where the device is gone, a smaller step where memory
         was too little, else the end of the generations that have to answer for it."""
         short = out_of_memory(error)

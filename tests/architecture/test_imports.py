@@ -69,8 +69,9 @@ def test_a_clock_hidden_behind_datetime_is_found_too():
     assert not calls
 
 
-def test_the_scheduler_knows_no_torch():
-    path = ROOT / "agent_server" / "generation" / "scheduler.py"
+@pytest.mark.parametrize("name", ["scheduler", "waiting", "step_plan", "sequence"])
+def test_scheduling_knows_no_torch(name: str):
+    path = ROOT / "agent_server" / "generation" / f"{name}.py"
     assert not {name for name in imported(path) if name.split(".")[0] in {"torch", "transformers"}}
 
 

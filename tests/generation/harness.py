@@ -121,7 +121,7 @@ class Driver:
         assert core.generations == {}
         assert core.scheduler.running == [] and not core.scheduler.paused and not core.scheduler.waiting
         assert sorted(core.scheduler._rows) == list(range(core.scheduler.max_running))
-        assert core.scheduler._tenants == {} and core.scheduler._overdue == []
+        assert core.scheduler.queue.tenants == {} and core.scheduler.queue.overdue == []
         assert core.scheduler.memory.usage == 0
         leases = core.scheduler.memory.leases
         leases.expire(float("inf"))

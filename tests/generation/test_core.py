@@ -33,13 +33,13 @@ def fresh(model, monkeypatch):
 
         own = copy.deepcopy(model)
         if kind == "separate":
-            from agent_server.generation import loader
+            from agent_server.generation import runner_choice
             from agent_server.generation.probe import Unfit
 
             def unfit(model):
                 raise Unfit("the test says so")
 
-            monkeypatch.setattr(loader, "fit", unfit)
+            monkeypatch.setattr(runner_choice, "fit", unfit)
         memory = {"paged-overlap": "paged", "separate": "auto"}.get(kind, kind)
         options = {"max_batch": 8, "step_tokens": 32, "overlap": kind == "paged-overlap", **options}
         return Driver(own, memory=memory, **options)

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from agent_server.generation import loader, slabs
+from agent_server.generation import runner_choice, slabs
 from agent_server.generation.kv_cache import bytes_per_token
 from agent_server.generation.probe import fit
 from tests.generation.harness import Driver, expected, prompts
@@ -49,8 +49,8 @@ def compare(driver, numbers, asked, reference):
 def test_a_mixed_batch_that_arrives_piecemeal(family, memory, monkeypatch):
     """Sixteen prompts, chunked prefill beside decoding, a prefix that others share, and too little memory for all."""
     monkeypatch.setattr(slabs, "HEADROOM", 4)
-    monkeypatch.setattr(loader, "SMALLEST_SLAB", 16)
-    monkeypatch.setattr(loader, "GATHERED_PAGE_SIZE", 4)
+    monkeypatch.setattr(runner_choice, "SMALLEST_SLAB", 16)
+    monkeypatch.setattr(runner_choice, "GATHERED_PAGE_SIZE", 4)
     name, model, reference = family
     asked = prompts(13, seed=1)
     asked += [asked[0] + asked[1] + [5, 6, 7], asked[0] + asked[1] + [9], (asked[2] * 40)[:150]]

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_server.generation import graphs, loader, profile
+from agent_server.generation import graphs, profile, runner_choice
 from agent_server.generation.fallback import CachedRunner, CachesMemory
 from agent_server.generation.fallback_check import cache_bytes
 from agent_server.generation.memory_plan import (
@@ -100,6 +100,6 @@ def test_sequences_on_caches_of_their_own_are_admitted_as_memory_allows():
 def test_models_on_caches_of_their_own_get_what_is_free_not_what_they_could_use(monkeypatch):
     from tests.generation.harness import Driver
 
-    monkeypatch.setattr(loader, "free_bytes", lambda device: 10**6)
+    monkeypatch.setattr(runner_choice, "free_bytes", lambda device: 10**6)
     driver = Driver(make_model("bloom"), max_batch=64)
-    assert driver.info.details["kv_cache_tokens"] == int(10**6 * loader.CPU_SHARE) // (2 * 2 * 48 * 4)
+    assert driver.info.details["kv_cache_tokens"] == int(10**6 * runner_choice.CPU_SHARE) // (2 * 2 * 48 * 4)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_server.engine.protocol import Constraint, Place
-from agent_server.generation import loader
+from agent_server.generation import runner_choice
 from agent_server.generation.messages import Failure
 from tests.generation.harness import Driver, expected, prompts
 from tests.generation.tiny_models import make_model
@@ -24,7 +24,7 @@ def models():
 @pytest.fixture(params=KINDS)
 def made(request, models, monkeypatch):
     """A driver, and an untouched model."""
-    monkeypatch.setattr(loader, "GATHERED_PAGE_SIZE", 4)
+    monkeypatch.setattr(runner_choice, "GATHERED_PAGE_SIZE", 4)
     family, memory = KINDS[request.param]
     return Driver(copy.deepcopy(models[family]), memory=memory, max_batch=4, step_tokens=32), models[family]
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from agent_server.generation import scheduler, slabs
+from agent_server.generation import scheduler, slabs, waiting
 from agent_server.generation.fallback import CachesMemory
 from agent_server.generation.leases import Terms
 from agent_server.generation.pages import PagedMemory
@@ -137,7 +137,7 @@ class Machine:
         self.memory.leases.expire(float("inf"))
         assert len(self.memory.leases) == self.memory.leases.tokens == 0
         assert not self.scheduler.running and not self.scheduler.paused and not self.scheduler.waiting
-        assert self.scheduler._tenants == {}
+        assert self.scheduler.queue.tenants == {}
         assert sorted(self.scheduler._rows) == list(range(self.scheduler.max_running))
         if isinstance(self.memory, PagedMemory):
             assert self.memory.available == self.memory.total
@@ -343,7 +343,7 @@ def admitted(machine):
 def test_later_turns_pass_first_ones_within_their_tenant_by_a_bound():
     def play(turns_ahead):
         machine = Machine(PagedMemory(400, 4), max_running=1)
-        machine.scheduler.turns_ahead = turns_ahead
+        machine.scheduler.queue.turns_ahead = turns_ahead
         for number in range(1, 9):
             sequence = make(number, [1, 2, 3], 4)
             sequence.later = number in (5, 7)
@@ -358,7 +358,7 @@ def test_later_turns_pass_first_ones_within_their_tenant_by_a_bound():
 @given(st.lists(st.booleans(), max_size=40), st.integers(0, 6))
 def test_no_first_turn_is_passed_by_more_later_ones_than_the_bound(later, turns_ahead):
     machine = Machine(PagedMemory(400, 4), max_running=1)
-    machine.scheduler.turns_ahead = turns_ahead
+    machine.scheduler.queue.turns_ahead = turns_ahead
     for number, each in enumerate(later):
         sequence = make(number, [1], 2)
         sequence.later = each
@@ -455,7 +455,7 @@ def test_a_long_slab_is_kept_when_a_stranger_shares_its_beginning():
 
 def test_a_page_with_tokens_that_were_on_their_way_is_shared_once_they_are_known(monkeypatch):
     """Two sequences say the same; the second is sent back and finds what the first wrote while its tokens were due."""
-    monkeypatch.setattr(scheduler, "AGING_STEPS", 1)
+    monkeypatch.setattr(waiting, "AGING_STEPS", 1)
     machine = Machine(MEMORIES["pages"](), in_flight=1, patience=0)
     for _ in range(22):
         machine.step()

@@ -9,19 +9,19 @@ import torch
 from torch import Tensor
 
 from agent_server.generation.device import send
-from agent_server.generation.scheduler import Chunk, Plan
 from agent_server.generation.sequence import Sequence
+from agent_server.generation.step_plan import Chunk, StepPlan
 from agent_server.generation.vision.encoder import Features
 from agent_server.generation.vision.inputs import PictureInputs
 from agent_server.generation.vision.vision import Vision
 
 
-def shows(plan: Plan) -> bool:
+def shows(plan: StepPlan) -> bool:
     """Whether a chunk has tokens of a picture, or before one."""
     return any(chunk.sequence.media is not None and chunk.start < chunk.sequence.media.end for chunk in plan.chunks)
 
 
-def seen(vision: Vision, plan: Plan, order: list[Sequence], last: Tensor) -> dict[str, object]:
+def seen(vision: Vision, plan: StepPlan, order: list[Sequence], last: Tensor) -> dict[str, object]:
     """The text model's arguments for a step: embeddings `[1, tokens, width]`, positions, and what else it takes. As for
     every step, the sequences that decode come first, in `order`, then the chunks; `last` has each row's newest
     token."""

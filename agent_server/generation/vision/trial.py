@@ -14,9 +14,9 @@ from agent_server.generation.kv_cache import KVCache, LayerShape
 from agent_server.generation.pages import PagedMemory
 from agent_server.generation.probe import Unfit, compare
 from agent_server.generation.runner import PackedRunner
-from agent_server.generation.scheduler import Chunk, Plan
 from agent_server.generation.sequence import Sequence
 from agent_server.generation.slabs import SlabMemory
+from agent_server.generation.step_plan import Chunk, StepPlan
 from agent_server.generation.vision.inputs import PictureInputs
 from agent_server.generation.vision.language import LanguageModel
 from agent_server.generation.vision.reader import PictureReader
@@ -107,7 +107,7 @@ def _packed(vision: Vision, layers: list[LayerShape], inputs: PictureInputs) -> 
         if length > 0:
             start = sequence.computed
             sequence.computed += length
-            runner.run(Plan([], [Chunk(sequence, start, length, False)]), last)
+            runner.run(StepPlan([], [Chunk(sequence, start, length, False)]), last)
     sequence.computed += 1
-    _, logits = runner.run(Plan([sequence], []), last)
+    _, logits = runner.run(StepPlan([sequence], []), last)
     return logits[0]

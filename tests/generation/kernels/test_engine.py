@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from agent_server.generation import attention_kernels, loader
+from agent_server.generation import attention_kernels, runner_choice
 from agent_server.generation.attention_kernels import TritonKernel, difference
 from agent_server.generation.kernels import paged
 from agent_server.generation.kv_cache import LayerShape
@@ -21,7 +21,8 @@ def kernel(monkeypatch):
     monkeypatch.setattr(paged, "LEAST_SPLIT", 16)
     monkeypatch.setattr(paged, "KEYS", 16)
     monkeypatch.setattr(attention_kernels, "choose", lambda device, dtype, layers: made)
-    monkeypatch.setattr(loader, "fit_flat", lambda *_: True)  # takes the interpreter a minute; see test_fusion.py
+    # it takes the interpreter a minute; see test_fusion.py
+    monkeypatch.setattr(runner_choice, "fit_flat", lambda *_: True)
     return made
 
 

@@ -16,8 +16,8 @@ from agent_server.generation.pages import PagedMemory
 from agent_server.generation.probe import _Recorder as Recorder
 from agent_server.generation.probe import fit, fit_flat
 from agent_server.generation.runner import PackedRunner
-from agent_server.generation.scheduler import Plan
 from agent_server.generation.sequence import Sequence
+from agent_server.generation.step_plan import StepPlan
 from tests.generation.harness import CPU
 from tests.generation.tiny_models import make_model
 
@@ -127,7 +127,7 @@ def launches(family, count, monkeypatch):
         memory.admit(sequence, alone=False)
         sequence.computed = 1000
     with monkeypatch.context() as patch, Launches(patch) as counted:
-        runner.run(Plan(sequences, []), torch.zeros(2, dtype=torch.int64))
+        runner.run(StepPlan(sequences, []), torch.zeros(2, dtype=torch.int64))
     return counted.names
 
 

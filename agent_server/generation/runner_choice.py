@@ -1,0 +1,169 @@
+"""A loaded model → the runner that decodes it, with as much memory for keys and values as there is room for."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import torch
+
+from agent_server.engine.protocol import EngineError
+from agent_server.generation import attention_kernels
+from agent_server.generation.config import EngineConfig
+from agent_server.generation.delta_rule import quicken
+from agent_server.generation.device import DTYPES, free_bytes, release_unused
+from agent_server.generation.fallback import CachedRunner, CachesMemory, Unservable
+from agent_server.generation.fallback_check import cache_bytes, find_runner
+from agent_server.generation.flat import Forward, flatten
+from agent_server.generation.graphs import buckets, reaches
+from agent_server.generation.kv_cache import KVCache, LayerShape, bytes_per_token
+from agent_server.generation.memory_plan import (
+    CPU_SHARE,
+    GIB,
+    Demand,
+    cpu_tokens,
+    graphs_reserve,
+    share_out,
+    state_tokens,
+)
+from agent_server.generation.pages import PagedMemory
+from agent_server.generation.probe import Unfit, check_positions, check_windows, fit, fit_flat
+from agent_server.generation.profile import largest_step
+from agent_server.generation.quantised import parameter_count, quantise
+from agent_server.generation.runner import PackedRunner
+from agent_server.generation.sampler import Sampler
+from agent_server.generation.slabs import SlabMemory
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+logger = logging.getLogger("agent_server.generation")
+GATHERED_PAGE_SIZE = 16
+SMALLEST_SLAB = 128
+SMALL_PARAMETERS = 20_000_000
+"""Below it, what a CPU spends its time on is calling operations, not computing them."""
+BATCHING = {
+    "padded": "on its own cache",
+    "equal": "with others of its length alone, which is slow",
+    "alone": "one by one, which is slow",
+}
+"""How sequences on caches of the model's own are run."""
+
+
+def choose_runner(
+    config: EngineConfig, model: PreTrainedModel, context: int, sampler: Sampler, budget: int
+) -> tuple[PackedRunner | CachedRunner, str, int]:
+    """The fast runner if the model fits, else the plain one and why; and the tokens of a step, fewer than `budget`
+    where so many do not fit on the device."""
+    device, before = sampler.device, model.config._attn_implementation
+    try:
+        check_positions(model.config, context)
+        layers = fit(model)
+        check_windows(model.config, layers, context)
+        _quantise(config, model)
+    except Unfit as reason:
+        model.set_attn_implementation(before)
+        return *_cached(config, model, context, device, str(reason)), budget
+    dtype = DTYPES.get(config.kv_cache_dtype, model.dtype)
+    if config.memory == "paged" or device.type != "cpu":
+        if dtype != model.dtype:
+            raise EngineError("unavailable", "Keys and values have another dtype than the model on the CPU alone.")
+        runner, budget = _paged(config, model, layers, context, sampler, budget)
+        return runner, "", budget
+    tokens = _cache_tokens(config, model, bytes_per_token(layers, dtype), context, device)
+    slabs = SlabMemory(max(tokens, SMALLEST_SLAB), SMALLEST_SLAB)
+    cache = KVCache(layers, slabs.total, dtype, device)
+    return PackedRunner(model, slabs, cache, device, flat=_flat(config, model, layers)), "", budget
+
+
+def _cached(
+    config: EngineConfig, model: PreTrainedModel, context: int, device: torch.device, why: str
+) -> tuple[CachedRunner, str]:
+    """Caches of the model's own, as many as fit into memory; and how sequences are run together."""
+    name = config.name or config.model
+    quicken(model)
+    try:
+        runner, reason = find_runner(model, device)
+    except Unservable as fault:
+        raise EngineError("unavailable", f"{name} cannot be served: {fault}.") from fault
+    note = f"{BATCHING[runner.together]}: {'; '.join(filter(None, (why, reason)))}"
+    logger.warning("%s is decoded %s.", name, note)
+    _quantise(config, model)
+    per_token, per_sequence = cache_bytes(runner)
+    state = state_tokens(per_token, per_sequence)
+    wanted = config.max_batch * (context + state)
+    free = config.kv_cache_bytes or int(free_bytes(device) * (0.7 if device.type == "cuda" else CPU_SHARE))
+    tokens = min(wanted, free // max(1, per_token))
+    if tokens < state + 2:
+        raise EngineError("out_of_memory", f"{free / GIB:.2f} GiB are too little for a single sequence's state.")
+    layout = runner.layout if runner.chunked else None  # a prompt goes on behind a snapshot as behind a piece of it
+    runner.memory = CachesMemory(tokens, state=state, padded=runner.together == "padded", layout=layout)
+    return runner, note
+
+
+def _paged(
+    config: EngineConfig, model: PreTrainedModel, layers: list[LayerShape], context: int, sampler: Sampler, budget: int
+) -> tuple[PackedRunner, int]:
+    """Pages in what a step and graphs leave of the memory."""
+    device, per_token = sampler.device, bytes_per_token(layers, model.dtype)
+    kernel = attention_kernels.choose(device, model.dtype, layers)
+    size = kernel.page_size if kernel is not None else GATHERED_PAGE_SIZE
+    fusible = isinstance(kernel, attention_kernels.TritonKernel) and config.flatten is not False and not config.quantize
+    flat = _fused(model, layers) if fusible else None
+    if config.kv_cache_bytes or device.type != "cuda":
+        tokens = _cache_tokens(config, model, per_token, context, device)
+    else:
+        step, budget = largest_step(model, layers, sampler, budget, page=size, kernel=kernel, flat=flat)
+        release_unused(device)
+        rows = config.max_batch
+        graphs = len(buckets(rows)) * len(reaches(context)) if kernel is not None and config.cuda_graphs else 0
+        reserve = graphs_reserve(graphs, rows, sampler.vocab_size, step // budget)
+        demand = Demand(per_token, size, wanted=2 * rows * _power_of_two(context))
+        shares = share_out(free_bytes(device), demand, step=step, graphs=reserve)
+        logger.info("Memory of %s beside the weights: %s.", device, shares)
+        tokens = shares.tokens
+    pages = PagedMemory(max(2, tokens // size), size)
+    cache = KVCache(layers, (pages.total + 1) * size, model.dtype, device)
+    return PackedRunner(model, pages, cache, device, kernel=kernel, flat=flat), budget
+
+
+def _quantise(config: EngineConfig, model: PreTrainedModel) -> None:
+    """After the model was tried, which compares logits more closely than rounded weights allow, and before memory is
+    shared out."""
+    if config.quantize:
+        quantise(model, config.quantize)
+
+
+def _flat(config: EngineConfig, model: PreTrainedModel, layers: list[LayerShape]) -> Forward | None:
+    """The model's forward without Python, where that is what takes the time."""
+    if config.quantize or not (is_small(model) if config.flatten is None else config.flatten):
+        return None
+    flat = flatten(model)
+    return flat if flat is not None and fit_flat(model, layers, flat) else None
+
+
+def _fused(model: PreTrainedModel, layers: list[LayerShape]) -> Forward | None:
+    """The model's forward in few launches, on a device where Triton's kernels run."""
+    from agent_server.generation.fusion import fuse
+
+    flat = flatten(model, fuse)
+    return flat if flat is not None and fit_flat(model, layers, flat) else None
+
+
+def is_small(model: PreTrainedModel) -> bool:
+    return bool(parameter_count(model) < SMALL_PARAMETERS)
+
+
+def _cache_tokens(
+    config: EngineConfig, model: PreTrainedModel, per_token: int, context: int, device: torch.device
+) -> int:
+    """Tokens of keys and values: what was asked for, else what the free memory allows, within reason."""
+    if config.kv_cache_bytes:
+        return config.kv_cache_bytes // per_token
+    whole = _power_of_two(context)
+    demand = Demand(per_token, page=1, wanted=2 * config.max_batch * whole)
+    return cpu_tokens(free_bytes(device), parameter_count(model) * model.dtype.itemsize, demand, whole)
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
