@@ -63,6 +63,10 @@ class Leases:
         while self.tokens > self.budget:
             self.give_up()
 
+    def get(self, key: Key) -> Lease | None:
+        """The conversation's lease, which goes on."""
+        return self._held.get(key)
+
     def take(self, key: Key) -> Lease | None:
         """The conversation's lease, which is over now; its place is the caller's."""
         lease = self._held.pop(key, None)

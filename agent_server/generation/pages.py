@@ -8,20 +8,24 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from agent_server.generation.leases import Key, Lease, Leases, Terms
-from agent_server.generation.sequence import Sequence
+from agent_server.generation.sequence import Sequence, common_prefix
 
 
 @dataclass(slots=True)
 class _Holding:
-    """A running sequence's pages; the first `published` can be found by their hashes."""
+    """A running sequence's pages; the first `published` can be found by their hashes. owner, tokens: what the hashes
+    are made of, where they are kept for the conversation's next turn."""
 
     pages: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
     published: int = 0
+    owner: str = ""
+    tokens: Items[int] = ()
 
 
 class PagedMemory:
@@ -59,6 +63,7 @@ class PagedMemory:
 
     def admit(self, sequence: Sequence, *, alone: bool) -> int | None:
         holding = _Holding()
+        self._remember(sequence, holding)
         self._share(sequence, holding)
         wanted = -(-(len(sequence.tokens) + 1) // self.page_size) - len(holding.pages)
         spare = 0 if alone else len(self.holdings)
@@ -103,18 +108,28 @@ class PagedMemory:
         self.publish(sequence)
         holding = self.holdings.pop(sequence.number)
         if terms is not None and sequence.shareable:
-            self._keep(holding, terms)
+            self._keep(holding, terms, sequence.owner, sequence.tokens)
         self._drop(holding)
 
-    def _keep(self, holding: _Holding, terms: Terms) -> None:
+    def _keep(self, holding: _Holding, terms: Terms, owner: str, tokens: list[int]) -> None:
         """Hold the full pages by a lease: those that are found by what is in them, which may be another sequence's."""
-        kept = _Holding()
-        for digest in holding.hashes[: holding.published]:
+        hashes = holding.hashes[: holding.published]
+        kept = _Holding(hashes=hashes, owner=owner, tokens=tokens[: len(hashes) * self.page_size])
+        for digest in hashes:
             page = self._by_hash[digest]
             self._references[page] += 1
             self._unused.pop(page, None)
             kept.pages.append(page)
         self.leases.grant(Lease(terms, len(kept.pages) * self.page_size, kept))
+
+    def _remember(self, sequence: Sequence, holding: _Holding) -> None:
+        """The hashes of what the conversation's earlier turn had in common with this one."""
+        lease = None if sequence.place is None else self.leases.get(sequence.place)
+        if lease is None or lease.place.owner != sequence.owner:
+            return
+        tokens = lease.place.tokens
+        shared = common_prefix(sequence.tokens, tokens, 0, min(sequence.known, len(tokens)))
+        holding.hashes = lease.place.hashes[: shared // self.page_size]
 
     def _share(self, sequence: Sequence, holding: _Holding) -> None:
         """Take over the pages that are already computed; at least one token stays to be computed."""

@@ -128,7 +128,7 @@ class SlabMemory:
         lease = None if sequence.place is None else self.leases.take(sequence.place)
         if lease is not None:
             self._let_go(lease.place)  # it may be taken over
-        source, shared = self._find(sequence)
+        source, shared, keys = self._find(sequence, None if lease is None else lease.place)
         slab = self._place(sequence, needed, source, shared)
         if slab is None:
             if lease is not None and lease.place in self._kept:
@@ -137,6 +137,7 @@ class SlabMemory:
             return None
         self.leases.kept += lease is not None and sequence.terms is None
         slab.tokens = sequence.tokens
+        slab.keys = slab.keys or keys[: slab.computed // BLOCK]
         self.slabs[sequence.number] = slab
         return slab.computed
 
@@ -226,20 +227,28 @@ class SlabMemory:
 
     # what is already computed
 
-    def _find(self, sequence: Sequence) -> tuple[Slab | None, int]:
-        """The slab with the longest common beginning and its length; at least one token stays to be computed."""
+    def _find(self, sequence: Sequence, earlier: Slab | None) -> tuple[Slab | None, int, list[int]]:
+        """The slab with the longest common beginning, its length, and the sequence's keys as far as they were looked
+        at; at least one token stays to be computed. earlier: the slab of the conversation's turn before, whose keys
+        hold for what both begin with."""
+        keys: list[int] = []
         if not sequence.shareable:
-            return None, 0
+            return None, 0, keys
+        most = sequence.known - 1
+        if earlier is not None and earlier.tenant == sequence.owner:
+            same = common_prefix(sequence.tokens, earlier.tokens, 0, min(most, earlier.computed))
+            keys = earlier.keys[: same // BLOCK]
         best: Slab | None = None
-        for key in block_keys(sequence.owner, sequence.tokens, sequence.known - 1):
+        for number, key in enumerate(block_keys(sequence.owner, sequence.tokens, most, keys)):
             slab = self._found.get(key)
             if slab is None:
+                keys = keys[:number]
                 break
             best = slab
         if best is None or best.tenant != sequence.owner:
-            return None, 0
-        shared = common_prefix(sequence.tokens, best.tokens, 0, min(sequence.known - 1, best.computed))
-        return (best, shared) if shared >= BLOCK else (None, 0)
+            return None, 0, keys
+        shared = common_prefix(sequence.tokens, best.tokens, 0, min(most, best.computed))
+        return (best, shared, keys) if shared >= BLOCK else (None, 0, keys)
 
     def _take_over(self, slab: Slab, shared: int) -> Slab:
         del self._kept[slab]
@@ -261,9 +270,9 @@ class SlabMemory:
         return slab
 
     def _index(self, slab: Slab) -> None:
-        self._unindex(slab, 0)  # it may hold less than when it was published before: a step of it failed
-        slab.keys = list(block_keys(slab.tenant, slab.tokens, slab.computed))
-        for key in slab.keys:
+        # it may hold less than when it was published before: a step of it failed
+        self._unindex(slab, slab.computed // BLOCK)
+        for key in block_keys(slab.tenant, slab.tokens, slab.computed, slab.keys):
             self._found[key] = slab
 
     def _unindex(self, slab: Slab, start: int) -> None:
@@ -273,9 +282,11 @@ class SlabMemory:
         del slab.keys[start:]
 
 
-def block_keys(tenant: str, tokens: list[int], length: int) -> Iterator[int]:
-    """A key for each full block among the first `length` tokens, made of everything up to the block's end."""
-    key = hash(tenant)
-    for start in range(0, length - BLOCK + 1, BLOCK):
-        key = hash((key, tuple(tokens[start : start + BLOCK])))
-        yield key
+def block_keys(tenant: str, tokens: list[int], length: int, keys: list[int]) -> Iterator[int]:
+    """A key for each full block among the first `length` tokens, made of everything up to the block's end. keys: those
+    of the first blocks, which are known; the others are made as they are asked for, and added."""
+    for number in range(length // BLOCK):
+        if number == len(keys):
+            before = keys[-1] if keys else hash(tenant)
+            keys.append(hash((before, tuple(tokens[number * BLOCK : (number + 1) * BLOCK]))))
+        yield keys[number]
