@@ -9,7 +9,7 @@ nothing is lost but the computing.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
@@ -21,6 +21,7 @@ from agent_server.engine.protocol import EngineError
 from agent_server.prompting.prompt import Prompt
 from events.options import GenerationOptions
 
+log = logging.getLogger("agent_server.agent")
 Asked = tuple[RunAgentInput, GenerationOptions, str | None]
 RESULTS = ("a", "Z")
 """Two results that begin with different characters."""
@@ -76,23 +77,28 @@ class ReadAhead:
     async def _read(self, compute: Callable[[tuple[int, ...], GenerationOptions], Awaitable[None]]) -> None:
         """Read as far as can be, again with every result, until all calls are answered. Never raises: without it, the
         turn takes longer."""
-        with contextlib.suppress(EngineError):
-            while True:
-                self._changed.clear()
-                input, options, instructions = self._asked()
-                known = known_so_far(input.messages)
-                if known is None:
-                    return
-                messages, call_id = known
-                beginning = await self._beginning(
-                    input.model_copy(update={"messages": messages}), call_id, options, instructions
-                )
-                if len(beginning) >= LEAST and beginning != self._done:
-                    await compute(beginning, options)
-                    self._done = beginning
-                if self._over and not self._changed.is_set():
-                    return
+        try:
+            while await self._read_once(compute):
                 await self._changed.wait()
+        except EngineError as error:
+            log.debug("the next prompt was not read ahead: %s", error.message)
+        except Exception:  # an agent's own instructions or a template may raise anything; the turn itself tells of it
+            log.warning("the next prompt could not be read ahead", exc_info=True)
+
+    async def _read_once(self, compute: Callable[[tuple[int, ...], GenerationOptions], Awaitable[None]]) -> bool:
+        """Read what is known now; whether more may come to be known."""
+        self._changed.clear()
+        input, options, instructions = self._asked()
+        known = known_so_far(input.messages)
+        if known is None:
+            return False
+        messages, call_id = known
+        input = input.model_copy(update={"messages": messages})
+        beginning = await self._beginning(input, call_id, options, instructions)
+        if len(beginning) >= LEAST and beginning != self._done:
+            await compute(beginning, options)
+            self._done = beginning
+        return not self._over or self._changed.is_set()
 
     async def _beginning(
         self, input: RunAgentInput, call_id: str, options: GenerationOptions, instructions: str | None

@@ -198,9 +198,21 @@ def _check(core: Core, request: GenerationRequest) -> None:
         raise EngineError("invalid_request", "What fills a place generates nothing, so it takes no grammar.")
     if request.constraint is not None and core.compiler is None:
         raise EngineError("invalid_request", "This engine has no grammars.", param="response_format")
-    free = core.scheduler.max_running - len(core.scheduler.running)
-    if core.waiting >= core.limits.max_queued + free:
+    if _queue_is_full(core, fills=request.place is not None and request.place.fill):
         raise EngineError("overloaded", "The queue is full.", retryable=True)
+
+
+def _queue_is_full(core: Core, *, fills: bool) -> bool:
+    """Whether one more may not wait. What is only to fill a place never waits in the queue, so that it takes no place
+    from what generates: it comes in where a row is free for it, and is not counted."""
+    free = core.scheduler.max_running - len(core.scheduler.running)
+    if fills:
+        return core.waiting >= free
+    most = core.limits.max_queued + free
+    if core.waiting < most:
+        return False
+    filling = sum(s.state == "waiting" and s.terms is not None for s in core.scheduler.iterate())
+    return core.waiting - filling >= most
 
 
 def _check_room(core: Core, request: GenerationRequest) -> None:

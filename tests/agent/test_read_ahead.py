@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -131,6 +132,31 @@ async def test_an_engine_that_cannot_read_ahead_delays_nothing():
     async with House(Agent(name="default", tools=[quick]), model) as house:
         events = await asyncio.wait_for(house.ask("Go"), 10)
     assert isinstance(events[-1], RunFinished)
+
+
+async def test_whatever_goes_wrong_in_reading_ahead_fails_no_run(caplog: pytest.LogCaptureFixture):
+    model, _ = keeping([call("quick"), "Done."])
+    asked = asyncio.Event()
+
+    def instructions(state: object) -> str:
+        if asyncio.current_task().get_name() == "read ahead":  # type: ignore[union-attr]
+            asked.set()
+            raise RuntimeError("as if")
+        return "Help."
+
+    @tool
+    async def quick() -> str:
+        """Quick."""
+        await asked.wait()
+        return "x"
+
+    lost: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: lost.append(context))
+    async with House(Agent(name="default", tools=[quick], instructions=instructions), model) as house:
+        events = await asyncio.wait_for(house.ask("Go"), 10)
+    gc.collect()
+    assert isinstance(events[-1], RunFinished)
+    assert not lost and "could not be read ahead" in caplog.text
 
 
 async def test_nothing_is_read_ahead_for_an_engine_that_keeps_no_places():

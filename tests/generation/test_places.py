@@ -29,6 +29,11 @@ def made(request, models, monkeypatch):
     return Driver(copy.deepcopy(models[family]), memory=memory, max_batch=4, step_tokens=32), models[family]
 
 
+@pytest.fixture
+def model_pages(models):
+    return copy.deepcopy(models["llama"])
+
+
 def filling(key="run", seconds=60.0):
     return Place(key=key, fill=True, seconds=seconds)
 
@@ -59,6 +64,20 @@ def test_a_place_that_has_all_it_needs_is_filled_at_once(made):
         driver.finish()
         assert driver.end(number).reason == "length"
     assert driver.core.metrics()["num_kept_places"] == 1
+    driver.assert_clean()
+
+
+def test_what_fills_a_place_takes_none_in_the_queue(model_pages):
+    driver = Driver(model_pages, memory="paged", max_batch=2, max_queued=1, step_tokens=32)
+    one = driver.submit([9] * 40, max_tokens=COUNT)
+    fills = [driver.submit([8, number] * 20, place=filling(f"run {number}")) for number in range(3)]
+    turns = [driver.submit([7, number] * 20, max_tokens=COUNT) for number in range(3)]
+    driver.step()
+    refused = [number for number in (one, *fills, *turns) if driver.over(number)]
+    assert refused == [*fills[1:], turns[2]]
+    assert {driver.end(number).kind for number in refused} == {"overloaded"}
+    driver.finish()
+    assert all(driver.end(number).reason == "length" for number in (one, fills[0], *turns[:2]))
     driver.assert_clean()
 
 
