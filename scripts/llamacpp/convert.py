@@ -1,6 +1,6 @@
 """The bundled model as GGUF, by llama.cpp's own converter, run in the folder of its sources.
 
-    python convert.py PROJECT FILE
+    python convert.py PROJECT FILE [MODEL]
 
 The converter knows tokenizers by name. Ours has none there: ids are what is sent and what comes back, so any of the
 byte-level ones will do.
@@ -16,6 +16,7 @@ from conversion import base, llama  # type: ignore[import-not-found]  # noqa: E4
 
 base.TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
 llama.LlamaModel.set_vocab = lambda self: self._set_vocab_gpt2()
-project, file = sys.argv[1:]
-sys.argv = ["convert", f"{project}/agent_server/models/demo", "--outfile", file, "--outtype", "f32"]
+project, file, *other = sys.argv[1:]
+model = other[0] if other else f"{project}/agent_server/models/demo"
+sys.argv = ["convert", model, "--outfile", file, "--outtype", "f32"]
 runpy.run_path("convert_hf_to_gguf.py", run_name="__main__")
