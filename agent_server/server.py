@@ -175,11 +175,23 @@ class Server:
         if self.authority.file is not None:
             self._spawn(self.authority.file.watch())
         self._spawn(self.model.load())
+        self._spawn(self._take_up())
         if self.embeddings is not None:
             self._spawn(self.embeddings.start())
         await asyncio.sleep(0)  # what is asked next finds it loading
         if (mcp := self.mcp) is not None:
             self._spawn(mcp.look())
+
+    async def _take_up(self) -> None:
+        """Go on with runs of servers that ended, once the model can answer: they would fail before. Several models are
+        loaded when they are asked for."""
+        if self.pool is not None:
+            await self.runs.take_up()
+            return
+        async for status in self.model.states():
+            if status.state in ("ready", "degraded"):
+                await self.runs.take_up()
+                return
 
     async def close(self) -> None:
         """Wait for runs for the drain time and end the others; then close the agents, the model and the store."""

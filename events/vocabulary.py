@@ -279,5 +279,8 @@ WAITING_EVENT = "agent_server.waiting"
 """{"behind": [run ids]}: the run was accepted and begins when those on its thread have ended."""
 LOADING_EVENT = "agent_server.loading"
 """{"model", "state", "progress"?: 0 to 1, "message"}: the run waits while its model is being loaded."""
+TAKEN_UP_EVENT = "agent_server.taken_up"
+"""{"step", "calls": [call ids]}: the server that had the run ended; it goes on here with these calls. What follows,
+from RUN_STARTED on, is the whole run for whoever reads it: the conversation as it stood, and the rest."""
 ERROR_EVENT = "agent_server.error"
 """{"code", "message", "param"?}: something that a WebSocket's client asked for during a run was refused."""

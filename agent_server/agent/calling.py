@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,6 +15,7 @@ from ag_ui.core import ActivityMessage, Context, ToolCall, ToolMessage
 from agent_server.agent import interrupts
 from agent_server.agent.conversation import Conversation
 from agent_server.agent.early_calls import Begun, EarlyCalls, Stage
+from agent_server.agent.kept_runs import KeptCall, RunKeeper
 from agent_server.agent.resuming import Settled
 from agent_server.agent.running import Activity, Callee, CallResult, Pending, answer_all, failure
 from agent_server.agent.server_tools import Tool, ToolFault, read_arguments
@@ -47,7 +50,8 @@ class Toolset(msgspec.Struct, frozen=True, kw_only=True):
 class Talk(msgspec.Struct, frozen=True, kw_only=True):
     """One conversation within a run: the run's own, or a subagent's. emit: where its events go (a subagent's are marked
     on the way). may_ask: a person can be asked, since what is asked is stored. surfaces: the run's. places: the
-    server's, for tool calls."""
+    server's, for tool calls. keeper: keeps the run while its tools work; None for a subagent, which is part of a
+    call."""
 
     context: RunContext
     recorder: Recorder
@@ -57,6 +61,7 @@ class Talk(msgspec.Struct, frozen=True, kw_only=True):
     may_ask: bool
     surfaces: Surfaces
     places: ToolPlaces
+    keeper: RunKeeper | None = None
 
 
 class Caller:
@@ -71,6 +76,7 @@ class Caller:
         self._state = talk.state
         self._emit = talk.emit
         self._may_ask = talk.may_ask
+        self._keeper = talk.keeper
 
     def early(self) -> EarlyCalls:
         """The early calls of the message that is written next."""
@@ -97,7 +103,41 @@ class Caller:
                 pending.append(one.pending)
             else:
                 pending.append(self._pending(call.id, call.function.name, arguments, callee))
-        return waiting + await self._answer_pending(pending, begun)
+        asked = [KeptCall(asks=True, **_told_of(each["call"])) for each in waiting]
+        return waiting + await self._answer_pending(pending, begun, asked)
+
+    async def take_up(self, calls: Sequence[KeptCall]) -> Waiting:
+        """Go on with the calls of a run whose server ended: tell the results that are known, make again what is
+        harmless to make twice, and say of the others that nobody knows whether they were made."""
+        waiting: Waiting = []
+        pending: list[Pending] = []
+        for call in calls:
+            callee = self._tools.callees.get(call.name)
+            asking = self._asking(call, callee)
+            if callee is None and not call.ended:
+                found = self._known(call.id, call.name, failure(f"There is no tool called {call.name} any more."))
+            elif asking is not None:
+                waiting.append(self._ask_approval(asking, call.arguments, call.id))
+                continue
+            elif call.ended or not (call.asked or (callee is not None and callee.repeats)):
+                unknown = CallResult(content=interrupts.UNKNOWN, failed=True)
+                found = self._known(call.id, call.name, call.result or unknown)
+            else:
+                found = self._pending(call.id, call.name, call.arguments, callee, answers=call.answers)
+            ids = {"interrupt_id": call.interrupt_id, "message_id": call.message_id}
+            pending.append(msgspec.structs.replace(found, **ids))
+        asked = [KeptCall(asks=True, **_told_of(each["call"])) for each in waiting]
+        return waiting + await self._answer_pending(pending, {}, asked)
+
+    def _asking(self, call: KeptCall, callee: Callee | None) -> Tool | None:
+        """The tool for which a person is asked before a call of an interrupted run is made; None if nobody is."""
+        if callee is None or call.ended or not self._may_ask:
+            return None
+        if call.asks:
+            return self._tools.approvals.get(call.name)
+        if callee.asks is None or callee.repeats or call.asked or call.interrupt_id is not None:
+            return None
+        return msgspec.structs.replace(callee.asks, approval_message=f"{interrupts.UNKNOWN} Make it again?")
 
     def _judge(self, call: ToolCall, invalid: Mapping[str, str]) -> tuple[Callee, dict[str, Any], Tool | None]:
         """What answers a call, its arguments, and what a person must agree to first. ToolFault for a call that is not
@@ -117,7 +157,7 @@ class Caller:
 
     async def follow(self, decisions: Sequence[interrupts.Decision]) -> Waiting:
         """Make the calls that were agreed to and tell the model of those that were not; what is still to be asked."""
-        return await self._answer_pending([self._decided(each) for each in decisions], {})
+        return await self._answer_pending([self._decided(each) for each in decisions], {}, [])
 
     def _decided(self, decision: interrupts.Decision) -> Pending:
         call = decision.record.call
@@ -180,7 +220,11 @@ class Caller:
         async with self._places.place(tenant=given.tenant, run=run, tool=callee.place, at_once=callee.at_once):
             return await callee.answer(each.arguments, each.context)
 
-    async def _answer_pending(self, pending: Sequence[Pending], begun: Mapping[str, Begun]) -> Waiting:
+    async def _answer_pending(
+        self, pending: Sequence[Pending], begun: Mapping[str, Begun], asked: Sequence[KeptCall]
+    ) -> Waiting:
+        """The calls' answers, told in their order; what a person must be asked. begun: those that go on already, by
+        id. asked: further calls of the turn, which a person is asked about."""
         waiting: Waiting = []
 
         async def answer(each: Pending) -> CallResult:
@@ -197,7 +241,8 @@ class Caller:
         try:
             for one in begun.values():
                 one.stage.release()
-            await answer_all(pending, answer, self._keep, tell)
+            async with self._kept([*asked, *map(_kept_call, pending)]):
+                await answer_all(pending, answer, self._keep, tell)
         finally:
             for one in begun.values():  # none is left running, also where this was stopped before its first step
                 one.task.cancel()
@@ -208,13 +253,19 @@ class Caller:
         return answer if answer.question is None else failure(CANNOT_ASK)
 
     async def _keep(self, each: Pending, answer: CallResult) -> None:
-        """Keep the result of a call that an interrupt held back as soon as it is there: it must not be made twice."""
+        """Keep the result of a call that an interrupt held back as soon as it is there: it must not be made twice.
+        Of other calls it is kept where the run is."""
+        if self._keeper is not None:
+            await self._keeper.ended(each.call_id, answer)
         if each.interrupt_id is None:
             return
         if answer.question is not None and self._may_ask:
             await self._record(each.interrupt_id, None, None)
         else:
             await self._record(each.interrupt_id, self._final(answer).content, each.message_id)
+
+    def _kept(self, calls: Sequence[KeptCall]) -> AbstractAsyncContextManager[None]:
+        return contextlib.nullcontext() if self._keeper is None else self._keeper.during(calls)
 
     async def _record(self, interrupt_id: str, content: Any, message_id: str | None) -> None:
         assert self._context.thread is not None
@@ -302,3 +353,20 @@ class Caller:
         """An interrupt with what the store keeps beside it: the call that it stops, and whose it is."""
         call = {"id": call_id, "name": name, "arguments": arguments, "answers": answers, "agent": self._agent}
         return {"interrupt": asked, "call": call}
+
+
+def _told_of(call: Mapping[str, Any]) -> dict[str, Any]:
+    """What is kept of a call that a person is asked about."""
+    return {"id": call["id"], "name": call["name"], "arguments": call["arguments"], "answers": list(call["answers"])}
+
+
+def _kept_call(each: Pending) -> KeptCall:
+    """A call as it is kept while it goes on; one that is answered without being made has its answer at once."""
+    kept = KeptCall(
+        id=each.call_id, name=each.name, arguments=each.arguments, answers=each.context.answers,
+        interrupt_id=each.interrupt_id, message_id=each.message_id,
+    )  # fmt: skip
+    if each.known is not None:
+        kept.ended, kept.content, kept.failed = True, each.known.content, each.known.failed
+        kept.activities = list(each.known.activities)
+    return kept

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import msgspec
@@ -12,6 +12,7 @@ from agent_server.agent.agent import Agent
 from agent_server.agent.calling import Caller, Talk, Toolset
 from agent_server.agent.conversation import instructions_of
 from agent_server.agent.early_calls import EarlyCalls
+from agent_server.agent.kept_runs import KeptRun
 from agent_server.agent.read_ahead import Asked
 from agent_server.agent.resuming import Opening
 from agent_server.agent.turn import TurnTaker
@@ -42,6 +43,7 @@ class Loop:
         self._conversation = talk.conversation
         self._state = talk.state
         self._emit = talk.emit
+        self._keeper = talk.keeper
         self._caller = Caller(agent.name, talk, tools)
 
     async def resume(self, opening: Opening) -> Outcome:
@@ -55,9 +57,25 @@ class Loop:
             return Outcome(reason="tool_calls", pending=left)
         return await self.run()
 
-    async def run(self) -> Outcome:
-        """Go on from the conversation as it stands."""
-        for number in range(1, self._agent.max_steps + 1):
+    async def take_up(self, kept: KeptRun) -> Outcome:
+        """Go on with a run whose server ended while its tools worked."""
+        if kept.step:
+            outcome = await self._stepped(kept.step, self._calls_again(kept))
+        else:
+            outcome = await self._calls_again(kept)
+        return outcome or await self.run(kept.step + 1)
+
+    async def _calls_again(self, kept: KeptRun) -> Outcome | None:
+        waiting = await self._caller.take_up(kept.calls)
+        if waiting:
+            return Outcome(reason="tool_calls", waiting=tuple(waiting))
+        if left := self._unanswered_by_client():
+            return Outcome(reason="tool_calls", pending=left)
+        return None
+
+    async def run(self, first: int = 1) -> Outcome:
+        """Go on from the conversation as it stands, with the model's turn of that number."""
+        for number in range(first, self._agent.max_steps + 1):
             outcome = await self._step(number)
             if outcome is not None:
                 return outcome
@@ -68,11 +86,17 @@ class Loop:
 
     async def _step(self, number: int) -> Outcome | None:
         """One turn and its calls; None to go on."""
+        if self._keeper is not None:
+            self._keeper.step = number
+        return await self._stepped(number, self._turn_and_calls(number))
+
+    async def _stepped(self, number: int, work: Coroutine[Any, Any, Outcome | None]) -> Outcome | None:
+        """The work, told as a step where the agent has tools."""
         name = f"step {number}"
         stepped = bool(self._tools.callees)
         if stepped:
             self._emit(StepStarted(step_name=name))
-        outcome = await self._turn_and_calls(number)
+        outcome = await work
         if stepped:
             self._emit(StepFinished(step_name=name))
         return outcome

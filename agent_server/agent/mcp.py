@@ -199,6 +199,7 @@ class McpCallee:
 
     checks = False
     at_once: int | None = None
+    asks: Tool | None = None
 
     def __init__(self, connection: McpConnection, tool: McpTool, limits: ToolLimits) -> None:
         self._connection = connection
@@ -207,6 +208,7 @@ class McpCallee:
         self._characters = limits.characters
         said = tool.annotations
         self.early = bool(said is not None and said.read_only_hint)
+        self.repeats = self.early or bool(said is not None and said.idempotent_hint)
         self.place = f"{connection.server.name} {tool.name}"
 
     async def answer(self, arguments: dict[str, Any], context: ToolContext) -> CallResult:

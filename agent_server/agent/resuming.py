@@ -12,6 +12,7 @@ from ag_ui.core import Message, ResumeEntry
 from adapters.errors import RequestError
 from agent_server.agent import interrupts
 from agent_server.agent.interrupts import Decision
+from agent_server.agent.kept_runs import KeptRun
 from agent_server.audit import note
 from agent_server.pacing import in_turns
 from agent_server.runs import Ending, OpenThread, RunContext
@@ -32,13 +33,15 @@ class Settled(msgspec.Struct, frozen=True, kw_only=True):
 
 class Opening(msgspec.Struct, frozen=True, kw_only=True):
     """What a run begins with. repeated: the run that already followed this very resume to its end; nothing but what
-    it left is told again. waiting: questions that are asked again, since an answer to one of them does not fit."""
+    it left is told again. waiting: questions that are asked again, since an answer to one of them does not fit. kept:
+    the run as its server left it when it ended; there is nothing to be resumed then."""
 
     messages: Sequence[Message]
     decisions: Sequence[Decision] = ()
     settled: Sequence[Settled] = ()
     repeated: RunRecord | None = None
     waiting: Sequence[dict[str, Any]] = ()
+    kept: KeptRun | None = None
 
     @property
     def resumes(self) -> bool:
@@ -49,6 +52,9 @@ async def open_run(context: RunContext, agent: str) -> Opening:
     """Apply the interrupt rules to the run's input. agent: the own name of the one that is run. Raises RequestError,
     which the client gets as RUN_ERROR."""
     thread, resume = context.thread, context.input.resume or []
+    if context.kept is not None:
+        kept = msgspec.json.decode(context.kept, type=KeptRun)
+        return Opening(messages=await in_turns(each_model(kept.messages)), kept=kept)
     if thread is None:
         if resume:
             raise RequestError("invalid_request", "Nothing was kept of this thread to be resumed.", "resume")

@@ -52,13 +52,17 @@ class Callee(Protocol):
 
     checks: it checks its arguments itself. early: it may run before the message that calls it is done. place: the name
     under which its calls are counted, "" for those that take no place: an agent's, whose own calls take places, and
-    would wait for it. at_once: its own bound on calls at once.
+    would wait for it. at_once: its own bound on calls at once. repeats: a call that was interrupted may be made again,
+    since making it twice does no harm. asks: the tool for which a person is asked whether to; None where the model is
+    told.
     """
 
     checks: bool
     early: bool
     place: str
     at_once: int | None
+    repeats: bool
+    asks: Tool | None
 
     async def answer(self, arguments: dict[str, Any], context: ToolContext) -> CallResult:
         """Never raises but for cancellation: what goes wrong is the answer."""
@@ -80,6 +84,8 @@ class FunctionCallee:
         self.early = tool.early
         self.place = f"{tool.name} {id(tool)}"  # two agents may have different tools of one name
         self.at_once = tool.at_once
+        self.repeats = tool.idempotent or tool.early
+        self.asks = tool if tool.interrupted == "ask" else None
 
     async def answer(self, arguments: dict[str, Any], context: ToolContext) -> CallResult:
         retries, last = self._tool.retries, ""

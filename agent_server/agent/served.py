@@ -16,6 +16,7 @@ from agent_server.agent.agent import Agent
 from agent_server.agent.calling import Talk, Toolset
 from agent_server.agent.capabilities import capabilities_of
 from agent_server.agent.conversation import Conversation
+from agent_server.agent.kept_runs import KeptRun, RunKeeper, input_of
 from agent_server.agent.loop import Loop, Outcome, ending_of
 from agent_server.agent.reasoning_policy import ReasoningPolicy, unsealed
 from agent_server.agent.resuming import Opening, open_run, tell_again
@@ -33,7 +34,7 @@ from agent_server.runs import Ending, Recorder, RunContext
 from agent_server.settings import ToolLimits
 from agent_server.store.records import RunRecord
 from events.options import GenerationOptions, SamplingParams
-from events.vocabulary import Event, MessagesSnapshot
+from events.vocabulary import TAKEN_UP_EVENT, Custom, Event, MessagesSnapshot
 
 if TYPE_CHECKING:
     from adapters.proxied_requests import ProxiedRequest
@@ -95,11 +96,19 @@ class ServedAgent:
             return {"error": f"The agent {self.name} has no MCP servers."}
         return await self._apps.answer(request, tenant)
 
+    def taken_up(self, kept: str) -> tuple[RunAgentInput, GenerationOptions]:
+        """What a run is begun with that another server kept. Raises msgspec.MsgspecError or ValueError for a record
+        that this version does not read."""
+        record = msgspec.json.decode(kept, type=KeptRun)
+        return input_of(record), record.options
+
     async def run(self, context: RunContext, recorder: Recorder) -> Ending:
         """One run: apply what it resumes, then let the loop work. See `resuming` and `loop`."""
         opening = await open_run(context, self.name)
         talk = self._talk(context, recorder, await self._conversation(context, recorder, opening))
         recorder.messages = talk.conversation.wire
+        if opening.kept is not None:
+            await _tell_taken_up(talk, opening.kept)
         if self.agent.shares_state:
             talk.state.snapshot()
         if opening.repeated is not None:
@@ -114,15 +123,17 @@ class ServedAgent:
 
     def _talk(self, context: RunContext, recorder: Recorder, conversation: Conversation) -> Talk:
         surfaces = self._surfaces(context, recorder, conversation)
+        state = SharedState(self._state_to_begin_with(context), recorder.emit, _schema(self.agent))
         return Talk(
             context=context,
             recorder=recorder,
             conversation=conversation,
-            state=SharedState(self._state_to_begin_with(context), recorder.emit, _schema(self.agent)),
+            state=state,
             emit=surfaces.emit,
             may_ask=context.thread is not None,
             surfaces=surfaces,
             places=self._places,
+            keeper=RunKeeper(context, recorder, conversation, state, self._limits.keep_after),
         )
 
     def _surfaces(self, context: RunContext, recorder: Recorder, conversation: Conversation) -> Surfaces:
@@ -137,6 +148,8 @@ class ServedAgent:
             return Outcome(reason="tool_calls", waiting=tuple(opening.waiting))
         try:
             loop = await self._loop(self.agent, talk)
+            if opening.kept is not None:
+                return await loop.take_up(opening.kept)
             return await (loop.resume(opening) if opening.resumes else loop.run())
         finally:
             talk.surfaces.close()
@@ -202,7 +215,7 @@ class ServedAgent:
         approvals = {tool.name: tool for tool in agent.server_tools if tool.requires_approval is not False}
 
         async def run_nested(other: Agent, words: Conversation, emit: Emit) -> Outcome:
-            nested = msgspec.structs.replace(talk, conversation=words, emit=emit, may_ask=False)
+            nested = msgspec.structs.replace(talk, conversation=words, emit=emit, may_ask=False, keeper=None)
             return await (await self._loop(other, nested)).run()
 
         if agent is self.agent and talk.surfaces.catalog is not None and RENDER not in callees:
@@ -295,6 +308,14 @@ def mcp_of(agent: Agent, shared: McpConnections | None, limits: ToolLimits) -> t
         raise ValueError(f"agent {agent.name}: more than one MCP server is called {sorted(twice)[0]}")
     tools = {name: McpTools(found) for name, found in own.items() if found}
     return tools, AppRequests(distinct, limits.seconds)
+
+
+async def _tell_taken_up(talk: Talk, kept: KeptRun) -> None:
+    """Whoever reads the run from here on has the conversation as it stood, and what follows."""
+    talk.recorder.usage = {each.model or "": each for each in kept.usage}
+    talk.recorder.kept = True
+    talk.emit(Custom(name=TAKEN_UP_EVENT, value={"step": kept.step, "calls": [each.id for each in kept.calls]}))
+    talk.emit(MessagesSnapshot(messages=await in_turns(talk.conversation.snapshot())))
 
 
 def _schema(agent: Agent) -> type[BaseModel] | None:

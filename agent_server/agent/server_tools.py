@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, TypeAdapte
 from agent_server.agent.tool_context import ToolContext
 
 Kind = Literal["sync", "async", "generator"]
+Interrupted = Literal["tell", "ask"]
 Approval = bool | Callable[[dict[str, Any]], bool]
 _SECTION = re.compile(r"^\s*(args|arguments|parameters|returns?|raises|yields|examples?|notes?)\s*:\s*$", re.IGNORECASE)
 _GOOGLE = re.compile(r"^\s+\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.+)$")
@@ -34,7 +35,10 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     answer may take; None for ever. approval_message: the question, or what makes it of the arguments. retries: how
     often a call that failed or took too long is made again; not one that raised ToolFault. early: the call may begin
     while the model still writes the message that makes it, and be cancelled with it: for tools that change nothing.
-    at_once: how many calls of it may go on at once in this server; None takes the server's.
+    at_once: how many calls of it may go on at once in this server; None takes the server's. idempotent: a call may be
+    made twice without harm; one that was interrupted by the server's end is made again. interrupted: what is done about
+    a call of another tool then: "tell" the model that its outcome is unknown, or "ask" a person whether to make it
+    again.
     """
 
     name: str
@@ -53,12 +57,16 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     retries: int = 0
     early: bool = False
     at_once: int | None = None
+    idempotent: bool = False
+    interrupted: Interrupted = "tell"
 
     def __post_init__(self) -> None:
         if self.retries < 0:
             raise ValueError(f"tool {self.name}: retries must not be negative")
         if self.at_once is not None and self.at_once < 1:
             raise ValueError(f"tool {self.name}: at_once must be at least 1")
+        if self.interrupted not in ("tell", "ask"):
+            raise ValueError(f'tool {self.name}: interrupted is "tell" or "ask"')
         if self.early and self.requires_approval is not False:
             raise ValueError(
                 f"tool {self.name}: a call that a person approves cannot begin early; leave one of them out"
@@ -100,6 +108,8 @@ def tool(
     retries: int = 0,
     early: bool = False,
     at_once: int | None = None,
+    idempotent: bool = False,
+    interrupted: Interrupted = "tell",
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(function: Callable[..., Any] | None = None, /, **settings: Any) -> Any:
     """Make a tool of a plain or an async function, or of an async generator.

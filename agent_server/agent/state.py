@@ -35,6 +35,11 @@ class SharedState:
         self._schema = schema
         self.changed = False
 
+    @property
+    def told(self) -> dict[str, Any]:
+        """The state as clients were told it last; it is not changed in place."""
+        return self._sent
+
     def snapshot(self) -> None:
         """Send the whole state."""
         self._sent = copied(self.value)

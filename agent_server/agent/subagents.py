@@ -13,6 +13,7 @@ from agent_server.agent.agent import Agent
 from agent_server.agent.conversation import Conversation
 from agent_server.agent.loop import Outcome
 from agent_server.agent.running import CallResult, failure
+from agent_server.agent.server_tools import Tool as ServerTool
 from agent_server.agent.server_tools import capped
 from agent_server.agent.tool_context import ToolContext
 from agent_server.engine.protocol import EngineError
@@ -42,6 +43,12 @@ def marked(event: Event, subagent_run_id: str) -> Event:
     return event
 
 
+def repeats(agent: Agent) -> bool:
+    """Whether all that an agent may do is harmless to do twice."""
+    own = all(each.idempotent or each.early for each in agent.server_tools)
+    return own and not agent.mcp_servers and all(repeats(each) for each in agent.subagents)
+
+
 class SubagentCallee:
     """Calls of one agent by another. `said` receives the messages that clients saw of it."""
 
@@ -49,6 +56,7 @@ class SubagentCallee:
     early = False
     place = ""
     at_once: int | None = None
+    asks: ServerTool | None = None
 
     def __init__(
         self,
@@ -65,6 +73,7 @@ class SubagentCallee:
         self._new_id = new_id
         self._said = said
         self._limit = limit
+        self.repeats = repeats(agent)
 
     async def answer(self, arguments: dict[str, Any], context: ToolContext) -> CallResult:
         task = arguments.get("task")

@@ -16,6 +16,7 @@ from ag_ui.core import ActivityMessage, Context, RunAgentInput
 from agent_server.agent.a2ui_settings import A2ui
 from agent_server.agent.conversation import Conversation
 from agent_server.agent.running import CallResult, failure
+from agent_server.agent.server_tools import Tool
 from agent_server.agent.tool_context import ToolContext
 from agent_server.generative_ui import mirroring
 from agent_server.generative_ui.catalog import RENDER, Catalog, catalog_in, is_catalog
@@ -236,6 +237,8 @@ class RenderCallee:
     early = False
     place = ""
     at_once: int | None = None
+    repeats = True  # it changes nothing but what it shows
+    asks: Tool | None = None
 
     def __init__(self, surfaces: Surfaces) -> None:
         self._surfaces = surfaces

@@ -236,7 +236,7 @@ class Runtime:
     async def _replay(self, thread_id: str, tenant: str, encoder: copilotkit.Encoder) -> AsyncGenerator[bytes, None]:
         """The thread as it stands, then the run that is going on, if one is. Nothing for an unknown thread."""
         running = await self._server.runs.going_on(thread_id, tenant)
-        if running and running[0].log.oldest <= 1:
+        if running and running[0].log.whole:
             async with contextlib.aclosing(self._join(running, encoder)) as frames:
                 async for frame in frames:
                     yield frame

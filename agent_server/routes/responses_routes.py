@@ -287,9 +287,9 @@ class Keeping:
 
 def so_far(run: AnyRun) -> list[Event] | None:
     """The events of a run until now; None if the first ones are not kept any more."""
-    if run.log.oldest > 1:
+    if not run.log.whole:
         return None
-    return [run.log.get(number) for number in range(1, run.log.last + 1)]
+    return [run.log.get(number) for number in range(run.log.begins + 1, run.log.last + 1)]
 
 
 def plain(message: dict[str, object]) -> dict[str, object]:

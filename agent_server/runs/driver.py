@@ -14,7 +14,7 @@ from agent_server.engine.protocol import EngineError
 from agent_server.pacing import in_turns
 from agent_server.runs.execution import Ending, OpenThread, Recorder, RunContext, Runnable
 from agent_server.runs.run import Run
-from agent_server.store import Conclusion, Store, ThreadState
+from agent_server.store import Conclusion, KeptRecord, Store, ThreadState
 from agent_server.telemetry import note_ids
 from agent_server.tracing import current_trace, failed, note, span
 from events.message import each_dict
@@ -31,6 +31,7 @@ from events.vocabulary import (
 )
 
 log = logging.getLogger("agent_server.runs")
+GOES_ON = "The server stopped. The run goes on at the next one: read it again under its id."
 STOPPED_SECONDS = 1.0
 RECORD_SECONDS = 30.0  # how long the store may take to record an ending
 
@@ -46,10 +47,17 @@ class ThreadTurn(Protocol):
 
 
 class Driver:
-    """Drives one run. Whatever the agent raises becomes one RUN_ERROR whose code is the error's kind."""
+    """Drives one run. Whatever the agent raises becomes one RUN_ERROR whose code is the error's kind. kept: what
+    another server kept of it, which the store has given to this one."""
 
     def __init__(
-        self, run: Run, agent: Runnable, store: Store | None, new_id: Callable[[str], str], run_seconds: float
+        self,
+        run: Run,
+        agent: Runnable,
+        store: Store | None,
+        new_id: Callable[[str], str],
+        run_seconds: float,
+        kept: KeptRecord | None = None,
     ) -> None:
         self.run = run
         self.agent = agent
@@ -58,6 +66,7 @@ class Driver:
         self._new_id = new_id
         self._thread: OpenThread | None = None
         self._run_seconds = run_seconds
+        self._kept = kept
         self._accepted = False
 
     async def drive(self, turn: ThreadTurn) -> None:
@@ -138,12 +147,12 @@ class Driver:
         run, store = self.run, self._store
         if store is not None:
             try:
-                found = await self._begin(store)
+                found = await self._begin(store) if self._kept is None else self._kept.thread
             except asyncio.CancelledError:
                 self._accepted = True  # what the store was handed it writes: the ending must follow
                 raise
             self._thread = OpenThread(store, run.tenant, run.thread_id, run.id, found)
-        if not run.log.last:  # a run that waited has said so before
+        if run.log.empty:  # a run that waited has said so before
             self.recorder.emit(self._started())
 
     async def _begin(self, store: Store) -> ThreadState:
@@ -168,6 +177,7 @@ class Driver:
             controls=run.controls,
             new_id=self._new_id,
             thread=self._thread,
+            kept=None if self._kept is None else self._kept.body,
         )
 
     def _started(self) -> Event:
@@ -204,10 +214,16 @@ class Driver:
         while task is not None and task.cancelling():
             task.uncancel()
         if self.run.stopped_by in ("cancelled", "disconnected"):
-            if not self.run.log.last:
+            if self.run.log.empty:
                 self.recorder.emit(self._started())
             return self._finished(Ending(outcome=CancelledOutcome(), reason="cancelled"))
-        return self._failed("unavailable", "The server stopped before the run was complete.", retryable=True)
+        message = GOES_ON if self._goes_on else "The server stopped before the run was complete."
+        return self._failed("unavailable", message, retryable=True)
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether the server stops and another, or the next, is to go on with the run."""
+        return self.run.stopped_by not in ("cancelled", "disconnected") and self.recorder.kept
 
     def abandoned(self) -> None:
         """End a run whose task was killed from outside before it could say anything."""
@@ -220,6 +236,8 @@ class Driver:
         store = self._store
         if store is None or (self._thread is None and not self._accepted):
             return terminal
+        if isinstance(terminal, RunError) and terminal.message == GOES_ON:
+            return terminal  # what is kept of it stays, for whoever goes on with it
         try:
             async with asyncio.timeout(RECORD_SECONDS):
                 await store.end_run(await self._conclusion(terminal))
@@ -243,6 +261,7 @@ class Driver:
             messages=await in_turns(recorder.messages()),
             interrupts=recorder.interrupts,
             state=None if self._thread is None else recorder.state,
+            kept=recorder.kept,
         )
 
     def _unrecorded(self, terminal: Event, error: RequestError | None = None) -> Event:

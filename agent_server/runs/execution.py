@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 from ag_ui.core import RunAgentInput
@@ -53,13 +53,18 @@ class OpenThread:
         """Accept answers to open interrupts for this run, all or none; see `Store.claim`."""
         return await self._store.claim(*self._key, answers, self._run_id)
 
+    async def keep(self, body: str) -> None:
+        """Keep the run as it stands, in the place of what was kept of it before; see `Store.keep_run`."""
+        await self._store.keep_run(*self._key, self._run_id, body)
+
     async def record_result(self, interrupt_id: str, content: object, message_id: str | None) -> None:
         await self._store.record_result(*self._key, interrupt_id, content, message_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:
-    """What a run was asked, and what it has to work with. thread: None where nothing of it is stored."""
+    """What a run was asked, and what it has to work with. thread: None where nothing of it is stored. kept: what its
+    agent kept of it at a server that ended since; None for a run that begins."""
 
     input: RunAgentInput
     options: GenerationOptions
@@ -67,6 +72,7 @@ class RunContext:
     controls: Controls
     new_id: Callable[[str], str]
     thread: OpenThread | None = None
+    kept: str | None = None
 
 
 class Recorder:
@@ -74,7 +80,8 @@ class Recorder:
 
     What the run leaves to be saved, however it ends, is set by its agent: `messages` gives the conversation in wire
     form as it stands, `state` is the shared state, `interrupts` are the questions to a person. `unsent`: tokens that no
-    delta carried. `turns`: how many turns of a model the run has taken.
+    delta carried. `turns`: how many turns of a model the run has taken. `kept`: something may be
+    kept of the run, to go on with it elsewhere.
     """
 
     def __init__(self, log: EventLog, state: object, note_prompt: Callable[[PromptNote], None]) -> None:
@@ -82,6 +89,7 @@ class Recorder:
         self.state = state
         self.interrupts: list[dict[str, object]] = []
         self.constrained = False
+        self.kept = False
         self.turns = 0
         self.usage: dict[str, TokenUsage] = {}
         self.warnings: list[str] = []
@@ -177,6 +185,14 @@ def token_row(token: Token) -> Scored:
     """A token as event metadata has it."""
     others: list[Alternative] = [(other.id, other.text, other.logprob) for other in token.alternatives or ()]
     return (token.id, token.text, token.logprob, others)
+
+
+@runtime_checkable
+class TakesUp(Protocol):
+    """An agent that can go on with a run that it kept."""
+
+    def taken_up(self, kept: str) -> tuple[RunAgentInput, GenerationOptions]:
+        """What such a run is begun with. Raises ValueError for what it cannot read."""
 
 
 class Runnable(Protocol):

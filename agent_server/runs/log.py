@@ -42,17 +42,28 @@ def size_of(event: Event) -> int:
 
 
 class EventLog:
-    """Appended to by the run alone. `last` is the highest number given, `oldest` the lowest that can still be read."""
+    """Appended to by the run alone. `last` is the highest number given, `oldest` the lowest that can still be read.
+    begins: the number before the first, so that those of a run that is taken up are not those that it had before."""
 
-    def __init__(self, limits: LogLimits) -> None:
+    def __init__(self, limits: LogLimits, begins: int = 0) -> None:
+        self.begins = begins
         self._limits = limits
         self._events: deque[Event] = deque()
         self._sizes: deque[int] = deque()
         self._waiting: list[asyncio.Future[None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self.bytes = 0
-        self.last = 0
+        self.last = begins
         self.closed = False
+
+    @property
+    def empty(self) -> bool:
+        return self.last == self.begins
+
+    @property
+    def whole(self) -> bool:
+        """Whether everything is still kept from the first event on."""
+        return self.oldest <= self.begins + 1
 
     @property
     def oldest(self) -> int:
@@ -127,7 +138,7 @@ class LogReader:
         left: Callable[[], None],
     ) -> None:
         self._log = log
-        self._cursor = after
+        self._cursor = max(after, log.begins)  # whoever read the run at a server that ended is told it from here on
         self._lost = lost
         self._left: Callable[[], None] | None = left
 

@@ -9,13 +9,14 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
+import msgspec
 from ag_ui.core import RunAgentInput
 
 from adapters.errors import RequestError
 from agent_server.runs.driver import Driver
-from agent_server.runs.execution import Runnable
+from agent_server.runs.execution import Runnable, TakesUp
 from agent_server.runs.run import INSIST_SECONDS, Observer, Run
 from agent_server.settings import RunLimits
 from events.options import GenerationOptions
@@ -23,11 +24,15 @@ from events.vocabulary import Event, RunError, RunFinished
 
 if TYPE_CHECKING:
     from agent_server.runs.sharing.interfaces import AnyRun, Sharing
-    from agent_server.store import Store
+    from agent_server.store import KeptRecord, Store
 
 log = logging.getLogger("agent_server.runs")
 RETRY_AFTER = 1.0
 SHARE = 3
+TAKEN_UP = 3
+"""How often a run is taken up: one that ended so many servers may be what ends them."""
+NUMBERS = 10**9
+"""Between the first numbers of a run's events and those after it was taken up."""
 STOPPED_EARLY_SECONDS = 30.0
 STOPPED_EARLY = 1024
 ID_LENGTH = 512
@@ -114,14 +119,50 @@ class RunManager:
         """Runs that have not ended, waiting ones included."""
         return self._active
 
+    async def take_up(self) -> None:
+        """Go on with the runs of servers that ended, as far as enough of them was kept. A run whose agent is not here
+        is left to another server."""
+        if self.store is None:
+            return
+        for record in await self.store.find_broken():
+            agent: object = self.agents.get(record.agent)
+            if not self.limits.take_up or not isinstance(agent, TakesUp) or self._closing:
+                continue
+            try:
+                await self._take_up(self.store, record, agent)
+            except RequestError as error:
+                log.warning("a run of a server that ended was not taken up: %s", error.message)
+
+    async def _take_up(self, store: Store, record: KeptRecord, agent: TakesUp) -> None:
+        """Go on with one run, unless its time is over or it has ended several servers already. RequestError."""
+        if record.attempts >= TAKEN_UP or time.time() - record.created_at / 1000 > self.limits.run_seconds:
+            await store.give_up(record)
+            return
+        try:
+            input, options = agent.taken_up(record.body)
+        except (msgspec.MsgspecError, ValueError):
+            log.warning("a run was kept by another version of this server and cannot be read")
+            await store.give_up(record)
+            return
+        self.check_room(record.tenant)
+        mine = await store.take_up(record)
+        if mine is None:  # another server was first
+            return
+        log.info("taking up a run of a server that ended")
+        begins = 0 if self.sharing is not None else NUMBERS * mine.attempts
+        run = Run(
+            input=input, options=options, agent=record.agent, tenant=record.tenant, grace=None,
+            limits=self.limits.log, begins=begins,
+        )  # fmt: skip
+        await self._begin(run, cast("Runnable", agent), kept=mine)
+
     async def open(self) -> None:
         """Begin to share runs, where they are shared."""
         if self.sharing is not None:
             await self.sharing.open(self._gateway_died)
 
     async def _gateway_died(self) -> None:
-        if self.store is not None:
-            await self.store.find_broken()
+        await self.take_up()
 
     async def start(
         self,
@@ -162,8 +203,22 @@ class RunManager:
             whole=whole,
             caller="" if admission is None else admission.caller,
         )
+        await self._begin(run, runnable, admission=admission, warnings=warnings)
+        return run
+
+    async def _begin(
+        self,
+        run: Run,
+        runnable: Runnable,
+        *,
+        admission: Admission | None = None,
+        warnings: Sequence[str] = (),
+        kept: KeptRecord | None = None,
+    ) -> None:
+        """Enter a run that was admitted, and start its task. RequestError "conflict" if other gateways refuse it."""
         earlier = self._enter(run)  # before the first await: two runs must not both find the last place free
-        driver = Driver(run, runnable, self.store if options.store else None, self.new_id, self.limits.run_seconds)
+        store = self.store if run.options.store else None
+        driver = Driver(run, runnable, store, self.new_id, self.limits.run_seconds, kept)
         for warning in warnings:
             driver.recorder.warn(warning)
         if self.sharing is not None:
@@ -174,7 +229,6 @@ class RunManager:
         # The stop came first, on another connection; the run says how it ended like any other.
         if self._stopped_early.pop(run.key, 0.0) > time.monotonic():
             run.stop("cancelled")
-        return run
 
     def stop_early(self, run_id: str, tenant: str = "") -> None:
         """Stop a run that has not arrived yet: a stop on one connection may overtake its run on another. If it

@@ -31,7 +31,7 @@ class Run:
 
     `grace` is in seconds: how long the run lives on when its last reader is gone; None: for ever. whole: its messages
     are the whole conversation, so that nothing that its thread holds is missing from them. caller: who asked for
-    it, for counting.
+    it, for counting. begins: see `EventLog`.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class Run:
         limits: LogLimits,
         whole: bool = False,
         caller: str = "",
+        begins: int = 0,
     ) -> None:
         self.id = input.run_id
         self.thread_id = input.thread_id
@@ -55,7 +56,7 @@ class Run:
         self.whole = whole
         self.caller = caller
         self.state: State = "created"
-        self.log = EventLog(limits)
+        self.log = EventLog(limits, begins)
         self.controls = Controls()
         self.prompt: PromptNote | None = None
         self.terminal: Event | None = None
@@ -199,7 +200,7 @@ def check_position(log: EventLog, after: int) -> None:
     """RequestError("invalid_request") for a number not given yet, "conflict" for one no longer kept."""
     if after < 0 or after > log.last:
         raise RequestError("invalid_request", "This run has not sent that event yet.", "after")
-    if after + 1 < log.oldest:
+    if max(after, log.begins) + 1 < log.oldest:
         raise RequestError("conflict", "The events asked for are no longer kept; read the thread instead.", "after")
 
 

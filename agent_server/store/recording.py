@@ -10,12 +10,12 @@ from functools import lru_cache
 from typing import Any
 
 import msgspec
-from sqlalchemy import and_, bindparam, select, update
+from sqlalchemy import and_, bindparam, delete, exists, not_, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from agent_server.store import messages as kept
 from agent_server.store import rows, schema
-from agent_server.store.records import Conclusion, RunStatus, ThreadState
+from agent_server.store.records import Conclusion, KeptRecord, RunStatus, ThreadState
 from agent_server.store.rows import bound, decoded, encoded, now_ms, of, of_bound
 from events.vocabulary import CancelledOutcome, Event, InterruptOutcome, RunError, RunFinished
 
@@ -30,6 +30,7 @@ _OTHER_OWNERS = (
 )
 _NAME_THREAD = update(schema.threads).where(of_bound(schema.threads)).values(name=bindparam("new_name"))
 _CHANGE_THREAD = update(schema.threads).where(of_bound(schema.threads))
+_FORGET = delete(schema.kept_runs).where(of_bound(schema.kept_runs), schema.kept_runs.c.run_id == bindparam("of_run"))
 _CHANGE_RUN = update(schema.runs).where(of_bound(schema.runs), schema.runs.c.id == bindparam("of_run"))
 
 
@@ -98,6 +99,8 @@ async def conclude(connection: AsyncConnection, ended: Conclusion, at: int) -> N
         changes["state"] = encoded(ended.state)
     await connection.execute(_CHANGE_THREAD, bound(*thread, **changes))
     await connection.execute(_CHANGE_RUN, bound(*thread, of_run=ended.run_id, **run))
+    if ended.kept:
+        await connection.execute(_FORGET, bound(*thread, of_run=ended.run_id))
     if ended.messages:
         await kept.add(connection, *thread, ended.messages)
     if status == "interrupted":
@@ -144,11 +147,51 @@ async def refuse(connection: AsyncConnection, run: Mapping[str, Any]) -> None:
     await connection.execute(update(table).where(this).values(status="failed", error="conflict", ended_at=now_ms()))
 
 
-async def mark_broken(connection: AsyncConnection, owners: Sequence[int]) -> None:
-    """The runs of servers that died."""
-    table = schema.runs
-    where = and_(table.c.status.in_(UNFINISHED), table.c.owner.in_(owners))
-    await connection.execute(update(table).where(where).values(status="broken", ended_at=now_ms()))
+async def mark_broken(
+    connection: AsyncConnection, owners: Sequence[int], thread: tuple[str, str] | None = None
+) -> None:
+    """The runs of servers that died; those that were kept only in this thread, which goes on without them."""
+    runs, kept = schema.runs, schema.kept_runs
+    is_kept = exists().where(
+        kept.c.tenant == runs.c.tenant, kept.c.thread_id == runs.c.thread_id, kept.c.run_id == runs.c.id
+    )
+    here = not_(is_kept) if thread is None else or_(not_(is_kept), of(runs, *thread))
+    where = and_(runs.c.status.in_(UNFINISHED), runs.c.owner.in_(owners), here)
+    await connection.execute(update(runs).where(where).values(status="broken", ended_at=now_ms()))
+
+
+async def kept_runs(connection: AsyncConnection, owners: Sequence[int]) -> list[KeptRecord]:
+    """The runs of servers that died, of which enough was kept to go on with them, oldest first."""
+    runs, kept = schema.runs, schema.kept_runs
+    same = and_(runs.c.tenant == kept.c.tenant, runs.c.thread_id == kept.c.thread_id, runs.c.id == kept.c.run_id)
+    query = select(kept, runs.c.agent, runs.c.owner, runs.c.created_at).join(runs, same)
+    found = await connection.execute(
+        query.where(runs.c.status.in_(UNFINISHED), runs.c.owner.in_(owners)).order_by(runs.c.created_at)
+    )
+    return [KeptRecord(**row._mapping) for row in found]
+
+
+async def take_up(connection: AsyncConnection, record: KeptRecord, owner: int) -> KeptRecord | None:
+    """Make a kept run this owner's; None if it is not its former owner's any more."""
+    runs, kept, thread = schema.runs, schema.kept_runs, (record.tenant, record.thread_id)
+    this = and_(of(runs, *thread), runs.c.id == record.run_id)
+    still = and_(this, runs.c.owner == record.owner, runs.c.status.in_(UNFINISHED))
+    if not (await connection.execute(update(runs).where(still).values(owner=owner, status="running"))).rowcount:
+        return None
+    attempts = record.attempts + 1
+    counted = update(kept).where(of(kept, *thread), kept.c.run_id == record.run_id).values(attempts=attempts)
+    await connection.execute(counted)
+    state = await connection.scalar(select(schema.threads.c.state).where(of(schema.threads, *thread)))
+    found = ThreadState(state=decoded(state), interrupts=await rows.load_interrupts(connection, *thread))
+    return msgspec.structs.replace(record, attempts=attempts, owner=owner, thread=found)
+
+
+async def give_up(connection: AsyncConnection, record: KeptRecord) -> None:
+    """Record a kept run as broken, and forget what was kept of it."""
+    runs, thread = schema.runs, (record.tenant, record.thread_id)
+    still = and_(of(runs, *thread), runs.c.id == record.run_id, runs.c.status.in_(UNFINISHED))
+    await connection.execute(update(runs).where(still).values(status="broken", ended_at=now_ms()))
+    await connection.execute(_FORGET, bound(*thread, of_run=record.run_id))
 
 
 def name_from(messages: Sequence[Mapping[str, Any]]) -> str:

@@ -74,9 +74,25 @@ class ThreadState(msgspec.Struct, frozen=True, kw_only=True):
     edited: int = 0
 
 
+class KeptRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that waits for its tools, as its agent kept it, and whose server ended. body: the agent's own. attempts:
+    how often it was taken up. owner: the server that had it. thread: what `Store.take_up` found."""
+
+    tenant: str
+    thread_id: str
+    run_id: str
+    agent: str
+    body: str
+    attempts: int
+    owner: int
+    created_at: int
+    thread: ThreadState = ThreadState()
+
+
 class Conclusion(msgspec.Struct, frozen=True, kw_only=True):
     """What is saved of a run at its end. messages: the conversation in wire form, as the run left it. interrupts: what
-    it asks a person: {"interrupt", "call"}, see `InterruptRecord`. state: None leaves the thread's."""
+    it asks a person: {"interrupt", "call"}, see `InterruptRecord`. state: None leaves the thread's. kept: something
+    may be kept of the run, to go on with it, which ends now."""
 
     tenant: str
     thread_id: str
@@ -85,6 +101,7 @@ class Conclusion(msgspec.Struct, frozen=True, kw_only=True):
     messages: Sequence[Mapping[str, Any]] = ()
     interrupts: Sequence[Mapping[str, Any]] = ()
     state: Any = None
+    kept: bool = False
 
 
 class Removal(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

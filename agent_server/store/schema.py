@@ -50,6 +50,16 @@ removed_messages = Table(
     Column("removed_at", BigInteger, nullable=False),
 )
 
+kept_runs = Table(
+    "kept_runs",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("thread_id", Text, primary_key=True),
+    Column("run_id", Text, primary_key=True),
+    Column("body", Text, nullable=False),
+    Column("attempts", Integer, nullable=False),
+)
+
 runs = Table(
     "runs",
     metadata,
@@ -108,4 +118,4 @@ responses = Table(
 WHOLE_MESSAGE = -1
 """A feedback's `position` where it is on no place in particular."""
 
-OF_A_THREAD = (messages, removed_messages, runs, interrupts, feedback)
+OF_A_THREAD = (messages, removed_messages, kept_runs, runs, interrupts, feedback)

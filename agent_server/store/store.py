@@ -24,6 +24,7 @@ from agent_server.store.records import (
     Conclusion,
     FeedbackRecord,
     InterruptRecord,
+    KeptRecord,
     Removal,
     RunRecord,
     RunStatus,
@@ -170,7 +171,7 @@ class Store:
         state = await self._write(entry.write)
         if state.edited:
             note("messages.edited", thread=thread_id, run=run_id, messages=state.edited, removal=entry.removal)
-        if not await self._mark_dead(state.owners):
+        if not await self._mark_dead(state.owners, (tenant, thread_id)):
             await self._write(lambda connection: recording.refuse(connection, entry.run))
             raise RequestError("conflict", "This thread has a run going on at another server.", retry_after=1.0)
         return state
@@ -202,6 +203,20 @@ class Store:
         """Record how a run ended: its messages, the state, what it asks, all at once."""
         at = now_ms()
         await self._write(lambda connection: recording.conclude(connection, ended, at), END_PATIENCE_SECONDS)
+
+    async def keep_run(self, tenant: str, thread_id: str, run_id: str, body: str) -> None:
+        """Keep a run as it stands, in the place of what was kept before. `find_broken` tells of it if this server ends
+        before the run does."""
+        row = {"tenant": tenant, "thread_id": thread_id, "run_id": run_id, "body": body, "attempts": 0}
+        await self._write(lambda connection: rows.upsert(connection, schema.kept_runs, [row], ["body"]))
+
+    async def take_up(self, record: KeptRecord) -> KeptRecord | None:
+        """Make a run of a server that ended this one's, with what its thread is. None if another server did."""
+        return await self._write(lambda connection: recording.take_up(connection, record, self.owner))
+
+    async def give_up(self, record: KeptRecord) -> None:
+        """Record such a run as broken."""
+        await self._write(lambda connection: recording.give_up(connection, record))
 
     async def claim(
         self, tenant: str, thread_id: str, answers: Mapping[str, Mapping[str, object]], run_id: str
@@ -406,19 +421,25 @@ class Store:
         async with self._engine.connect() as connection:
             return await work(connection)
 
-    async def find_broken(self) -> None:
-        """Record the runs of servers that died as broken."""
+    async def find_broken(self) -> list[KeptRecord]:
+        """Record the runs of servers that died as broken; but not those that were kept, which are given back."""
         running = select(schema.runs.c.owner).where(schema.runs.c.status.in_(recording.UNFINISHED)).distinct()
-        await self._mark_dead([row.owner for row in await self._rows(running) if row.owner != self.owner])
+        others = [row.owner for row in await self._rows(running) if row.owner != self.owner]
+        dead = [owner for owner in others if not await self._lives(owner)]
+        if not dead:
+            return []
+        await self._write(lambda connection: recording.mark_broken(connection, dead))
+        return await self._read(lambda connection: recording.kept_runs(connection, dead))
 
     async def _lives(self, owner: int) -> bool:
         return await self._thread.run(lambda: self._owners.alive(owner))
 
-    async def _mark_dead(self, owners: Sequence[int]) -> bool:
-        """Record the runs of those owners that died as broken. False if one of them lives."""
+    async def _mark_dead(self, owners: Sequence[int], thread: tuple[str, str]) -> bool:
+        """Record the runs of those owners that died as broken, those that were kept in this thread among them. False
+        if one of them lives."""
         dead = [owner for owner in owners if not await self._lives(owner)]
         if dead:
-            await self._write(lambda connection: recording.mark_broken(connection, dead))
+            await self._write(lambda connection: recording.mark_broken(connection, dead, thread))
         return len(dead) == len(owners)
 
 

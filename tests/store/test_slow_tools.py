@@ -1,0 +1,275 @@
+"""A run that waits in a slow tool outlives its server: it goes on at the next one, and does nothing dangerous twice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+
+from adapters.errors import RequestError
+from agent_server.agent import Agent, ToolContext, tool
+from agent_server.agent.interrupts import UNKNOWN
+from agent_server.agent.kept_runs import KeptRun
+from agent_server.runs.driver import GOES_ON
+from agent_server.runs.manager import NUMBERS
+from agent_server.store import KeptRecord, Store
+from events.options import GenerationOptions, ResponseFormat, SamplingParams, ToolChoice
+from events.vocabulary import (
+    InterruptOutcome,
+    MessagesSnapshot,
+    RunError,
+    RunFinished,
+    RunStarted,
+    StateSnapshot,
+    TextMessageContent,
+    TokenUsage,
+    ToolCallResult,
+)
+from tests.agent.harness import House, names, of
+from tests.agent.models import Model, call
+from tests.server import scripted, serving
+from tests.store.slow import AT_ONCE, Kind, agent, kept
+
+ROOT = Path(__file__).parents[2]
+DONE = "It is done."
+
+
+def killed(url: str, file: Path, kind: Kind) -> None:
+    """A server that was killed with -9 while its run waited."""
+    command = [sys.executable, "-m", "tests.store.slow", url, str(file), kind]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "kept\n"
+    process.kill()
+    process.stdout.close()
+    assert process.wait() == -9
+
+
+async def test_a_call_that_may_be_made_twice_is_made_again_after_a_kill(url: str, tmp_path: Path):
+    file, store = tmp_path / "reports", Store(url)
+    killed(url, file, "idempotent")
+    async with House(agent(file, "idempotent", ends=True), Model([DONE]), store) as house:
+        assert [each.status for each in await store.runs("", "t")] == ["running"]
+        await house.manager.take_up()
+        run = house.manager.get("run_1")
+        events = await house.follow(run)
+        assert names(events) == [
+            "RunStarted", "Custom", "MessagesSnapshot", "StateSnapshot", "StepStarted", "ToolCallResult",
+            "StepFinished", "StepStarted", "TextMessageStart", "TextMessageContent", "TextMessageEnd", "StepFinished",
+            "RunFinished",
+        ]  # fmt: skip
+        (told,) = of(events, MessagesSnapshot)
+        assert [each["role"] for each in told.messages] == ["user", "assistant"]
+        assert [each.content for each in of(events, ToolCallResult)] == ["3", "all of may"]
+        assert of(events, StateSnapshot)[0].snapshot == {"n": 1}
+        assert isinstance(events[-1], RunFinished) and events[-1].usage and events[-1].usage[0].output_tokens
+        # whoever read the run before the kill is told all of it from here on, whatever number it had seen
+        again = [item async for item in run.events(after=9)]
+        assert (again[0][0], type(again[0][1])) == (NUMBERS + 1, RunStarted) and len(again) == len(events)
+        stored = await store.messages("", "t")
+        assert [each["role"] for each in stored] == ["user", "assistant", "tool", "tool", "assistant"]
+        assert [each.status for each in await store.runs("", "t")] == ["finished"]
+        assert await kept(store) == []
+        assert [message["role"] for message in house.model.told[0]["messages"]] == ["user", "assistant", "tool", "tool"]
+    assert file.read_text() == "may\nmay\n" and file.with_name("added").read_text() == "added\n"
+
+
+async def test_a_call_that_may_do_harm_twice_is_not_made_again(url: str, tmp_path: Path):
+    file, store = tmp_path / "reports", Store(url)
+    killed(url, file, "tell")
+    async with House(agent(file, "tell", ends=True), Model([DONE]), store) as house:
+        await house.manager.take_up()
+        events = await house.follow(house.manager.get("run_1"))
+        _, result = of(events, ToolCallResult)
+        assert (result.content, result.metadata) == (UNKNOWN, {"isError": True})
+        assert isinstance(events[-1], RunFinished) and of(events, TextMessageContent)
+    assert file.read_text() == "may\n"
+
+
+async def test_a_person_is_asked_whether_to_make_a_call_again(url: str, tmp_path: Path):
+    file, store = tmp_path / "reports", Store(url)
+    killed(url, file, "ask")
+    async with House(agent(file, "ask", ends=True), Model([DONE]), store) as house:
+        await house.manager.take_up()
+        events = await house.follow(house.manager.get("run_1"))
+        assert isinstance(events[-1], RunFinished) and isinstance(events[-1].outcome, InterruptOutcome)
+        (asked,) = events[-1].outcome.interrupts
+        assert asked.message == f"{UNKNOWN} Make it again?"
+        assert file.read_text() == "may\n"
+        answer = {"interruptId": asked.id, "status": "resolved", "payload": {"approved": True}}
+        events = await house.resume(answer, runId="run_2")
+        assert [each.content for each in of(events, ToolCallResult)] == ["all of may"]
+    assert file.read_text() == "may\nmay\n"
+
+
+async def test_a_message_that_comes_before_the_run_is_taken_up_ends_it(url: str, tmp_path: Path):
+    file, store = tmp_path / "reports", Store(url)
+    killed(url, file, "idempotent")
+    async with House(agent(file, "idempotent", ends=True), Model([DONE]), store) as house:
+        events = await house.ask("never mind", runId="run_2")
+        assert isinstance(events[-1], RunFinished)
+        assert [each.status for each in await store.runs("", "t")] == ["broken", "finished"]
+        await house.manager.take_up()
+        with pytest.raises(RequestError):
+            house.manager.get("run_1")
+    assert file.read_text() == "may\n"
+
+
+async def test_one_of_two_servers_takes_a_run_up(url: str, tmp_path: Path):
+    killed(url, tmp_path / "reports", "idempotent")
+    one, two = Store(url), Store(url)
+    await one.open()
+    await two.open()
+    (record,) = await one.find_broken()
+    taken = await asyncio.gather(one.take_up(record), two.take_up(record))
+    assert sorted(each is None for each in taken) == [False, True]
+    mine = next(each for each in taken if each is not None)
+    assert (mine.attempts, mine.body) == (1, record.body)
+    assert mine.thread.state is None and mine.owner in (one.owner, two.owner)
+    await one.close()
+    await two.close()
+
+
+@pytest.fixture
+def slow_twice() -> Agent:
+    """An agent whose tool waits as often as it is called, until it is cancelled."""
+
+    @tool
+    async def wait() -> str:
+        """Wait."""
+        await asyncio.Event().wait()
+        return ""
+
+    return Agent(name="default", tools=[wait])
+
+
+async def until_kept(store: Store, count: int = 1) -> None:
+    while len(await kept(store)) < count:
+        await asyncio.sleep(0)
+
+
+async def test_a_run_that_ended_three_servers_is_broken(tmp_path: Path, slow_twice: Agent):
+    url = f"sqlite:///{tmp_path}/t.db"
+    async with House(slow_twice, Model([call("wait")]), store := Store(url), limits=AT_ONCE) as house:
+        await house.start("wait")
+        await until_kept(store)
+    async with House(slow_twice, Model([DONE]), store := Store(url)) as house:
+        find = store.find_broken
+
+        async def found() -> list[KeptRecord]:
+            return [msgspec.structs.replace(each, attempts=3) for each in await find()]
+
+        store.find_broken = found  # type: ignore[method-assign]
+        await house.manager.take_up()
+        assert [each.status for each in await store.runs("", "t")] == ["broken"]
+        assert await kept(store) == []
+
+
+async def test_a_run_that_waits_goes_on_after_an_orderly_restart(tmp_path: Path, slow_twice: Agent):
+    url = f"sqlite:///{tmp_path}/t.db"
+    async with House(slow_twice, Model([call("wait")]), store := Store(url), limits=AT_ONCE) as house:
+        run = await house.start("wait")
+        await until_kept(store)
+        await house.manager.close(0)
+        ended = await run.wait()
+        assert isinstance(ended, RunError) and ended.message == GOES_ON
+    async with House(slow_twice, Model([DONE]), Store(url)) as house:
+        await house.manager.take_up()
+        events = await house.follow(house.manager.get("run_1"))
+        assert [each.content for each in of(events, ToolCallResult)] == [UNKNOWN]
+        assert isinstance(events[-1], RunFinished)
+
+
+async def test_a_server_goes_on_with_a_run_and_a_client_that_returns_gets_the_rest(tmp_path: Path, slow_twice: Agent):
+    url = f"sqlite:///{tmp_path}/t.db"
+    async with House(slow_twice, Model([call("wait")]), store := Store(url), limits=AT_ONCE) as house:
+        await house.start("wait")
+        await until_kept(store)
+    async with serving(scripted(DONE), agents=[slow_twice], store_url=url) as running, httpx.AsyncClient() as client:
+        place = f"{running.url}/agui/runs/run_1"
+        while (await client.get(place)).status_code == 404:
+            await asyncio.sleep(0.01)
+        lines = (await client.get(place + "/events", headers={"Last-Event-ID": "4"})).text.splitlines()
+        events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+        assert [events[0]["type"], events[-1]["type"]] == ["RUN_STARTED", "RUN_FINISHED"]
+        assert "".join(each.get("delta", "") for each in events) == DONE
+
+
+async def test_a_run_that_is_stopped_is_not_taken_up(tmp_path: Path, slow_twice: Agent):
+    url = f"sqlite:///{tmp_path}/t.db"
+    async with House(slow_twice, Model([call("wait")]), store := Store(url), limits=AT_ONCE) as house:
+        run = await house.start("wait")
+        await until_kept(store)
+        await run.cancel()
+        await run.wait()
+        assert await kept(store) == []
+        assert [each.status for each in await store.runs("", "t")] == ["cancelled"]
+
+
+async def test_no_later_call_is_made_of_which_the_kept_run_does_not_know(tmp_path: Path):
+    """A record that does not know of a call would let the next server make it again."""
+    store, refuses, paid = Store(f"sqlite:///{tmp_path}/t.db"), False, []
+
+    @tool
+    async def look(context: ToolContext) -> str:
+        """Look."""
+        nonlocal refuses
+        await until_kept(store)
+        refuses = True
+        return "looked"
+
+    @tool
+    def pay() -> str:
+        """Pay."""
+        paid.append(1)
+        return "paid"
+
+    keep = store.keep_run
+
+    async def keep_run(*given: str) -> None:
+        if refuses:
+            raise RequestError("unavailable", "The database is locked.")
+        await keep(*given)
+
+    store.keep_run = keep_run  # type: ignore[method-assign]
+    model = Model([call("look"), call("pay"), DONE])
+    async with House(Agent(name="default", tools=[look, pay]), model, store, limits=AT_ONCE) as house:
+        events = await house.ask("go")
+        assert isinstance(events[-1], RunError) and events[-1].code == "unavailable"
+    assert paid == []
+
+
+async def test_a_run_whose_calls_are_answered_at_once_is_not_kept(tmp_path: Path):
+    store, kept_bodies = Store(f"sqlite:///{tmp_path}/t.db"), []
+
+    @tool
+    def add(a: int, b: int) -> int:
+        """Add."""
+        return a + b
+
+    keep = store.keep_run
+
+    async def keep_run(*given: str) -> None:
+        kept_bodies.append(given)
+        await keep(*given)
+
+    store.keep_run = keep_run  # type: ignore[method-assign]
+    async with House(Agent(name="default", tools=[add]), Model([call("add", a=1, b=2), DONE]), store) as house:
+        assert isinstance((await house.ask("add"))[-1], RunFinished)
+    assert kept_bodies == []
+
+
+def test_all_options_of_a_run_are_kept():
+    options = GenerationOptions(
+        sampling=SamplingParams(temperature=0.3, stop=("end",), logit_bias={5: 1.0}, seed=7), stated=frozenset({"seed"}),
+        tool_choice=ToolChoice("auto", ("wait",)), response_format=ResponseFormat(kind="json_schema", value={"a": 1}),
+        template_kwargs={"x": [1]}, raw_prompt=(1, 2), continue_final_message="content", metadata={"k": "v"},
+    )  # fmt: skip
+    run = KeptRun(input={}, options=options, messages=[], step=1, calls=[], usage=[TokenUsage(model="m")])
+    assert msgspec.json.decode(msgspec.json.encode(run), type=KeptRun) == run
