@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
-from mcp_types import ImageContent, TextContent
+from mcp_types import ImageContent, TextContent, ToolAnnotations
 
 server = MCPServer("test")
 
@@ -18,6 +18,12 @@ server = MCPServer("test")
 def add(a: int, b: int) -> str:
     """Add two numbers."""
     return str(a + b)
+
+
+@server.tool(annotations=ToolAnnotations(read_only_hint=True))
+def look(place: str) -> str:
+    """Look somewhere, and change nothing."""
+    return f"seen: {place}"
 
 
 @server.tool()

@@ -15,10 +15,19 @@ import httpx
 import pytest
 
 from agent_server.agent import Agent, McpServer
+from agent_server.agent.mcp import McpCallee
+from agent_server.engines.scripts import Script
 from agent_server.store import Store
-from events.vocabulary import ActivitySnapshot, InterruptOutcome, SuccessOutcome, TextMessageContent, ToolCallResult
+from events.vocabulary import (
+    ActivitySnapshot,
+    InterruptOutcome,
+    SuccessOutcome,
+    TextMessageContent,
+    ToolCallEnd,
+    ToolCallResult,
+)
 from tests.agent.harness import House, of
-from tests.agent.models import Model, call
+from tests.agent.models import HandClock, Model, call
 
 SERVER = str(Path(__file__).with_name("mcp_server.py"))
 
@@ -101,6 +110,34 @@ async def test_the_tools_of_a_server_are_offered_and_called(box):
         {"type": "image", "source": {"type": "data", "value": "AAAA", "mimeType": "image/png"}},
     ]
     assert text_of(events) == "Five."
+
+
+async def test_what_a_server_declares_read_only_is_called_while_the_model_still_writes(tmp_path, monkeypatch):
+    answered: asyncio.Queue[str] = asyncio.Queue()
+    answer = McpCallee.answer
+
+    async def noted(self, arguments, context):
+        result = await answer(self, arguments, context)
+        answered.put_nowait(result.content)
+        return result
+
+    monkeypatch.setattr(McpCallee, "answer", noted)
+    clock = HandClock()
+    written = call("add", a=1, b=2) + call("look", place="here") + "And more to say."
+    scripts = [Script(text=text, first_delay=1, delay=1, chunk=8) for text in (written, "Done.")]
+    agent = Agent(name="default", mcp_servers=[Stdio(tmp_path).settings()])
+    async with asyncio.timeout(60), House(agent, Model(scripts, clock=clock)) as house:
+        run = await house.start("go")
+        while len(of(run.log.snapshot(), ToolCallEnd)) < 2:
+            await clock.tick()
+        # the clock stands still: the model cannot end its message before the server has answered
+        assert await answered.get() == "seen: here"
+        assert not of(run.log.snapshot(), ToolCallResult) and answered.empty()
+        while not run.finished:
+            await clock.tick()
+        events = await house.follow(run)
+    assert [event.content for event in of(events, ToolCallResult)] == ["3", "seen: here"]
+    assert answered.get_nowait() == "3" and answered.empty(), "each was called once"
 
 
 async def test_a_server_killed_in_mid_call_is_that_call_s_error_and_the_run_goes_on(box):
