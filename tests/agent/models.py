@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from typing import Any
 
+import msgspec
 from ag_ui.core import RunAgentInput
 
-from agent_server.engine.protocol import GenerationRequest
+from agent_server.engine.protocol import EngineError, EngineItem, Finished, GenerationRequest, Usage
 from agent_server.engines.scripted import Clock, ScriptedEngine
 from agent_server.engines.scripts import Script
 from agent_server.prompting.prompt import Prompt
@@ -81,6 +82,43 @@ class Model:
     @property
     def told(self) -> list[dict[str, Any]]:
         return [told(request) for request in self.engine.requests]
+
+
+class KeepingEngine:
+    """A scripted engine that keeps places. `filled`: the prompts that it was to compute, in order."""
+
+    def __init__(self, scripted: Any, error: EngineError | None = None) -> None:
+        self._scripted = scripted
+        self._error = error
+        self.info = msgspec.structs.replace(scripted.info, keeps_places=60.0)
+        self.filled: list[bytes] = []
+        self.places: list[Any] = []
+        self.changed = asyncio.Condition()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._scripted, name)
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineItem, None]:
+        self.places.append(request.place)
+        if not request.place.fill:
+            async for item in self._scripted.generate(request):
+                yield item
+            return
+        async with self.changed:
+            self.filled.append(bytes(request.prompt_token_ids))
+            self.changed.notify_all()
+        if self._error is not None:
+            raise self._error
+        yield Finished(reason="length", usage=Usage())
+
+    async def until(self, count: int) -> None:
+        async with self.changed:
+            await self.changed.wait_for(lambda: len(self.filled) >= count)
+
+    @property
+    def asked(self) -> list[bytes]:
+        """The prompts of turns."""
+        return [bytes(request.prompt_token_ids) for request in self._scripted.requests]
 
 
 def _script(given: str | Script) -> Script:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncGenerator
-from typing import Any
 
-import msgspec
 import pytest
 from ag_ui.core import AssistantMessage, FunctionCall, ToolCall, ToolMessage, UserMessage
 from hypothesis import given
@@ -15,50 +12,13 @@ from hypothesis import strategies as st
 
 from agent_server.agent import Agent, tool
 from agent_server.agent.read_ahead import common_beginning, known_so_far
-from agent_server.engine.protocol import EngineError, EngineItem, Finished, GenerationRequest, Usage
+from agent_server.engine.protocol import EngineError
 from agent_server.store import Store
 from events.vocabulary import InterruptOutcome, RunFinished, ToolCallResult
 from tests.agent.harness import House, client_tool, of
-from tests.agent.models import Model, call
+from tests.agent.models import KeepingEngine, Model, call
 
 pytestmark = pytest.mark.usefixtures("nothing_blocks")
-
-
-class KeepingEngine:
-    """A scripted engine that keeps places. `filled`: the prompts that it was to compute, in order."""
-
-    def __init__(self, scripted: Any, error: EngineError | None = None) -> None:
-        self._scripted = scripted
-        self._error = error
-        self.info = msgspec.structs.replace(scripted.info, keeps_places=60.0)
-        self.filled: list[bytes] = []
-        self.places: list[Any] = []
-        self.changed = asyncio.Condition()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._scripted, name)
-
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineItem, None]:
-        self.places.append(request.place)
-        if not request.place.fill:
-            async for item in self._scripted.generate(request):
-                yield item
-            return
-        async with self.changed:
-            self.filled.append(bytes(request.prompt_token_ids))
-            self.changed.notify_all()
-        if self._error is not None:
-            raise self._error
-        yield Finished(reason="length", usage=Usage())
-
-    async def until(self, count: int) -> None:
-        async with self.changed:
-            await self.changed.wait_for(lambda: len(self.filled) >= count)
-
-    @property
-    def asked(self) -> list[bytes]:
-        """The prompts of turns."""
-        return [bytes(request.prompt_token_ids) for request in self._scripted.requests]
 
 
 def keeping(scripts: list[str], error: EngineError | None = None) -> tuple[Model, KeepingEngine]:

@@ -13,6 +13,7 @@ from tests.generation.harness import Driver, expected, prompts
 from tests.generation.tiny_models import make_model
 
 COUNT = 8
+TOKEN_BYTES = 2 * 2 * 2 * 12 * 4
 KINDS = {"pages": ("llama", "paged"), "slabs": ("llama", "slab"), "states": ("qwen3-next", "auto")}
 
 
@@ -121,19 +122,30 @@ def test_nothing_is_kept_where_nothing_may_be(models):
     assert Driver(copy.deepcopy(models["llama"]), kept_seconds=30).info.keeps_places == 30
 
 
+ACTIONS = ["fill", "ask", "ask", "cancel", "let go", "step", "pause", "resume", "preempt"]
 LIVES = st.lists(
-    st.tuples(st.sampled_from(["fill", "ask", "cancel", "let go", "step"]), st.integers(0, 2), st.integers(1, 40)),
-    max_size=14,
+    st.tuples(st.sampled_from(ACTIONS), st.integers(0, 2), st.integers(1, 40)),
+    max_size=16,
 )
+
+
+def send_back(driver, choice):
+    """As the scheduler does for want of memory, between two steps."""
+    driver.core._land_first()
+    scheduler = driver.core.scheduler
+    if scheduler.running:
+        scheduler.preempt(scheduler.running[choice % len(scheduler.running)])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=6, deadline=None)
 @given(lives=LIVES)
 def test_answers_are_the_same_with_places_and_without(kind, models, lives):
-    """Whatever is filled, asked, cancelled and let go in whatever order, in a memory that is too small for all."""
+    """Whatever is filled, asked, cancelled, let go, paused and sent back in whatever order, in a memory that is too
+    small for all."""
     family, memory = KINDS[kind]
-    driver = Driver(copy.deepcopy(models[family]), memory=memory, max_batch=3, step_tokens=24)
+    small = {} if kind == "states" else {"kv_cache_bytes": 1024 * TOKEN_BYTES}
+    driver = Driver(copy.deepcopy(models[family]), memory=memory, max_batch=3, step_tokens=24, **small)
     threads = [[5 + place] * 40 for place in range(3)]
     asked = {}
     for action, place, size in lives:
@@ -149,8 +161,14 @@ def test_answers_are_the_same_with_places_and_without(kind, models, lives):
             asked.pop(number, None)
         elif action == "let go":
             driver.submit([5], place=filling(key, 0.0))
+        elif action in ("pause", "resume") and driver.number:
+            getattr(driver, action)(1 + size % driver.number)
+        elif action == "preempt":
+            send_back(driver, size)
         else:
             driver.step(size % 4)
+    for number in range(1, driver.number + 1):
+        driver.resume(number)
     driver.finish()
     for number, prompt in asked.items():
         assert driver.ids(number) == expected_once(kind, models[family], tuple(prompt))
