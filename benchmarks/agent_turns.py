@@ -17,17 +17,19 @@ second: two of the tasks.
 Printed, medians of runs by turns: seconds from the message to the last event; from the last result to the next that is
 said, beside what the engine alone takes for the new tokens and two steps; tokens found in the cache, as a share of what
 came before the later turns (more than all of it was read ahead); the server process's CPU from the last result to the
-next token, and to the end (the engine is another process). Then many agents at once: runs a minute, and the 99th
-percentile of the first token over all turns.
+next token, and to the end (the engine is another process). Then four requests that begin alike, and many agents at
+once: runs a minute, and the 99th percentile of the first token over all turns.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import importlib.util
 import json
 import os
+import signal
 import socket
 import statistics
 import subprocess
@@ -260,6 +262,40 @@ def crowd(loops: dict[str, LoopProcess], lesson: Lesson, task: dict[str, Any], o
         print(f"  {name:28} {rate:9.0f} {late * 1e3:9.0f}{ratio}", flush=True)
 
 
+async def forked(base: str, lesson: Lesson, count: int, *, alike: bool) -> float:
+    """Seconds until so many requests at once have one token each over the thread; alike: one cache for all of them, as
+    subagents and samples of one conversation have it, or each its own."""
+    messages = [{"role": role, "content": text} for role, text in (*lesson.history, ("user", lesson.question))]
+    salts = [os.urandom(12).hex()] * count if alike else [os.urandom(12).hex() for _ in range(count)]
+    async with httpx.AsyncClient(timeout=300) as client:
+        began = time.perf_counter()
+        answers = await asyncio.gather(
+            *(
+                client.post(
+                    f"{base}/v1/chat/completions",
+                    json={"model": "plain", "messages": messages, "max_tokens": 1, "cache_salt": salt},
+                )
+                for salt in salts
+            )
+        )
+    for answer in answers:
+        answer.raise_for_status()
+    return time.perf_counter() - began
+
+
+def forks(base: str, lesson: Lesson, repeat: int) -> None:
+    """What several that begin alike cost beside one, and beside as many that share nothing."""
+    ways = {"1 alone": (1, True), "4 that begin alike": (4, True), "4 that share nothing": (4, False)}
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(repeat + 1):
+        for name, (count, alike) in ways.items():
+            seconds = asyncio.run(forked(base, lesson, count, alike=alike))
+            if number:
+                found[name].append(seconds)
+    told = ", ".join(f"{name} {statistics.median(each) * 1e3:.0f} ms" for name, each in found.items())
+    print(f"\nforks over {lesson.name.split(',')[0]}, to the first token of all: {told}", flush=True)
+
+
 def measure(options: argparse.Namespace, model: Path, peers: Sequence[Peer]) -> None:
     tasks = required_lessons() if options.shape else lessons()
     loops = {peer.name: LoopProcess(peer) for peer in peers}
@@ -273,6 +309,7 @@ def measure(options: argparse.Namespace, model: Path, peers: Sequence[Peer]) -> 
                     if number:
                         runs[name] += found["runs"]
             report(lesson, runs, bound(lesson, model, options.quantize))
+        forks(peers[0].server.base, tasks[-1], options.repeat)
         if options.agents:
             at_once = {name: loop for name, loop in loops.items() if not loop.peer.server.upstream}
             lesson = tasks[1]
@@ -294,6 +331,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--vllm", type=Path, help="folder of `make vllm-env`")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "agent_turns", help="where models are kept")
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # its servers end with it
     model = made(options.folder, options.shape)
     print(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     with contextlib.ExitStack() as servers:

@@ -353,7 +353,11 @@ def _messages_of(run_input: object) -> list[object]:
 KEPT = (
     "Where a thread is stored, the server tells nothing that `kill -9` could take back. So RUN_STARTED waits for the "
     "store: a client that has seen it may leave, and its message is there. It waits for nothing else; prompts, models, "
-    "MCP servers and tools come behind it. A run that stores nothing begins at once."
+    "MCP servers and tools come behind it. A run that stores nothing begins at once.\n\n"
+    "It could leave before the store has answered, and would be worth less: the Responses wire makes "
+    "`response.created` of it, whose id may be asked for from then on, and pages read their list of threads when it "
+    "comes. No token would come sooner by it, for what the store holds of the thread, its open interrupts and its "
+    "state, decides what the run does."
 )
 PROMISES = {
     "RUN_STARTED": "the run, and the messages that it was sent with",
