@@ -54,7 +54,9 @@ def build_server(settings: Settings, *, agents: Sequence[object] = (), engine: E
     models = choose_models(settings, engine)
     model = models.main
     try:
-        named: Sequence[Named] = load_named(settings.served.agent, agents) or default_agents(settings)
+        named: Sequence[Named] = load_named(
+            settings.served.agent, agents, settings.served.agent_headers
+        ) or default_agents(settings)
         named = [*with_mcp_files(named, settings.served.mcp), *models.agents({each.name for each in named})]
         found = serve_named(named, model, sealer=sealer(settings), limits=settings.tools, models=models.models)
         served: dict[str, ServesRuns] = dict(found)  # adapters may come and go

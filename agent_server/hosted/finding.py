@@ -3,11 +3,14 @@ the object, so that none is imported that is not used."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import msgspec
+from pydantic import SecretStr
 
 from agent_server.agent import Agent, LoadError, Sealer, load_objects, serve_agents
 from agent_server.hosted.guest import Guest
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
     from agent_server.agent import ServedAgent
     from agent_server.agent.turn import LanguageModel
 
+HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""A header's name (RFC 9110, "token")."""
 KNOWN = (
     "an Agent, a LangGraph graph, a pydantic-ai agent, a RemoteAgent, or anything with a method "
     "run(RunAgentInput) that gives AG-UI events"
@@ -37,30 +42,43 @@ class NamedGuest(msgspec.Struct, frozen=True, kw_only=True):
 Named = Agent | NamedGuest
 
 
-def load_named(references: Sequence[str], objects: Sequence[object] = ()) -> list[Named]:
+def load_named(
+    references: Sequence[str],
+    objects: Sequence[object] = (),
+    headers: Mapping[str, Mapping[str, SecretStr]] = MappingProxyType({}),
+) -> list[Named]:
     """The objects and what the references name: `file.py:attribute`, `package.module:attribute`, a URL, `name=URL`.
-    Raises LoadError."""
+    headers: of the agents at URLs, by the agents' names. Raises LoadError."""
     found = [named("", each) for each in objects]
     for reference in references:
-        if (remote := at_url(reference)) is not None:
+        if (remote := at_url(reference, headers)) is not None:
             found.append(remote)
             continue
         found += [named(name, each) for name, each in load_objects(reference).items()]
     names = [each.name for each in found]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise LoadError(f"Two agents are called {twice[0]}; give each its own name.")
+    remote_names = {each.name for each in found if isinstance(each, NamedGuest) and isinstance(each.guest, RemoteAgent)}
+    if unknown := sorted(headers.keys() - remote_names):
+        known = ", ".join(sorted(remote_names)) or "none"
+        raise LoadError(f"agent_headers are given for {unknown[0]}, which is no agent at a URL; those are: {known}.")
     return found
 
 
-def at_url(reference: str) -> NamedGuest | None:
+def at_url(reference: str, headers: Mapping[str, Mapping[str, SecretStr]]) -> NamedGuest | None:
     """The agent at a URL; None for a reference that is none. Without a name it gets the last part of its path, or its
-    host."""
+    host. LoadError for headers that HTTP cannot carry."""
     name, _, url = reference.rpartition("=") if reference.partition("=")[2].startswith("http") else ("", "", reference)
     if not url.startswith(("http://", "https://")):
         return None
     parts = urlsplit(url)
     last = parts.path.rstrip("/").rpartition("/")[2]
-    return NamedGuest(name=name_from(name or last or parts.hostname or ""), guest=RemoteAgent(url))
+    chosen = name_from(name or last or parts.hostname or "")
+    own = {key: value.get_secret_value() for key, value in headers.get(chosen, {}).items()}
+    for key, value in own.items():
+        if not HEADER.fullmatch(key) or not value.isprintable():
+            raise LoadError(f"agent_headers of {chosen}: {key!r} is no header, or its value has control characters.")
+    return NamedGuest(name=chosen, guest=RemoteAgent(url, headers=own))
 
 
 def named(name: str, found: object) -> Named:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, SecretStr, field_validator
 
 from agent_server.settings.lists import Names
 from agent_server.settings.section import FIXED, Option, Section
@@ -43,6 +43,8 @@ class ServedSettings(Section):
     with the name of its model behind a `#` where it lists several."""
     agent: Names = ()
     """The agents to serve, each as `path/to/file.py:attribute`, `package.module:attribute` or a URL."""
+    agent_headers: Annotated[dict[str, dict[str, SecretStr]], BeforeValidator(_read_object)] = {}
+    """Headers for agents at URLs, as JSON: {"weather": {"Authorization": "Bearer ..."}}. Never logged."""
     mcp: Names = ()
     """Files of MCP servers, `{"mcpServers": {...}}` as other hosts write it; every agent is given their tools."""
     chat_template: Path | None = None

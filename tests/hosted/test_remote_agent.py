@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from agent_server.agent import LoadError
 from agent_server.hosted import RemoteAgent, load_named
 from tests.hosted.talking import body, events_of, told, user
-from tests.server import scripted, serving
+from tests.server import scripted, serving, settings
 
 Answer = Callable[[web.Request], Any]
 STARTED = {"type": "RUN_STARTED", "threadId": "x", "runId": "x"}
@@ -153,3 +154,34 @@ async def test_one_of_our_own_servers_can_be_the_agent_elsewhere() -> None:
 def test_names_of_agents_elsewhere() -> None:
     found = load_named(["https://agents.example/a/weather/", "http://one.example", "x=http://two.example/agui"])
     assert [each.name for each in found] == ["weather", "one.example", "x"]
+
+
+async def test_headers_of_an_agent_elsewhere_are_a_setting() -> None:
+    sent: list[Any] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        sent.append(request.headers.get("Authorization"))
+        return stream(SAID)
+
+    headers = '{"far": {"Authorization": "Bearer a,b"}}'
+    async with (
+        elsewhere(answer) as url,
+        serving(scripted("no"), agent=(f"far={url}",), agent_headers=headers) as running,
+    ):
+        await events_of(running.url, body(user("Hello")), "/agui/far")
+        assert "Bearer" not in repr(running.server.settings)
+    assert sent == ["Bearer a,b"]
+
+
+@pytest.mark.parametrize(
+    "headers, said",
+    [
+        ('{"near": {"X": "1"}}', "near, which is no agent at a URL; those are: far"),
+        ('{"far": {"X": "1\\r\\nY: 2"}}', "control characters"),
+        ('{"far": {"X Y": "1"}}', "is no header"),
+    ],
+)
+def test_headers_that_cannot_be_sent_are_refused(headers: str, said: str) -> None:
+    given = settings(agent_headers=headers).served.agent_headers
+    with pytest.raises(LoadError, match=said):
+        load_named(["far=http://one.example"], headers=given)
