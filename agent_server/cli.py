@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from agent_server.commands.chat import chat
+from agent_server.commands.evaluate import evaluate
 from agent_server.commands.inspect import inspect
 from agent_server.commands.keys_command import keys
 from agent_server.commands.new import new
@@ -18,7 +19,7 @@ from agent_server.commands.worker import worker
 from agent_server.version import version
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-for command in (serve, new, worker, replicas, chat, inspect, parse):
+for command in (serve, new, worker, replicas, chat, evaluate, inspect, parse):
     app.command()(command)
 app.add_typer(keys, name="keys")
 app.add_typer(threads, name="threads")
