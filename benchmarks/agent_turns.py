@@ -15,10 +15,11 @@ calls is told. With `--shape 0.6b` the weights are random, so `required` makes t
 second: two of the tasks.
 
 Printed, medians of runs by turns: seconds from the message to the last event; from the last result to the next that is
-said, beside what the engine alone takes for the new tokens and two steps; tokens found in the cache, as a share of what
-came before the later turns (more than all of it was read ahead); the server process's CPU from the last result to the
-next token, and to the end (the engine is another process). Then four requests that begin alike, and many agents at
-once: runs a minute, and the 99th percentile of the first token over all turns.
+said; tokens found in the cache, as a share of what came before the later turns (more than all of it was read ahead);
+the server process's CPU from the last result to the next token, and to the end (the engine is another process). Beside
+them what the engine and the tools take without a loop: in all, and for the last turn's new tokens and two steps. Then
+four requests that begin alike, and many agents at once: runs a minute, the 99th percentile of the first token over all
+turns, and the server process's CPU for a turn.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from benchmarks.agent_turns_models import Lesson, bound, lessons, made, required_lessons, result_of
+from benchmarks._agent_loops import cpu_of
+from benchmarks.agent_turns_models import Alone, Lesson, alone, lessons, made, required_lessons, result_of
 
 ROOT = Path(__file__).parents[1]
 READY_SECONDS = 400.0
@@ -91,7 +93,7 @@ class LoopProcess:
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
-        script = str(Path(__file__).with_name("agent_loops.py"))
+        script = str(Path(__file__).with_name("_agent_loops.py"))
         command = [peer.python, script, peer.loop, peer.server.base, str(peer.server.process)]
         self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
@@ -225,7 +227,7 @@ def came_before(runs: dict[str, list[dict[str, Any]]]) -> int:
     return sum(prompt + answer for prompt, answer in used[:-1])
 
 
-def report(lesson: Lesson, runs: dict[str, list[dict[str, Any]]], allowed: float) -> None:
+def report(lesson: Lesson, runs: dict[str, list[dict[str, Any]]], engine: Alone) -> None:
     head = f"{'whole':>8} {'ours is':>9} {'result to':>10} {'cached':>8} {'CPU to the':>11} {'to the':>7}"
     print(f"\n{lesson.name:30} {head}")
     print(f"{'':30} {'ms':>8} {'x sooner':>9} {'next, ms':>10} {'share':>8} {'next, ms':>11} {'end, ms':>7}")
@@ -242,24 +244,29 @@ def report(lesson: Lesson, runs: dict[str, list[dict[str, Any]]], allowed: float
         ratio = f"{whole / own:9.2f}" if name != OWN else f"{'':9}"
         spent = f"{prepared * 1e3:11.2f} {cpu * 1e3:7.2f}"
         print(f"  {name:28} {whole * 1e3:8.1f} {ratio} {gap * 1e3:10.1f} {share} {spent}{wrong}")
-    print(f"  the engine alone: the new tokens and two steps in {allowed * 1e3:.1f} ms", flush=True)
+    print(f"  {'engine and tools alone':28} {engine.whole * 1e3:8.1f} {'':9} {engine.last * 1e3:10.1f}", flush=True)
 
 
 def crowd(loops: dict[str, LoopProcess], lesson: Lesson, task: dict[str, Any], options: argparse.Namespace) -> None:
-    print(f"\n{options.agents} agents at once, {lesson.name}: runs a minute, 99th percentile of the first token in ms")
+    print(f"\n{options.agents} agents at once, {lesson.name}")
+    print(f"{'':30} {'runs a minute':>13} {'first token, p99 ms':>20} {'CPU of a turn, ms':>18}")
+    spent: dict[str, list[float]] = {name: [] for name in loops}
     rates: dict[str, list[float]] = {name: [] for name in loops}
     firsts: dict[str, list[float]] = {name: [] for name in loops}
     for _ in range(options.crowds):
         for name, loop in loops.items():
+            before = cpu_of(loop.peer.server.process)
             found = loop.run(task, options.agents)
+            turns = options.agents * (len(lesson.calls) + 1)
+            spent[name].append((cpu_of(loop.peer.server.process) - before) / turns)
             rates[name].append(60 * options.agents / found["seconds"])
             waits = sorted(wait for run in found["runs"] for wait in run["first"])
             firsts[name].append(waits[int(0.99 * (len(waits) - 1))])
     own = statistics.median(rates[OWN])
     for name in loops:
-        rate, late = statistics.median(rates[name]), statistics.median(firsts[name])
+        rate, late, cpu = (statistics.median(each[name]) for each in (rates, firsts, spent))
         ratio = f"  ours {own / rate:.2f} x as many" if name != OWN else ""
-        print(f"  {name:28} {rate:9.0f} {late * 1e3:9.0f}{ratio}", flush=True)
+        print(f"  {name:28} {rate:13.0f} {late * 1e3:20.0f} {cpu * 1e3:18.2f}{ratio}", flush=True)
 
 
 async def forked(base: str, lesson: Lesson, count: int, *, alike: bool) -> float:
@@ -301,14 +308,14 @@ def measure(options: argparse.Namespace, model: Path, peers: Sequence[Peer]) -> 
     loops = {peer.name: LoopProcess(peer) for peer in peers}
     try:
         for lesson in tasks:
-            task = task_of(lesson, 96 if options.shape else 64, bool(options.shape))
+            task = task_of(lesson, 64, bool(options.shape))
             runs: dict[str, list[dict[str, Any]]] = {name: [] for name in loops}
             for number in range(options.repeat + 1):  # the first of each is not counted
                 for name, loop in loops.items():
                     found = loop.run(task)
                     if number:
                         runs[name] += found["runs"]
-            report(lesson, runs, bound(lesson, model, options.quantize))
+            report(lesson, runs, alone(lesson, model, options.quantize, repeat=2 if options.shape else 5))
         forks(peers[0].server.base, tasks[-1], options.repeat)
         if options.agents:
             at_once = {name: loop for name, loop in loops.items() if not loop.peer.server.upstream}

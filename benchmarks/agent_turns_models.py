@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config
 
 from agent_server.generation.config import EngineConfig
 from agent_server.generation.loader import load
+from agent_server.generation.step import Core
 from benchmarks.engine import BUNDLED, GREEDY
 from benchmarks.engine import ours as generated
 from benchmarks.recorded_forward import SHAPES
@@ -183,20 +184,33 @@ def _step(model: Any, batch: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
     return least
 
 
-def bound(lesson: Lesson, model: Path, quantize: Literal["", "int8", "int4"]) -> float:
-    """Seconds that the engine alone takes for the new tokens of the last turn, and two steps."""
-    core, info = load(EngineConfig(model=str(model), quantize=quantize), lambda status: None)
-    *_, before, last = turns_of(lesson, AutoTokenizer.from_pretrained(model))
-    assert info.vocab_size
-    seconds: list[float] = []
-    for number in range(5):
-        own = [number + 100, *before.prompt[1:]]  # not in the cache
-        generated(core, [[*own, *before.answer]], 1, GREEDY)
-        steps = []
-        for count in (1, 9):
-            began = time.perf_counter()
-            generated(core, [[*own, *last.prompt[len(own) :]]], count, GREEDY)
-            steps.append(time.perf_counter() - began)
-        first, nine = steps
-        seconds.append(first + max(0.0, nine - first) / 8)
-    return statistics.median(seconds)
+class Alone(NamedTuple):
+    """What the engine takes without any loop, in seconds. last: for the new tokens of the last turn, and two steps.
+    whole: for all prompts and answers, with what the tools take between them."""
+
+    last: float
+    whole: float
+
+
+def alone(lesson: Lesson, model: Path, quantize: Literal["", "int8", "int4"], repeat: int = 5) -> Alone:
+    """Medians of the generation core in this process, with its cache and without grammars."""
+    core, _ = load(EngineConfig(model=str(model), quantize=quantize), lambda status: None)
+    turns = turns_of(lesson, AutoTokenizer.from_pretrained(model))
+    lasts, wholes = [], []
+    for number in range(repeat):
+        tools = whole = 0.0
+        for turn in turns:
+            prompt = [number + 100, *turn.prompt[1:]]  # no other round's
+            first = _seconds(core, prompt, 1)
+            step = _seconds(core, prompt, len(turn.answer)) / len(turn.answer)  # the prompt is found in the cache
+            whole += first + step * (len(turn.answer) - 1)
+            tools += lesson.tool
+        lasts.append(first + step)
+        wholes.append(whole + tools - lesson.tool)
+    return Alone(statistics.median(lasts), statistics.median(wholes))
+
+
+def _seconds(core: Core, prompt: list[int], count: int) -> float:
+    began = time.perf_counter()
+    generated(core, [prompt], count, GREEDY)
+    return time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""One loop of `agent_turns.py` in a process of its own: `python agent_loops.py LOOP BASE_URL SERVER_PID`.
+"""One loop of `agent_turns.py` in a process of its own: `python _agent_loops.py LOOP BASE_URL SERVER_PID`.
 
 Stands alone, since a framework may be installed where nothing of ours is. Reads one order a line from standard input,
 {"task": ..., "agents": N}, has so many agents do the task at once, and answers with one line of JSON.
