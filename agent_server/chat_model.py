@@ -83,8 +83,8 @@ class ChatModel:
     @property
     def takes(self) -> frozenset[str]:
         """Kinds of content besides text that the model takes; all kinds while that is not known, when it takes nothing
-        at all yet."""
-        return frozenset(self.engine.info.placeholders) if self.ready else frozenset(KINDS)
+        at all yet. Documents reach every model, as text."""
+        return frozenset({"document", *self.engine.info.placeholders}) if self.ready else frozenset(KINDS)
 
     @property
     def prompts(self) -> PromptBuilder:

@@ -185,7 +185,8 @@ class _Reader:
         if isinstance(source, dict) and source.get("type") == "content":
             return TextPart(text=system_text(source.get("content"), f"{at}.source.content"))
         self._readable("document", at)
-        return DocumentPart(source=_source(source, at))
+        title = block.get("title")
+        return DocumentPart(source=_source(source, at), metadata={"filename": title} if title else None)
 
     def _readable(self, kind: str, at: str) -> None:
         if kind not in self._media:

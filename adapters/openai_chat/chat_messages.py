@@ -228,13 +228,19 @@ def read_part(part: Any, at: str, media: Collection[str]) -> ContentPart:
             file = part.get("file") if kind == "file" else part
             file = file if isinstance(file, dict) else {}
             address = file.get("file_data") or file.get("file_url")
-            return DocumentPart(source=_source(address, file.get("file_id"), "application/pdf", at))
+            source = _source(address, file.get("file_id"), "application/pdf", at)
+            return DocumentPart(source=source, metadata=_named(file.get("filename")))
     raise wrong(f"{at}.type", "is not a kind of content that this server knows")
 
 
 def _readable(kind: str, media: Collection[str], at: str) -> None:
     if kind not in media:
         raise not_taken(kind, media, at)
+
+
+def _named(filename: object) -> dict[str, str] | None:
+    """A document's name, where AG-UI's clients put it."""
+    return {"filename": filename} if isinstance(filename, str) and filename else None
 
 
 def _string(value: object, at: str) -> str:

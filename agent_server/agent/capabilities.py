@@ -116,10 +116,12 @@ def _reasoning(agent: Agent, model: LanguageModel) -> ReasoningCapabilities:
 
 
 def _multimodal(model: LanguageModel) -> MultimodalCapabilities:
-    """What the model does not take is refused. Whether it takes images is not known while it is being loaded."""
-    image = None if _prompts(model) is None else "image" in model.engine.info.placeholders
+    """What the model does not take is refused. What it takes besides documents, which it gets as text, is not known
+    while it is being loaded."""
+    takes = None if _prompts(model) is None else model.engine.info.placeholders
+    image, audio = (None if takes is None else kind in takes for kind in ("image", "audio"))
     return MultimodalCapabilities(
-        input=MultimodalInputCapabilities(image=image, audio=False, video=False, pdf=False, file=False),
+        input=MultimodalInputCapabilities(image=image, audio=audio, video=False, pdf=True, file=True),
         output=MultimodalOutputCapabilities(image=False, audio=False),
     )
 

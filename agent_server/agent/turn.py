@@ -26,7 +26,7 @@ from agent_server.engine.protocol import (
     Picture,
     Place,
 )
-from agent_server.media.intake import Intake
+from agent_server.media.intake import Held, Intake
 from agent_server.prompting.constraints import plan_constraint, refuse_early
 from agent_server.prompting.output import open_translator, sampling_for
 from agent_server.prompting.prompt import Prompt, Prompts
@@ -151,7 +151,8 @@ class TurnTaker:
             of, thread = self._model.name, input.thread_id
             named = {"provider__name": PROVIDER, "request__model": of, "conversation__id": thread}
             with span("chat", of, SpanKind.CLIENT, **named) as traced:
-                turn = await self._take(input, options, instructions)
+                with self._model.intake.hold() as held:
+                    turn = await self._take(input, options, instructions, held)
                 self._trace(traced, turn, input, options)
                 return turn
 
@@ -202,7 +203,9 @@ class TurnTaker:
         value = {"model": self._model.name, "state": status.state, **progress, "message": status.message}
         self._emit(Custom(name=LOADING_EVENT, value=value))
 
-    async def _take(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None) -> Turn:
+    async def _take(
+        self, input: RunAgentInput, options: GenerationOptions, instructions: str | None, held: Held
+    ) -> Turn:
         context, recorder, settings = self._context, self._recorder, self._model.output
         await refuse_early(input, options, settings)
         prompt = await self._prompt(input, options, instructions)
@@ -227,7 +230,7 @@ class TurnTaker:
             cache_salt=options.cache_salt,
             tenant=context.tenant,
             turn=recorder.turns + goes_on(context.input),
-            pictures=await self._pictures(prompt, options),
+            pictures=await self._pictures(prompt, options, held),
             adapter=self._model.adapter,
             place=Place(key=self._place) if self._place and info.keeps_places else None,
         )
@@ -246,18 +249,21 @@ class TurnTaker:
 
     async def _prompt(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None) -> Prompt:
         build = self._model.prompts.build_async
-        if "image" in self._model.engine.info.placeholders:
+        sees = "image" in self._model.engine.info.placeholders
+        messages = await self._model.intake.documents(input.messages, sees=sees)
+        input = input.model_copy(update={"messages": messages})
+        if sees:
             return await build(input, options, instructions, sees=True)
         return await build(input, options, instructions)
 
-    async def _pictures(self, prompt: Prompt, options: GenerationOptions) -> tuple[Picture, ...]:
+    async def _pictures(self, prompt: Prompt, options: GenerationOptions, held: Held) -> tuple[Picture, ...]:
         """Those that the prompt has places for. Raises EngineError."""
         if not prompt.pictures:
             return ()
         if options.sampling.prompt_logprobs is not None:
             message = "The tokens of a prompt with pictures have no log probabilities here."
             raise EngineError("invalid_request", message, param="prompt_logprobs")
-        return await self._model.intake.pictures(prompt.pictures)
+        return await self._model.intake.pictures(prompt.pictures, held)
 
     async def _validate(self, said: Said, input: RunAgentInput) -> dict[str, str]:
         """What is wrong with the calls' arguments, by the calls' ids; clients are told as well."""

@@ -1,25 +1,31 @@
-"""Decodes pictures in a process of its own, which may be killed by what it reads. Runs as a script, so that it has
-nothing but Pillow: `python decoder_child.py MEMORY`.
+"""Decodes pictures, documents or sound in a process of its own, which may be killed by what it reads. Runs as a script,
+so that it has nothing but the library that it needs: `python decoder_child.py MEMORY KIND`.
 
-Takes frames of eight bytes (the length of the file and the most pixels, little endian) and the file; answers each with
-one byte, a length of four bytes, and either (0) width, height (four bytes each), 16 bytes of digest and the pixels, or
-(1) a sentence.
+Takes frames of twelve bytes (the length of the file and two bounds, little endian) and the file; answers each with one
+byte, a length of four bytes, and either (0) what was decoded or (1) half a sentence.
+
+picture: the first bound is the most pixels; width, height (four bytes each), 16 bytes of digest and the pixels come.
+Other kinds are in `KIND_decoder.py` beside this file, as `decode(data, bound, bound)`, which returns the pieces of an
+answer, or the half sentence.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import struct
 import sys
 import warnings
+from collections.abc import Callable
 from hashlib import blake2b
+from pathlib import Path
 from typing import BinaryIO
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
-REQUEST = struct.Struct("<II")
+REQUEST = struct.Struct("<III")
 ANSWER = struct.Struct("<BI")
 SIZE = struct.Struct("<II")
 
@@ -66,16 +72,42 @@ def _upright(image: Image.Image) -> Image.Image:
     return turned.convert("RGB")
 
 
-def answer(data: bytes, most: int) -> list[bytes]:
-    """The pieces of an answer's frame."""
+Decode = Callable[[bytes, int, int], "list[bytes] | str"]
+"""A file and two bounds → the pieces of an answer, or half a sentence."""
+
+
+def decode_picture(data: bytes, most: int, _: int) -> list[bytes] | str:
     try:
-        image = decode(data, most)
+        return framed(decode(data, most))
     except Unusable as reason:
-        text = str(reason).encode()
-        return [ANSWER.pack(1, len(text)), text]
+        return str(reason)
+
+
+def framed(image: Image.Image) -> list[bytes]:
+    """The size, a digest and the pixels of a picture in red, green and blue."""
     size, pixels = SIZE.pack(*image.size), image.tobytes()
-    digest = blake2b(size + pixels, digest_size=16).digest()
-    return [ANSWER.pack(0, len(size) + len(digest) + len(pixels)), size, digest, pixels]
+    return [size, blake2b(size + pixels, digest_size=16).digest(), pixels]
+
+
+def answer(found: list[bytes] | str) -> list[bytes]:
+    """The pieces of an answer's frame."""
+    if isinstance(found, str):
+        text = found.encode()
+        return [ANSWER.pack(1, len(text)), text]
+    return [ANSWER.pack(0, sum(len(piece) for piece in found)), *found]
+
+
+def load(kind: str) -> Decode:
+    """What decodes a kind: for pictures this module, for others the one beside it."""
+    if kind == "picture":
+        Image.init()  # plugins are imported before files may not be
+        return decode_picture
+    spec = importlib.util.spec_from_file_location(kind, Path(__file__).with_name(f"{kind}_decoder.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    decode: Decode = module.decode
+    return decode
 
 
 def confine(memory: int) -> None:
@@ -89,18 +121,18 @@ def confine(memory: int) -> None:
             resource.setrlimit(getattr(resource, name), (most, most))
 
 
-def serve(source: BinaryIO, target: BinaryIO) -> None:
+def serve(decode: Decode, source: BinaryIO, target: BinaryIO) -> None:
     while len(head := source.read(REQUEST.size)) == REQUEST.size:
-        length, most = REQUEST.unpack(head)
+        length, *bounds = REQUEST.unpack(head)
         data = source.read(length)
         if len(data) < length:
             return
-        for piece in answer(data, most):
+        for piece in answer(decode(data, *bounds)):
             target.write(piece)
         target.flush()
 
 
 if __name__ == "__main__":
-    Image.init()  # plugins are imported before files may not be
+    chosen = load(sys.argv[2])
     confine(int(sys.argv[1]))
-    serve(sys.stdin.buffer, sys.stdout.buffer)
+    serve(chosen, sys.stdin.buffer, sys.stdout.buffer)

@@ -1,13 +1,16 @@
-"""Encoded pictures → pixels, by processes that are killed when they take too long and replaced when they die."""
+"""Encoded pictures → pixels, PDFs → text and pictures, by processes that are killed when they take too long and
+replaced when they die."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from pathlib import Path
+from typing import NamedTuple
 
 from agent_server.engine.protocol import Picture
 from agent_server.media.decoder_child import ANSWER, REQUEST, SIZE
@@ -19,36 +22,40 @@ MEMORY = 2**30
 """Of a process: a picture of the most pixels takes a third of it, twice."""
 PROCESSES = 2
 DIGEST_BYTES = 16
+LENGTH_BYTES = 4
 
 
-class Decoder:
-    """Starts no process before the first picture. One for each event loop."""
+class Children:
+    """Processes that decode one kind of file, at most PROCESSES at once; none is started before the first file. One for
+    each event loop. kind: of `decoder_child`. noun: what to call a file in refusals."""
 
-    def __init__(self, limits: MediaLimits, *, memory: int = MEMORY) -> None:
+    def __init__(self, kind: str, noun: str, limits: MediaLimits, memory: int) -> None:
+        self._kind = kind
+        self._noun = noun
         self._limits = limits
         self._memory = memory
         self._idle: list[Process] = []
         self._turn = asyncio.Semaphore(PROCESSES)
 
-    async def decode(self, data: bytes, pixels: int) -> Picture:
-        """A picture of at most so many pixels. Raises Refused."""
+    async def ask(self, data: bytes, most: int, more: int = 0) -> memoryview:
+        """What was decoded, within two bounds. Raises Refused."""
         async with self._turn:
             process = await self._take()
             try:
                 async with asyncio.timeout(self._limits.seconds):
-                    picture = await _ask(process, data, pixels)
+                    status, body = await _ask(process, data, most, more)
             except BaseException as error:
                 await _end(process)
                 if isinstance(error, TimeoutError):
                     seconds = self._limits.seconds
-                    raise Refused(f"The picture could not be decoded within {seconds:g} seconds.") from None
+                    raise Refused(f"The {self._noun} could not be decoded within {seconds:g} seconds.") from None
                 if isinstance(error, asyncio.IncompleteReadError | ConnectionError):
-                    raise Refused("The picture cannot be decoded: its decoder died of it.") from None
+                    raise Refused(f"The {self._noun} cannot be decoded: its decoder died of it.") from None
                 raise
             self._idle.append(process)
-            if isinstance(picture, str):
-                raise Refused(f"The picture {picture}.")
-            return picture
+            if status:
+                raise Refused(f"The {self._noun} {body.decode('utf-8', 'replace')}.")
+            return memoryview(body)
 
     async def _take(self) -> Process:
         while self._idle:
@@ -57,28 +64,66 @@ class Decoder:
                 return process
         # Nothing of this server's environment: it holds keys. -I: nor of the folder that it was started in.
         kept = {name: os.environ[name] for name in ("PATH", "SYSTEMROOT", "LD_LIBRARY_PATH") if name in os.environ}
-        return await asyncio.create_subprocess_exec(
-            sys.executable, "-I", str(CHILD), str(self._memory), stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=kept
-        )
+        command = (sys.executable, "-I", str(CHILD), str(self._memory), self._kind)
+        return await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=kept)
 
     async def close(self) -> None:
         while self._idle:
             await _end(self._idle.pop())
 
 
-async def _ask(process: Process, data: bytes, pixels: int) -> Picture | str:
-    """The picture, or half a sentence about it."""
+class Pages(NamedTuple):
+    """Of a PDF. texts: of all pages. pictures: of the first ones."""
+
+    texts: list[str]
+    pictures: list[Picture]
+
+
+class Decoder:
+    """All kinds."""
+
+    def __init__(self, limits: MediaLimits, *, memory: int = MEMORY) -> None:
+        self.pictures = Children("picture", "picture", limits, memory)
+        self.documents = Children("document", "PDF", limits, memory)
+
+    async def decode(self, data: bytes, pixels: int) -> Picture:
+        """A picture of at most so many pixels. Raises Refused."""
+        return _picture(await self.pictures.ask(data, pixels))[0]
+
+    async def pages(self, data: bytes, most: int, drawn: int) -> Pages:
+        """A PDF of at most so many pages, with pictures of the first `drawn`. Raises Refused."""
+        body = await self.documents.ask(data, most, drawn)
+        length = int.from_bytes(body[:LENGTH_BYTES], "little")
+        texts: list[str] = json.loads(bytes(body[LENGTH_BYTES : LENGTH_BYTES + length]))
+        rest = body[LENGTH_BYTES + length :]
+        pictures: list[Picture] = []
+        while rest:
+            picture, rest = _picture(rest)
+            pictures.append(picture)
+        return Pages(texts, pictures)
+
+    async def close(self) -> None:
+        for children in (self.pictures, self.documents):
+            await children.close()
+
+
+def _picture(frame: memoryview) -> tuple[Picture, memoryview]:
+    """The picture that a frame begins with, and the rest."""
+    width, height = SIZE.unpack_from(frame)
+    begin = SIZE.size + DIGEST_BYTES
+    end = begin + 3 * width * height
+    digest = bytes(frame[SIZE.size : begin])
+    return Picture(width=width, height=height, digest=digest, pixels=bytes(frame[begin:end])), frame[end:]
+
+
+async def _ask(process: Process, data: bytes, most: int, more: int) -> tuple[int, bytes]:
+    """The status and the body of an answer."""
     assert process.stdin is not None and process.stdout is not None
-    process.stdin.write(REQUEST.pack(len(data), pixels))
+    process.stdin.write(REQUEST.pack(len(data), most, more))
     process.stdin.write(data)
     await process.stdin.drain()
     status, length = ANSWER.unpack(await process.stdout.readexactly(ANSWER.size))
-    body = await process.stdout.readexactly(length)
-    if status:
-        return body.decode("utf-8", "replace")
-    width, height = SIZE.unpack_from(body)
-    rest = memoryview(body)[SIZE.size :]
-    return Picture(width=width, height=height, digest=bytes(rest[:DIGEST_BYTES]), pixels=bytes(rest[DIGEST_BYTES:]))
+    return status, await process.stdout.readexactly(length)
 
 
 async def _end(process: Process) -> None:

@@ -1,31 +1,67 @@
-"""The pictures of one request, from its content parts."""
+"""The media of one request, from its content parts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
-from ag_ui.core import ImagePart
+from ag_ui.core import ImagePart, Message
 
-from agent_server.engine.protocol import Picture
+from agent_server.engine.protocol import EngineError, Picture
 from agent_server.media.decoding import Decoder
+from agent_server.media.documents import Documents, PagePicture
 from agent_server.media.fetching import Fetcher
 from agent_server.media.refusal import Refused
 from agent_server.media.sources import read_source
 from agent_server.settings import MediaLimits
 
 
+class Held:
+    """What one request has decoded, until it ends; see `Intake.hold`."""
+
+    def __init__(self, intake: Intake) -> None:
+        self._intake = intake
+        self.bytes = 0
+
+    def add(self, size: int) -> None:
+        """Raises EngineError("overloaded") where all requests together would hold too much."""
+        if self._intake.held + size > self._intake.limits.held_bytes:
+            message = "Other requests hold the memory that is set aside for decoded media; try again."
+            raise EngineError("overloaded", message, retryable=True)
+        self.bytes += size
+        self._intake.held += size
+
+
 class Intake:
-    """One for a server. `fetcher` and `decoder` are made by the limits unless given."""
+    """One for a server. `fetcher` and `decoder` are made by the limits unless given. held: bytes of decoded media that
+    requests have now."""
 
     def __init__(
         self, limits: MediaLimits | None = None, *, fetcher: Fetcher | None = None, decoder: Decoder | None = None
     ) -> None:
         self.limits = limits = limits or MediaLimits()
+        self.held = 0
         self._fetcher = fetcher or Fetcher(limits)
         self._decoder = decoder or Decoder(limits)
+        self._documents = Documents(limits, self._fetcher, self._decoder)
 
-    async def pictures(self, parts: Sequence[ImagePart]) -> tuple[Picture, ...]:
-        """In the order of the parts. Raises Refused, which names the part by its number among the pictures."""
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[Held]:
+        """Around all that a request does with its media: what it has decoded counts until the end of the block."""
+        held = Held(self)
+        try:
+            yield held
+        finally:
+            self.held -= held.bytes
+
+    async def documents(self, messages: Sequence[Message], *, sees: bool) -> list[Message]:
+        """The messages with text in place of documents, and with pictures of their pages where the model sees. Raises
+        Refused."""
+        return await self._documents.read(messages, sees=sees)
+
+    async def pictures(self, parts: Sequence[ImagePart], held: Held) -> tuple[Picture, ...]:
+        """In the order of the parts. Raises Refused, which names the part by its number among the pictures, and what
+        `Held.add` raises."""
         most = self.limits.pictures
         if len(parts) > most:
             raise Refused(f"The conversation has {len(parts)} pictures; at most {most} are taken.")
@@ -33,13 +69,22 @@ class Intake:
         left = self.limits.pixels
         for number, part in enumerate(parts, 1):
             try:
-                data = await read_source(part.source, self._fetcher, self.limits)
-                picture = await self._decoder.decode(data, left)
+                picture = await self._picture(part, left)
             except Refused as reason:
                 raise Refused(f"Picture {number} of {len(parts)} is not taken: {reason.message}") from reason
+            held.add(len(picture.pixels))
             left -= picture.width * picture.height
             taken.append(picture)
         return tuple(taken)
+
+    async def _picture(self, part: ImagePart, pixels: int) -> Picture:
+        if not isinstance(part, PagePicture):
+            data = await read_source(part.source, self._fetcher, self.limits)
+            return await self._decoder.decode(data, pixels)
+        size = part.picture.width * part.picture.height
+        if size > pixels:
+            raise Refused(f"The page's picture has {size} pixels, and {pixels} are left for it.")
+        return part.picture
 
     async def close(self) -> None:
         await self._decoder.close()

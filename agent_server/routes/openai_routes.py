@@ -142,7 +142,7 @@ def _card(server: Server, name: str, model: AnyModel, created: int) -> ModelCard
             "logprobs": "logprobs" in info.sampling,
             "pause": info.supports_pause,
         },
-        modalities=("text", *sorted(info.placeholders)),
+        modalities=("text", *sorted({"file", *info.placeholders})),
         root=root,
         description=description,
         status=model.status.state,

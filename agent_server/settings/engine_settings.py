@@ -142,19 +142,25 @@ class ReplicaSettings(Section):
 
 
 class MediaLimits(Section):
-    """Pictures. pictures: in a request. seconds: to fetch a part, and to decode one. redirects: followed while
-    fetching."""
+    """Pictures and documents. pictures: in a request. seconds: to fetch a part, and to decode one. redirects: followed
+    while fetching."""
 
-    title: ClassVar[str] = "Pictures"
+    title: ClassVar[str] = "Media"
     prefix: ClassVar[str] = "media_"
 
     hosts: Names = ()
-    """Hosts (`name` or `name:port`) from which pictures are fetched, over https and at public addresses; without any,
-    pictures come as data alone."""
+    """Hosts (`name` or `name:port`) from which media are fetched, over https and at public addresses; without any,
+    media come as data alone."""
     bytes: int = Field(16 * 2**20, gt=0)
-    """Bytes of one picture's file."""
+    """Bytes of one file: a picture, a document, a recording."""
     pixels: int = Field(50_000_000, gt=0)
-    """Pixels of all pictures of a request together."""
+    """Pixels of all pictures of a request together, those of documents' pages among them."""
+    pages: int = Field(200, gt=0)
+    """Pages of all documents of a request together."""
+    page_pictures: int = Field(20, ge=0)
+    """The first pages of each PDF that a model that sees is shown as pictures too; 0 for the text alone."""
+    held_bytes: int = Field(2**30, gt=0)
+    """Bytes of decoded media that all requests may hold at once; what goes beyond is refused as overloaded."""
     pictures: Annotated[int, FIXED] = 64
     seconds: Annotated[float, FIXED] = 10.0
     redirects: Annotated[int, FIXED] = 3

@@ -46,7 +46,8 @@ async def test_the_default_agent_on_a_model_that_thinks_and_calls():
     assert found["output"] == {"structuredOutput": False}
     assert found["state"] == {"snapshots": False, "deltas": False, "memory": False, "persistentState": False}
     assert found["multiAgent"] == {"supported": False, "delegation": False, "handoffs": False}
-    assert not any(found["multimodal"]["input"].values()) and not any(found["multimodal"]["output"].values())
+    sent = {kind for kind, taken in found["multimodal"]["input"].items() if taken}
+    assert sent == {"pdf", "file"} and not any(found["multimodal"]["output"].values())
     people = found["humanInTheLoop"]
     assert people["supported"] and not people["approvals"] and not people["interrupts"]
 

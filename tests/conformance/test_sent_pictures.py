@@ -117,7 +117,7 @@ async def test_the_openai_sdk(running, seen: Seen):
             temperature=0,
             max_output_tokens=TOKENS,
         )
-    assert models[0].model_extra["architecture"]["input_modalities"] == ["text", "image"]
+    assert models[0].model_extra["architecture"]["input_modalities"] == ["text", "file", "image"]
     assert said.choices[0].model_extra["token_ids"] == seen.ids
     assert said.choices[0].message.content == seen.text
     assert said.usage.prompt_tokens == seen.prompt_tokens
@@ -175,12 +175,10 @@ async def test_what_copilotkit_uploads(running, seen: Seen, form: str):
 async def test_what_cannot_be_taken_is_a_400_that_names_it_and_says_what_can(running, seen: Seen):
     sound = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
     video = {"type": "video", "source": {"type": "data", "value": "AAAA", "mimeType": "video/mp4"}}
-    page = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "AAAA"}}
     run = {"threadId": "t", "runId": "r", "tools": [], "context": [], "state": {}, "forwardedProps": {}}
     refused = {
         "/v1/chat/completions": {"messages": [{"role": "user", "content": [sound]}]},
-        "/v1/responses": {"input": [{"role": "user", "content": [{"type": "input_file", "file_data": seen.url}]}]},
-        "/v1/messages": {"max_tokens": 5, "messages": [{"role": "user", "content": [page]}]},
+        "/v1/responses": {"input": [{"role": "user", "content": [sound]}]},
         "/agui": {**run, "messages": [{"id": "m", "role": "user", "content": [video]}]},
         "/copilotkit/agent/default/run": {**run, "messages": [{"id": "m", "role": "user", "content": [video]}]},
     }
@@ -188,7 +186,7 @@ async def test_what_cannot_be_taken_is_a_400_that_names_it_and_says_what_can(run
         for path, body in refused.items():
             answer = await client.post(path, json={"model": "default", **body})
             assert answer.status_code == 400, (path, answer.text)
-            assert "what is taken here is text and image" in answer.text, path
+            assert "what is taken here is text and image and document" in answer.text, path
             assert ".content.0" in answer.text, path
 
 
@@ -221,7 +219,7 @@ async def test_the_ag_ui_websocket(running, seen: Seen):
     said, kinds = "", []
     async with websockets.connect(f"{running.url.replace('http', 'ws')}/agui/ws") as socket:
         await socket.send(json.dumps({"type": "run", "input": refused}))
-        assert "what is taken here is text and image" in await socket.recv()
+        assert "what is taken here is text and image and document" in await socket.recv()
         await socket.send(json.dumps({"type": "run", "input": body}))
         while "RUN_FINISHED" not in kinds:
             message = json.loads(await socket.recv())
@@ -261,9 +259,9 @@ async def test_a_model_of_text_alone_refuses_pictures_on_every_wire(seen: Seen):
         models = (await client.get("/v1/models")).json()
     for answer, place in ((ag_ui, "messages.0.content.1"), (chat, "messages.0.content.0")):
         assert answer.status_code == 400
-        assert f"{place} is image content, and what is taken here is text" in answer.text
+        assert f"{place} is image content, and what is taken here is text and document" in answer.text
     assert capabilities["multimodal"]["input"]["image"] is False
-    assert models["data"][0]["architecture"]["input_modalities"] == ["text"]
+    assert models["data"][0]["architecture"]["input_modalities"] == ["text", "file"]
 
 
 async def test_two_pictures_and_what_was_said_before(running, seen: Seen):

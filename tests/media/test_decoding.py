@@ -36,7 +36,7 @@ async def test_what_is_drawn_is_what_comes(decoder):
     assert pixels(png_).tobytes() == image.tobytes()
     assert png_ == webp
     assert other.digest != png_.digest
-    assert len(decoder._idle) == 1
+    assert len(decoder.pictures._idle) == 1
 
 
 async def test_it_stands_upright_and_its_metadata_is_gone(decoder):
@@ -103,7 +103,7 @@ async def test_a_picture_that_needs_more_memory_than_the_process_has():
 
 async def test_a_decoder_that_dies_is_replaced(decoder):
     await decoder.decode(encoded(gradient()), MOST)
-    (process,) = decoder._idle
+    (process,) = decoder.pictures._idle
     process.kill()
     await process.wait()
     assert (await decoder.decode(encoded(gradient()), MOST)).height == 8
@@ -111,11 +111,11 @@ async def test_a_decoder_that_dies_is_replaced(decoder):
 
 async def test_a_decoder_that_dies_of_a_picture_is_that_pictures_refusal(decoder, monkeypatch):
     await decoder.decode(encoded(gradient()), MOST)
-    (process,) = decoder._idle
+    (process,) = decoder.pictures._idle
     monkeypatch.setattr(process.stdin, "drain", _killing(process))
     with pytest.raises(Refused, match="its decoder died of it"):
         await decoder.decode(encoded(gradient()), MOST)
-    assert decoder._idle == []
+    assert decoder.pictures._idle == []
 
 
 def _killing(process):
@@ -128,8 +128,8 @@ def _killing(process):
 
 async def test_one_that_takes_too_long_is_ended(monkeypatch):
     decoder = Decoder(MediaLimits(seconds=0.05))
-    process = await decoder._take()
-    decoder._idle.append(process)
+    process = await decoder.pictures._take()
+    decoder.pictures._idle.append(process)
 
     async def never():
         await asyncio.Event().wait()
@@ -143,6 +143,6 @@ async def test_one_that_takes_too_long_is_ended(monkeypatch):
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 async def test_the_process_has_nothing_of_the_servers_environment(decoder, monkeypatch):
     monkeypatch.setenv("AGENT_SERVER_API_KEYS", "secret")
-    process = await decoder._take()
+    process = await decoder.pictures._take()
     assert b"secret" not in await asyncio.to_thread(Path(f"/proc/{process.pid}/environ").read_bytes)
-    decoder._idle.append(process)
+    decoder.pictures._idle.append(process)

@@ -33,7 +33,10 @@ def url(text):
 async def test_pictures_come_in_order_however_they_are_sent(intake):
     small = encoded(gradient(4, 4))
     sent = [data(), url(f"data:image/png;base64,{base64.b64encode(small).decode()}")]
-    found = await intake.pictures(sent)
+    with intake.hold() as held:
+        found = await intake.pictures(sent, held)
+        assert intake.held == 3 * (12 * 8 + 4 * 4)
+    assert intake.held == 0
     assert [(each.width, each.height) for each in found] == [(12, 8), (4, 4)]
     assert found[0].pixels == gradient().tobytes()
 
@@ -57,8 +60,9 @@ REFUSALS = {
 @pytest.mark.parametrize("name", REFUSALS)
 async def test_refusals(intake, name):
     parts, sentence = REFUSALS[name]
-    with pytest.raises(Refused, match=sentence) as told:
-        await intake.pictures(parts)
+    with pytest.raises(Refused, match=sentence) as told, intake.hold() as held:
+        await intake.pictures(parts, held)
+    assert intake.held == 0
     assert (told.value.kind, told.value.param, told.value.retryable) == ("invalid_request", "messages", False)
 
 
