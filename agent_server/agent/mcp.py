@@ -8,6 +8,7 @@ Nothing of the user's is forwarded: a server gets the headers and the environmen
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
@@ -193,9 +194,14 @@ class McpConnection:
         return StdioServerParameters(command=program, args=arguments, env=dict(self.server.env), cwd=self.server.cwd)
 
 
+class Lost(Exception):
+    """A call's connection was lost."""
+
+
 class McpCallee:
     """One tool of a server, as the loop calls it. One that declares itself read-only may begin early: it would be
-    called as well a moment later."""
+    called as well a moment later. A call whose connection is lost is made once more, on a new one, where the tool
+    declares that this does no harm."""
 
     checks = False
     at_once: int | None = None
@@ -216,28 +222,37 @@ class McpCallee:
         if problem is not None:
             return failure(problem)
         try:
+            with contextlib.suppress(Lost):
+                return await self._once(arguments, context, last=not self.repeats)
+            return await self._once(arguments, context, last=True)
+        finally:
+            context.cancel()
+
+    async def _once(self, arguments: dict[str, Any], context: ToolContext, *, last: bool) -> CallResult:
+        """One attempt. Raises Lost if it failed with its connection and is not the last."""
+        try:
             async with asyncio.timeout(self._seconds) as deadline:
                 result = await self._connection.call(self._tool.name, arguments, context)
         except TimeoutError:
             if deadline.expired():
                 return failure(f"{self._tool.name} took longer than {self._seconds:g} s.")
-            return self._lost("timeout")
+            return self._lost("timeout", last)
         except MCPError as error:
             if _is_lost(error):
-                return self._lost("connection closed")
+                return self._lost("connection closed", last)
             return failure(f"{self._tool.name} was refused: {error.error.message[:500]}")
         except Exception as error:
-            return self._lost(reason_of(error))
-        finally:
-            context.cancel()
+            return self._lost(reason_of(error), last)
         content = capped(content_of(result), self._characters)
         if result.is_error:
             return CallResult(content=content, failed=True)
         shown = app_activity(self._connection.server.name, self._tool, arguments, result)
         return CallResult(content=content, activities=() if shown is None else (shown,))
 
-    def _lost(self, reason: str) -> CallResult:
+    def _lost(self, reason: str, last: bool) -> CallResult:
         self._connection.forget()
+        if not last:
+            raise Lost(reason)
         return failure(f"The MCP server {self._connection.server.name} did not answer: {reason}.")
 
 

@@ -34,6 +34,19 @@ async def hang(ctx: Context) -> str:
     return ""
 
 
+def stumble() -> str:
+    """Take the whole server down at the first call of all."""
+    marker = Path(sys.argv[1] + ".stumbled")
+    if marker.exists():
+        return "on my feet"
+    marker.write_text("")
+    os._exit(1)
+
+
+server.add_tool(stumble, name="stumble", annotations=ToolAnnotations(idempotent_hint=True))
+server.add_tool(stumble, name="stumble_badly")
+
+
 @server.tool()
 def fail() -> str:
     """Fail."""

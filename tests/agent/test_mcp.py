@@ -168,6 +168,14 @@ async def test_a_server_killed_in_mid_call_is_that_call_s_error_and_the_run_goes
         assert of(events, ToolCallResult)[0].content == "4" and text_of(events) == "Back."
 
 
+@pytest.mark.parametrize("tool, said", [("stumble", "on my feet"), ("stumble_badly", "Error: The MCP server box")])
+async def test_a_call_that_declares_itself_idempotent_is_made_again_when_its_server_dies(tmp_path, tool, said):
+    model = Model([call(tool), "Done."])
+    async with House(Agent(name="default", mcp_servers=[Stdio(tmp_path).settings()]), model) as house:
+        (result,) = of(await house.ask("go"), ToolCallResult)
+    assert result.content.startswith(said)
+
+
 async def test_a_server_that_is_away_is_a_warning_and_its_tools_are_missing(tmp_path):
     gone = McpServer(name="gone", command=(sys.executable, "-c", "import sys; sys.exit(3)"))
     nowhere = McpServer(name="nowhere", url="http://127.0.0.1:9/mcp")
