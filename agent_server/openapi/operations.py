@@ -93,7 +93,8 @@ RUN = Operation(
     "AG-UI",
     "Run an agent and stream its events",
     "Takes a RunAgentInput; `forwardedProps` may hold sampling parameters. The stream is server-sent events, or "
-    "AG-UI's protobuf where `Accept` asks for it.",
+    "AG-UI's protobuf where `Accept` asks for it. With `Prefer: respond-async` the answer is 202 with the run's "
+    "place in `Location`, and the run goes on without a reader.",
     body=RunAgentInput,
     stream=Event,
     accepts=("application/vnd.ag-ui.event+proto",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,10 +14,12 @@ from adapters import agui, agui_protobuf
 from adapters.errors import RequestError
 from agent_server.ids import new_id
 from agent_server.routes.app_answers import app_answer, stream_answer_of_app
-from agent_server.routes.http import Encoder, guarded, stream_run
+from agent_server.routes.health_routes import json_response
+from agent_server.routes.http import Encoder, guarded, id_headers, stream_run
 from agent_server.routes.request_body import read_request
 
 if TYPE_CHECKING:
+    from agent_server.runs import Run
     from agent_server.server import Server
 
 
@@ -25,6 +28,21 @@ def encoder_for(request: Request, *, legacy: bool) -> Encoder:
     if agui.negotiate(request.headers.get("accept")) == agui.PROTOBUF:
         return agui_protobuf.Encoder(legacy=legacy)
     return agui.Encoder(legacy=legacy)
+
+
+def wants_no_reader(request: Request) -> bool:
+    """Whether the client asks for a run that goes on without it (RFC 7240, section 4.1)."""
+    preferences = ",".join(request.headers.getlist("prefer")).split(",")
+    return any(each.partition(";")[0].strip().lower() == "respond-async" for each in preferences)
+
+
+def accepted(request: Request, run: Run) -> Response:
+    """202: where the run can be read, steered and asked for its state."""
+    place = f"{request.scope.get('root_path', '')}/agui/runs/{quote(run.id, safe='')}"
+    headers = {"location": place, "preference-applied": "respond-async", **id_headers(run)}
+    answer = json_response({"runId": run.id, "threadId": run.thread_id, "status": run.state}, 202)
+    answer.headers.update(headers)
+    return answer
 
 
 def routes(server: Server) -> list[BaseRoute]:
@@ -36,14 +54,17 @@ def routes(server: Server) -> list[BaseRoute]:
         agent = request.path_params.get("agent", "default")
         if (answer := app_answer(server, agent, inbound, request.state.tenant)) is not None:
             return stream_answer_of_app(answer, encoder, settings.http.keep_alive)
+        alone = wants_no_reader(request)
         started = await server.runs.start(
             inbound.input,
             inbound.options,
             agent=agent,
             tenant=request.state.tenant,
-            grace=settings.runs.grace,
+            grace=float("inf") if alone else settings.runs.grace,
             warnings=inbound.extra.warnings,
         )
+        if alone:
+            return accepted(request, started)
         return stream_run(started, encoder, interval=settings.http.keep_alive)
 
     async def capabilities(request: Request) -> Response:

@@ -168,3 +168,26 @@ async def test_ids_of_any_script_stream_and_ids_that_no_header_can_hold_are_refu
         (400, "threadId"),
         (400, "runId"),
     ]
+
+
+@pytest.mark.parametrize("prefer", ["respond-async", 'handling=lenient, Respond-Async; wait="1"'])
+async def test_a_run_that_is_asked_for_without_a_reader_goes_on_alone(prefer: str):
+    engine = scripted("<think>\nHm.\n</think>\n\nOslo.")
+    async with serving(engine, grace=0.0, root_path="/ai") as running, httpx.AsyncClient() as client:
+        place = f"{running.url}/agui"
+        response = await client.post(place, json=body(runId="r 1"), headers={"Prefer": prefer})
+        assert (response.status_code, response.headers["preference-applied"]) == (202, "respond-async")
+        assert response.headers["location"].endswith("/agui/runs/r%201")
+        assert response.json()["runId"] == "r 1"
+        await running.server.runs.get("r 1").wait()
+        stored = await running.server.store.messages("", "t1")
+        assert [each["role"] for each in stored] == ["user", "reasoning", "assistant"]
+        again = await client.get(f"{place}/runs/r%201/events")
+        events = [json.loads(frame["data"]) for frame in sse.parse([again.content])]
+        assert (events[0]["type"], events[-1]["type"]) == ("RUN_STARTED", "RUN_FINISHED")
+
+
+async def test_a_run_with_a_reader_ends_with_it_whatever_else_is_preferred():
+    async with serving(scripted("Oslo."), grace=0.0) as running, httpx.AsyncClient() as client:
+        response = await client.post(f"{running.url}/agui", json=body(), headers={"Prefer": "return=minimal"})
+        assert (response.status_code, response.headers["content-type"][:17]) == (200, "text/event-stream")
