@@ -42,17 +42,17 @@ class Extra(msgspec.Struct, frozen=True, kw_only=True):
 _MESSAGE: TypeAdapter[Message] = TypeAdapter(Message)
 
 
-class _MessageHead(msgspec.Struct):
+class _AguiMessageHead(msgspec.Struct):
     id: str
     role: str
 
 
-class _Head(msgspec.Struct, rename="camel"):
+class _AguiHead(msgspec.Struct, rename="camel"):
     """What every body must have; see `read_json`."""
 
     thread_id: str
     run_id: str
-    messages: list[_MessageHead]
+    messages: list[_AguiMessageHead]
 
 
 def parse(
@@ -60,7 +60,7 @@ def parse(
 ) -> Inbound:
     """A RunAgentInput in JSON. media: kinds of content besides text that the model takes. Raises RequestError. `new_id`
     is not called: an AG-UI client names everything itself."""
-    return from_wire(read_json(body, limits, shape=_Head), limits=limits, media=media)
+    return from_wire(read_json(body, limits, shape=_AguiHead), limits=limits, media=media)
 
 
 def from_wire(wire: dict[str, Any], *, limits: Limits = DEFAULT_LIMITS, media: Collection[str] = KINDS) -> Inbound:
@@ -249,7 +249,7 @@ def _path(location: tuple[int | str, ...], node: object) -> str:
 # ---- outbound -------------------------------------------------------------------------------------------------------
 
 
-class Encoder:
+class SseEncoder:
     """Events to server-sent events, one frame each; `id:` is the event's sequence number in its run."""
 
     content_type = SSE

@@ -293,7 +293,7 @@ def frame(message: bytes) -> bytes:
     return struct.pack(">I", len(message)) + message
 
 
-class Encoder:
+class ProtobufEncoder:
     """Events to binary frames. The content type must be sent as it is: the client does not know it with parameters."""
 
     content_type = PROTOBUF

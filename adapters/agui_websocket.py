@@ -25,6 +25,7 @@ from adapters.errors import RequestError, row
 from adapters.inbound import CLOSING, DEFAULT_LIMITS, Inbound, Limits, ReadMessage, read_text
 from adapters.legacy import downgrade
 from adapters.part_kinds import KINDS
+from adapters.websocket_actions import Close, Send
 from events.encode import encode
 from events.metadata import ErrorMetadata, as_metadata
 from events.vocabulary import ERROR_EVENT, Custom, Event, RunError, RunFinished
@@ -34,11 +35,7 @@ DEFAULT_AGENT = "default"
 ControlAction = Literal["cancel", "pause", "resume", "modify"]
 
 
-class Send(NamedTuple):
-    data: bytes
-
-
-class Start(NamedTuple):
+class StartRun(NamedTuple):
     inbound: Inbound
     agent: str
 
@@ -53,12 +50,7 @@ class ControlRun(NamedTuple):
     changes: dict[str, object]
 
 
-class Close(NamedTuple):
-    code: int
-    reason: str
-
-
-Action = Send | Start | Subscribe | ControlRun | Close
+Action = Send | StartRun | Subscribe | ControlRun | Close
 
 
 class _Run(msgspec.Struct, forbid_unknown_fields=True):
@@ -71,11 +63,11 @@ class _Subscribe(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
     after: int = 0
 
 
-class _Control(msgspec.Struct, forbid_unknown_fields=True):
+class _Parameters(msgspec.Struct, forbid_unknown_fields=True):
     parameters: dict[str, object] | None = None
 
 
-class Session:
+class AguiSession:
     """One connection: at most one run is read at a time. media: says which kinds of content besides text the model
     takes, which may not be known yet when the connection begins."""
 
@@ -126,7 +118,7 @@ class Session:
                     raise inbound or wrong("input", "is required")
                 self._legacy = inbound.extra.legacy
                 self.reading = True
-                return [Start(inbound, fields.get("agent", DEFAULT_AGENT))]
+                return [StartRun(inbound, fields.get("agent", DEFAULT_AGENT))]
             case "subscribe":
                 wanted: _Subscribe = convert(fields, _Subscribe, "")
                 self._begin()
@@ -135,14 +127,14 @@ class Session:
                 self.reading = True
                 return [Subscribe(wanted.run_id, wanted.after)]
             case "cancel" | "pause" | "resume" | "modify":
-                return [self._control(kind, convert(fields, _Control, ""))]
+                return [self._control(kind, convert(fields, _Parameters, ""))]
         raise wrong("type", "must be run, subscribe, cancel, pause, resume or modify")
 
     def _begin(self) -> None:
         if self.reading:
             raise RequestError("conflict", "A run is being read on this connection; cancel it, or open another.")
 
-    def _control(self, action: ControlAction, control: _Control) -> ControlRun:
+    def _control(self, action: ControlAction, control: _Parameters) -> ControlRun:
         if not self.reading:
             raise RequestError("invalid_request", f"There is no run to {action} on this connection.")
         if (action == "modify") != bool(control.parameters):
@@ -157,7 +149,7 @@ class Session:
         return [] if shown is None else [Send(encode(shown))]
 
     def not_started(self, error: RequestError) -> list[Action]:
-        """The run that `Start` or `Subscribe` asked for cannot be had."""
+        """The run that `StartRun` or `Subscribe` asked for cannot be had."""
         self.reading = False
         return self.refused(error)
 

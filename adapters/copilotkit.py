@@ -39,7 +39,7 @@ METHODS: tuple[Method, ...] = get_args(Method)
 OF_AGENTS = ("agent/run", "agent/suggest", "agent/connect", "agent/stop")
 SUGGEST = "copilotkitSuggest"
 """The tool that CopilotKit's pages declare, and force, for suggestions of what to say next."""
-Encoder = agui.Encoder
+Encoder = agui.SseEncoder
 
 THREAD_ENDPOINTS = {"list": True, "inspect": True, "mutations": True, "realtimeMetadata": False}
 

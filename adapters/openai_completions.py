@@ -173,7 +173,7 @@ class CompletionIdentity(msgspec.Struct, frozen=True, kw_only=True):
     prompt_texts: tuple[str, ...] = ()
 
 
-class _Choice:
+class _CompletionChoice:
     """`length` is how many characters of the choice's text were sent, for `text_offset`."""
 
     __slots__ = ("ended", "first", "head", "length", "usage")
@@ -203,7 +203,7 @@ class CompletionStream:
         self._close = b',"usage":null}\n\n' if flags.include_usage else b"}\n\n"
         self._tail = b',"logprobs":null,"finish_reason":null}]' + self._close
         heads = (self._head + b'"choices":[{"index":%d,"text":' % i for i in range(len(flags.prompts) * flags.n))
-        self._choices = [_Choice(head) for head in heads]
+        self._choices = [_CompletionChoice(head) for head in heads]
 
     def encode(self, event: Event, *, sequence: int | None = None, choice: int = 0) -> bytes:
         state = self._choices[choice]
@@ -241,7 +241,7 @@ class CompletionStream:
         extra = b',"prompt_token_ids":' + json_bytes(prompt) if ids else b""
         return state.head + json_string(text) + b',"logprobs":null,"finish_reason":null' + extra + b"}]" + self._close
 
-    def _text(self, event: TextMessageContent, state: _Choice) -> bytes:
+    def _text(self, event: TextMessageContent, state: _CompletionChoice) -> bytes:
         if self._flags.score_only:
             return b""
         if event.metadata is None or not self._details:
@@ -258,7 +258,7 @@ class CompletionStream:
         tail = b',"logprobs":' + logprobs + b',"finish_reason":null' + ids + b"}]" + self._close
         return state.head + json_string(event.delta) + tail
 
-    def _finished(self, event: RunFinished, state: _Choice) -> bytes:
+    def _finished(self, event: RunFinished, state: _CompletionChoice) -> bytes:
         answer = fold([event])
         reason = wire_finish(answer.finish, named_tool=False)
         if reason == "error":
@@ -276,7 +276,7 @@ class CompletionStream:
             extra += b',"timings":' + json_bytes(timings_object(answer.metadata.timings, answer.usage))
         return state.head + text + b',"logprobs":null,' + json_bytes(last)[1:-1] + b"}]" + extra + self._close
 
-    def _broken(self, error: dict[str, object], state: _Choice) -> bytes:
+    def _broken(self, error: dict[str, object], state: _CompletionChoice) -> bytes:
         end = b'"","logprobs":null,"finish_reason":"error"}],"error":'
         return state.head + end + json_bytes(error) + b"}\n\n"
 

@@ -22,7 +22,7 @@ class Outbound(Protocol):
     def finish(self) -> bytes: ...
 
 
-class Encoder:
+class SideBySideEncoder:
     """`wires`: name → encoder, in the order in which an event's frames are sent."""
 
     content_type = sse.CONTENT_TYPE

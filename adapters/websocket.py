@@ -27,6 +27,7 @@ from adapters.generate import (
 )
 from adapters.inbound import CLOSING, DEFAULT_LIMITS, Inbound, Limits, ReadMessage, read_text
 from adapters.request_options import SAMPLING
+from adapters.websocket_actions import Close, Send
 from events.metadata import FinishedMetadata, as_metadata, finished_metadata
 from events.vocabulary import CONTROL_EVENT, Custom, Event, RunError, RunFinished
 
@@ -34,10 +35,6 @@ State = Literal["waiting", "running", "idle"]
 ControlAction = Literal["pause", "resume", "modify"]
 _DONE: dict[str, ControlAction] = {"paused": "pause", "resumed": "resume", "modified": "modify"}
 CLOSE_DONE, CLOSE_GOING_AWAY, CLOSE_BINARY, CLOSE_UTF8, CLOSE_POLICY, CLOSE_TOO_BIG = 1000, 1001, 1003, 1007, 1008, 1009
-
-
-class Send(NamedTuple):
-    data: bytes
 
 
 class Start(NamedTuple):
@@ -66,11 +63,6 @@ class Feedback(NamedTuple):
     position: int
 
 
-class Close(NamedTuple):
-    code: int
-    reason: str
-
-
 Action = Send | Start | Stop | ControlRun | Feedback | Close
 
 # message or control action → the states in which it is taken
@@ -96,7 +88,7 @@ class _Feedback(msgspec.Struct, forbid_unknown_fields=True):
     position: int | None = None
 
 
-class Session:
+class GenerationSession:
     """One connection. `clock` gives seconds from any fixed point."""
 
     def __init__(self, *, new_id: NewId, clock: Clock, limits: Limits = DEFAULT_LIMITS) -> None:

@@ -35,8 +35,8 @@ from events.vocabulary import RunError, RunFinished
 if TYPE_CHECKING:
     from agent_server.engine.protocol import Engine
     from agent_server.engines.embeddings import Embeddings
-    from agent_server.engines.upstream import Model
-    from agent_server.engines.upstream.address import Address
+    from agent_server.engines.upstream import UpstreamModel
+    from agent_server.engines.upstream.address import UpstreamAddress
     from agent_server.model_pool import AnyModel
     from agent_server.prompting.prompt import PromptBuilder
     from agent_server.runs.sharing import Gateway
@@ -258,7 +258,7 @@ def upstream_engine(settings: Settings, source: str, name: str) -> Engine:
     return ReplicaSet(engines, settings.replica_settings, names=names)
 
 
-def engine_at(address: Address, settings: Settings, source: str, name: str) -> Engine:
+def engine_at(address: UpstreamAddress, settings: Settings, source: str, name: str) -> Engine:
     """The engine at an address: a worker or an upstream. Without a dialect it is asked which it is when it is
     started."""
     from agent_server.engines.upstream import UpstreamEngine
@@ -282,7 +282,7 @@ def vllm_arguments(settings: Settings) -> dict[str, object]:
     return {**{name: value for name, value in words.items() if value is not None}, **settings.served.vllm}
 
 
-def upstream_model(settings: Settings, source: str, name: str) -> Model:
+def upstream_model(settings: Settings, source: str, name: str) -> UpstreamModel:
     """The tokenizer and the sampling defaults of a model whose weights an upstream has."""
     from agent_server.engines.upstream import load_model
 

@@ -13,13 +13,13 @@ import timeit
 from ag_ui.core import TextMessageContentEvent
 from ag_ui.encoder import EventEncoder
 
-from adapters.agui import Encoder
+from adapters.agui import SseEncoder
 from events.encode import encode
 from events.vocabulary import TextMessageContent
 
 ROUNDS, EVENTS = 7, 5000
 SDK = EventEncoder()
-OURS = Encoder()
+OURS = SseEncoder()
 TOKENS = {"tokens": [[1234, " hello", -0.123456, [[1234, " hello", -0.123456], [99, " world", -3.5]]]]}
 
 

@@ -35,7 +35,7 @@ from agent_server.engine.protocol import Delta
 from agent_server.generation.config import EngineConfig
 from agent_server.generation.device import Arrival, indexed
 from agent_server.generation.loader import assemble
-from agent_server.generation.messages import Failure
+from agent_server.generation.messages import Failed
 from agent_server.generation.step import Core
 from agent_server.model_files import ModelFiles
 
@@ -273,7 +273,7 @@ def ours(
                 kept.whole.append(now - start)
                 kept.waited.append(waited[0])
             for _, item in items:
-                if isinstance(item, Failure):
+                if isinstance(item, Failed):
                     raise RuntimeError(item.message)
                 if isinstance(item, Delta):
                     if not tokens and first is not None:

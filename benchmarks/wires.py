@@ -61,7 +61,7 @@ ENCODERS: dict[str, Callable[[], object]] = {
     "generate, text so far": lambda: GenerateStream(
         Identity(request_id="gen_1", model="m"), GenerateFlags(), time.monotonic
     ),
-    "ag-ui": agui.Encoder,
+    "ag-ui": agui.SseEncoder,
 }
 
 

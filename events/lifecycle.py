@@ -56,7 +56,7 @@ Entity = Literal[
 Does = Literal["opens", "continues", "closes", "makes", "amends", "restates", "stands alone"]
 
 
-class Row(NamedTuple):
+class LifecycleRow(NamedTuple):
     """What one event type does to which entity, and the attribute that holds the entity's id."""
 
     does: Does
@@ -64,35 +64,35 @@ class Row(NamedTuple):
     key: str = ""
 
 
-TABLE: dict[type, Row] = {
-    RunStarted: Row("opens", "run", "run_id"),
-    RunFinished: Row("closes", "run", "run_id"),
-    RunError: Row("closes", "run"),
-    StepStarted: Row("opens", "step", "step_name"),
-    StepFinished: Row("closes", "step", "step_name"),
-    TextMessageStart: Row("opens", "text message", "message_id"),
-    TextMessageContent: Row("continues", "text message", "message_id"),
-    TextMessageEnd: Row("closes", "text message", "message_id"),
-    ToolCallStart: Row("opens", "tool call", "tool_call_id"),
-    ToolCallArgs: Row("continues", "tool call", "tool_call_id"),
-    ToolCallEnd: Row("closes", "tool call", "tool_call_id"),
-    ToolCallResult: Row("makes", "text message", "message_id"),
-    ReasoningStart: Row("opens", "reasoning span", "message_id"),
-    ReasoningMessageStart: Row("opens", "reasoning message", "message_id"),
-    ReasoningMessageContent: Row("continues", "reasoning message", "message_id"),
-    ReasoningMessageEnd: Row("closes", "reasoning message", "message_id"),
-    ReasoningEnd: Row("closes", "reasoning span", "message_id"),
-    ReasoningEncryptedValue: Row("stands alone"),
-    SubagentStarted: Row("opens", "subagent", "subagent_run_id"),
-    SubagentFinished: Row("closes", "subagent", "subagent_run_id"),
-    SubagentError: Row("closes", "subagent", "subagent_run_id"),
-    ActivitySnapshot: Row("makes", "activity", "message_id"),
-    ActivityDelta: Row("amends", "activity", "message_id"),
-    MessagesSnapshot: Row("restates"),
-    StateSnapshot: Row("stands alone"),
-    StateDelta: Row("stands alone"),
-    Raw: Row("stands alone"),
-    Custom: Row("stands alone"),
+TABLE: dict[type, LifecycleRow] = {
+    RunStarted: LifecycleRow("opens", "run", "run_id"),
+    RunFinished: LifecycleRow("closes", "run", "run_id"),
+    RunError: LifecycleRow("closes", "run"),
+    StepStarted: LifecycleRow("opens", "step", "step_name"),
+    StepFinished: LifecycleRow("closes", "step", "step_name"),
+    TextMessageStart: LifecycleRow("opens", "text message", "message_id"),
+    TextMessageContent: LifecycleRow("continues", "text message", "message_id"),
+    TextMessageEnd: LifecycleRow("closes", "text message", "message_id"),
+    ToolCallStart: LifecycleRow("opens", "tool call", "tool_call_id"),
+    ToolCallArgs: LifecycleRow("continues", "tool call", "tool_call_id"),
+    ToolCallEnd: LifecycleRow("closes", "tool call", "tool_call_id"),
+    ToolCallResult: LifecycleRow("makes", "text message", "message_id"),
+    ReasoningStart: LifecycleRow("opens", "reasoning span", "message_id"),
+    ReasoningMessageStart: LifecycleRow("opens", "reasoning message", "message_id"),
+    ReasoningMessageContent: LifecycleRow("continues", "reasoning message", "message_id"),
+    ReasoningMessageEnd: LifecycleRow("closes", "reasoning message", "message_id"),
+    ReasoningEnd: LifecycleRow("closes", "reasoning span", "message_id"),
+    ReasoningEncryptedValue: LifecycleRow("stands alone"),
+    SubagentStarted: LifecycleRow("opens", "subagent", "subagent_run_id"),
+    SubagentFinished: LifecycleRow("closes", "subagent", "subagent_run_id"),
+    SubagentError: LifecycleRow("closes", "subagent", "subagent_run_id"),
+    ActivitySnapshot: LifecycleRow("makes", "activity", "message_id"),
+    ActivityDelta: LifecycleRow("amends", "activity", "message_id"),
+    MessagesSnapshot: LifecycleRow("restates"),
+    StateSnapshot: LifecycleRow("stands alone"),
+    StateDelta: LifecycleRow("stands alone"),
+    Raw: LifecycleRow("stands alone"),
+    Custom: LifecycleRow("stands alone"),
 }
 
 # In which phase of the stream the three run events are admitted; any other event needs a running run.
@@ -246,7 +246,7 @@ class Verifier:
             if len(set(ids)) != len(ids):
                 raise LifecycleError("interrupt-identity", RULES["interrupt-identity"])
 
-    def _check_opening(self, event: Event, row: Row) -> None:
+    def _check_opening(self, event: Event, row: LifecycleRow) -> None:
         assert row.entity is not None
         identity = _identity(event, row)
         if identity in self._open:
@@ -286,7 +286,7 @@ class Verifier:
             raise LifecycleError("subagent-parent", f"The parent subagent {parent!r} was not started.")
         self._seen_subagents.add(event.subagent_run_id)
 
-    def _check_continuation(self, event: Event, row: Row) -> None:
+    def _check_continuation(self, event: Event, row: LifecycleRow) -> None:
         assert row.entity is not None
         identity = _identity(event, row)
         if identity not in self._open:
@@ -296,7 +296,7 @@ class Verifier:
         if row.does == "closes":
             del self._open[identity]
 
-    def _check_other(self, event: Event, row: Row) -> None:
+    def _check_other(self, event: Event, row: LifecycleRow) -> None:
         match event:
             case MessagesSnapshot():
                 self._seed(event.messages, authoritative=True)
@@ -337,7 +337,7 @@ class Verifier:
                     self._owners[owner_kind][key] = tag
 
 
-def _identity(event: Event, row: Row) -> tuple[Entity, str, str | None]:
+def _identity(event: Event, row: LifecycleRow) -> tuple[Entity, str, str | None]:
     assert row.entity is not None
     producer = getattr(event, "subagent_run_id", None) if row.entity == "step" else None
     return row.entity, getattr(event, row.key), producer

@@ -14,7 +14,7 @@ from pydantic import SecretStr
 
 from agent_server.commands.serve import serve
 from agent_server.settings import Settings
-from agent_server.settings.section import Place, places
+from agent_server.settings.section import OptionPlace, places
 
 HEAD = """# Settings
 
@@ -32,19 +32,19 @@ def document() -> str:
     return "\n".join(lines)
 
 
-def options() -> dict[str, Place]:
+def options() -> dict[str, OptionPlace]:
     """Every option once: one that several sections read stands where it has a meaning."""
     return {place.option: place for place in reversed(list(places(Settings))) if place.field.description is not None}
 
 
-def by_title() -> dict[str, list[Place]]:
-    found: dict[str, list[Place]] = {}
+def by_title() -> dict[str, list[OptionPlace]]:
+    found: dict[str, list[OptionPlace]] = {}
     for place in reversed(options().values()):
         found.setdefault(place.section.title, []).append(place)
     return found
 
 
-def row(place: Place) -> str:
+def row(place: OptionPlace) -> str:
     meaning = " ".join((place.field.description or "").split()).replace("|", "\\|")
     name, default = place.option, place.field.default
     return f"| `AGENT_SERVER_{name.upper()}` | {command_line(name)} | {shown(default)} | {meaning} |"

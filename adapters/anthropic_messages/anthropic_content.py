@@ -48,7 +48,7 @@ def read_turns(
         raise wrong("messages", "must not be empty")
     if len(turns) > limits.messages:
         raise wrong("messages", f"must have at most {limits.messages} items")
-    reader = _Reader(new_id, limits, media)
+    reader = _ContentReader(new_id, limits, media)
     placed = [
         Placed(message, f"messages.{i}")
         for i, turn in enumerate(turns)
@@ -81,7 +81,7 @@ def _text(block: dict[str, Any], at: str) -> str:
     return str(block["text"])
 
 
-class _Reader:
+class _ContentReader:
     def __init__(self, new_id: NewId, limits: Limits, media: Collection[str]) -> None:
         self._new_id = new_id
         self._limits = limits

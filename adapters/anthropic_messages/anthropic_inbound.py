@@ -50,7 +50,7 @@ class _TurnHead(msgspec.Struct):
     role: Literal["user", "assistant", "system"]
 
 
-class _Head(msgspec.Struct):
+class _AnthropicHead(msgspec.Struct):
     messages: list[_TurnHead]
 
 
@@ -70,7 +70,7 @@ def parse_count(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS, 
 
 
 def _values(body: bytes, limits: Limits) -> dict[str, object]:
-    values = read_object(body, limits, shape=_Head)
+    values = read_object(body, limits, shape=_AnthropicHead)
     check_names(values, FIELDS)
     check_values(values, FIELDS)
     return values

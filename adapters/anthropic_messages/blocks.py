@@ -52,7 +52,7 @@ DELTA_KEY: dict[Kind, Literal["text", "thinking", "partial_json"]] = {
 }
 
 
-class _Item:
+class _WaitingBlock:
     """What becomes one block. `waiting` holds deltas that came before its turn; `sealed` is an encrypted value."""
 
     __slots__ = ("begun", "ended", "id", "kind", "name", "said", "sealed", "waiting")
@@ -75,7 +75,7 @@ class Blocks:
         self._thread_id = thread_id
         self._hidden = hidden_tools
         self._hide_thinking = hide_thinking
-        self._row: list[_Item] = []
+        self._row: list[_WaitingBlock] = []
         self._index = 0
 
     @property
@@ -90,11 +90,11 @@ class Blocks:
             self._advance(steps)
         match event:
             case TextMessageStart(message_id=id):
-                self._row.append(_Item("text", id))
+                self._row.append(_WaitingBlock("text", id))
             case ReasoningMessageStart(message_id=id):
-                self._row.append(_Item("thinking", id))
+                self._row.append(_WaitingBlock("thinking", id))
             case ToolCallStart(tool_call_id=id, tool_call_name=name) if name not in self._hidden:
-                self._row.append(_Item("tool_use", id, name))
+                self._row.append(_WaitingBlock("tool_use", id, name))
                 if len(self._row) == 1:
                     self._begin(steps)
             case TextMessageContent(message_id=id, delta=delta):
@@ -124,7 +124,7 @@ class Blocks:
         self._advance(steps)
         return steps
 
-    def _find(self, kind: Kind, id: str) -> _Item | None:
+    def _find(self, kind: Kind, id: str) -> _WaitingBlock | None:
         return next((item for item in self._row if item.id == id and item.kind == kind), None)
 
     def _fill(self, kind: Kind, id: str, delta: str, steps: list[Step]) -> None:
@@ -136,7 +136,7 @@ class Blocks:
         else:
             item.waiting.append(delta)
 
-    def _write(self, item: _Item, delta: str, steps: list[Step]) -> None:
+    def _write(self, item: _WaitingBlock, delta: str, steps: list[Step]) -> None:
         if not item.begun:
             self._begin(steps)
         if item.kind == "thinking":
@@ -171,7 +171,7 @@ class Blocks:
             self._finish(item, steps)
             self._row.pop(0)
 
-    def _finish(self, item: _Item, steps: list[Step]) -> None:
+    def _finish(self, item: _WaitingBlock, steps: list[Step]) -> None:
         if not item.begun:
             if item.sealed is None:
                 return
@@ -183,7 +183,7 @@ class Blocks:
         self._index += 1
 
 
-def _empty(item: _Item) -> dict[str, object]:
+def _empty(item: _WaitingBlock) -> dict[str, object]:
     if item.kind == "text":
         return {"type": "text", "text": ""}
     if item.kind == "thinking":

@@ -42,17 +42,17 @@ class ChatFlags(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
 
-class _MessageHead(msgspec.Struct):
+class _ChatMessageHead(msgspec.Struct):
     role: str
 
 
-class _Head(msgspec.Struct):
+class _ChatHead(msgspec.Struct):
     """What every body must have; a list of empty messages is refused at its first."""
 
-    messages: list[_MessageHead]
+    messages: list[_ChatMessageHead]
 
 
-class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+class ChatStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -60,7 +60,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 def parse(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS, media: Collection[str] = ()) -> Inbound:
     """`media`: kinds of content part that the model reads besides text. Raises RequestError."""
-    values = read_object(body, limits, shape=_Head)
+    values = read_object(body, limits, shape=_ChatHead)
     check_names(values, FIELDS)
     check_values(values, FIELDS)
     values = _modern(values)
@@ -168,13 +168,13 @@ class ReasoningOptions(msgspec.Struct, forbid_unknown_fields=True):
     exclude: bool | None = None
 
 
-def read_stream_options(values: Mapping[str, object]) -> StreamOptions:
+def read_stream_options(values: Mapping[str, object]) -> ChatStreamOptions:
     value = values.get("stream_options")
     if value is None:
-        return StreamOptions()
+        return ChatStreamOptions()
     if values.get("stream") is not True:
         raise wrong("stream_options", "needs stream to be true")
-    options: StreamOptions = convert(value, StreamOptions, "stream_options")
+    options: ChatStreamOptions = convert(value, ChatStreamOptions, "stream_options")
     if options.include_obfuscation:
         raise wrong("stream_options.include_obfuscation", "is not supported")
     return options

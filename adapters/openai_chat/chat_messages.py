@@ -64,7 +64,7 @@ def read_messages(
         raise wrong("messages", "must not be empty")
     if len(messages) > limits.messages:
         raise wrong("messages", f"must have at most {limits.messages} items")
-    reader = _Reader(new_id, limits, media)
+    reader = _ChatMessagesReader(new_id, limits, media)
     placed = [
         Placed(result, f"messages.{i}")
         for i, message in enumerate(messages)
@@ -73,7 +73,7 @@ def read_messages(
     return put_in_order(placed, new_id)
 
 
-class _Reader:
+class _ChatMessagesReader:
     """Remembers the calls that still wait for a result, to give one to results that name none."""
 
     def __init__(self, new_id: NewId, limits: Limits, media: Collection[str]) -> None:

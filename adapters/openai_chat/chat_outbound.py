@@ -67,7 +67,7 @@ def error_object(error: RunError | None, wire: Wire = "chat") -> dict[str, Any]:
     return said
 
 
-class _Choice:
+class _ChatChoice:
     """The state of one of `n` answers, with its frames' constant beginnings."""
 
     __slots__ = ("calls", "content_head", "ended", "first", "head", "index", "reasoning_head", "tokens", "usage")
@@ -105,7 +105,7 @@ class ChatStream:
         )
         self._close = b',"usage":null}\n\n' if flags.include_usage else b"}\n\n"
         self._tail = b'},"logprobs":null,"finish_reason":null}]' + self._close
-        self._choices = [_Choice(self._head, index) for index in range(n)]
+        self._choices = [_ChatChoice(self._head, index) for index in range(n)]
         self._skip = len(self._head)
 
     def encode(self, event: Event, *, sequence: int | None = None, choice: int = 0) -> bytes:
@@ -124,7 +124,7 @@ class ChatStream:
     def keep_alive(self) -> bytes:
         return b": keep-alive\n\n"
 
-    def _text(self, event: TextMessageContent, choice: _Choice) -> bytes:
+    def _text(self, event: TextMessageContent, choice: _ChatChoice) -> bytes:
         if event.metadata is not None and self._details:
             return self._detailed(b'"content":' + json_string(event.delta), event.metadata, choice, "content")
         if not event.delta:
@@ -133,7 +133,7 @@ class ChatStream:
             return self._delta(b'"content":' + json_string(event.delta), choice)
         return choice.content_head + json_string(event.delta) + self._tail
 
-    def _reasoning(self, event: ReasoningMessageContent, choice: _Choice) -> bytes:
+    def _reasoning(self, event: ReasoningMessageContent, choice: _ChatChoice) -> bytes:
         if not self._flags.reasoning:
             return b""
         text = json_string(event.delta)
@@ -151,7 +151,7 @@ class ChatStream:
         named = b'"reasoning":' + text
         return named + b',"reasoning_content":' + text if self._both_names else named
 
-    def _call(self, event: ToolCallStart, choice: _Choice) -> bytes:
+    def _call(self, event: ToolCallStart, choice: _ChatChoice) -> bytes:
         if event.tool_call_name in self._hidden:
             return b""
         if self._flags.functions:
@@ -167,7 +167,7 @@ class ChatStream:
             return self._detailed(delta, event.metadata, choice, "tool_calls")
         return self._delta(delta, choice)
 
-    def _function(self, event: ToolCallStart, choice: _Choice) -> bytes:
+    def _function(self, event: ToolCallStart, choice: _ChatChoice) -> bytes:
         """A call as it was told before there were tools: one, without an id."""
         choice.calls[event.tool_call_id] = (choice.head + b'"function_call":{"arguments":', 0)
         delta = b'"function_call":{"name":%b,"arguments":""}' % json_string(event.tool_call_name)
@@ -175,7 +175,7 @@ class ChatStream:
             return self._detailed(delta, event.metadata, choice, "tool_calls")
         return self._delta(delta, choice)
 
-    def _arguments(self, event: ToolCallArgs, choice: _Choice) -> bytes:
+    def _arguments(self, event: ToolCallArgs, choice: _ChatChoice) -> bytes:
         head, index = choice.calls.get(event.tool_call_id, (b"", -1))
         if index < 0:
             return b""
@@ -188,13 +188,13 @@ class ChatStream:
         closing = b"}" if self._flags.functions else b"}}]"
         return head + text + closing + self._tail_of(choice) if event.delta else b""
 
-    def _tail_of(self, choice: _Choice) -> bytes:
+    def _tail_of(self, choice: _ChatChoice) -> bytes:
         """The end of a frame without details."""
         if not self._flags.continuous_usage:
             return self._tail
         return b'},"logprobs":null,"finish_reason":null}]' + self._close_of(choice)
 
-    def _close_of(self, choice: _Choice) -> bytes:
+    def _close_of(self, choice: _ChatChoice) -> bytes:
         """What stands behind a frame's choices: nothing of usage, or what this answer has used so far."""
         if not self._flags.continuous_usage:
             return self._close
@@ -203,7 +203,7 @@ class ChatStream:
         usage = {"prompt_tokens": read, "completion_tokens": choice.tokens, "total_tokens": read + choice.tokens}
         return b',"usage":' + json_bytes(usage) + b"}\n\n"
 
-    def _delta(self, delta: bytes, choice: _Choice, tail: bytes | None = None) -> bytes:
+    def _delta(self, delta: bytes, choice: _ChatChoice, tail: bytes | None = None) -> bytes:
         """A frame with `delta`; the choice's first has the role, and the prompt's ids where they are asked for."""
         end = self._tail_of(choice) if tail is None else tail
         if not choice.first:
@@ -211,11 +211,11 @@ class ChatStream:
         choice.first = False
         return self._head + self._prompt_ids(choice) + choice.head[self._skip :] + b'"role":"assistant",' + delta + end
 
-    def _prompt_ids(self, choice: _Choice) -> bytes:
+    def _prompt_ids(self, choice: _ChatChoice) -> bytes:
         note = self._prompts[choice.index]() if self._flags.token_ids else None
         return b'"prompt_token_ids":%b,' % json_bytes(note.ids) if note is not None and note.ids is not None else b""
 
-    def _detailed(self, delta: bytes, metadata: dict[str, Any], choice: _Choice, kind: str) -> bytes:
+    def _detailed(self, delta: bytes, metadata: dict[str, Any], choice: _ChatChoice, kind: str) -> bytes:
         tokens = tokens_of(metadata)
         choice.tokens += len(tokens)
         logprobs = b"null"
@@ -225,7 +225,7 @@ class ChatStream:
         tail = b'},"logprobs":' + logprobs + b',"finish_reason":null' + ids + b"}]" + self._close_of(choice)
         return self._delta(delta, choice, tail)
 
-    def _finished(self, event: RunFinished, choice: _Choice) -> bytes:
+    def _finished(self, event: RunFinished, choice: _ChatChoice) -> bytes:
         reason = wire_finish(finish_reason(event), self._flags.named_tool, self._flags.functions)
         if reason == "error":
             return self._broken(error_object(None), choice)
@@ -248,15 +248,15 @@ class ChatStream:
         opening = b'"content":' + json_string(text) if choice.first or text else b""
         return self._delta(opening, choice, b'},"logprobs":null,' + json_bytes(last)[1:-1] + close)
 
-    def _error(self, event: RunError, choice: _Choice) -> bytes:
+    def _error(self, event: RunError, choice: _ChatChoice) -> bytes:
         return self._broken(error_object(event), choice)
 
-    def _broken(self, error: dict[str, Any], choice: _Choice) -> bytes:
+    def _broken(self, error: dict[str, Any], choice: _ChatChoice) -> bytes:
         """One frame for both readings: a chunk that finished with "error", and an object with an `error`."""
         return choice.head + b'},"finish_reason":"error"}],"error":' + json_bytes(error) + b"}\n\n"
 
 
-_HANDLERS: dict[type, Callable[[ChatStream, Any, _Choice], bytes]] = {
+_HANDLERS: dict[type, Callable[[ChatStream, Any, _ChatChoice], bytes]] = {
     TextMessageContent: ChatStream._text,
     ReasoningMessageContent: ChatStream._reasoning,
     ToolCallStart: ChatStream._call,

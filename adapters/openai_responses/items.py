@@ -84,13 +84,13 @@ def read_input(
         raise wrong("input", "must be text or an array of items")
     if len(value) > limits.messages:
         raise wrong("input", f"must have at most {limits.messages} items")
-    reader = _Reader(new_id, limits, media, items)
+    reader = _ItemsReader(new_id, limits, media, items)
     for index, item in enumerate(value):
         reader.read(item, f"input.{index}")
     return reader.messages
 
 
-class _Reader:
+class _ItemsReader:
     """`messages` grows; `_turn` is the assistant message that calls may still join."""
 
     def __init__(self, new_id: NewId, limits: Limits, media: Collection[str], items: Items) -> None:

@@ -43,7 +43,7 @@ class ResponseFlags(msgspec.Struct, frozen=True, kw_only=True):
     instructions: bool = False
 
 
-class _Head(msgspec.Struct):
+class _ResponsesHead(msgspec.Struct):
     """What every body must have."""
 
     input: str | list[Any]
@@ -59,7 +59,7 @@ def parse(
 ) -> Inbound:
     """The input's own messages; `with_history` puts a previous response's before them. `items`: those that the input
     refers to, see `referenced`. Raises RequestError."""
-    values = read_object(body, limits, shape=_Head)
+    values = read_object(body, limits, shape=_ResponsesHead)
     check_names(values, FIELDS)
     check_values(values, FIELDS)
     tools = _tools(values.get("tools"), limits)
@@ -79,12 +79,12 @@ def parse(
         state={},
         forwarded_props={},
     )
-    pending = Pending(inbound_messages=placed, instructions=instructions)
+    pending = PendingMessages(inbound_messages=placed, instructions=instructions)
     inbound = Inbound(input=run, options=options, stream=flag(values, "stream"), extra=flags)
     return _with_instructions(inbound, pending, new_id) if not flags.previous else _deferred(inbound, pending)
 
 
-class Pending(msgspec.Struct, frozen=True, kw_only=True):
+class PendingMessages(msgspec.Struct, frozen=True, kw_only=True):
     """The messages of a request that continues a stored response, until that is fetched."""
 
     inbound_messages: list[Placed]
@@ -95,14 +95,14 @@ class Continuation(msgspec.Struct, frozen=True, kw_only=True):
     """`Inbound.extra` of a request with `previous_response_id`; `with_history` turns it into ResponseFlags."""
 
     flags: ResponseFlags
-    pending: Pending
+    pending: PendingMessages
 
 
-def _deferred(inbound: Inbound, pending: Pending) -> Inbound:
+def _deferred(inbound: Inbound, pending: PendingMessages) -> Inbound:
     return msgspec.structs.replace(inbound, extra=Continuation(flags=inbound.extra, pending=pending))
 
 
-def _with_instructions(inbound: Inbound, pending: Pending, new_id: NewId) -> Inbound:
+def _with_instructions(inbound: Inbound, pending: PendingMessages, new_id: NewId) -> Inbound:
     if not pending.instructions:
         return inbound
     message = SystemMessage(id=new_id("msg"), content=pending.instructions)
@@ -150,14 +150,16 @@ class ReasoningConfig(msgspec.Struct, forbid_unknown_fields=True):
     mode: Literal["standard"] | None = None
 
 
-class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+class ResponsesStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
 def _options(values: dict[str, object], tools: ToolList) -> tuple[GenerationOptions, ResponseFlags]:
     text: TextConfig = convert(values.get("text") or {}, TextConfig, "text")
     reasoning: ReasoningConfig = convert(values.get("reasoning") or {}, ReasoningConfig, "reasoning")
-    stream: StreamOptions = convert(values.get("stream_options") or {}, StreamOptions, "stream_options")
+    stream: ResponsesStreamOptions = convert(
+        values.get("stream_options") or {}, ResponsesStreamOptions, "stream_options"
+    )
     if stream.include_obfuscation:
         raise wrong("stream_options.include_obfuscation", "is not supported")
     include = _include(values.get("include"))

@@ -64,7 +64,7 @@ def item_id(response_id: str, kind: Kind, index: int) -> str:
     return f"{ITEM_PREFIX[kind]}_{response_id.removeprefix('resp_')}_{index}"
 
 
-class _Item:
+class _OutputItem:
     """One output item while it is written. `index` is its place in the output."""
 
     __slots__ = ("deltas", "head", "id", "index", "kind", "name", "sealed", "source", "tokens")
@@ -115,8 +115,8 @@ class ResponseStream:
         self._flags = flags
         self._after = after
         self._number = -1
-        self._open: dict[tuple[Kind, str], _Item] = {}
-        self._ended: list[_Item] = []
+        self._open: dict[tuple[Kind, str], _OutputItem] = {}
+        self._ended: list[_OutputItem] = []
         self._output: list[dict[str, Any]] = []
         self._state: dict[str, Any] = {"status": "queued" if flags.background else "in_progress"}
 
@@ -189,7 +189,7 @@ class ResponseStream:
         body = json_bytes({"type": kind, "sequence_number": self._number, **data})
         return b"event: " + kind.encode() + b"\ndata: " + body + b"\n\n"
 
-    def _of(self, item: _Item, kind: str, **data: Any) -> bytes:
+    def _of(self, item: _OutputItem, kind: str, **data: Any) -> bytes:
         return self._frame(kind, item_id=item.id, output_index=item.index, **data)
 
     def _started(self) -> bytes:
@@ -200,13 +200,13 @@ class ResponseStream:
         return frames + self._frame("response.in_progress", response=self.response)
 
     def _begin(self, kind: Kind, source: str, name: str = "") -> bytes:
-        item = _Item(kind, source, item_id(self._identity.id, kind, len(self._output)), len(self._output), name)
+        item = _OutputItem(kind, source, item_id(self._identity.id, kind, len(self._output)), len(self._output), name)
         self._open[kind, source] = item
         self._output.append(self._item(item, "in_progress"))
         frames = self._frame("response.output_item.added", output_index=item.index, item=self._output[item.index])
         return frames + self._part_added(item)
 
-    def _part_added(self, item: _Item) -> bytes:
+    def _part_added(self, item: _OutputItem) -> bytes:
         if item.kind == "message":
             part: dict[str, object] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
             added = self._of(item, "response.content_part.added", content_index=0, part=part)
@@ -221,7 +221,7 @@ class ResponseStream:
         item.head = self._delta_head(item)
         return added
 
-    def _delta_head(self, item: _Item) -> bytes:
+    def _delta_head(self, item: _OutputItem) -> bytes:
         kind = self._names(item)[0].encode()
         place = b"" if item.kind == "function_call" else b'"%b":0,' % self._names(item)[1].encode()
         return b'event: %b\ndata: {"type":"%b","item_id":%b,"output_index":%d,%b"delta":' % (
@@ -232,7 +232,7 @@ class ResponseStream:
             place,
         )
 
-    def _names(self, item: _Item) -> tuple[str, str, str]:
+    def _names(self, item: _OutputItem) -> tuple[str, str, str]:
         """(delta event, index field, done event) of an item's text."""
         if item.kind == "message":
             return "response.output_text.delta", "content_index", "response.output_text.done"
@@ -289,7 +289,7 @@ class ResponseStream:
         self._ended.clear()
         return frames
 
-    def _close(self, item: _Item, status: str) -> bytes:
+    def _close(self, item: _OutputItem, status: str) -> bytes:
         done = self._item(item, status)
         self._output[item.index] = done
         text = item.text
@@ -305,14 +305,14 @@ class ResponseStream:
             frames += self._reasoning_part_done(item, text)
         return frames + self._frame("response.output_item.done", output_index=item.index, item=done)
 
-    def _reasoning_part_done(self, item: _Item, text: str) -> bytes:
+    def _reasoning_part_done(self, item: _OutputItem, text: str) -> bytes:
         if self._flags.summary:
             part = {"type": "summary_text", "text": text}
             return self._of(item, "response.reasoning_summary_part.done", summary_index=0, part=part)
         part = {"type": "reasoning_text", "text": text}
         return self._of(item, "response.content_part.done", content_index=0, part=part)
 
-    def _item(self, item: _Item, status: str) -> dict[str, Any]:
+    def _item(self, item: _OutputItem, status: str) -> dict[str, Any]:
         text = item.text
         begun = status != "in_progress"
         match item.kind:

@@ -34,7 +34,7 @@ AT_ONCE = 16
 APPROVAL = "This call needs a person's agreement, and a page cannot ask for it. Ask for it in the conversation."
 
 
-class Refused(Exception):
+class PageRefused(Exception):
     """Why a page gets no answer, in a sentence for it."""
 
 
@@ -54,7 +54,7 @@ class AppRequests:
         self._going_on[tenant] += 1
         try:
             return await self._answer(request)
-        except Refused as error:
+        except PageRefused as error:
             return refusal(request, str(error))
         finally:
             self._going_on[tenant] -= 1
@@ -63,10 +63,10 @@ class AppRequests:
 
     async def _answer(self, request: ProxiedRequest) -> Result:
         if request.method not in METHODS:
-            raise Refused(f"The method must be one of {', '.join(METHODS)}.")
+            raise PageRefused(f"The method must be one of {', '.join(METHODS)}.")
         connection = self._servers.get(request.server)
         if connection is None:
-            raise Refused("There is no MCP server of that id here.")
+            raise PageRefused("There is no MCP server of that id here.")
         if request.method == "resources/read":
             return await self._read(connection, request.params.get("uri"))
         if request.method == "tools/call":
@@ -75,14 +75,14 @@ class AppRequests:
 
     async def _read(self, connection: McpConnection, uri: object) -> Result:
         if not isinstance(uri, str) or not uri.startswith(SCHEME):
-            raise Refused(f"Only {SCHEME} resources can be read.")
+            raise PageRefused(f"Only {SCHEME} resources can be read.")
         tools = await self._within(connection, connection.tools())
         if uri not in {app_of(tool).uri for tool in tools}:
-            raise Refused("The server declares no app with that URI.")
+            raise PageRefused("The server declares no app with that URI.")
         result = await self._within(connection, connection.read(uri))
         contents = [_page(each) for each in result.contents]
         if len(msgspec.json.encode(contents)) > PAGE_BYTES:
-            raise Refused(f"The app has more than {PAGE_BYTES} bytes.")
+            raise PageRefused(f"The app has more than {PAGE_BYTES} bytes.")
         return {"contents": contents}
 
     async def _call(self, connection: McpConnection, params: dict[str, object]) -> Result:
@@ -103,14 +103,14 @@ class AppRequests:
                 return await work
         except TimeoutError:
             logger.warning("MCP server %s: no answer to a page within %g s", name, seconds)
-            raise Refused(f"The MCP server {name} did not answer within {seconds:g} s.") from None
+            raise PageRefused(f"The MCP server {name} did not answer within {seconds:g} s.") from None
         except MCPError as error:
             logger.warning("MCP server %s refused what a page asked: %s", name, error.error.message[:500])
-            raise Refused(f"The MCP server {name} refused this.") from None
+            raise PageRefused(f"The MCP server {name} refused this.") from None
         except Exception as error:
             connection.forget()
             logger.warning("MCP server %s failed under a page: %s", name, reason_of(error))
-            raise Refused(f"The MCP server {name} did not answer.") from None
+            raise PageRefused(f"The MCP server {name} did not answer.") from None
 
 
 def refusal(request: ProxiedRequest, sentence: str) -> Result:
@@ -121,13 +121,13 @@ def refusal(request: ProxiedRequest, sentence: str) -> Result:
 
 
 def _check(connection: McpConnection, tool: McpTool | None, arguments: dict[str, object]) -> None:
-    """Refused unless a page may make this call."""
+    """PageRefused unless a page may make this call."""
     if tool is None or not app_of(tool).for_app:
-        raise Refused("The server offers no such tool to apps.")
+        raise PageRefused("The server offers no such tool to apps.")
     if asks(connection.server, tool):
-        raise Refused(APPROVAL)
+        raise PageRefused(APPROVAL)
     if (problem := misfit(arguments, tool.input_schema)) is not None:
-        raise Refused(problem)
+        raise PageRefused(problem)
 
 
 def _page(contents: TextResourceContents | BlobResourceContents) -> Result:
@@ -135,12 +135,12 @@ def _page(contents: TextResourceContents | BlobResourceContents) -> Result:
     wire: Result = contents.model_dump(mode="json", by_alias=True, exclude_none=True)
     kind = (contents.mime_type or "").partition(";")[0].strip().lower()
     if kind != "text/html":
-        raise Refused("An app is an HTML page; the server sent something else.")
+        raise PageRefused("An app is an HTML page; the server sent something else.")
     if isinstance(contents, BlobResourceContents):
         try:
             wire["text"] = base64.b64decode(contents.blob, validate=True).decode()
         except (binascii.Error, UnicodeDecodeError):
-            raise Refused("The app is not text in UTF-8.") from None
+            raise PageRefused("The app is not text in UTF-8.") from None
         del wire["blob"]
     return wire
 
@@ -148,5 +148,5 @@ def _page(contents: TextResourceContents | BlobResourceContents) -> Result:
 def _whole(result: CallToolResult) -> Result:
     wire: Result = result.model_dump(mode="json", by_alias=True, exclude_none=True)
     if len(msgspec.json.encode(wire)) > PAGE_BYTES:
-        raise Refused(f"The result has more than {PAGE_BYTES} bytes.")
+        raise PageRefused(f"The result has more than {PAGE_BYTES} bytes.")
     return wire

@@ -32,7 +32,7 @@ class ToolRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     enabled: bool = True
 
 
-class Entry(msgspec.Struct, frozen=True, rename="camel"):
+class ServerEntry(msgspec.Struct, frozen=True, rename="camel"):
     """One server of the file; see the module's text."""
 
     command: str = ""
@@ -70,7 +70,7 @@ def load_mcp_file(path: Path, environment: Mapping[str, str]) -> list[McpServer]
 
 def _server(name: str, wire: object, environment: Mapping[str, str], where: str) -> McpServer | None:
     try:
-        entry = msgspec.convert(_expanded(wire, environment), Entry)
+        entry = msgspec.convert(_expanded(wire, environment), ServerEntry)
         if entry.disabled:
             return None
         _check(entry)
@@ -91,7 +91,7 @@ def _server(name: str, wire: object, environment: Mapping[str, str], where: str)
         raise LoadError(f"{where}: {error}.") from error
 
 
-def _check(entry: Entry) -> None:
+def _check(entry: ServerEntry) -> None:
     """ValueError for what cannot be connected to, or would show a secret in a list of servers."""
     if bool(entry.command) == bool(entry.url):
         raise ValueError("give either a command or a url")
@@ -106,13 +106,13 @@ def _check(entry: Entry) -> None:
         raise ValueError(f"the type {entry.type!r} is not supported; servers are reached over stdio or streamable HTTP")
 
 
-def _rule(entry: Entry) -> bool | Literal["writes"]:
+def _rule(entry: ServerEntry) -> bool | Literal["writes"]:
     if entry.approval is not None:
         return "writes" if entry.approval == "writes" else entry.approval == "always"
     return entry.auto_approve is not None or entry.always_allow is not None
 
 
-def _exceptions(entry: Entry) -> dict[str, bool]:
+def _exceptions(entry: ServerEntry) -> dict[str, bool]:
     allowed = dict.fromkeys([*(entry.auto_approve or ()), *(entry.always_allow or ())], False)
     ruled = {tool: rule.approval == "always" for tool, rule in entry.tools.items() if rule.approval is not None}
     return {**allowed, **ruled}

@@ -52,7 +52,7 @@ def page_catalog(input: RunAgentInput, settings: A2ui) -> Catalog | None:
     return msgspec.structs.replace(found, id=settings.catalog_id) if settings.catalog_id else found
 
 
-class _Shown(msgspec.Struct, kw_only=True):
+class _ShownSurface(msgspec.Struct, kw_only=True):
     """One activity: its id, what it holds, and how many calls were made for it."""
 
     id: str
@@ -80,9 +80,9 @@ class Surfaces:
         self._mirrored = mirrored
         self._mirrors: dict[str, Mirror] = {}
         self._paintings: dict[str, Painting] = {}
-        self._shown: dict[str, _Shown] = {}
+        self._shown: dict[str, _ShownSurface] = {}
         """By the calls that are being answered."""
-        self._failed: list[_Shown] = []
+        self._failed: list[_ShownSurface] = []
         """What the model may try again."""
 
     def emit(self, event: Event) -> None:
@@ -171,7 +171,7 @@ class Surfaces:
             shown.attempts += 1
             self._shown[call_id] = shown
             return
-        self._shown[call_id] = _Shown(id=f"{ACTIVITY}-{call_id}", content={})
+        self._shown[call_id] = _ShownSurface(id=f"{ACTIVITY}-{call_id}", content={})
         self._show(call_id, {"status": "building"})
 
     def _show(self, call_id: str, content: Content | None) -> None:
@@ -195,7 +195,7 @@ class Surfaces:
             {"status": "retrying", "attempt": shown.attempts + 1, "maxAttempts": self._attempts, "errors": told},
         )
 
-    def _tell(self, shown: _Shown, content: Content) -> None:
+    def _tell(self, shown: _ShownSurface, content: Content) -> None:
         shown.content = content
         self._emit(ActivitySnapshot(message_id=shown.id, activity_type=ACTIVITY, content=content, replace=True))
 
@@ -220,11 +220,11 @@ class Surfaces:
         surfaces = operations_in(event.content, self.catalog.id if self.catalog is not None else BASIC)
         for surface, operations in surfaces.items():
             name = event.tool_call_id if len(surfaces) == 1 else f"{surface}-{event.tool_call_id}"
-            shown = _Shown(id=f"{ACTIVITY}-{name}", content={})
+            shown = _ShownSurface(id=f"{ACTIVITY}-{name}", content={})
             self._tell(shown, {"a2ui_operations": operations})
             self._keep(event.tool_call_id, shown)
 
-    def _keep(self, call_id: str, shown: _Shown) -> None:
+    def _keep(self, call_id: str, shown: _ShownSurface) -> None:
         kept = ActivityMessage(id=shown.id, activity_type=ACTIVITY, content=shown.content)
         self._conversation.add_activity(call_id, kept)
 

@@ -13,7 +13,7 @@ from typing import NamedTuple, NoReturn
 
 import typer
 
-from agent_server.settings import Address, Settings
+from agent_server.settings import ListenAddress, Settings
 
 BACKLOG = 2048
 SOCKET_MODE = 0o660
@@ -50,7 +50,7 @@ def listen_all(settings: Settings) -> list[Listener]:
     return listeners
 
 
-def listen_at(address: Address) -> Listener:
+def listen_at(address: ListenAddress) -> Listener:
     listener = _unix(address.path) if address.path else _tcp(address.host, address.port)
     listener.socket.listen(BACKLOG)
     listener.socket.setblocking(False)

@@ -11,7 +11,7 @@ import typer
 from agent_server.commands.heap import keep_collecting
 from agent_server.commands.listening import Listener, listen_at
 from agent_server.commands.serve import GracefulServer, loop_factory, read_settings, web_config
-from agent_server.settings import Address, Settings
+from agent_server.settings import ListenAddress, Settings
 
 if TYPE_CHECKING:
     from agent_server.worker_app import Worker
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def worker(
     model: Annotated[str, typer.Argument(help="Folder or hub name; none is the bundled demonstration model.")] = "",
-    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    host: Annotated[str | None, typer.Option(help="ListenAddress to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 ...")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, bfloat16, float16, float32.")] = None,
@@ -40,7 +40,7 @@ def worker(
         "api_keys": api_key, "log_level": log_level,
     }  # fmt: skip
     settings = read_settings(given)
-    listener = listen_at(Address(settings.listening.host, settings.listening.port))
+    listener = listen_at(ListenAddress(settings.listening.host, settings.listening.port))
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             raise typer.Exit(runner.run(_serve(settings, listener)))

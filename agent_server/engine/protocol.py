@@ -11,7 +11,7 @@ side, so an engine can be a GPU in another process, a replay of scripts or anoth
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 import msgspec
 
@@ -39,6 +39,22 @@ class EngineError(Exception):
         self.message = message
         self.retryable = retryable
         self.param = param
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """An EngineError as it is sent between processes."""
+
+    kind: ErrorKind
+    message: str
+    retryable: bool = False
+    param: str | None = None
+
+    @classmethod
+    def of(cls, error: EngineError) -> Self:
+        return cls(error.kind, error.message, error.retryable, error.param)
+
+    def error(self) -> EngineError:
+        return EngineError(self.kind, self.message, retryable=self.retryable, param=self.param)
 
 
 class Alternative(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -30,7 +30,7 @@ from agent_server.generation.messages import (
     Broken,
     Cancel,
     Command,
-    Failure,
+    Failed,
     Loading,
     Measured,
     Modify,
@@ -110,7 +110,7 @@ class _Answer:
     def put(self, item: Reply) -> None:
         if self.there.done():
             return
-        if isinstance(item, Failure):
+        if isinstance(item, Failed):
             self.there.set_exception(item.error())
         else:
             self.there.set_result(None)
@@ -215,11 +215,11 @@ class EmbeddedEngine:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._end_all(Failure("unavailable", "The engine was closed.", True))
+        self._end_all(Failed("unavailable", "The engine was closed.", True))
         if self._link is not None:
             await self._link.close()
 
-    def _end_all(self, failure: Failure) -> None:
+    def _end_all(self, failure: Failed) -> None:
         for stream in self._streams.values():
             stream.put(failure)
 
@@ -248,7 +248,7 @@ class EmbeddedEngine:
             case Broken(failure=failure):
                 self._broken(failure)
 
-    def _broken(self, failure: Failure) -> None:
+    def _broken(self, failure: Failed) -> None:
         """The core could not load, or it ended with an error. A process will exit and be reported as lost; a thread has
         already ended."""
         first = self._info is None
@@ -266,7 +266,7 @@ class EmbeddedEngine:
         """End all generations with an error, and restart the core unless it failed before it was first ready."""
         for stream in self._streams.values():
             kind = "connection" if stream.started else "unavailable"
-            stream.put(Failure(kind, "The engine stopped during the generation; try again.", True))  # type: ignore[arg-type]
+            stream.put(Failed(kind, "The engine stopped during the generation; try again.", True))  # type: ignore[arg-type]
         if self._failure is not None and self._info is None:
             return  # `start` raises the failure that the core reported
         logger.error("%s", reason)
@@ -300,7 +300,7 @@ class EmbeddedEngine:
         try:
             while True:
                 item = await stream.next()
-                if isinstance(item, Failure):
+                if isinstance(item, Failed):
                     ended = True
                     raise item.error()
                 if isinstance(item, Finished):

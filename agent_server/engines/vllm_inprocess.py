@@ -24,12 +24,12 @@ from agent_server.engine.protocol import (
     GenerationRequest,
 )
 from agent_server.engines.upstream.connection import Upstream
-from agent_server.engines.upstream.dialects import Piece, Served
+from agent_server.engines.upstream.dialects import Piece, UpstreamInfo
 from agent_server.engines.upstream.dialects.vllm import SPELLING, VLLM, grammar_words
 from agent_server.engines.upstream.dialects.words import sampling_fields
 from agent_server.engines.upstream.errors import MAX_MESSAGE
 from agent_server.engines.upstream.grammar import translate
-from agent_server.engines.upstream.model import Model
+from agent_server.engines.upstream.model import UpstreamModel
 from agent_server.engines.upstream.output import Output
 from agent_server.engines.upstream.sampling import bounded
 
@@ -43,7 +43,7 @@ class VLLMEngine:
     """load: reads the model's tokenizer and defaults, in a thread. arguments: vLLM's engine arguments by name (dtype,
     tensor_parallel_size, max_model_len ...)."""
 
-    def __init__(self, load: Callable[[], Model], arguments: dict[str, Any] | None = None) -> None:
+    def __init__(self, load: Callable[[], UpstreamModel], arguments: dict[str, Any] | None = None) -> None:
         self._load = load
         self._arguments = arguments or {}
         self._status = EngineStatus(state="starting")
@@ -185,11 +185,11 @@ def is_bad_request(error: Exception) -> bool:
     return isinstance(error, (ValueError, *refusals))
 
 
-def describe(llm: Any, model: Model) -> Upstream:
+def describe(llm: Any, model: UpstreamModel) -> Upstream:
     """What the loaded engine serves, in the form in which servers are described over HTTP."""
     config = llm.model_config
     lengths = [length for length in (config.max_model_len, model.context_length) if length]
-    served = Served(
+    served = UpstreamInfo(
         model=model.name,
         context_length=config.max_model_len,
         vocab_size=config.get_vocab_size(),

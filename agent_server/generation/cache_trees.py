@@ -32,7 +32,7 @@ class Unlike(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class CacheLayout:
     """Where rows and tokens are: the dimension of each tensor that has them, and the integers that count tokens."""
 
     rows: dict[Path, int]
@@ -45,7 +45,7 @@ class Layout:
         return bool(self.tokens)
 
 
-def learn(short: object, pair: object, long: object, lengths: tuple[int, int]) -> Layout:
+def learn(short: object, pair: object, long: object, lengths: tuple[int, int]) -> CacheLayout:
     """The layout, from caches of one prompt, of two prompts of the same length, and of one longer prompt. Raises
     Unlike."""
     one, two, more = (dict(leaves(cache)) for cache in (short, pair, long))
@@ -62,7 +62,7 @@ def learn(short: object, pair: object, long: object, lengths: tuple[int, int]) -
     if not rows:
         raise Unlike("its cache has no rows")
     ints = (path for path, leaf in one.items() if type(leaf) is int)
-    return Layout(rows, tokens, frozenset(p for p in ints if (one[p], more[p]) == lengths))
+    return CacheLayout(rows, tokens, frozenset(p for p in ints if (one[p], more[p]) == lengths))
 
 
 def _differs(left: Tensor, right: object) -> int | None:
@@ -75,7 +75,7 @@ def _differs(left: Tensor, right: object) -> int | None:
     return found[0] if found else None
 
 
-def assemble(layout: Layout, parts: list[Part], length: int) -> object:
+def assemble(layout: CacheLayout, parts: list[Part], length: int) -> object:
     """One cache of all the wanted rows, in the order of the parts, that has `length` tokens; what stands before them is
     padding or dropped. The parts stay as they are. Raises Unlike."""
     return _joined(layout, [part[0] for part in parts], parts, length, ())
@@ -85,12 +85,12 @@ COPIED = [-1]
 """In place of rows: all of them, in memory of their own."""
 
 
-def copied(layout: Layout, cache: object, length: int) -> object:
+def copied(layout: CacheLayout, cache: object, length: int) -> object:
     """A copy of a cache of one row and so many tokens that shares no memory with it."""
     return _joined(layout, [cache], [(cache, COPIED, length)], length, ())
 
 
-def _joined(layout: Layout, items: list[object], parts: list[Part], length: int, path: Path) -> object:
+def _joined(layout: CacheLayout, items: list[object], parts: list[Part], length: int, path: Path) -> object:
     first = items[0]
     if isinstance(first, Tensor):
         return _tensor(layout, items, parts, length, path) if path in layout.rows else first
@@ -106,7 +106,7 @@ def _joined(layout: Layout, items: list[object], parts: list[Part], length: int,
     return _rebuilt(first, made)
 
 
-def _tensor(layout: Layout, items: list[Any], parts: list[Part], length: int, path: Path) -> Tensor:
+def _tensor(layout: CacheLayout, items: list[Any], parts: list[Part], length: int, path: Path) -> Tensor:
     row, token = layout.rows[path], layout.tokens.get(path)
     if not all(isinstance(item, Tensor) and item.dim() == items[0].dim() for item in items):
         raise Unlike("its cache has other parts for other prompts")

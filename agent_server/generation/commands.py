@@ -20,12 +20,12 @@ from agent_server.generation.messages import (
     Cancel,
     Command,
     Compiled,
-    Failure,
+    Failed,
     Modify,
     Pause,
     Pictured,
     Resume,
-    Stop,
+    StopWorker,
     Submit,
 )
 from agent_server.generation.vision.inputs import PictureInputs
@@ -50,7 +50,7 @@ def carry_out(core: Core, command: Command | Compiled | Pictured) -> None:
     if (number := getattr(command, "number", -1)) in core.looking:
         _defer(core, number, command)
         return
-    core.stopped = core.stopped or isinstance(command, Stop)
+    core.stopped = core.stopped or isinstance(command, StopWorker)
     generation = core.generations.get(getattr(command, "number", -1))
     if generation is None:
         return
@@ -71,7 +71,7 @@ def _submit(core: Core, number: int, request: GenerationRequest) -> None:
     try:
         _check(core, request)
     except EngineError as error:
-        core.say(number, Failure.of(error))
+        core.say(number, Failed.of(error))
         return
     if request.pictures:
         assert core.vision is not None
@@ -97,10 +97,10 @@ def _adopt(core: Core, command: Adopt | Abandon) -> None:
             _adapters(core).remove(command.name)
         core.say(command.number, Adopted())
     except EngineError as error:
-        core.say(command.number, Failure.of(error))
+        core.say(command.number, Failed.of(error))
     except Exception as error:  # a file may hold anything: that is no fault of the core's
         message = f"The adapter cannot be loaded: {first_line(error)}"
-        core.say(command.number, Failure("unavailable", message))
+        core.say(command.number, Failed("unavailable", message))
 
 
 def _pictured(core: Core, number: int, request: GenerationRequest, media: PictureInputs) -> None:
@@ -110,7 +110,7 @@ def _pictured(core: Core, number: int, request: GenerationRequest, media: Pictur
 
 def _unpictured(core: Core, number: int, request: GenerationRequest, error: EngineError) -> None:
     """Called from the thread that prepares pictures."""
-    core.inbox.put(Pictured(number, request, failure=Failure.of(error)))
+    core.inbox.put(Pictured(number, request, failure=Failed.of(error)))
 
 
 def _defer(core: Core, number: int, command: Command | Compiled) -> None:
@@ -131,7 +131,7 @@ def _look(core: Core, ready: Pictured) -> None:
             raise ready.failure.error()
         _check_room(core, ready.request)
     except EngineError as error:
-        core.say(ready.number, Failure.of(error))
+        core.say(ready.number, Failed.of(error))
         return
     _enqueue(core, ready.number, ready.request, ready.media)
     for command in deferred:
@@ -147,7 +147,7 @@ def _enqueue(core: Core, number: int, request: GenerationRequest, media: Picture
     try:
         adapter = _adapters(core).enter(request.adapter) if request.adapter else ""
     except EngineError as error:
-        core.say(number, Failure.of(error))
+        core.say(number, Failed.of(error))
         return
     generation = begin(number, request, core.vocabulary, core.defaults, longest, core.clock(), media, adapter)
     core.generations[number] = generation

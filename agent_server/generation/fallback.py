@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from agent_server.generation.cache_trees import Layout, assemble, copied
+from agent_server.generation.cache_trees import CacheLayout, assemble, copied
 from agent_server.generation.device import send
 from agent_server.generation.leases import Terms
 from agent_server.generation.sequence import Sequence
@@ -39,7 +39,7 @@ class Unservable(Exception):
 
 
 @dataclass(eq=False, slots=True)
-class Group:
+class CacheGroup:
     """A cache with a row for each of `numbers`, the sequences' own; they have `lengths` tokens in it, of which the
     longest had `width` when it was made: what is left of the shorter ones is padding."""
 
@@ -56,10 +56,10 @@ class CachesMemory:
 
     shares_parts = False
 
-    def __init__(self, total: int, *, state: int = 0, padded: bool = True, layout: Layout | None = None) -> None:
+    def __init__(self, total: int, *, state: int = 0, padded: bool = True, layout: CacheLayout | None = None) -> None:
         self.longest = total - state
         self.total = total
-        self.groups: dict[int, Group] = {}
+        self.groups: dict[int, CacheGroup] = {}
         self.snapshots = Snapshots(state, total)
         self.leases = self.snapshots.leases
         self._state = state
@@ -95,7 +95,7 @@ class CachesMemory:
         if found is None or self._layout is None:
             return 0
         length = len(found.tokens)
-        self.put(Group([sequence.number], [length], length, copied(self._layout, found.cache, length)))
+        self.put(CacheGroup([sequence.number], [length], length, copied(self._layout, found.cache, length)))
         return length
 
     def grow(self, sequence: Sequence, tokens: int) -> bool:
@@ -123,10 +123,10 @@ class CachesMemory:
 
     # caches
 
-    def put(self, group: Group) -> None:
+    def put(self, group: CacheGroup) -> None:
         self.groups.update(dict.fromkeys(group.numbers, group))
 
-    def gathered(self, layout: Layout, numbers: list[int]) -> Group:
+    def gathered(self, layout: CacheLayout, numbers: list[int]) -> CacheGroup:
         """The sequences as one group, in an order of its own; others that were in a group with one of them are put
         apart."""
         groups = list(dict.fromkeys(self.groups[number] for number in numbers))
@@ -145,7 +145,7 @@ class CachesMemory:
         return made
 
 
-def _combined(layout: Layout, groups: list[Group], wanted: set[int]) -> Group | None:
+def _combined(layout: CacheLayout, groups: list[CacheGroup], wanted: set[int]) -> CacheGroup | None:
     """A group of those that are wanted, no wider than the longest."""
     rows = [[row for row, number in enumerate(group.numbers) if number in wanted] for group in groups]
     numbers = [group.numbers[row] for group, some in zip(groups, rows, strict=True) for row in some]
@@ -153,7 +153,7 @@ def _combined(layout: Layout, groups: list[Group], wanted: set[int]) -> Group | 
     if not numbers:
         return None
     parts = [(group.cache, some, group.width) for group, some in zip(groups, rows, strict=True) if some]
-    return Group(numbers, lengths, max(lengths), assemble(layout, parts, max(lengths)))
+    return CacheGroup(numbers, lengths, max(lengths), assemble(layout, parts, max(lengths)))
 
 
 class CachedRunner:
@@ -176,7 +176,7 @@ class CachedRunner:
         self.model = model
         self.memory = memory
         self.device = device
-        self.layout: Layout | None = None
+        self.layout: CacheLayout | None = None
         self.together: Together = "alone"
         self.chunked = False
         self.turn = turn
@@ -190,7 +190,7 @@ class CachedRunner:
         self._masks = "attention_mask" in parameters
         self._caches = "use_cache" in parameters
 
-    def like(self, layout: Layout, together: Together, form: MaskForm, band: int | None) -> CachedRunner:
+    def like(self, layout: CacheLayout, together: Together, form: MaskForm, band: int | None) -> CachedRunner:
         """One that runs sequences together, with a memory of its own."""
         made = CachedRunner(self.model, CachesMemory(1), self.device, turn=self.turn, keeps=self.keeps)
         made.layout, made.together, made.mask_form, made.band = layout, together, form, band or sys.maxsize
@@ -227,7 +227,7 @@ class CachedRunner:
         turned = self.turn is not None and sequence.computed > self.turn
         return turned, sequence.computed // self.band, sequence.computed if self.together == "equal" else 0
 
-    def _decode(self, sequences: list[Sequence], last: Tensor) -> tuple[Group, Tensor]:
+    def _decode(self, sequences: list[Sequence], last: Tensor) -> tuple[CacheGroup, Tensor]:
         first = sequences[0]
         if first.computed - 1 == self.turn:
             self.memory.groups.pop(first.number, None)
@@ -241,7 +241,7 @@ class CachedRunner:
             ids = last.index_select(0, order)[:, None]
         return group, self.forward(group, ids)
 
-    def _gathered(self, sequences: list[Sequence]) -> Group:
+    def _gathered(self, sequences: list[Sequence]) -> CacheGroup:
         numbers = [sequence.number for sequence in sequences]
         return self._group(numbers[0]) if self.layout is None else self.memory.gathered(self.layout, numbers)
 
@@ -252,22 +252,22 @@ class CachedRunner:
         tokens = chunk.sequence.tokens[chunk.start : chunk.start + chunk.length]
         return self.forward(self._apart(chunk.sequence.number), send([tokens], torch.int64, self.device))
 
-    def _apart(self, number: int) -> Group:
+    def _apart(self, number: int) -> CacheGroup:
         """The sequence's cache, by itself."""
         if self.layout is not None and number in self.memory.groups:
             return self.memory.gathered(self.layout, [number])
         return self._group(number)
 
-    def _group(self, number: int) -> Group:
+    def _group(self, number: int) -> CacheGroup:
         found = self.memory.groups.get(number)
         if found is None:
-            found = Group([number], [0], 0, None)
+            found = CacheGroup([number], [0], 0, None)
             self.memory.put(found)
         return found
 
     # a forward
 
-    def forward(self, group: Group, ids: Tensor) -> Tensor:
+    def forward(self, group: CacheGroup, ids: Tensor) -> Tensor:
         """The last logits `[rows, vocabulary]` of a group's next tokens `[rows, tokens]`, which enter its cache."""
         if not self.keeps:
             return self._recompute(group, ids)
@@ -281,7 +281,7 @@ class CachedRunner:
         logits: Tensor = output.logits[:, -1].float()
         return logits
 
-    def _recompute(self, group: Group, ids: Tensor) -> Tensor:
+    def _recompute(self, group: CacheGroup, ids: Tensor) -> Tensor:
         """The same where the tokens stand for a cache."""
         count, width = ids.shape[1], group.width
         whole = ids if group.cache is None else torch.cat([group.cache, ids], 1)
@@ -293,12 +293,12 @@ class CachedRunner:
         logits: Tensor = output.logits[:, -1].float()
         return logits
 
-    def _entered(self, group: Group, cache: object, count: int) -> None:
+    def _entered(self, group: CacheGroup, cache: object, count: int) -> None:
         group.cache = cache
         group.width += count
         group.lengths = [length + count for length in group.lengths]
 
-    def _output(self, ids: Tensor, group: Group, count: int, **named: Any) -> Any:
+    def _output(self, ids: Tensor, group: CacheGroup, count: int, **named: Any) -> Any:
         """What the model gives for the group's next `count` tokens."""
         if self._positions:  # not every model counts them from what its cache holds
             starts = send(group.lengths, torch.int64, self.device)
@@ -307,7 +307,7 @@ class CachedRunner:
             named["attention_mask"] = mask
         return self.model(input_ids=ids, **named, **self._selection)
 
-    def _mask(self, group: Group, count: int) -> Tensor | None:
+    def _mask(self, group: CacheGroup, count: int) -> Tensor | None:
         """What hides padding; None where there is none, or where nothing is kept for each token."""
         if not self._masks or self.layout is None or not self.layout.pads or min(group.lengths) == group.width:
             return None

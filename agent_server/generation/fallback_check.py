@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agent_server.generation.cache_trees import Layout, Unlike, learn, tensor_bytes
-from agent_server.generation.fallback import CachedRunner, CachesMemory, Group, MaskForm, Together, Unservable
+from agent_server.generation.cache_trees import CacheLayout, Unlike, learn, tensor_bytes
+from agent_server.generation.fallback import CachedRunner, CacheGroup, CachesMemory, MaskForm, Together, Unservable
 from agent_server.generation.faults import first_line
 from agent_server.generation.probe import band, turning_point
 from agent_server.generation.sequence import Sequence
@@ -108,7 +108,7 @@ def _alone(model: object, device: torch.device, turn: int | None, trial: _Trial)
     raise Unservable(faults[0])
 
 
-def _layout(runner: CachedRunner) -> Layout:
+def _layout(runner: CachedRunner) -> CacheLayout:
     """How the model's caches are laid out. Raises Unlike where that cannot be told."""
     try:
         probes = (1, LEARNED[0]), (2, LEARNED[0]), (1, LEARNED[1])
@@ -122,7 +122,7 @@ def _layout(runner: CachedRunner) -> Layout:
 
 @torch.inference_mode()
 def _cache(runner: CachedRunner, rows: int, tokens: int) -> object:
-    group = Group(list(range(rows)), [0] * rows, 0, None)
+    group = CacheGroup(list(range(rows)), [0] * rows, 0, None)
     runner.forward(group, torch.ones(rows, tokens, dtype=torch.int64, device=runner.device))
     return group.cache
 

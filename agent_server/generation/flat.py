@@ -50,7 +50,7 @@ def _(queries: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None, layer
     return queries.new_empty(*queries.shape[:2], values.shape[2])
 
 
-class _Recorder:
+class _AttentionRecorder:
     """The batch that a recording is made with: remembers how each layer attends."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class _Recorder:
 class _Packed(torch.nn.Module):
     """The model as the packed runner calls it."""
 
-    def __init__(self, model: Any, recorder: _Recorder) -> None:
+    def __init__(self, model: Any, recorder: _AttentionRecorder) -> None:
         super().__init__()
         self.model = model
         self.recorder = recorder
@@ -88,7 +88,7 @@ class _Packed(torch.nn.Module):
 def flatten(model: Any, how: Rewrite | None = None) -> Forward | None:
     """The recorded forward of a model whose attention is that of `attention.py`; None if it cannot be recorded. how:
     the rewrites, those of this file unless given."""
-    recorder = _Recorder()
+    recorder = _AttentionRecorder()
     if "logits_to_keep" not in inspect.signature(model.forward).parameters:
         return None
     try:
@@ -108,7 +108,7 @@ def _record(module: torch.nn.Module) -> ExportedProgram:
     return export(module, tuple(example), dynamic_shapes=shapes, strict=False)
 
 
-def _play(program: ExportedProgram, recorder: _Recorder, how: Rewrite) -> Forward:
+def _play(program: ExportedProgram, recorder: _AttentionRecorder, how: Rewrite) -> Forward:
     graph = program.graph
     constants = _constants(program)
     how(graph, constants)
@@ -160,7 +160,7 @@ def rewrite(graph: Graph, constants: dict[str, Tensor]) -> None:
     graph.eliminate_dead_code()
 
 
-def _attend_for_real(graph: Graph, recorder: _Recorder) -> None:
+def _attend_for_real(graph: Graph, recorder: _AttentionRecorder) -> None:
     """The batch becomes an argument, and the marked places ask it."""
     last = graph.find_nodes(op="placeholder")[-1]
     with graph.inserting_after(last):

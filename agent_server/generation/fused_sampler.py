@@ -15,7 +15,7 @@ from torch import Tensor
 from agent_server.generation.device import send
 from agent_server.generation.faults import first_line, raise_if_lost
 from agent_server.generation.masks import Masks
-from agent_server.generation.sampler import GREEDY, TYPICAL, Sampled, Sampler, Settings, filtered
+from agent_server.generation.sampler import GREEDY, TYPICAL, RowSampling, Sampled, Sampler, filtered
 from agent_server.generation.steering import Bonus
 from events.options import SamplingParams
 
@@ -51,7 +51,7 @@ class FusedSampler(Sampler):
         self._launch = sample
         self._parameters = sample.Parameters(self._numbers, self._top_k, self._seeds, self.last)
 
-    def set(self, row: int, occupant: int, settings: Settings, prompt: Sequence[int], output: Sequence[int]) -> None:
+    def set(self, row: int, occupant: int, settings: RowSampling, prompt: Sequence[int], output: Sequence[int]) -> None:
         super().set(row, occupant, settings, prompt, output)
         if settings.kind == GREEDY:
             self._numbers[row, 0].zero_()
@@ -103,7 +103,7 @@ def agrees(sampler: FusedSampler) -> None:
     logits = torch.randn(shape, generator=generator, device=sampler.device) * 3
     rows = list(range(len(TRIED)))
     for row, params in enumerate(TRIED):
-        sampler.set(row, row, Settings(params, seed=row), [], [])
+        sampler.set(row, row, RowSampling(params, seed=row), [], [])
     values, ids = (logits / torch.tensor([[p.temperature or 1.0] for p in TRIED], device=sampler.device)).sort(
         stable=True, descending=True
     )

@@ -11,7 +11,7 @@ from agent_server.engine.detokenizer import OutputText, Vocabulary
 from agent_server.engine.protocol import Finished, FinishReason, GenerationRequest, Timings, Usage
 from agent_server.generation.constraint import Matcher
 from agent_server.generation.leases import Terms
-from agent_server.generation.sampler import Settings
+from agent_server.generation.sampler import RowSampling
 from agent_server.generation.scores import PromptScores
 from agent_server.generation.sequence import Sequence
 from agent_server.generation.steering import Bonus, Steering, ThoughtBudget, bad_words
@@ -30,7 +30,7 @@ HONOURED = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class CoreLimits:
     """context_length: tokens of prompt and answer. max_queued: generations that may wait."""
 
     context_length: int
@@ -149,8 +149,8 @@ class Generation:
         return {} if self.steering is None else self.steering.bonus
 
     @property
-    def settings(self) -> Settings:
-        return Settings(self.params, self.seed, tuple(self.ends))
+    def settings(self) -> RowSampling:
+        return RowSampling(self.params, self.seed, tuple(self.ends))
 
     def finished(self, reason: FinishReason, now: float) -> Finished:
         queued = (now if self.started is None else self.started) - self.arrived

@@ -25,7 +25,7 @@ from agent_server.generation.device import (
 from agent_server.generation.fallback import CachedRunner
 from agent_server.generation.faults import first_line
 from agent_server.generation.fused_sampler import make_sampler
-from agent_server.generation.generation import HONOURED, Defaults, Limits
+from agent_server.generation.generation import HONOURED, CoreLimits, Defaults
 from agent_server.generation.memory_plan import (
     TooLittle,
 )
@@ -35,8 +35,8 @@ from agent_server.generation.runner import PackedRunner
 from agent_server.generation.runner_choice import SMALL_PARAMETERS, choose_runner, is_small
 from agent_server.generation.scheduler import Scheduler
 from agent_server.generation.step import Core
-from agent_server.generation.vision.language import LanguageModel, sees
-from agent_server.generation.vision.reader import PictureReader, Unreadable, load_reader
+from agent_server.generation.vision.language import VisionTextModel, sees
+from agent_server.generation.vision.reader import PictureReader, PicturesUnreadable, load_reader
 from agent_server.generation.vision.trial import fit_vision
 from agent_server.generation.vision.vision import Vision
 from agent_server.generation.weights import (
@@ -128,7 +128,7 @@ def _reader(config: EngineConfig, model: PreTrainedModel, files: ModelFiles) -> 
         return None
     try:
         return load_reader(config.model, files.tokenizer)
-    except Unreadable as reason:
+    except PicturesUnreadable as reason:
         logger.warning("%s takes no pictures: %s.", config.name or config.model, reason)
         return None
 
@@ -147,7 +147,7 @@ def assemble(
 ) -> tuple[Core, EngineInfo]:
     """A core around a model that is loaded, on its device and in evaluation mode. reader: for one that sees."""
     device = indexed(device)
-    model = LanguageModel(model) if sees(model) else model
+    model = VisionTextModel(model) if sees(model) else model
     text = model.config.get_text_config()
     _choose_threads(config, model, device)
     context = _context_length(text, config.max_context)
@@ -179,7 +179,7 @@ def assemble(
         sampler=sampler,
         vocabulary=vocabulary,
         defaults=defaults_of(model, files.stop_token_ids),
-        limits=Limits(context, text.vocab_size, config.max_queued),
+        limits=CoreLimits(context, text.vocab_size, config.max_queued),
         compiler=compiler,
         vision=vision,
         adapters=None if packed is None else packed.adapters,
@@ -226,7 +226,7 @@ def _adapters(config: EngineConfig, model: PreTrainedModel) -> Adapters:
     return adapters
 
 
-def _memory(model: PreTrainedModel | LanguageModel, runner: PackedRunner | None) -> int:
+def _memory(model: PreTrainedModel | VisionTextModel, runner: PackedRunner | None) -> int:
     """Bytes of the weights, and of keys and values; what caches of the model's own may grow to is not set aside."""
     kept = () if runner is None else (*runner.cache.keys, *runner.cache.values)
     return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers(), *kept))
@@ -234,7 +234,7 @@ def _memory(model: PreTrainedModel | LanguageModel, runner: PackedRunner | None)
 
 def _vision(
     config: EngineConfig,
-    model: PreTrainedModel | LanguageModel,
+    model: PreTrainedModel | VisionTextModel,
     runner: PackedRunner | None,
     reader: PictureReader,
 ) -> Vision | None:

@@ -9,10 +9,9 @@ import msgspec
 from agent_server.engine.protocol import (
     Control,
     Delta,
-    EngineError,
     EngineInfo,
     EngineStatus,
-    ErrorKind,
+    Failure,
     Finished,
     GenerationRequest,
 )
@@ -60,11 +59,11 @@ class Pictured(msgspec.Struct, frozen=True, tag="pictured"):
     number: int
     request: GenerationRequest
     media: Any = None
-    failure: Failure | None = None
+    failure: Failed | None = None
 
 
 class Adopt(msgspec.Struct, frozen=True, tag="adopt"):
-    """Load a LoRA adapter; `number` is answered with Adopted or a Failure."""
+    """Load a LoRA adapter; `number` is answered with Adopted or Failed."""
 
     number: int
     name: str
@@ -82,37 +81,25 @@ class Ping(msgspec.Struct, frozen=True, tag="ping"):
     """Between two steps, say anything: an engine that reports nothing for long is taken for hung."""
 
 
-class Stop(msgspec.Struct, frozen=True, tag="stop"):
+class StopWorker(msgspec.Struct, frozen=True, tag="stop"):
     """End everything and go."""
 
 
-Command = Submit | Cancel | Pause | Resume | Modify | Adopt | Abandon | Ping | Stop
+Command = Submit | Cancel | Pause | Resume | Modify | Adopt | Abandon | Ping | StopWorker
 
 
 # from the worker
 
 
-class Failure(msgspec.Struct, frozen=True, tag="failure"):
-    """An EngineError on the wire."""
-
-    kind: ErrorKind
-    message: str
-    retryable: bool = False
-    param: str | None = None
-
-    @classmethod
-    def of(cls, error: EngineError) -> Failure:
-        return cls(error.kind, error.message, error.retryable, error.param)
-
-    def error(self) -> EngineError:
-        return EngineError(self.kind, self.message, retryable=self.retryable, param=self.param)
+class Failed(Failure, frozen=True, tag="failure"):
+    """A generation, or what was asked about an adapter, ends with an EngineError."""
 
 
 class Adopted(msgspec.Struct, frozen=True, tag="adopted"):
     """What was asked about an adapter is done."""
 
 
-Reply = Delta | Control | Finished | Failure | Adopted
+Reply = Delta | Control | Finished | Failed | Adopted
 
 
 class Replies(msgspec.Struct, frozen=True, tag="replies"):
@@ -132,7 +119,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 class Broken(msgspec.Struct, frozen=True, tag="broken"):
     """The model cannot be loaded, or the worker met a fault of ours and goes."""
 
-    failure: Failure
+    failure: Failed
 
 
 class Measured(msgspec.Struct, frozen=True, tag="measured"):

@@ -21,7 +21,7 @@ NEUTRAL = [1.0, 0.0, 0.0]
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class TokenCounts:
     """Of every row, `[rows, vocabulary]`: how often each token was generated, int32, and whether it is in the prompt,
     bool; and the factors `[rows, 3]` float32 of repetition, presence and frequency."""
 
@@ -63,11 +63,11 @@ class Penalties:
             self._active.discard(row)
             self._factors[row] = send(NEUTRAL, torch.float32, self._device)
 
-    def counts(self, rows: list[int]) -> Counts | None:
+    def counts(self, rows: list[int]) -> TokenCounts | None:
         """What counts for these rows; None where none of them has a penalty. Rows without one have neutral factors."""
         if self._counts is None or self._prompts is None or not self._active.intersection(rows):
             return None
-        return Counts(self._counts, self._prompts, self._factors)
+        return TokenCounts(self._counts, self._prompts, self._factors)
 
     def _members(self, rows: list[int]) -> list[int]:
         """Places in the batch of the rows with a penalty."""

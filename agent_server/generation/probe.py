@@ -37,7 +37,7 @@ class Unfit(Exception):
     """Why the model cannot be served in packed batches, as half a sentence."""
 
 
-class _Recorder:
+class _LayerRecorder:
     """A batch that attends plainly over one sequence and remembers what the layers are like."""
 
     def __init__(self) -> None:
@@ -162,7 +162,7 @@ def _prompts(model: Any) -> list[list[int]]:
 
 
 def _record(model: Any, prompt: list[int]) -> list[LayerShape]:
-    recorder = _Recorder()
+    recorder = _LayerRecorder()
     positions = torch.arange(len(prompt), device=model.device)[None]
     mask = torch.zeros(1, 1, 1, 1, device=model.device)
     named = {"position_ids": positions, "attention_mask": mask, "use_cache": False, "kv": recorder}

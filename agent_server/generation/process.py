@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from agent_server.generation.messages import Command, Report, Stop
+from agent_server.generation.messages import Command, Report, StopWorker
 
 logger = logging.getLogger("agent_server.generation")
 LENGTH_BYTES = 4
@@ -108,7 +108,7 @@ class ProcessLink:
             return
         self._closing = True
         if self._child is not None and self._reading is not None:
-            self.send(Stop())
+            self.send(StopWorker())
             await asyncio.wait({self._reading}, timeout=STOP_SECONDS)
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
@@ -144,8 +144,8 @@ def _end(child: subprocess.Popen[bytes]) -> int:
 
 
 def main(descriptor: int, level: int = logging.WARNING) -> None:
-    """Serve over the socket until Stop or until the server is gone. Signals are the server's business: it lets its
-    runs end before it says Stop. level: the server's, from which on this process logs too."""
+    """Serve over the socket until `StopWorker` or until the server is gone. Signals are the server's business: it lets
+    its runs end before it says `StopWorker`. level: the server's, from which on this process logs too."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("agent_server").setLevel(level)
     for number in (signal.SIGINT, signal.SIGTERM):

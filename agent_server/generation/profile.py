@@ -14,7 +14,7 @@ from agent_server.generation.flat import Forward
 from agent_server.generation.kv_cache import KVCache, LayerShape
 from agent_server.generation.pages import PagedMemory
 from agent_server.generation.runner import PackedRunner
-from agent_server.generation.sampler import Sampler, Settings
+from agent_server.generation.sampler import RowSampling, Sampler
 from agent_server.generation.sequence import Sequence
 from agent_server.generation.step_plan import Chunk, StepPlan
 from events.options import SamplingParams
@@ -98,7 +98,7 @@ def _step(runner: PackedRunner, sampler: Sampler, plan: StepPlan) -> Tensor:
     rows = [sequence.row for sequence in plan.sampled]
     try:
         for row in rows:
-            sampler.set(row, row, Settings(COSTLY, 0), [1], [])
+            sampler.set(row, row, RowSampling(COSTLY, 0), [1], [])
         _, logits = runner.run(plan, sampler.last)
         return sampler.sample(logits, rows, [0] * len(rows)).tokens
     finally:

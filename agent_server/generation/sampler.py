@@ -33,7 +33,7 @@ _TEMPERATURE, _TOP_P, _MIN_P, _TYPICAL = range(4)
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class RowSampling:
     """A row's parameters with the model's defaults filled in. `ends`: tokens that must not come before `min_tokens`
     are generated."""
 
@@ -98,7 +98,7 @@ class Sampler:
         self.device = device
         self.vocab_size = vocab_size
         self.last = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.settings: list[Settings | None] = [None] * rows
+        self.settings: list[RowSampling | None] = [None] * rows
         self.occupants = [-1] * rows
         self._kinds = [GREEDY] * rows
         self._special = [False] * rows
@@ -108,7 +108,7 @@ class Sampler:
         self._seeds = torch.zeros(rows, dtype=torch.int64, device=device)
         self._penalties = Penalties(rows, vocab_size, device)
 
-    def set(self, row: int, occupant: int, settings: Settings, prompt: Sequence[int], output: Sequence[int]) -> None:
+    def set(self, row: int, occupant: int, settings: RowSampling, prompt: Sequence[int], output: Sequence[int]) -> None:
         """Give the row its parameters, and the tokens that penalties count."""
         params = settings.params
         self.occupants[row] = occupant

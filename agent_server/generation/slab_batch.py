@@ -23,7 +23,7 @@ MAX_RUNS = 8
 
 
 @dataclass(slots=True)
-class Group:
+class SlabGroup:
     """Decoding sequences `first` to `last` of the batch, in slabs of `size` tokens; `slots` are the slabs' numbers in
     a view of the arena by that size, `lengths` the tokens to attend to, the new one included."""
 
@@ -115,7 +115,7 @@ class SlabBatch:
             self._rows[heads] = rows
         return rows
 
-    def _decode(self, group: Group, queries: Tensor, keys: Tensor, values: Tensor, call: Call) -> Tensor:
+    def _decode(self, group: SlabGroup, queries: Tensor, keys: Tensor, values: Tensor, call: Call) -> Tensor:
         start, mask = group.mask(call.window, queries.dtype)
         return attend_one(queries, group.view(keys, start), group.view(values, start), mask, call)
 
@@ -132,8 +132,8 @@ class SlabBatch:
         return attend(queries, k, v, mask, call)
 
 
-def _groups(order: list[Sequence], memory: SlabMemory) -> list[Group]:
-    groups: list[Group] = []
+def _groups(order: list[Sequence], memory: SlabMemory) -> list[SlabGroup]:
+    groups: list[SlabGroup] = []
     first = 0
     while first < len(order):
         size = memory.slabs[order[first].number].size
@@ -141,12 +141,12 @@ def _groups(order: list[Sequence], memory: SlabMemory) -> list[Group]:
         while last < len(order) and memory.slabs[order[last].number].size == size:
             last += 1
         slots = [memory.slabs[s.number].offset // size for s in order[first:last]]
-        groups += _runs(Group(first, last, size, slots, [s.computed for s in order[first:last]]))
+        groups += _runs(SlabGroup(first, last, size, slots, [s.computed for s in order[first:last]]))
         first = last
     return groups
 
 
-def _runs(group: Group) -> list[Group]:
+def _runs(group: SlabGroup) -> list[SlabGroup]:
     """The group as runs of neighbouring slabs, or as it is, to be gathered."""
     slots = group.slots
     ends = [i for i in range(1, len(slots)) if slots[i] != slots[i - 1] + 1] + [len(slots)]
@@ -155,6 +155,6 @@ def _runs(group: Group) -> list[Group]:
         return [group]
     starts = [0, *ends[:-1]]
     return [
-        Group(group.first + a, group.first + b, group.size, slots[a:b], group.lengths[a:b])
+        SlabGroup(group.first + a, group.first + b, group.size, slots[a:b], group.lengths[a:b])
         for a, b in zip(starts, ends, strict=True)
     ]

@@ -31,9 +31,9 @@ from agent_server.generation.constraint import Compiler, lost
 from agent_server.generation.device import release_unused
 from agent_server.generation.faults import first_line, out_of_memory, raise_if_lost
 from agent_server.generation.flight import Flight, details_of
-from agent_server.generation.generation import Defaults, Generation, Limits
+from agent_server.generation.generation import CoreLimits, Defaults, Generation
 from agent_server.generation.masking import Masking
-from agent_server.generation.messages import Command, Compiled, Failure, Pictured, Reply
+from agent_server.generation.messages import Command, Compiled, Failed, Pictured, Reply
 from agent_server.generation.metrics import Counters
 from agent_server.generation.runner import Runner
 from agent_server.generation.sampler import Sampler
@@ -57,7 +57,7 @@ class Core:
     sampler: Sampler
     vocabulary: Vocabulary
     defaults: Defaults
-    limits: Limits
+    limits: CoreLimits
     compiler: Compiler | None = None
     vision: Vision | None = None
     adapters: Adapters | None = None
@@ -317,7 +317,7 @@ class Core:
         self.drop(generation)
 
     def fail(self, generation: Generation, error: EngineError) -> None:
-        self.say(generation.number, Failure.of(error))
+        self.say(generation.number, Failed.of(error))
         self.drop(generation)
 
     def drop(self, generation: Generation) -> None:
@@ -361,7 +361,7 @@ class Core:
         for generation in list(self.generations.values()):
             self.fail(generation, error)
         for number in self.looking:
-            self.say(number, Failure.of(error))
+            self.say(number, Failed.of(error))
         self.looking.clear()
         replies, self._replies = self._replies, []
         return replies

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from agent_server.generation.messages import Command, Report, Stop
+from agent_server.generation.messages import Command, Report, StopWorker
 
 STOP_SECONDS = 30.0
 
@@ -36,5 +36,5 @@ class ThreadLink:
 
     async def close(self) -> None:
         if self._thread is not None:
-            self.send(Stop())
+            self.send(StopWorker())
             await asyncio.to_thread(self._thread.join, STOP_SECONDS)

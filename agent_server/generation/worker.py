@@ -13,7 +13,7 @@ from agent_server.engine.protocol import EngineError
 from agent_server.generation.config import EngineConfig
 from agent_server.generation.faults import DeviceLost
 from agent_server.generation.loader import MakeCompiler, load
-from agent_server.generation.messages import Broken, Failure, Loading, Measured, Ready, Replies, Report
+from agent_server.generation.messages import Broken, Failed, Loading, Measured, Ready, Replies, Report
 from agent_server.generation.step import Core
 
 logger = logging.getLogger("agent_server.generation")
@@ -26,7 +26,7 @@ def work(config: EngineConfig, inbox: SimpleQueue[Any], send: Send, compiler: Ma
     try:
         core, info = load(config, lambda status: send(Loading(status)), compiler)
     except EngineError as error:
-        send(Broken(Failure.of(error)))
+        send(Broken(Failed.of(error)))
         return
     core.inbox = inbox
     gc.collect()
@@ -45,7 +45,7 @@ def _give_up(core: Core, send: Send, message: str) -> None:
     """End what runs with an error that says why, and tell the server that this worker is of no more use."""
     fault = EngineError("internal", message, retryable=True)
     send(Replies(core.end_all(fault)))
-    send(Broken(Failure.of(fault)))
+    send(Broken(Failed.of(fault)))
 
 
 def run(core: Core, send: Send) -> None:

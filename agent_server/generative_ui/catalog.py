@@ -103,7 +103,7 @@ def _read(text: str) -> Catalog:
     told = wire if isinstance(wire, dict) else {}
     name, given = told.get("catalogId"), told.get("components")
     id = name if isinstance(name, str) and name else BASIC
-    reader = _Reader()
+    reader = _SchemaMerger()
     listed = list(given.items())[:COMPONENTS] if isinstance(given, dict) else []
     components = {name: reader.component(name, schema) for name, schema in listed if isinstance(schema, dict)}
     catalog = Catalog(id=id, components=components, shared=reader.shared)
@@ -114,7 +114,7 @@ def _read(text: str) -> Catalog:
     return catalog
 
 
-class _Reader:
+class _SchemaMerger:
     """Brings components' schemas into one with shared definitions."""
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ class ChatToolCall(Struct):
     function: FunctionCall
 
 
-class ChatMessage(Struct):
+class ChatAnswer(Struct):
     role: Literal["assistant"]
     content: str | None
     refusal: None = None
@@ -75,7 +75,7 @@ class OpenAIError(Struct):
 
 class ChatChoice(Struct):
     index: int
-    message: ChatMessage
+    message: ChatAnswer
     logprobs: dict[str, Any] | None
     finish_reason: Literal["stop", "length", "tool_calls", "function_call", "content_filter", "error"]
     stop_reason: Annotated[str | int, Meta(description="The stop string or token. An extension.")] | UnsetType = UNSET
@@ -228,7 +228,7 @@ class Tokens(Struct):
     token_strs: list[str] | UnsetType = UNSET
 
 
-class Text(Struct):
+class PromptText(Struct):
     prompt: str
 
 

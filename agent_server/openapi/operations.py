@@ -343,7 +343,7 @@ OTHERS: Mapping[tuple[str, str], Operation] = {
         answer=answers.Tokens, example={"prompt": "Hello"},
     ),
     ("POST", "/detokenize"): Operation(
-        "Tokens", "Token ids to text", answer=answers.Text, example={"tokens": [1, 2, 3]},
+        "Tokens", "Token ids to text", answer=answers.PromptText, example={"tokens": [1, 2, 3]},
         body=Free("", {"tokens": {"type": "array", "items": NUMBER}, "model": TEXT}, ("tokens",)),
     ),
     ("GET", "/health"): Operation("Operation", "The process answers", answer=Free("", {"status": TEXT}, ("status",))),

@@ -20,7 +20,7 @@ from agent_server.prompting.schemas import check_pattern_value, prepared
 from agent_server.settings import OutputSettings
 from events.formats.output_format import OutputFormat, Tools
 from events.grammar import Function, Stage, plan
-from events.grammar.lint import Finding, Prepared, SchemaRefused, prepare
+from events.grammar.lint import Finding, PreparedSchema, SchemaRefused, prepare
 from events.grammar.value_nodes import unwritten
 from events.options import GenerationOptions, ResponseFormat, ToolChoice
 from events.parsing.machine import Parser
@@ -273,7 +273,7 @@ def _response_format(wanted: ResponseFormat | None, notes: list[str]) -> Respons
     return wanted
 
 
-def _prepared(where: str, param: str, schema: object) -> Prepared:
+def _prepared(where: str, param: str, schema: object) -> PreparedSchema:
     try:
         return prepared(schema)
     except SchemaRefused as error:

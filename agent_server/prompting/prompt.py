@@ -337,7 +337,7 @@ def chosen_tools(tools: Sequence[Tool], options: GenerationOptions) -> list[Tool
     return [tool for tool in tools if not names or tool.name in names]
 
 
-class _Shown(msgspec.Struct, frozen=True, kw_only=True):
+class _ShownTools(msgspec.Struct, frozen=True, kw_only=True):
     """How the model is shown the declared tools. words: the description for the system message; "" if the template
     shows the tools itself."""
 
@@ -346,13 +346,13 @@ class _Shown(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
 
-def _show_tools(chat: Chat, tools: Sequence[Tool]) -> _Shown:
+def _show_tools(chat: Chat, tools: Sequence[Tool]) -> _ShownTools:
     """If the template has no place for tools, describe them in the system message. Calls are then to be written in the
     model's format, or as Hermes does, which most models know, if the format has no calls."""
     written = chat.output_format.tools or registry.named("hermes").tools
     if not tools or chat.analysis.capabilities.tools or written is None:
-        return _Shown(output_format=chat.output_format)
-    return _Shown(
+        return _ShownTools(output_format=chat.output_format)
+    return _ShownTools(
         output_format=msgspec.structs.replace(chat.output_format, tools=written),
         words=explained([tool_declaration(tool) for tool in tools], written),
         warnings=("the chat template has no place for tools; they are described in the system message",),

@@ -18,7 +18,7 @@ from jsonschema.exceptions import ValidationError
 from jsonschema.validators import extend
 
 from events.grammar.lark import lark
-from events.grammar.lint import Finding, Prepared, SchemaRefused, prepare, walk
+from events.grammar.lint import Finding, PreparedSchema, SchemaRefused, prepare, walk
 from events.grammar.regexes import check_pattern
 
 MAX_PROBLEMS = 5
@@ -28,7 +28,7 @@ LARGE = 16 * 1024
 LIMITS = llguidance.LLParserLimits(max_grammar_size=100_000, initial_lexer_fuel=1_000_000, verbose_errors=False)
 
 
-def prepared(schema: Any) -> Prepared:
+def prepared(schema: Any) -> PreparedSchema:
     """The schema for the grammar, and findings about what it does not enforce.
 
     If the compiler refuses the schema, its lenient mode is tried, which ignores what it does not support. If that fails
@@ -41,9 +41,9 @@ def prepared(schema: Any) -> Prepared:
     keyword = keyword_of(reason)
     finding = Finding("", keyword, EXPLAINED.get(keyword, reason))
     if refusal(lenient) is None:
-        return Prepared(schema=lenient, findings=(*ready.findings, finding))
+        return PreparedSchema(schema=lenient, findings=(*ready.findings, finding))
     kind = {"type": "object"} if ready.schema.get("type") == "object" or "properties" in ready.schema else {}
-    return Prepared(schema=kind, findings=(*ready.findings, finding))
+    return PreparedSchema(schema=kind, findings=(*ready.findings, finding))
 
 
 def refusal(schema: Mapping[str, Any]) -> str | None:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 def encoder_for(request: Request, *, legacy: bool) -> Encoder:
     """The encoder for what the request accepts. legacy: for a client older than AG-UI 1.0."""
     if agui.negotiate(request.headers.get("accept")) == agui.PROTOBUF:
-        return agui_protobuf.Encoder(legacy=legacy)
-    return agui.Encoder(legacy=legacy)
+        return agui_protobuf.ProtobufEncoder(legacy=legacy)
+    return agui.SseEncoder(legacy=legacy)
 
 
 def wants_no_reader(request: Request) -> bool:

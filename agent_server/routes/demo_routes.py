@@ -92,9 +92,11 @@ def _coded(coding: str, name: str) -> dict[str, str]:
 def routes(server: Server) -> list[BaseRoute]:
     settings = server.settings
 
-    def encoder_for(request: Request, run_id: str) -> side_by_side.Encoder:
+    def encoder_for(request: Request, run_id: str) -> side_by_side.SideBySideEncoder:
         names = request.query_params.getlist("wire") or list(WIRES)
-        return side_by_side.Encoder({name: _wire(name, server.model.name, run_id) for name in dict.fromkeys(names)})
+        return side_by_side.SideBySideEncoder(
+            {name: _wire(name, server.model.name, run_id) for name in dict.fromkeys(names)}
+        )
 
     async def live(request: Request) -> Response:
         """A run on several wires. With `unknown=empty`, one that is no longer kept is 204 and not an error."""
@@ -142,7 +144,7 @@ def _page() -> list[BaseRoute]:
 
 def _wire(name: str, model: str, run_id: str) -> side_by_side.Outbound:
     if name == "agui":
-        return agui.Encoder()
+        return agui.SseEncoder()
     if name == "openai":
         short = run_id.removeprefix("run_")
         return ChatStream(ChatIdentity(id=f"chatcmpl-{short}", model=model, created=int(time.time())))

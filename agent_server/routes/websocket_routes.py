@@ -21,6 +21,7 @@ from adapters import agui_websocket as agui
 from adapters import websocket as generation
 from adapters.errors import RequestError
 from adapters.inbound import Inbound, Limits
+from adapters.websocket_actions import Close, Send
 from agent_server.engine.protocol import EngineError
 from agent_server.ids import new_id
 from agent_server.routes.answering import agent_for
@@ -46,7 +47,7 @@ CLOSE_LOST = 1006
 class Connection(ABC):
     """What both protocols share: receiving, sending, one run at a time."""
 
-    session: generation.Session | agui.Session
+    session: generation.GenerationSession | agui.AguiSession
 
     def __init__(self, server: Server, websocket: WebSocket) -> None:
         self.server = server
@@ -169,12 +170,12 @@ FAULT = RequestError("internal", "The server made a mistake; it is logged.")
 class GenerateConnection(Connection):
     """The generation protocol."""
 
-    session: generation.Session
+    session: generation.GenerationSession
 
     def __init__(self, server: Server, websocket: WebSocket) -> None:
         super().__init__(server, websocket)
         limits = Limits(body=server.settings.http.max_body)
-        self.session = generation.Session(new_id=new_id, clock=time.monotonic, limits=limits)
+        self.session = generation.GenerationSession(new_id=new_id, clock=time.monotonic, limits=limits)
         self._message_id: str | None = None
         self._feedback: list[generation.Feedback] = []
 
@@ -187,7 +188,7 @@ class GenerateConnection(Connection):
     async def perform(self, actions: Sequence[object]) -> None:
         for action in actions:
             match action:
-                case generation.Send(data):
+                case Send(data):
                     await self.send(data)
                 case generation.Start(inbound):
                     self.run = None
@@ -200,7 +201,7 @@ class GenerateConnection(Connection):
                     self._feedback.append(action)
                     if self.run is not None and self.run.finished:
                         await self._keep_feedback(self.run)
-                case generation.Close(code, reason):
+                case Close(code, reason):
                     await self.close(code, reason)
 
     async def _generate(self, inbound: Inbound) -> None:
@@ -270,11 +271,11 @@ class GenerateConnection(Connection):
 class AguiConnection(Connection):
     """AG-UI."""
 
-    session: agui.Session
+    session: agui.AguiSession
 
     def __init__(self, server: Server, websocket: WebSocket) -> None:
         super().__init__(server, websocket)
-        self.session = agui.Session(limits=Limits(body=server.settings.http.max_body), media=lambda: server.takes)
+        self.session = agui.AguiSession(limits=Limits(body=server.settings.http.max_body), media=lambda: server.takes)
 
     def going_away(self) -> Sequence[object]:
         return self.session.going_away()
@@ -285,15 +286,15 @@ class AguiConnection(Connection):
     async def perform(self, actions: Sequence[object]) -> None:
         for action in actions:
             match action:
-                case agui.Send(data):
+                case Send(data):
                     await self.send(data)
-                case agui.Start(inbound, agent):
+                case agui.StartRun(inbound, agent):
                     self.read(self._run(inbound, agent))
                 case agui.Subscribe(run_id, after):
                     self.read(self._subscribe(run_id, after))
                 case agui.ControlRun(name, changes):
                     await self._control(name, changes)
-                case agui.Close(code, reason):
+                case Close(code, reason):
                     await self.close(code, reason)
 
     async def _run(self, inbound: Inbound, agent: str) -> None:

@@ -20,10 +20,10 @@ from agent_server.settings.engine_settings import (
     UpstreamSettings,
 )
 from agent_server.settings.http_settings import (
-    Address,
     BrowserSettings,
     ConnectionLimits,
     HttpSettings,
+    ListenAddress,
     ListenSettings,
     WatchSettings,
     read_address,
@@ -33,10 +33,32 @@ from agent_server.settings.section import ENV_FILE, faults, from_environment, ne
 from agent_server.settings.served_settings import OutputSettings, PoolSettings, PromptSettings, ServedSettings
 
 __all__ = [
-    "AccessSettings", "Address", "BrowserSettings", "ComputeSettings", "ConnectionLimits", "HttpSettings",
-    "IssuerSettings", "ListenSettings", "LogLimits", "MediaLimits", "OutputSettings", "PoolSettings", "ProcessSettings",
-    "PromptSettings", "ReplicaSettings", "RunLimits", "ServedSettings", "Settings", "SharingLimits", "StoreSettings",
-    "TenantLimits", "ToolLimits", "UpstreamSettings", "WatchSettings", "fault_text", "read_address",
+    "AccessSettings",
+    "BrowserSettings",
+    "ComputeSettings",
+    "ConnectionLimits",
+    "HttpSettings",
+    "IssuerSettings",
+    "ListenAddress",
+    "ListenSettings",
+    "LogLimits",
+    "MediaLimits",
+    "OutputSettings",
+    "PoolSettings",
+    "ProcessSettings",
+    "PromptSettings",
+    "ReplicaSettings",
+    "RunLimits",
+    "ServedSettings",
+    "Settings",
+    "SharingLimits",
+    "StoreSettings",
+    "TenantLimits",
+    "ToolLimits",
+    "UpstreamSettings",
+    "WatchSettings",
+    "fault_text",
+    "read_address",
 ]  # fmt: skip
 
 ENV_PREFIX = "AGENT_SERVER_"

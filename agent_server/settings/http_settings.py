@@ -11,7 +11,7 @@ from agent_server.settings.lists import Names
 from agent_server.settings.section import Option, Section
 
 
-class Address(NamedTuple):
+class ListenAddress(NamedTuple):
     """Where a server listens: a TCP address, or the path of a Unix socket."""
 
     host: str = ""
@@ -19,15 +19,15 @@ class Address(NamedTuple):
     path: str = ""
 
 
-def read_address(text: str) -> Address:
+def read_address(text: str) -> ListenAddress:
     """`host:port`, `[::1]:8000` or `unix:/path`. Raises ValueError with a sentence."""
     if text.startswith("unix:"):
         if path := text.removeprefix("unix:"):
-            return Address(path=path)
+            return ListenAddress(path=path)
     else:
         host, colon, port = text.rpartition(":")
         if colon and host and port.isdecimal() and int(port) <= 65535 and (":" not in host or host.startswith("[")):
-            return Address(host.strip("[]"), int(port))
+            return ListenAddress(host.strip("[]"), int(port))
     raise ValueError(f"{text!r} is not an address: host:port, [::1]:8000 or unix:/path is")
 
 
@@ -61,9 +61,9 @@ class ListenSettings(Section):
         return path.rstrip("/")
 
     @property
-    def addresses(self) -> tuple[Address, ...]:
+    def addresses(self) -> tuple[ListenAddress, ...]:
         """Where to listen."""
-        return tuple(map(read_address, self.listen)) or (Address(self.host, self.port),)
+        return tuple(map(read_address, self.listen)) or (ListenAddress(self.host, self.port),)
 
 
 class BrowserSettings(Section):

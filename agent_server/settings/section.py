@@ -42,7 +42,7 @@ class Section(BaseModel):
     """What the options' names have in front of the fields'."""
 
 
-class Place(NamedTuple):
+class OptionPlace(NamedTuple):
     """Where an option arrives: the names that lead from a model to the field."""
 
     option: str
@@ -51,7 +51,7 @@ class Place(NamedTuple):
     field: FieldInfo
 
 
-def places(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[Place]:
+def places(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[OptionPlace]:
     """Every option of a model's sections, and of sections inside of sections."""
     for name, field in model.model_fields.items():
         path = (*above, name)
@@ -60,7 +60,7 @@ def places(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[Plac
         elif issubclass(model, Section):
             marked = next((each.name for each in field.metadata if isinstance(each, Option)), model.prefix + name)
             if marked:
-                yield Place(marked, path, model, field)
+                yield OptionPlace(marked, path, model, field)
 
 
 def nested(model: type[BaseModel], flat: Mapping[str, object]) -> dict[str, object]:

@@ -34,7 +34,7 @@ _FORGET = delete(schema.kept_runs).where(of_bound(schema.kept_runs), schema.kept
 _CHANGE_RUN = update(schema.runs).where(of_bound(schema.runs), schema.runs.c.id == bindparam("of_run"))
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class RunEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A run as it is entered. run: a row of `runs`. messages: the client's, in wire form. removal: the id of what an
     edit that they make takes away. edits: they may make one. recall: the client may leave out what is stored."""
 

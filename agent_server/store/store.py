@@ -164,7 +164,7 @@ class Store:
         thread holds where the messages do not show it. RequestError("conflict") while another server on this database
         has a run going on in the thread.
         """
-        entry = recording.Entry(
+        entry = recording.RunEntry(
             run=self._row(tenant, thread_id, run_id, agent, parent_run_id, "running"),
             messages=messages, removal=new_id("removal"), edits=edits, recall=recall,
         )  # fmt: skip
@@ -188,7 +188,7 @@ class Store:
     ) -> None:
         """Keep what a run was sent with while it waits for its thread. Nothing that is stored is edited by it."""
         run = self._row(tenant, thread_id, run_id, agent, parent_run_id, "waiting")
-        await self._write(recording.Entry(run=run, messages=messages).write)
+        await self._write(recording.RunEntry(run=run, messages=messages).write)
 
     def _row(
         self, tenant: str, thread_id: str, run_id: str, agent: str, parent_run_id: str | None, status: RunStatus

@@ -26,7 +26,7 @@ class Slot(NamedTuple):
 Item = Text | Slot
 
 
-class Section(NamedTuple):
+class CallSection(NamedTuple):
     """What stands around all calls, and between two. repeats: each call has a section of its own."""
 
     start: str
@@ -35,7 +35,7 @@ class Section(NamedTuple):
     repeats: bool
 
 
-def section(tools: Tools) -> Section:
+def section(tools: Tools) -> CallSection:
     """Calls in a JSON array stand in brackets, whether the section's markers name them or not. Calls that nothing
     announces stand each on a line of its own."""
     start, end, separator = tools.section_start, tools.section_end, tools.call_separator
@@ -45,7 +45,7 @@ def section(tools: Tools) -> Section:
         separator = separator or ", "
     elif not (tools.section_start or tools.call_start or tools.name_prefix):
         separator = separator or "\n"
-    return Section(start, end, separator, tools.repeats_section)
+    return CallSection(start, end, separator, tools.repeats_section)
 
 
 def tag_call(tools: Tools) -> tuple[Item, ...]:

@@ -76,17 +76,17 @@ class SchemaRefused(ValueError):
         self.message = message
 
 
-class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+class PreparedSchema(msgspec.Struct, frozen=True, kw_only=True):
     """`schema` is what the grammar is made of; `findings` what it leaves to the validation of the finished value."""
 
     schema: dict[str, Any]
     findings: tuple[Finding, ...] = ()
 
 
-def prepare(schema: Any) -> Prepared:
+def prepare(schema: Any) -> PreparedSchema:
     """Check the size, list what is not enforced, and take out what the grammar cannot have. Raises SchemaRefused."""
     if isinstance(schema, bool):
-        return Prepared(schema={} if schema else {"enum": []})
+        return PreparedSchema(schema={} if schema else {"enum": []})
     if not isinstance(schema, Mapping):
         raise SchemaRefused("", "A schema must be an object.")
     findings: list[Finding] = []
@@ -96,7 +96,7 @@ def prepare(schema: Any) -> Prepared:
         _refuse_hostile(path, node, schema)
         findings += inspect(path, node)
     _refuse_endless(schema)
-    return Prepared(schema=_lightened(schema), findings=tuple(findings))
+    return PreparedSchema(schema=_lightened(schema), findings=tuple(findings))
 
 
 def walk(schema: object, path: str = "", depth: int = 0) -> Iterator[tuple[str, Mapping[str, object]]]:

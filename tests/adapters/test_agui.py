@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters import sse
-from adapters.agui import PROTOBUF, SSE, Encoder, negotiate, parse
+from adapters.agui import PROTOBUF, SSE, SseEncoder, negotiate, parse
 from adapters.errors import RequestError, response
 from adapters.inbound import Limits
 from events import vocabulary as v
@@ -300,7 +300,7 @@ def test_what_we_cannot_answer_with_is_refused():
 
 
 def test_frames_hold_the_sequence_number_and_end_in_bare_line_feeds():
-    encoder = Encoder()
+    encoder = SseEncoder()
     frame = encoder.encode(v.TextMessageContent(message_id="m", delta="a\r\nb"), sequence=12)
     assert frame == b'id: 12\ndata: {"type":"TEXT_MESSAGE_CONTENT","messageId":"m","delta":"a\\r\\nb"}\n\n'
     assert encoder.finish() == b""

@@ -6,8 +6,8 @@ import base64
 
 import pytest
 
-from adapters.agui import Encoder
-from adapters.agui_protobuf import Encoder as BinaryEncoder
+from adapters.agui import SseEncoder
+from adapters.agui_protobuf import ProtobufEncoder
 from adapters.legacy import downgrade
 from events import vocabulary as v
 from events.encode import to_wire
@@ -66,7 +66,7 @@ RUNS = {
 
 @pytest.mark.parametrize(("client", "legacy", "binary"), [("1.0.0", False, False), ("0.0.59", True, False), ("1.0.0", False, True)])  # fmt: skip
 def test_both_clients_take_whole_runs_without_a_word(node_clients, client, legacy, binary):
-    encoder = BinaryEncoder() if binary else Encoder(legacy=legacy)
+    encoder = ProtobufEncoder() if binary else SseEncoder(legacy=legacy)
     entries = []
     for name, events in RUNS.items():
         body = b"".join(encoder.encode(event, sequence=i) for i, event in enumerate(events, 1)) + encoder.finish()

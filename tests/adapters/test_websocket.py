@@ -11,7 +11,7 @@ from inline_snapshot import snapshot
 
 from adapters.errors import KINDS, RequestError
 from adapters.generate import Identity
-from adapters.websocket import Close, ControlRun, Feedback, Send, Session, Start, Stop
+from adapters.websocket import Close, ControlRun, Feedback, GenerationSession, Send, Start, Stop
 from events.vocabulary import Custom, Event, TextMessageContent
 from tests.adapters import recorded
 
@@ -28,12 +28,12 @@ class Clock:
         return next(self._ticks) / 100
 
 
-def session() -> Session:
+def session() -> GenerationSession:
     counter = itertools.count(1)
-    return Session(new_id=lambda prefix: f"{prefix}_{next(counter)}", clock=Clock())
+    return GenerationSession(new_id=lambda prefix: f"{prefix}_{next(counter)}", clock=Clock())
 
 
-def say(to: Session, message: Any) -> list[Any]:
+def say(to: GenerationSession, message: Any) -> list[Any]:
     return [shown(action) for action in to.receive(json.dumps(message))]
 
 
@@ -41,7 +41,7 @@ def shown(action: Any) -> Any:
     return json.loads(action.data) if isinstance(action, Send) else action
 
 
-def running(config: dict[str, Any] | None = None, request_id: str = "gen_1") -> Session:
+def running(config: dict[str, Any] | None = None, request_id: str = "gen_1") -> GenerationSession:
     made = session()
     (start,) = made.receive(json.dumps(config or CONFIG))
     assert isinstance(start, Start)
@@ -49,7 +49,7 @@ def running(config: dict[str, Any] | None = None, request_id: str = "gen_1") -> 
     return made
 
 
-def play(to: Session, events: list[Event]) -> list[Any]:
+def play(to: GenerationSession, events: list[Event]) -> list[Any]:
     return [shown(action) for event in events for action in to.event(event)]
 
 

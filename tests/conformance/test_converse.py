@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from adapters.agui import SSE, Encoder, parse
+from adapters.agui import SSE, SseEncoder, parse
 from events import vocabulary as v
 from events.lifecycle import Verifier
 
@@ -45,7 +45,7 @@ def answer(run_input: Any) -> Iterator[v.Event]:
 class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         inbound = parse(self.rfile.read(int(self.headers["Content-Length"])), new_id=str)
-        encoder, verifier = Encoder(legacy=inbound.extra.legacy), Verifier(strict=True)
+        encoder, verifier = SseEncoder(legacy=inbound.extra.legacy), Verifier(strict=True)
         body = b""
         for sequence, event in enumerate(answer(inbound.input), 1):
             verifier.check(event)

@@ -9,7 +9,7 @@ from agent_server.engine.protocol import Control, Delta, Finished, GenerationReq
 from agent_server.generation.config import EngineConfig
 from agent_server.generation.delta_rule import NAME
 from agent_server.generation.loader import assemble
-from agent_server.generation.messages import Cancel, Failure, Modify, Pause, Resume, Submit
+from agent_server.generation.messages import Cancel, Failed, Modify, Pause, Resume, Submit
 from agent_server.model_files import ModelFiles
 from events.options import SamplingParams
 from tests.generation.tiny_models import make_tokenizer
@@ -97,7 +97,7 @@ class Driver:
         self.core.inbox.put(Modify(number, changes))
 
     def over(self, number):
-        return bool(self.items[number]) and isinstance(self.items[number][-1], Finished | Failure)
+        return bool(self.items[number]) and isinstance(self.items[number][-1], Finished | Failed)
 
     def tokens(self, number):
         return [token for item in self.items[number] if isinstance(item, Delta) for token in item.tokens]

@@ -7,7 +7,7 @@ import torch
 
 from agent_server.engine.protocol import Constraint, Control, Delta, Finished
 from agent_server.generation.constraint import Compiler, ConstraintError
-from agent_server.generation.messages import Failure
+from agent_server.generation.messages import Failed
 from tests.generation.harness import Driver, expected, prompts
 from tests.generation.tiny_models import make_model
 
@@ -193,7 +193,7 @@ def test_what_does_not_fit_is_that_requests_error_alone(name, driver, model):
     asked, kind = UNFIT[name]
     number = driver.submit(**asked)
     driver.finish()
-    assert isinstance(driver.end(number), Failure) and driver.end(number).kind == kind
+    assert isinstance(driver.end(number), Failed) and driver.end(number).kind == kind
     assert driver.ids(other) == expected(model, PROMPT, 10)
     driver.assert_clean()
 
@@ -290,7 +290,7 @@ def test_nothing_is_left_after_random_operations(fresh, kind):
     driver.finish()
     driver.assert_clean()
     for number, items in driver.items.items():
-        ends = [item for item in items if isinstance(item, Finished | Failure)]
+        ends = [item for item in items if isinstance(item, Finished | Failed)]
         assert len(ends) <= 1 and (not ends or items[-1] is ends[0])
         if ends and isinstance(ends[0], Finished):
             assert ends[0].usage.completion_tokens == len(driver.ids(number))

@@ -14,7 +14,7 @@ from agent_server.generation import device as devices
 from agent_server.generation.attention_kernels import VarlenKernel
 from agent_server.generation.config import EngineConfig
 from agent_server.generation.loader import load
-from agent_server.generation.messages import Failure
+from agent_server.generation.messages import Failed
 from agent_server.generation.runner import PackedRunner
 from agent_server.generation.sampler import Sampler
 from tests.generation.fake_device import DEVICE, HiddenWait, fake_cuda
@@ -107,7 +107,7 @@ def test_no_step_mixes_devices_or_waits(family, overlap, serve):
     numbers.append(driver.submit([12] * 70, max_tokens=2))
     driver.finish()
     for number in numbers:
-        assert not isinstance(driver.end(number), Failure), driver.end(number)
+        assert not isinstance(driver.end(number), Failed), driver.end(number)
         assert driver.end(number).reason == "length"
     driver.assert_clean()
 
@@ -186,4 +186,4 @@ def test_what_waits_or_mixes_devices_in_a_step_is_seen(wait, serve, monkeypatch)
         driver.finish()
     except HiddenWait:
         return
-    assert isinstance(driver.end(number), Failure)
+    assert isinstance(driver.end(number), Failed)

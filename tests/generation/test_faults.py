@@ -11,7 +11,7 @@ from agent_server.generation import scheduler, worker
 from agent_server.generation.config import EngineConfig
 from agent_server.generation.faults import DeviceLost, first_line, out_of_memory, raise_if_lost
 from agent_server.generation.generation import HONOURED
-from agent_server.generation.messages import Broken, Failure, Ready, Replies, Submit
+from agent_server.generation.messages import Broken, Failed, Ready, Replies, Submit
 from events.options import SamplingParams
 from tests.generation.harness import Driver, expected, prompts
 from tests.generation.tiny_models import make_model
@@ -169,7 +169,7 @@ def test_a_lost_device_with_nothing_in_flight_ends_the_worker_and_its_runs(model
     assert isinstance(said[0], Ready) and isinstance(said[-1], Broken)
     ends = {number: item for report in said if isinstance(report, Replies) for number, item in report.items}
     sentence = "The device failed: CUDA error: an illegal memory access was encountered. The engine starts again."
-    assert ends == {number: Failure("internal", sentence, True) for number in (1, 2)}
+    assert ends == {number: Failed("internal", sentence, True) for number in (1, 2)}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agent_server.engine.protocol import Constraint, Place
 from agent_server.generation import runner_choice
-from agent_server.generation.messages import Failure
+from agent_server.generation.messages import Failed
 from tests.generation.harness import Driver, expected, prompts
 from tests.generation.tiny_models import make_model
 
@@ -108,7 +108,7 @@ def test_a_filling_that_is_cancelled_or_refused_keeps_nothing(made):
     driver.finish()
     refused = driver.submit([9], place=filling(), constraint=Constraint(kind="regex", value="a"))
     driver.finish()
-    assert isinstance(driver.end(refused), Failure) and "grammar" in driver.end(refused).message
+    assert isinstance(driver.end(refused), Failed) and "grammar" in driver.end(refused).message
     assert driver.core.metrics()["num_kept_places"] == 0
     driver.assert_clean()
 

@@ -20,7 +20,7 @@ from transformers import (
 from agent_server.generation import sampler as module
 from agent_server.generation.masks import Masks, sorted_out
 from agent_server.generation.noise import MASK, uniform
-from agent_server.generation.sampler import Sampler, Settings
+from agent_server.generation.sampler import RowSampling, Sampler
 from events.options import SamplingParams
 
 CPU = torch.device("cpu")
@@ -46,7 +46,7 @@ def draw(logits, params, count, rows=8):
     """How often each token is picked, in `count` draws at consecutive positions, in batches of `rows`."""
     sampler = Sampler(rows, logits.shape[-1], CPU)
     for row in range(rows):
-        sampler.set(row, row, Settings(params, seed=1234), [], [])
+        sampler.set(row, row, RowSampling(params, seed=1234), [], [])
     counts = torch.zeros(logits.shape[-1])
     for start in range(0, count, rows):
         batch = logits.repeat(rows, 1)
@@ -130,7 +130,7 @@ def test_a_row_does_not_depend_on_its_company(everybody, seed, vocab):
     together, alone = Sampler(8, vocab, CPU), Sampler(8, vocab, CPU)
     for row, params in enumerate(everybody):
         for sampler in (together, alone):
-            sampler.set(row, row, Settings(params, seed=row, ends=(2,)), prompts[row], [7, 7])
+            sampler.set(row, row, RowSampling(params, seed=row, ends=(2,)), prompts[row], [7, 7])
     for position in (2, 3):
         rows = list(range(len(everybody)))
         batch = together.sample(logits.clone(), rows, [position] * len(rows))
@@ -145,7 +145,7 @@ def test_a_row_does_not_depend_on_its_company(everybody, seed, vocab):
 
 def pick(params, logits, prompt=(), output=(), ends=(), position=0, masks=None):
     sampler = Sampler(2, logits.shape[-1], CPU)
-    sampler.set(1, 1, Settings(params, 3, ends), list(prompt), list(output))
+    sampler.set(1, 1, RowSampling(params, 3, ends), list(prompt), list(output))
     return sampler.sample(logits[None].clone(), [1], [position], masks)
 
 
@@ -166,7 +166,7 @@ def test_penalties_are_subtracted_by_their_definitions():
 def test_penalties_count_what_is_picked():
     sampler = Sampler(1, 4, CPU)
     params = SamplingParams(temperature=0.0, frequency_penalty=0.5)
-    sampler.set(0, 0, Settings(params, 3), [], [])
+    sampler.set(0, 0, RowSampling(params, 3), [], [])
     logits = torch.tensor([[2.0, 1.8, 0.0, 0.0]])
     picked = [int(sampler.sample(logits.clone(), [0], [position]).tokens) for position in range(4)]
     assert picked == [0, 1, 0, 1]
@@ -202,7 +202,7 @@ def test_a_mask_allows_only_what_its_bits_say():
     params = SamplingParams(temperature=1.5)
     sampler = Sampler(2, 70, CPU)
     for row in range(2):
-        sampler.set(row, row, Settings(params, 3), [], [])
+        sampler.set(row, row, RowSampling(params, 3), [], [])
     seen, free = set(), set()
     for position in range(200):
         tokens = sampler.sample(logits.repeat(2, 1), [0, 1], [position] * 2, Masks(bits, [1])).tokens.tolist()
@@ -243,7 +243,7 @@ def test_masks_that_are_sorted_out_pick_what_they_pick_unpacked(data):
     for masks in (Masks(bits.clone(), places), replace(sorted_out(bits.clone(), [], size), rows=places)):
         sampler = Sampler(rows, size, CPU)
         for row in range(rows):
-            sampler.set(row, row, Settings(params[row], row), [1, 2, 3], [3, 3])
+            sampler.set(row, row, RowSampling(params[row], row), [1, 2, 3], [3, 3])
         picked.append([sampler.sample(logits.clone(), list(range(rows)), [p] * rows, masks).tokens for p in range(3)])
     assert torch.equal(torch.stack(picked[0]), torch.stack(picked[1]))
     for number, place in enumerate(places):
@@ -261,7 +261,7 @@ def test_a_row_with_few_choices_draws_the_same_whoever_is_beside_it(beside):
     for rows, drawn in (([0], alone), (list(range(beside + 1)), together)):
         sampler = Sampler(8, 5000, CPU)
         for row in range(8):
-            sampler.set(row, row, Settings(SamplingParams(temperature=2.0), seed=row), [], [])
+            sampler.set(row, row, RowSampling(SamplingParams(temperature=2.0), seed=row), [], [])
         masks = sorted_out(bits[rows].clone(), list(range(len(rows))), 5000)
         assert masks.few is not None and masks.few.numbers == rows
         drawn += [int(sampler.sample(logits[rows], rows, [p] * len(rows), masks).tokens[0]) for p in range(100)]

@@ -9,7 +9,7 @@ from transformers import NoBadWordsLogitsProcessor
 
 from agent_server.engine.detokenizer import ByteVocabulary, TokenizerVocabulary
 from agent_server.engine.protocol import Thought
-from agent_server.generation.messages import Failure
+from agent_server.generation.messages import Failed
 from agent_server.generation.steering import ThoughtBudget, bad_words
 from tests.generation.harness import Driver
 from tests.generation.tiny_models import make_model, make_tokenizer
@@ -80,7 +80,7 @@ def test_an_allowed_token_outside_of_the_vocabulary_is_refused(driver):
     number = driver.submit(PROMPT, allowed_token_ids=(5000,))
     driver.finish()
     end = driver.end(number)
-    assert isinstance(end, Failure) and "5000" in end.message
+    assert isinstance(end, Failed) and "5000" in end.message
 
 
 def thought_of(driver, start, end, *, opened, close):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from agent_server.generation.masks import Masks
-from agent_server.generation.sampler import Sampler, Settings
+from agent_server.generation.sampler import RowSampling, Sampler
 from events.formats import registry
 from events.grammar import Stage
 from events.options import SamplingParams, ToolChoice
@@ -119,7 +119,7 @@ def test_neighbours_without_a_grammar_get_the_tokens_they_get_alone():
         matchers, _ = _matchers(walking, functions, 2, choice=ToolChoice("required"))
         sampler = Sampler(4, size, torch.device("cpu"))
         for row in range(4):
-            sampler.set(row, row, Settings(SamplingParams(temperature=1.0), row), [], [])
+            sampler.set(row, row, RowSampling(SamplingParams(temperature=1.0), row), [], [])
         generator = torch.Generator().manual_seed(1)
         for position in range(60):
             logits = torch.randn(4, size, generator=generator) + walking.nudge

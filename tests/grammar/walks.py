@@ -27,7 +27,7 @@ from agent_server.generation.grammar import GrammarBackend
 from agent_server.generation.loader import assemble
 from agent_server.generation.masks import Masks
 from agent_server.generation.messages import Submit
-from agent_server.generation.sampler import Sampler, Settings
+from agent_server.generation.sampler import RowSampling, Sampler
 from agent_server.generation.step import Core
 from agent_server.model_files import ModelFiles
 from agent_server.prompting.schemas import FORMATS
@@ -113,7 +113,7 @@ def walk(
     size = walker.nudge.shape[0]
     sampler = Sampler(rows, size, torch.device("cpu"))
     for row in range(rows):
-        sampler.set(row, row, Settings(SamplingParams(temperature=1.0), seed * 1000 + row), [], [])
+        sampler.set(row, row, RowSampling(SamplingParams(temperature=1.0), seed * 1000 + row), [], [])
     generator = torch.Generator().manual_seed(seed)
     outputs: list[list[int]] = [[] for _ in range(rows)]
     ended = [False] * rows

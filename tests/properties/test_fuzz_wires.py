@@ -29,6 +29,7 @@ from adapters import (
     openai_responses,
     tokenize,
     websocket,
+    websocket_actions,
 )
 from adapters.errors import RequestError, Wire, response
 from adapters.generate import Identity
@@ -207,20 +208,20 @@ def check_session(name: str, rng: random.Random) -> float:
     counter = itertools.count()
     begun = time.thread_time()
     session: Any = (
-        websocket.Session(new_id=lambda prefix: f"{prefix}_{next(counter)}", clock=lambda: 0.0)
+        websocket.GenerationSession(new_id=lambda prefix: f"{prefix}_{next(counter)}", clock=lambda: 0.0)
         if name == "websocket"
-        else agui_websocket.Session()
+        else agui_websocket.AguiSession()
     )
     for _ in range(rng.randint(1, 5)):
         value = rng.choice(MESSAGES[name])
         data = spoilt(written(value if rng.random() < 0.4 else changed(value, rng)), rng)[:LARGEST]
         for action in session.receive(data.decode("utf-8", "replace")):
-            if isinstance(action, websocket.Send | agui_websocket.Send):
+            if isinstance(action, websocket_actions.Send):
                 assert len(action.data) < ANSWER_LIMIT
                 json.loads(action.data)
             if isinstance(action, websocket.Start):
                 session.started(Identity(request_id="gen_1", model="m"))
-            if isinstance(action, websocket.Stop | agui_websocket.Start):
+            if isinstance(action, websocket.Stop | agui_websocket.StartRun):
                 session.event(RunFinished(thread_id="t", run_id="r"))
     return time.thread_time() - begun
 

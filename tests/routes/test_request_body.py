@@ -12,9 +12,9 @@ from starlette.types import Message, Receive, Scope
 from websockets.asyncio.client import connect
 
 from adapters import openai_chat
-from adapters.agui_websocket import Session as AguiSession
+from adapters.agui_websocket import AguiSession
 from adapters.errors import RequestError
-from adapters.websocket import Session
+from adapters.websocket import GenerationSession
 from agent_server.app import build_app
 from agent_server.engines.scripts import Script
 from agent_server.routes import request_body
@@ -107,11 +107,11 @@ async def test_large_input_is_parsed_in_a_thread(size: int, beside: bool):
 async def test_a_large_message_of_a_websocket_is_parsed_in_a_thread(path: str, monkeypatch: pytest.MonkeyPatch):
     threads: list[int] = []
 
-    def read(session: Session, data: str) -> RequestError:
+    def read(session: GenerationSession, data: str) -> RequestError:
         threads.append(threading.get_ident())
         return RequestError("invalid_request", "Read.")
 
-    for session in (Session, AguiSession):
+    for session in (GenerationSession, AguiSession):
         monkeypatch.setattr(session, "read", read)
     async with serving(scripted("Hello")) as running, connect(running.url.replace("http", "ws") + path) as client:
         for size in (request_body.LARGE, request_body.LARGE + 1):

@@ -20,7 +20,7 @@ def _any(replica: Replica) -> bool:
 
 
 @dataclass(eq=False, slots=True)
-class Place:
+class ReplicaNeed:
     """What a generation needs of a replica.
 
     chain: the blocks of its prompt. avoid: replicas that lost it, which are used again only if there is no other. fits:
@@ -44,14 +44,14 @@ class Balancer:
         self.prefixes = Prefixes(settings.prefixes)
         self._settings = settings
         self._now = now
-        self._waiting: deque[Place] = deque()
+        self._waiting: deque[ReplicaNeed] = deque()
         self._turns = itertools.count(1)
 
     @property
     def waiting(self) -> int:
         return len(self._waiting)
 
-    async def acquire(self, place: Place) -> Replica:
+    async def acquire(self, place: ReplicaNeed) -> Replica:
         """A replica with room, as soon as there is one; the caller must `release` it. Raises EngineError("overloaded")
         if the queue is full, EngineError("unavailable") if no replica can be used for `settings.wait` seconds."""
         # While others wait, a new generation joins them at the end instead of taking the next free place.
@@ -74,7 +74,7 @@ class Balancer:
             self._withdraw(place)
             raise
 
-    def _withdraw(self, place: Place) -> None:
+    def _withdraw(self, place: ReplicaNeed) -> None:
         """The generation was cancelled: leave the queue."""
         with contextlib.suppress(ValueError):
             self._waiting.remove(place)
@@ -91,7 +91,7 @@ class Balancer:
     def dispatch(self) -> None:
         """Give free replicas to the waiting generations in their order. One that cannot use any of them keeps its place
         and does not block those behind it."""
-        skipped: list[Place] = []
+        skipped: list[ReplicaNeed] = []
         while self._waiting and any(self._free(each) for each in self.replicas):
             place = self._waiting.popleft()
             replica = self._choose(place)
@@ -116,7 +116,7 @@ class Balancer:
                 message = "No replica is available; try again later."
                 self._refuse(place, EngineError("unavailable", message, retryable=True))
 
-    def _refuse(self, place: Place, error: EngineError) -> None:
+    def _refuse(self, place: ReplicaNeed, error: EngineError) -> None:
         if place.assigned is not None and not place.assigned.done():
             place.assigned.set_exception(error)
 
@@ -126,19 +126,19 @@ class Balancer:
             self._refuse(place, error)
         self._waiting.clear()
 
-    def elsewhere(self, place: Place) -> bool:
+    def elsewhere(self, place: ReplicaNeed) -> bool:
         """Whether a usable replica exists that has not lost this generation."""
         return any(replica not in place.avoid for replica in self._usable(place, self._now()))
 
     # choosing
 
-    def _usable(self, place: Place, now: float) -> list[Replica]:
+    def _usable(self, place: ReplicaNeed, now: float) -> list[Replica]:
         return [replica for replica in self.replicas if replica.available(now) and place.fits(replica)]
 
     def _free(self, replica: Replica) -> bool:
         return replica.in_flight < self._settings.in_flight and replica.available(self._now())
 
-    def _choose(self, place: Place) -> Replica | None:
+    def _choose(self, place: ReplicaNeed) -> Replica | None:
         """The replica with the fewest generations in flight, reduced by `affinity` times the share of the prompt that
         it has cached; of several with the same number, the one used longest ago. None while all usable replicas are
         full."""
@@ -152,7 +152,7 @@ class Balancer:
         worth = self._settings.affinity
         return min(free, key=lambda r: (r.in_flight - worth * shares[r.number], r.turn))
 
-    def _take(self, replica: Replica, place: Place) -> Replica:
+    def _take(self, replica: Replica, place: ReplicaNeed) -> Replica:
         replica.in_flight += 1
         replica.turn = next(self._turns)
         self.prefixes.add(place.chain, replica.number)

@@ -11,7 +11,7 @@ import msgspec
 
 from agent_server.engine.continuation import may_continue
 from agent_server.engine.protocol import Control, Delta, Finished, GenerationRequest, Timings
-from agent_server.engines.replicas.balancer import Place
+from agent_server.engines.replicas.balancer import ReplicaNeed
 from agent_server.engines.replicas.replica import Replica
 
 Action = Literal["paused", "resumed", "modified"]
@@ -28,7 +28,7 @@ class Flow:
     """
 
     request: GenerationRequest
-    place: Place
+    place: ReplicaNeed
     arrived: float
     generated: list[int]
     attempts: int = 0

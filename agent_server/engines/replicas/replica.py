@@ -14,7 +14,7 @@ READY = frozenset({"ready", "degraded"})
 
 
 @dataclass(slots=True)
-class Counts:
+class ReplicaCounts:
     """Counted since the start. retries: generations that another replica began again; resumes: that another
     continued."""
 
@@ -41,7 +41,7 @@ class Replica:
     refusal: str = ""
     hopeless: bool = False
     starting: asyncio.Task[None] | None = None
-    counts: Counts = field(default_factory=Counts)
+    counts: ReplicaCounts = field(default_factory=ReplicaCounts)
 
     @property
     def status(self) -> EngineStatus:

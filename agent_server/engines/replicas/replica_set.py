@@ -26,7 +26,7 @@ from agent_server.engine.protocol import (
 )
 from agent_server.engines.replicas.affinity import chain_of
 from agent_server.engines.replicas.attempt import Attempt
-from agent_server.engines.replicas.balancer import Balancer, Place
+from agent_server.engines.replicas.balancer import Balancer, ReplicaNeed
 from agent_server.engines.replicas.breaker import Breaker
 from agent_server.engines.replicas.flow import Action, Flow
 from agent_server.engines.replicas.replica import Replica, described
@@ -130,7 +130,7 @@ class ReplicaSet:
         if request.request_id in self._flows:
             raise EngineError("invalid_request", f"A generation {request.request_id} is already running.")
         several = len(self.replicas) > 1
-        place = Place(chain_of(request.tenant, request.prompt_token_ids) if several else ())
+        place = ReplicaNeed(chain_of(request.tenant, request.prompt_token_ids) if several else ())
         flow = Flow(request, place, self._now(), list(request.generated))
         if request.generated:
             flow.must_continue()

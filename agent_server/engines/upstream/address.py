@@ -12,7 +12,7 @@ DIALECTS = ("vllm", "vllm-tokens", "sglang", "llamacpp", "openai", WORKER)
 """The prefixes of a URL. Each but WORKER has a module in agent_server.engines.upstream.dialects."""
 
 
-class Address(msgspec.Struct, frozen=True):
+class UpstreamAddress(msgspec.Struct, frozen=True):
     """url: without a slash at the end. dialect: None if the server is to be asked. key: sent as a bearer token."""
 
     url: str
@@ -20,7 +20,7 @@ class Address(msgspec.Struct, frozen=True):
     key: str = ""
 
 
-def parse_address(text: str, key: str = "") -> Address:
+def parse_address(text: str, key: str = "") -> UpstreamAddress:
     """Raises ValueError with one sentence. A key in the URL (`http://:KEY@host`) is used instead of `key`."""
     scheme, separator, rest = text.strip().partition("://")
     dialect, _, plain = scheme.rpartition("+")
@@ -33,4 +33,4 @@ def parse_address(text: str, key: str = "") -> Address:
         raise ValueError(f"{text!r} names no host.")
     host = parts.netloc.rpartition("@")[2]
     path = parts.path.rstrip("/").removesuffix("/v1")
-    return Address(urlunsplit((plain, host, path, "", "")), dialect or None, parts.password or key)
+    return UpstreamAddress(urlunsplit((plain, host, path, "", "")), dialect or None, parts.password or key)

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 
 from agent_server.engine.protocol import EngineError, EngineInfo, GenerationRequest
-from agent_server.engines.upstream.dialects import OutgoingRequest, Served
-from agent_server.engines.upstream.grammar import Grammar
-from agent_server.engines.upstream.model import Model
+from agent_server.engines.upstream.dialects import OutgoingRequest, UpstreamInfo
+from agent_server.engines.upstream.grammar import UpstreamGrammar
+from agent_server.engines.upstream.model import UpstreamModel
 from agent_server.engines.upstream.transport import Transport
 from events.options import SamplingParams
 
@@ -19,12 +19,12 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True):
     this side. info: what it can do as an engine."""
 
     dialect: Any
-    served: Served
-    model: Model
+    served: UpstreamInfo
+    model: UpstreamModel
     info: EngineInfo
 
     def outgoing(
-        self, request: GenerationRequest, sampling: SamplingParams, grammar: Grammar | None = None
+        self, request: GenerationRequest, sampling: SamplingParams, grammar: UpstreamGrammar | None = None
     ) -> OutgoingRequest:
         return OutgoingRequest(
             request=request,

@@ -9,10 +9,10 @@ import msgspec
 
 from agent_server.engine.protocol import EngineError, EngineInfo, GenerationRequest
 from agent_server.engines.upstream.connection import Upstream
-from agent_server.engines.upstream.dialects import DIALECTS, Dialect, Served
+from agent_server.engines.upstream.dialects import DIALECTS, Dialect, UpstreamInfo
 from agent_server.engines.upstream.dialects.dialect import known
 from agent_server.engines.upstream.errors import error_of
-from agent_server.engines.upstream.model import Model
+from agent_server.engines.upstream.model import UpstreamModel
 from agent_server.engines.upstream.output import Output
 from agent_server.engines.upstream.transport import Transport
 from agent_server.settings import UpstreamSettings
@@ -30,7 +30,7 @@ PATHS = (("/get_model_info", "sglang"), ("/props", "llamacpp"))
 
 
 async def connect(
-    transport: Transport, model: Model, settings: UpstreamSettings, report: Callable[[str], None]
+    transport: Transport, model: UpstreamModel, settings: UpstreamSettings, report: Callable[[str], None]
 ) -> Upstream:
     """Wait until the server has loaded its model, then check that it is the same as ours. report: called with the
     reason for each further wait.
@@ -54,7 +54,7 @@ async def connect(
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def _connect_once(transport: Transport, model: Model, settings: UpstreamSettings) -> Upstream:
+async def _connect_once(transport: Transport, model: UpstreamModel, settings: UpstreamSettings) -> Upstream:
     dialect = await _dialect(transport)
     url = transport.address.url
     # The checks go from cheap to expensive, and each names a mismatch more precisely than the generated token would.
@@ -103,21 +103,21 @@ async def find(transport: Transport) -> str:
     raise EngineError("unavailable", message)
 
 
-def _mismatch(url: str, served: Served, model: Model, what: str) -> EngineError:
+def _mismatch(url: str, served: UpstreamInfo, model: UpstreamModel, what: str) -> EngineError:
     hint = f"Start this server with that model's folder or name instead of {model.source}."
     return EngineError(
         "unavailable", f"The upstream {url} serves {served.model}, whose {what} is not that of {model.source}. {hint}"
     )
 
 
-def _check_size(url: str, served: Served, model: Model) -> None:
+def _check_size(url: str, served: UpstreamInfo, model: UpstreamModel) -> None:
     """Raises EngineError if the upstream's model has fewer token ids than our tokenizer. It may have more: models pad
     their embeddings."""
     if served.vocab_size is not None and served.vocab_size < model.vocabulary.size:
         raise _mismatch(url, served, model, f"vocabulary of {served.vocab_size}")
 
 
-async def _check_tokens(transport: Transport, dialect: Dialect, served: Served, model: Model) -> None:
+async def _check_tokens(transport: Transport, dialect: Dialect, served: UpstreamInfo, model: UpstreamModel) -> None:
     """Raises EngineError unless the server splits a sample into the same ids as our tokenizer."""
     text = SAMPLE + "".join(list(model.controls.values())[:MARKS])
     theirs = await dialect.tokenize(transport, served, text)
@@ -125,7 +125,7 @@ async def _check_tokens(transport: Transport, dialect: Dialect, served: Served, 
         raise _mismatch(transport.address.url, served, model, "tokenizer")
 
 
-def _info(url: str, dialect: Dialect, served: Served, model: Model) -> EngineInfo:
+def _info(url: str, dialect: Dialect, served: UpstreamInfo, model: UpstreamModel) -> EngineInfo:
     lengths = [length for length in (served.context_length, model.context_length) if length]
     if not lengths:
         message = f"Neither {url} nor {model.source} says how long the context is; set AGENT_SERVER_MAX_CONTEXT."

@@ -22,12 +22,12 @@ from agent_server.engine.protocol import (
     EngineStatus,
     GenerationRequest,
 )
-from agent_server.engines.upstream.address import Address
+from agent_server.engines.upstream.address import UpstreamAddress
 from agent_server.engines.upstream.connection import Upstream
 from agent_server.engines.upstream.constraint_verifier import ConstraintVerifier, ConstraintVerifiers
 from agent_server.engines.upstream.detect import connect
 from agent_server.engines.upstream.grammar import translate
-from agent_server.engines.upstream.model import Model
+from agent_server.engines.upstream.model import UpstreamModel
 from agent_server.engines.upstream.output import Output
 from agent_server.engines.upstream.sampling import bounded
 from agent_server.engines.upstream.transport import TAIL_SECONDS, Transport
@@ -42,7 +42,9 @@ class UpstreamEngine:
     """load: reads the model's tokenizer and defaults; called once, in a thread. The dialect is the address's; without
     one it is found by asking the server."""
 
-    def __init__(self, address: Address, load: Callable[[], Model], settings: UpstreamSettings | None = None) -> None:
+    def __init__(
+        self, address: UpstreamAddress, load: Callable[[], UpstreamModel], settings: UpstreamSettings | None = None
+    ) -> None:
         self.address = address
         self.settings = settings or UpstreamSettings()
         self._load = load

@@ -18,14 +18,16 @@ from events.grammar.nodes import Node
 HEADER = "%llguidance {}\n"
 
 
-class Grammar(msgspec.Struct, frozen=True):
+class UpstreamGrammar(msgspec.Struct, frozen=True):
     """value: a string for "lark", "ebnf" and "regex", a JSON value for "structural_tag" and "json_schema"."""
 
     kind: Literal["lark", "ebnf", "structural_tag", "json_schema", "regex"]
     value: Any
 
 
-async def translate(constraint: Constraint | None, language: str | None, controls: Mapping[int, str]) -> Grammar | None:
+async def translate(
+    constraint: Constraint | None, language: str | None, controls: Mapping[int, str]
+) -> UpstreamGrammar | None:
     """The constraint for an upstream that takes grammars for `language`: "llguidance" or "xgrammar". controls: the
     spellings of control tokens by id. Raises EngineError("invalid_request") if the library cannot enforce the
     constraint in full: an incomplete grammar is never sent."""
@@ -40,27 +42,27 @@ async def translate(constraint: Constraint | None, language: str | None, control
         raise refused("response_format", message) from error
 
 
-def for_llguidance(constraint: Constraint, controls: Sequence[int]) -> Grammar:
+def for_llguidance(constraint: Constraint, controls: Sequence[int]) -> UpstreamGrammar:
     """The same grammar that the embedded engine uses. A constraint that Lark cannot express is sent as the client's
     structural tag."""
     if constraint.kind == "lark":
         text = str(constraint.value)
-        return Grammar("lark", text if "%llguidance" in text else HEADER + text)
+        return UpstreamGrammar("lark", text if "%llguidance" in text else HEADER + text)
     if constraint.kind == "ebnf":
-        return Grammar("ebnf", constraint.value)
+        return UpstreamGrammar("ebnf", constraint.value)
     try:
-        return Grammar("lark", lark(node_of(constraint), controls))
+        return UpstreamGrammar("lark", lark(node_of(constraint), controls))
     except Unwritable:
-        return Grammar("structural_tag", whole_tag(node_of(constraint)))
+        return UpstreamGrammar("structural_tag", whole_tag(node_of(constraint)))
 
 
-def for_xgrammar(constraint: Constraint, controls: Mapping[int, str]) -> Grammar:
+def for_xgrammar(constraint: Constraint, controls: Mapping[int, str]) -> UpstreamGrammar:
     """The constraint for xgrammar. Raises Unwritable if xgrammar cannot enforce it."""
     if constraint.kind in ("lark", "ebnf", "regex"):
         if constraint.kind == "lark":
             raise Unwritable("it has no Lark.")
-        return Grammar(constraint.kind, constraint.value)
-    return Grammar("structural_tag", whole_tag(TagWriter(controls).write(node_of(constraint))))
+        return UpstreamGrammar(constraint.kind, constraint.value)
+    return UpstreamGrammar("structural_tag", whole_tag(TagWriter(controls).write(node_of(constraint))))
 
 
 def whole_tag(node: Node) -> dict[str, object]:

@@ -14,7 +14,7 @@ from events.options import SamplingParams
 from events.sampling import FROM_MODEL
 
 
-class Model(msgspec.Struct, frozen=True, kw_only=True):
+class UpstreamModel(msgspec.Struct, frozen=True, kw_only=True):
     """name: the name that clients use. source: folder or hub name. ends: ids that end an answer. controls: spellings of
     the control tokens by id. defaults: sampling parameters for requests that do not give them. context_length: None if
     no file of the model gives it."""
@@ -35,7 +35,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(sampling, **missing)
 
 
-def load_model(source: str, name: str) -> Model:
+def load_model(source: str, name: str) -> UpstreamModel:
     """Read a model's files from a folder or a hub name, without its weights. Raises EngineError with one sentence."""
     try:
         files = load_model_files(source)
@@ -43,7 +43,7 @@ def load_model(source: str, name: str) -> Model:
         message = f"The tokenizer of {source} is needed beside an upstream engine: {error}"
         raise EngineError("unavailable", message) from error
     added = files.tokenizer.get_added_tokens_decoder()
-    return Model(
+    return UpstreamModel(
         name=name,
         source=source,
         vocabulary=TokenizerVocabulary(files.tokenizer),

@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 
 from agent_server.engine.protocol import EngineError
-from agent_server.engines.upstream.address import Address
+from agent_server.engines.upstream.address import UpstreamAddress
 from agent_server.engines.upstream.errors import error_of
 from agent_server.engines.upstream.frames import FrameError, FrameSplitter
 from agent_server.settings import UpstreamSettings
@@ -47,7 +47,7 @@ class HttpAnswer(msgspec.Struct, frozen=True):
 class Transport:
     """The connections to one upstream. `close` ends them all."""
 
-    def __init__(self, address: Address, settings: UpstreamSettings) -> None:
+    def __init__(self, address: UpstreamAddress, settings: UpstreamSettings) -> None:
         self.address = address
         self._settings = settings
         self._session: aiohttp.ClientSession | None = None

@@ -18,7 +18,7 @@ from agent_server.engine.protocol import (
     Finished,
     GenerationRequest,
 )
-from agent_server.engines.upstream.address import Address
+from agent_server.engines.upstream.address import UpstreamAddress
 from agent_server.engines.upstream.transport import TAIL_SECONDS, Transport
 from agent_server.engines.worker.frames import Command, Report, WorkerFrames, failure_of, fields, item_of
 from agent_server.settings import UpstreamSettings
@@ -32,7 +32,7 @@ ASK_SECONDS = 5.0
 class WorkerEngine:
     """The engine of an `agent-server worker`. A stream without `complete_final` counts as lost."""
 
-    def __init__(self, address: Address, settings: UpstreamSettings | None = None) -> None:
+    def __init__(self, address: UpstreamAddress, settings: UpstreamSettings | None = None) -> None:
         self.address = address
         self.settings = settings or UpstreamSettings()
         self._transport = Transport(address, self.settings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 
 from agent_server.engine.protocol import Engine, EngineError, EngineInfo, EngineItem, EngineStatus, GenerationRequest
-from agent_server.engines.upstream.address import Address
+from agent_server.engines.upstream.address import UpstreamAddress
 from agent_server.engines.upstream.transport import Transport
 from agent_server.engines.worker.client import WorkerEngine
 from agent_server.engines.worker.frames import KIND
@@ -16,7 +16,7 @@ class DiscoveredEngine:
     """Asks the server when it is started and passes every call on to the engine that fits it. upstream: makes the
     engine for a server that is not a worker."""
 
-    def __init__(self, address: Address, upstream: Callable[[], Engine], settings: UpstreamSettings) -> None:
+    def __init__(self, address: UpstreamAddress, upstream: Callable[[], Engine], settings: UpstreamSettings) -> None:
         self.address = address
         self._upstream = upstream
         self._settings = settings

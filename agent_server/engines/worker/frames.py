@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from agent_server.engine.protocol import EngineError, EngineInfo, EngineItem, EngineStatus, ErrorKind
+from agent_server.engine.protocol import EngineError, EngineInfo, EngineItem, EngineStatus, Failure
 from agent_server.engines.upstream.frames import MAX_FRAME, FrameError, FrameSplitter
 
 COMPLETE_FINAL = b"event: complete_final\n\n"
@@ -36,22 +36,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     draining: bool = False
     running: int = 0
     metrics: dict[str, float] = {}
-
-
-class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """An EngineError as JSON."""
-
-    kind: ErrorKind
-    message: str
-    retryable: bool = False
-    param: str | None = None
-
-    @classmethod
-    def of(cls, error: EngineError) -> Failure:
-        return cls(kind=error.kind, message=error.message, retryable=error.retryable, param=error.param)
-
-    def error(self) -> EngineError:
-        return EngineError(self.kind, self.message, retryable=self.retryable, param=self.param)
 
 
 _encoder = msgspec.json.Encoder()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from agent_server.generation.kernels.sample_kernels import adjust_kernel, pick_kernel
-from agent_server.generation.penalties import Counts
+from agent_server.generation.penalties import TokenCounts
 
 BLOCK = 4096
 """Logits of a row that are looked at together."""
@@ -37,7 +37,7 @@ class Picked:
     totals: Tensor | None
 
 
-def adjust(logits: Tensor, rows: Tensor, counts: Counts | None, masks: tuple[Tensor, Tensor] | None) -> Tensor:
+def adjust(logits: Tensor, rows: Tensor, counts: TokenCounts | None, masks: tuple[Tensor, Tensor] | None) -> Tensor:
     """Logits `[places, vocabulary]` float32 with penalties, and minus infinity for what is masked: masks are each
     place's number `[places]` int32, below 0 for none, and the bits `[masks, words]` int32, where a set bit allows."""
     places, vocab_size = logits.shape
@@ -60,7 +60,7 @@ def pick(
     rows: Tensor,
     positions: Tensor,
     parameters: Parameters,
-    counts: Counts | None = None,
+    counts: TokenCounts | None = None,
     *,
     logprobs: bool = False,
 ) -> Picked:

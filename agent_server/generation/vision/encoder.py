@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from agent_server.generation.vision.inputs import Prepared
+from agent_server.generation.vision.inputs import PreparedPicture
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -40,7 +40,7 @@ class PictureEncoder:
         self._kept: OrderedDict[bytes, Features] = OrderedDict()
         self._room = kept_bytes
 
-    def features(self, picture: Prepared) -> Features:
+    def features(self, picture: PreparedPicture) -> Features:
         """Of one picture; computed once while it is kept."""
         found = self._kept.pop(picture.digest, None)
         if found is None:
@@ -51,7 +51,7 @@ class PictureEncoder:
             self._room += self._kept.popitem(last=False)[1].nbytes
         return found
 
-    def _encode(self, picture: Prepared) -> Features:
+    def _encode(self, picture: PreparedPicture) -> Features:
         self.encoded += 1
         device, dtype = self.model.device, self.model.dtype
         tensors = {

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from agent_server.generation.vision.placing import Layout, Span
+from agent_server.generation.vision.placing import PlacedPrompt, Span
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Prepared:
+class PreparedPicture:
     """A picture as the vision tower takes it. ids: the tokens that stand for it. tensors: the arguments of the model's
     `get_image_features`. digest: of its content."""
 
@@ -27,8 +27,8 @@ class PictureInputs:
     shift: what is added to a token's index behind the prompt. whole: a picture's tokens see each other (Gemma 3), so a
     chunk never ends within one."""
 
-    layout: Layout
-    pictures: list[Prepared]
+    layout: PlacedPrompt
+    pictures: list[PreparedPicture]
     positions: Tensor | None = None
     shift: int = 0
     whole: bool = False

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class LanguageModel(torch.nn.Module):
+class VisionTextModel(torch.nn.Module):
     """`whole`: a model of transformers' image-text kind. With `kv`, the text model alone runs, on ids or embeddings;
     without it, the whole one as it is."""
 

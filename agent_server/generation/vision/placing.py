@@ -8,7 +8,7 @@ from hashlib import blake2b
 from typing import Protocol
 
 
-class Words(Protocol):
+class TokenWords(Protocol):
     """The part of a tokenizer that is needed here."""
 
     def encode(self, text: str) -> list[int]: ...
@@ -44,7 +44,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PlacedPrompt:
     """ids: what the model reads. keys: the same, with numbers made of a picture's content in its places, which is what
     prefix caches compare: equal for equal pictures, and different from every other picture's and every token's."""
 
@@ -59,8 +59,8 @@ def lay_out(
     expansions: Sequence[Sequence[int]],
     digests: Sequence[bytes],
     feature: int,
-    words: Words,
-) -> Layout:
+    words: TokenWords,
+) -> PlacedPrompt:
     """The prompt with each `placeholder` replaced by its picture's tokens. feature: the token in whose places features
     stand. Text at a picture's edges (Gemma's line breaks) is tokenised together with the text next to it, as it would
     be in one text. Raises Misplaced."""
@@ -83,10 +83,10 @@ def lay_out(
         text, at = [trail], index + 1
     ids += _joined([*text, list(prompt[at:])], words)
     keys += ids[len(keys) :]
-    return Layout(ids, keys, spans)
+    return PlacedPrompt(ids, keys, spans)
 
 
-def _parted(expansion: Sequence[int], words: Words) -> tuple[list[int], list[int], list[int]]:
+def _parted(expansion: Sequence[int], words: TokenWords) -> tuple[list[int], list[int], list[int]]:
     """What is text before the first control token, what is behind the last one, and what lies between."""
     controls = [index for index, token in enumerate(expansion) if words.is_control(token)]
     if not controls:
@@ -105,14 +105,14 @@ def content_key(digest: bytes, offset: int) -> int:
     return -2 - (int.from_bytes(value, "little") >> 2)
 
 
-def _joined(pieces: list[list[int]], words: Words) -> list[int]:
+def _joined(pieces: list[list[int]], words: TokenWords) -> list[int]:
     joined = pieces[0]
     for piece in pieces[1:]:
         joined = _join(joined, piece, words)
     return joined
 
 
-def _join(left: list[int], right: list[int], words: Words) -> list[int]:
+def _join(left: list[int], right: list[int], words: TokenWords) -> list[int]:
     """Two pieces of a prompt as one: the text where they meet is tokenised anew. It stays as it is where the tokenizer
     does not give the same tokens back for it, or would make a control token of it."""
     start = next((i + 1 for i in range(len(left) - 1, -1, -1) if words.is_control(left[i])), 0)

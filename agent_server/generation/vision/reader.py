@@ -18,7 +18,7 @@ from torch import Tensor
 
 from agent_server.engine.protocol import Picture
 from agent_server.generation.faults import first_line
-from agent_server.generation.vision.inputs import Prepared
+from agent_server.generation.vision.inputs import PreparedPicture
 
 logger = logging.getLogger("agent_server.generation")
 TEXT_INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
@@ -28,7 +28,7 @@ Read = Callable[[Image.Image], tuple[list[int], dict[str, Tensor]]]
 """A picture → the tokens that stand for it, and the arguments of the model's `get_image_features`."""
 
 
-class Unreadable(Exception):
+class PicturesUnreadable(Exception):
     """Why no pictures can be read for a model, as half a sentence."""
 
 
@@ -41,7 +41,7 @@ class PictureReader:
         self.tokenizer = tokenizer
         number = tokenizer.token_to_id(word)
         if number is None:
-            raise Unreadable(f"{word} is not a token of its vocabulary")
+            raise PicturesUnreadable(f"{word} is not a token of its vocabulary")
         self.placeholder: int = number
         self._read = read
         self._control = frozenset(
@@ -50,12 +50,12 @@ class PictureReader:
             if token.special or token.content.strip()
         )
 
-    def prepare(self, picture: Picture) -> Prepared:
+    def prepare(self, picture: Picture) -> PreparedPicture:
         """Takes tens of milliseconds for a photograph. Raises ValueError for a picture that the processor refuses, for
         example one that is a hundred times as wide as it is high."""
         image = Image.frombytes("RGB", (picture.width, picture.height), picture.pixels)
         ids, tensors = self._read(image)
-        return Prepared(picture.digest, tuple(ids), tensors)
+        return PreparedPicture(picture.digest, tuple(ids), tensors)
 
     def encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
@@ -68,7 +68,7 @@ class PictureReader:
 
 
 def load_reader(model: str, tokenizer: Tokenizer) -> PictureReader:
-    """The reader of a folder or a hub name. Raises Unreadable."""
+    """The reader of a folder or a hub name. Raises PicturesUnreadable."""
     from transformers import AutoProcessor
 
     try:
@@ -77,7 +77,7 @@ def load_reader(model: str, tokenizer: Tokenizer) -> PictureReader:
     except (ImportError, AttributeError) as error:
         logger.debug("transformers has no processor here: %s", first_line(error))
     except (OSError, ValueError) as error:
-        raise Unreadable(f"its processor cannot be made ({first_line(error)})") from error
+        raise PicturesUnreadable(f"its processor cannot be made ({first_line(error)})") from error
     return _by_rule(model, tokenizer)
 
 
@@ -101,7 +101,7 @@ def _by_rule(model: str, tokenizer: Tokenizer) -> PictureReader:
     images = AutoImageProcessor.from_pretrained(model, backend="pil")
     kind = str(settings.get("processor_class") or "")
     if kind not in KINDS:
-        raise Unreadable(f"its processor ({kind or 'without a name'}) needs torchvision")
+        raise PicturesUnreadable(f"its processor ({kind or 'without a name'}) needs torchvision")
     word, options, expand = KINDS[kind](settings, images)
 
     def read(image: Image.Image) -> tuple[list[int], dict[str, Tensor]]:

@@ -18,7 +18,7 @@ from agent_server.generation.sequence import Sequence
 from agent_server.generation.slabs import SlabMemory
 from agent_server.generation.step_plan import Chunk, StepPlan
 from agent_server.generation.vision.inputs import PictureInputs
-from agent_server.generation.vision.language import LanguageModel
+from agent_server.generation.vision.language import VisionTextModel
 from agent_server.generation.vision.reader import PictureReader
 from agent_server.generation.vision.vision import Vision, sees_whole
 from events.options import SamplingParams
@@ -30,7 +30,7 @@ BEFORE, BEHIND = 5, 7
 
 
 @torch.inference_mode()
-def fit_vision(model: LanguageModel, layers: list[LayerShape], reader: PictureReader) -> Vision:
+def fit_vision(model: VisionTextModel, layers: list[LayerShape], reader: PictureReader) -> Vision:
     """What runs the model's pictures, after one was tried: in chunks, and beside the model as transformers runs it.
     Raises Unfit."""
     first = sees_whole(model)

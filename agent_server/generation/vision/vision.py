@@ -15,9 +15,9 @@ from torch import Tensor
 from agent_server.engine.protocol import EngineError, GenerationRequest, Picture
 from agent_server.generation.faults import first_line
 from agent_server.generation.vision.encoder import PictureEncoder
-from agent_server.generation.vision.inputs import PictureInputs, Prepared
-from agent_server.generation.vision.language import LanguageModel
-from agent_server.generation.vision.placing import Layout, Misplaced, lay_out
+from agent_server.generation.vision.inputs import PictureInputs, PreparedPicture
+from agent_server.generation.vision.language import VisionTextModel
+from agent_server.generation.vision.placing import Misplaced, PlacedPrompt, lay_out
 from agent_server.generation.vision.reader import PictureReader
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ Failed = Callable[[EngineError], None]
 class Vision:
     """model: whose text model the packed runner calls. whole: a picture's tokens see each other."""
 
-    def __init__(self, model: LanguageModel, reader: PictureReader, *, whole: bool | None = None) -> None:
+    def __init__(self, model: VisionTextModel, reader: PictureReader, *, whole: bool | None = None) -> None:
         self.model = model
         self.reader = reader
         self.encoder = PictureEncoder(model.whole)
@@ -69,27 +69,27 @@ class Vision:
         expanded = msgspec.structs.replace(request, prompt_token_ids=tuple(layout.ids), pictures=())
         return expanded, self.inputs(layout, pictures)
 
-    def inputs(self, layout: Layout, pictures: list[Prepared]) -> PictureInputs:
+    def inputs(self, layout: PlacedPrompt, pictures: list[PreparedPicture]) -> PictureInputs:
         """What the sequence carries. Positions by the model's own rule, where it has one."""
         if self._rope is None:
             return PictureInputs(layout, pictures, whole=self.whole)
         positions, shift = self._positions(layout, pictures)
         return PictureInputs(layout, pictures, positions, shift, self.whole)
 
-    def _prepared(self, picture: Picture) -> Prepared:
+    def _prepared(self, picture: Picture) -> PreparedPicture:
         prepared = self.reader.prepare(picture)
         if self.feature not in prepared.ids:
             raise EngineError("internal", "The model's processor gives a picture no tokens.")
         return prepared
 
-    def _laid_out(self, prompt: tuple[int, ...], pictures: list[Prepared]) -> Layout:
+    def _laid_out(self, prompt: tuple[int, ...], pictures: list[PreparedPicture]) -> PlacedPrompt:
         expansions, digests = [each.ids for each in pictures], [each.digest for each in pictures]
         try:
             return lay_out(prompt, self.reader.placeholder, expansions, digests, self.feature, self.reader)
         except Misplaced as error:
             raise EngineError("invalid_request", f"{str(error).capitalize()}.", param="messages") from error
 
-    def _positions(self, layout: Layout, pictures: list[Prepared]) -> tuple[Tensor, int]:
+    def _positions(self, layout: PlacedPrompt, pictures: list[PreparedPicture]) -> tuple[Tensor, int]:
         ids = torch.tensor([layout.ids])
         grids = [picture.tensors["image_grid_thw"] for picture in pictures if "image_grid_thw" in picture.tensors]
         positions, shift = self._rope(
@@ -106,6 +106,6 @@ def _image_token(config: PreTrainedConfig) -> int:
     return int(config.image_token_index if token is None else token)
 
 
-def sees_whole(model: LanguageModel) -> bool:
+def sees_whole(model: VisionTextModel) -> bool:
     """Whether the model is told which tokens are a picture's, so that they may see each other (Gemma 3)."""
     return "token_type_ids" in inspect.signature(model.whole.forward).parameters

@@ -10,7 +10,7 @@ from typing import Any
 
 from agent_server.engine.detokenizer import ByteVocabulary
 from agent_server.engine.protocol import GenerationRequest
-from agent_server.engines.upstream import Model, UpstreamEngine, parse_address
+from agent_server.engines.upstream import UpstreamEngine, UpstreamModel, parse_address
 from agent_server.settings import UpstreamSettings
 from events.options import SamplingParams
 
@@ -18,7 +18,7 @@ Writer = asyncio.StreamWriter
 Play = Callable[[Writer, Any], Awaitable[None]]
 QUICK = UpstreamSettings(connect=5.0, idle=20.0, first=20.0, total=60.0, start=0.5, health=0.05)
 VOCABULARY = ByteVocabulary()
-MODEL = Model(
+MODEL = UpstreamModel(
     name="bytes",
     source="bytes",
     vocabulary=VOCABULARY,

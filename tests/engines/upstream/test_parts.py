@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from agent_server.assemble import choose_engine, vllm_arguments
 from agent_server.engine.detokenizer import ByteVocabulary, TokenizerVocabulary
 from agent_server.engine.protocol import Constraint, EngineError, GenerationRequest
-from agent_server.engines.upstream import Address, load_model, parse_address
+from agent_server.engines.upstream import UpstreamAddress, load_model, parse_address
 from agent_server.engines.upstream.constraint_verifier import ConstraintVerifiers
-from agent_server.engines.upstream.dialects import DIALECTS, OutgoingRequest, Served
+from agent_server.engines.upstream.dialects import DIALECTS, OutgoingRequest, UpstreamInfo
 from agent_server.engines.upstream.errors import error_frame, message_of
 from agent_server.engines.upstream.frames import FrameSplitter
 from agent_server.engines.upstream.grammar import for_llguidance, for_xgrammar
@@ -32,13 +32,13 @@ CONTROLS = {0: "<|pad|>", 2: "<|im_end|>", 5: "<tool_call>", 6: "</tool_call>"}
 @pytest.mark.parametrize(
     ("text", "address"),
     [
-        ("http://host:8000", Address("http://host:8000")),
-        ("http://host:8000/v1/", Address("http://host:8000", None, "k")),
-        ("https://:secret@host/base/v1", Address("https://host/base", None, "secret")),
-        ("vllm-tokens+http://[::1]:1", Address("http://[::1]:1", "vllm-tokens")),
+        ("http://host:8000", UpstreamAddress("http://host:8000")),
+        ("http://host:8000/v1/", UpstreamAddress("http://host:8000", None, "k")),
+        ("https://:secret@host/base/v1", UpstreamAddress("https://host/base", None, "secret")),
+        ("vllm-tokens+http://[::1]:1", UpstreamAddress("http://[::1]:1", "vllm-tokens")),
     ],
 )
-def test_addresses(text: str, address: Address):
+def test_addresses(text: str, address: UpstreamAddress):
     assert parse_address(text, address.key if address.key == "k" else "") == address
 
 
@@ -112,7 +112,7 @@ SAMPLING = SamplingParams(
 
 def body(name: str, **changes: Any) -> dict[str, Any]:
     request = GenerationRequest(request_id="r", prompt_token_ids=(65, 66), sampling=SAMPLING, **changes)
-    served = Served(model="m")
+    served = UpstreamInfo(model="m")
     outgoing = OutgoingRequest(request=request, sampling=SAMPLING, served=served, vocabulary=ByteVocabulary())
     return json.loads(json.dumps(DIALECTS[name]().body(outgoing), default=list))
 

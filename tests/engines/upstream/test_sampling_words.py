@@ -11,7 +11,7 @@ import pytest
 from agent_server.engine.checks import check_supported
 from agent_server.engine.detokenizer import ByteVocabulary
 from agent_server.engine.protocol import EngineError, EngineInfo, GenerationRequest
-from agent_server.engines.upstream.dialects import DIALECTS, Dialect, OutgoingRequest, Served
+from agent_server.engines.upstream.dialects import DIALECTS, Dialect, OutgoingRequest, UpstreamInfo
 from agent_server.engines.upstream.dialects.words import HERE
 from agent_server.generation.generation import HONOURED
 from events.options import SamplingParams
@@ -35,7 +35,7 @@ def request_with(sampling: SamplingParams) -> GenerationRequest:
 
 def body_of(dialect: Dialect, sampling: SamplingParams) -> bytes:
     outgoing = OutgoingRequest(
-        request=request_with(sampling), sampling=sampling, served=Served(model="m"), vocabulary=ByteVocabulary()
+        request=request_with(sampling), sampling=sampling, served=UpstreamInfo(model="m"), vocabulary=ByteVocabulary()
     )
     return msgspec.json.encode(dialect.body(outgoing))
 

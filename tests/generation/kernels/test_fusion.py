@@ -13,7 +13,7 @@ from agent_server.generation.flat import flatten
 from agent_server.generation.kernels import layers
 from agent_server.generation.kv_cache import KVCache
 from agent_server.generation.pages import PagedMemory
-from agent_server.generation.probe import _Recorder as Recorder
+from agent_server.generation.probe import _LayerRecorder as Recorder
 from agent_server.generation.probe import fit, fit_flat
 from agent_server.generation.runner import PackedRunner
 from agent_server.generation.sequence import Sequence

@@ -12,7 +12,7 @@ from agent_server.generation.kernels import sample, sample_kernels
 from agent_server.generation.kernels.sample_kernels import kept_weights, limits
 from agent_server.generation.masks import Masks
 from agent_server.generation.noise import uniform
-from agent_server.generation.sampler import Sampler, Settings, filtered, inverse
+from agent_server.generation.sampler import RowSampling, Sampler, filtered, inverse
 from events.options import SamplingParams
 
 CPU = torch.device("cpu")
@@ -133,7 +133,7 @@ def test_the_first_of_equals_is_the_most_likely():
 def sampler_of(params, vocab):
     sampler = FusedSampler(len(params), vocab, CPU)
     for row, some in enumerate(params):
-        sampler.set(row, row, Settings(some, seed=50 + row, ends=(2,)), [1, 2, 3], [3, 3, 8])
+        sampler.set(row, row, RowSampling(some, seed=50 + row, ends=(2,)), [1, 2, 3], [3, 3, 8])
     return sampler
 
 
@@ -193,7 +193,7 @@ def test_what_changes_logits_is_the_cpus(masked):
     torch.manual_seed(8)
     fused, plain = sampler_of(GREEDILY, 40), Sampler(4, 40, CPU)
     for row, some in enumerate(GREEDILY):
-        plain.set(row, row, Settings(some, seed=50 + row, ends=(2,)), [1, 2, 3], [3, 3, 8])
+        plain.set(row, row, RowSampling(some, seed=50 + row, ends=(2,)), [1, 2, 3], [3, 3, 8])
     masks = Masks(torch.tensor([[0x5555_5555, 0x55], [0x3333_3333, 0x0]], dtype=torch.int32), [3, 1])
     logits = torch.randn(4, 40)
     logits[:, 2] = 3.0
@@ -217,9 +217,9 @@ def test_a_row_does_not_depend_on_its_company_nor_on_who_was_there_before():
     ]
     logits = torch.randn(3, 50)
     together = sampler_of(params, 50)
-    together.set(0, 9, Settings(SamplingParams(temperature=1.0, presence_penalty=9.0), 1), list(range(50)), [1])
+    together.set(0, 9, RowSampling(SamplingParams(temperature=1.0, presence_penalty=9.0), 1), list(range(50)), [1])
     together.clear(0)
-    together.set(0, 0, Settings(params[0], seed=50), [1, 2, 3], [3, 3, 8])
+    together.set(0, 0, RowSampling(params[0], seed=50), [1, 2, 3], [3, 3, 8])
     for position in range(3):
         both = together.sample(logits.clone(), [0, 1, 2], [position] * 3).tokens.tolist()
         for row in range(3):

@@ -5,8 +5,8 @@ import pytest
 from agent_server.generation.scheduler import Scheduler
 from agent_server.generation.sequence import Sequence
 from agent_server.generation.slabs import SlabMemory
-from agent_server.generation.vision.inputs import PictureInputs, Prepared
-from agent_server.generation.vision.placing import Layout, Misplaced, Span, content_key, lay_out
+from agent_server.generation.vision.inputs import PictureInputs, PreparedPicture
+from agent_server.generation.vision.placing import Misplaced, PlacedPrompt, Span, content_key, lay_out
 
 PICTURE, FEATURE, BREAK, NEWLINE, TWO, THREE = 900, 901, 902, 10, 11, 12
 
@@ -83,8 +83,8 @@ def test_a_prompt_without_one_place_for_each_picture_is_refused(prompt):
 
 def inputs(*blocks, whole=True):
     spans = [Span(number, first, last, tuple(range(first, last))) for number, (first, last) in enumerate(blocks)]
-    pictures = [Prepared(b"", (), {}) for _ in blocks]
-    return PictureInputs(Layout([], [], spans), pictures, whole=whole)
+    pictures = [PreparedPicture(b"", (), {}) for _ in blocks]
+    return PictureInputs(PlacedPrompt([], [], spans), pictures, whole=whole)
 
 
 @pytest.mark.parametrize(

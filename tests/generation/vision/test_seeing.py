@@ -7,7 +7,7 @@ from transformers import AutoModelForImageTextToText
 
 from agent_server.generation.config import EngineConfig
 from agent_server.generation.loader import load
-from agent_server.generation.messages import Failure
+from agent_server.generation.messages import Failed
 from tests.generation.harness import Driver, prompts
 from tests.generation.vision.seeing_models import FAMILIES, picture, save_seeing
 
@@ -203,7 +203,7 @@ def test_a_prompt_that_does_not_fit_with_its_picture_is_that_requests_error(driv
     number = driver.submit(ids, pictures=[picture(13)], max_tokens=1)
     driver.finish()
     failure = driver.end(number)
-    assert isinstance(failure, Failure)
+    assert isinstance(failure, Failed)
     assert failure.kind == "context_length_exceeded"
     driver.assert_clean()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from agent_server.engines.upstream.dialects.dialect import Dialect, OutgoingRequest, Piece, Reader, Served
+from agent_server.engines.upstream.dialects.dialect import Dialect, OutgoingRequest, Piece, Reader, UpstreamInfo
 from agent_server.engines.upstream.dialects.llamacpp import LlamaCpp
 from agent_server.engines.upstream.dialects.openai import OpenAI
 from agent_server.engines.upstream.dialects.sglang import SGLang
@@ -19,4 +19,4 @@ DIALECTS: Mapping[str, Callable[[], Dialect]] = {
     "openai": OpenAI,
 }
 
-__all__ = ["DIALECTS", "Dialect", "OutgoingRequest", "Piece", "Reader", "Served"]
+__all__ = ["DIALECTS", "Dialect", "OutgoingRequest", "Piece", "Reader", "UpstreamInfo"]

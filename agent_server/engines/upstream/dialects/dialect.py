@@ -10,12 +10,12 @@ import msgspec
 from agent_server.engine.detokenizer import Vocabulary
 from agent_server.engine.protocol import EngineError, GenerationRequest
 from agent_server.engines.upstream.dialects.words import Words
-from agent_server.engines.upstream.grammar import Grammar
+from agent_server.engines.upstream.grammar import UpstreamGrammar
 from agent_server.engines.upstream.transport import Transport
 from events.options import SamplingParams
 
 
-class Served(msgspec.Struct, frozen=True, kw_only=True):
+class UpstreamInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a server says of itself; None and "" where it says nothing. model: the name to send in requests. models: all
     names that it serves. grammar: the library whose grammars it takes (see `upstream.grammar`), None if it takes none.
     lacks: attributes of SamplingParams that this server does not honour because of how it was started.
@@ -36,9 +36,9 @@ class OutgoingRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     request: GenerationRequest
     sampling: SamplingParams
-    served: Served
+    served: UpstreamInfo
     vocabulary: Vocabulary
-    grammar: Grammar | None = None
+    grammar: UpstreamGrammar | None = None
     ends: frozenset[int] = frozenset()
 
 
@@ -76,10 +76,10 @@ class Dialect(Protocol):
     tokens: bool
     words: Words
 
-    async def describe(self, transport: Transport, wanted: str) -> Served:
+    async def describe(self, transport: Transport, wanted: str) -> UpstreamInfo:
         """Ask the server what it serves. wanted: the model to choose if it serves several. Raises EngineError."""
 
-    async def tokenize(self, transport: Transport, served: Served, text: str) -> list[int] | None:
+    async def tokenize(self, transport: Transport, served: UpstreamInfo, text: str) -> list[int] | None:
         """The server's own ids for a text in which special tokens are recognised; None if it has no such endpoint."""
 
     def check(self, outgoing: OutgoingRequest) -> None:

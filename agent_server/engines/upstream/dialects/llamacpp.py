@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from agent_server.engine.detokenizer import Vocabulary
-from agent_server.engines.upstream.dialects.dialect import OutgoingRequest, Piece, Reader, Served, ids_of, known
+from agent_server.engines.upstream.dialects.dialect import OutgoingRequest, Piece, Reader, UpstreamInfo, ids_of, known
 from agent_server.engines.upstream.dialects.words import HERE, Word, Words, sampling_fields
 from agent_server.engines.upstream.errors import error_frame, error_of
 from agent_server.engines.upstream.transport import Transport
@@ -46,7 +46,7 @@ class LlamaCpp:
         "logprobs": Word("n_probs", lambda count: max(1, count)),
     }
 
-    async def describe(self, transport: Transport, wanted: str) -> Served:
+    async def describe(self, transport: Transport, wanted: str) -> UpstreamInfo:
         answer = await transport.ask("/props")
         if answer.status != 200:
             raise error_of(answer.status, answer.body)
@@ -54,7 +54,7 @@ class LlamaCpp:
         settings = known(props, "default_generation_settings", dict) or {}
         entries = known((await transport.ask("/v1/models")).json(), "data", list) or [{}]
         alias = known(props, "model_alias", str) or known(entries[0], "id", str) or wanted
-        return Served(
+        return UpstreamInfo(
             model=alias,
             models=(alias,),
             version=known(props, "build_info", str) or "",
@@ -62,7 +62,7 @@ class LlamaCpp:
             vocab_size=known(known(entries[0], "meta", dict), "n_vocab", int),
         )
 
-    async def tokenize(self, transport: Transport, served: Served, text: str) -> list[int] | None:
+    async def tokenize(self, transport: Transport, served: UpstreamInfo, text: str) -> list[int] | None:
         body = {"content": text, "add_special": False, "parse_special": True}
         return ids_of((await transport.ask("/tokenize", body)).json())
 
@@ -101,7 +101,7 @@ class _Probability(_Top):
     top_logprobs: list[_Top] = []
 
 
-class _Frame(msgspec.Struct):
+class _LlamacppFrame(msgspec.Struct):
     content: str = ""
     tokens: list[int] = []
     stop: bool = False
@@ -119,7 +119,7 @@ class LlamaCppReader:
         self._vocabulary = vocabulary
         self._alternatives = alternatives
         self._seen = 0
-        self._decoder = msgspec.json.Decoder(_Frame)
+        self._decoder = msgspec.json.Decoder(_LlamacppFrame)
 
     def read(self, data: bytes) -> Piece | None:
         if data == b"[DONE]":
@@ -138,14 +138,14 @@ class LlamaCppReader:
             self._add_logprobs(piece, frame)
         return piece
 
-    def _whole(self, frame: _Frame, missing: int) -> Piece:
+    def _whole(self, frame: _LlamacppFrame, missing: int) -> Piece:
         """A frame with a whole character whose first tokens were not sent: these are taken from our own encoding of the
         character, as many as are missing."""
         guessed = self._vocabulary.encode(frame.content)[:missing]
         guessed += [frame.tokens[0]] * (missing - len(guessed))
         return Piece(ids=[*guessed, *frame.tokens], texts=[""] * missing + [frame.content])
 
-    def _add_logprobs(self, piece: Piece, frame: _Frame) -> None:
+    def _add_logprobs(self, piece: Piece, frame: _LlamacppFrame) -> None:
         """Add log probabilities. Those of tokens that were not sent are unknown; they get the lowest value, -9999."""
         sent = {each.id: each for each in frame.completion_probabilities}
         unknown = _Probability(id=-1, logprob=-9999.0)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agent_server.engine.detokenizer import Vocabulary
-from agent_server.engines.upstream.dialects.dialect import OutgoingRequest, Reader, Served, chosen_model, known
+from agent_server.engines.upstream.dialects.dialect import OutgoingRequest, Reader, UpstreamInfo, chosen_model, known
 from agent_server.engines.upstream.dialects.openai_frames import CompletionReader
 from agent_server.engines.upstream.dialects.vllm import models
 from agent_server.engines.upstream.dialects.words import HERE, Word, Words, folded, sampling_fields
@@ -37,14 +37,14 @@ class OpenAI:
         "stop_token_ids": HERE,
     }
 
-    async def describe(self, transport: Transport, wanted: str) -> Served:
+    async def describe(self, transport: Transport, wanted: str) -> UpstreamInfo:
         entries = await models(transport)
         model = chosen_model([entry["id"] for entry in entries], wanted, transport.address.url)
         entry = next(entry for entry in entries if entry["id"] == model)
         length = known(entry, "max_model_len", int) or known(entry, "context_length", int)
-        return Served(model=model, models=tuple(each["id"] for each in entries), context_length=length)
+        return UpstreamInfo(model=model, models=tuple(each["id"] for each in entries), context_length=length)
 
-    async def tokenize(self, transport: Transport, served: Served, text: str) -> list[int] | None:
+    async def tokenize(self, transport: Transport, served: UpstreamInfo, text: str) -> list[int] | None:
         return None
 
     def check(self, outgoing: OutgoingRequest) -> None:

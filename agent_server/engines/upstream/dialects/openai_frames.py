@@ -14,30 +14,30 @@ DONE = b"[DONE]"
 ID_PREFIX = "token_id:"
 
 
-class _Logprobs(msgspec.Struct):
+class _LogprobsFrame(msgspec.Struct):
     token_logprobs: list[float | None] = []
     top_logprobs: list[dict[str, float] | None] | None = None
 
 
-class _Choice(msgspec.Struct):
+class _ChoiceFrame(msgspec.Struct):
     text: str = ""
     token_ids: list[int] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    logprobs: _Logprobs | None = None
+    logprobs: _LogprobsFrame | None = None
 
 
 class _Details(msgspec.Struct):
     cached_tokens: int | None = None
 
 
-class Usage(msgspec.Struct):
+class UsageFrame(msgspec.Struct):
     prompt_tokens_details: _Details | None = None
 
 
-class _Chunk(msgspec.Struct):
-    choices: list[_Choice] = []
-    usage: Usage | None = None
+class _ChunkFrame(msgspec.Struct):
+    choices: list[_ChoiceFrame] = []
+    usage: UsageFrame | None = None
     error: Any = None
 
 
@@ -48,7 +48,7 @@ class CompletionReader:
     def __init__(self, *, ids: bool, alternatives: int | None) -> None:
         self._ids = ids
         self._alternatives = alternatives
-        self._decoder = msgspec.json.Decoder(_Chunk)
+        self._decoder = msgspec.json.Decoder(_ChunkFrame)
 
     def read(self, data: bytes) -> Piece | None:
         if data == DONE:
@@ -65,7 +65,7 @@ class CompletionReader:
         piece.cached = cached
         return piece
 
-    def _piece(self, choice: _Choice) -> Piece:
+    def _piece(self, choice: _ChoiceFrame) -> Piece:
         ids = choice.token_ids or ()
         if self._ids and choice.token_ids is None and choice.text:
             raise EngineError("unavailable", "The upstream sends no token ids; use the dialect openai for its text.")
@@ -74,7 +74,7 @@ class CompletionReader:
             self._add_logprobs(piece, choice.logprobs)
         return piece
 
-    def _add_logprobs(self, piece: Piece, logprobs: _Logprobs | None) -> None:
+    def _add_logprobs(self, piece: Piece, logprobs: _LogprobsFrame | None) -> None:
         values = logprobs.token_logprobs if logprobs is not None else []
         if len(values) != len(piece.ids):
             raise EngineError("connection", "The upstream left out log probabilities.", retryable=True)

@@ -17,7 +17,7 @@ from agent_server.engines.upstream.dialects.dialect import (
     OutgoingRequest,
     Piece,
     Reader,
-    Served,
+    UpstreamInfo,
     chosen_model,
     ids_of,
     known,
@@ -25,7 +25,7 @@ from agent_server.engines.upstream.dialects.dialect import (
 from agent_server.engines.upstream.dialects.vllm import SPELLING, models
 from agent_server.engines.upstream.dialects.words import IN_BODY, Word, Words, folded, sampling_fields, spelled_ids
 from agent_server.engines.upstream.errors import error_frame, error_of
-from agent_server.engines.upstream.grammar import Grammar
+from agent_server.engines.upstream.grammar import UpstreamGrammar
 from agent_server.engines.upstream.transport import Transport
 
 GRAMMARS = {"xgrammar": "xgrammar"}
@@ -58,13 +58,13 @@ class SGLang:
     tokens = True
     words: Words = {**SAMPLING_WORDS, "logprobs": IN_BODY}
 
-    async def describe(self, transport: Transport, wanted: str) -> Served:
+    async def describe(self, transport: Transport, wanted: str) -> UpstreamInfo:
         entries = await models(transport)
         model = chosen_model([entry["id"] for entry in entries], wanted, transport.address.url)
         entry = next(entry for entry in entries if entry["id"] == model)
         info = (await transport.ask("/server_info")).json()
         seeds = isinstance(info, dict) and bool(info.get("enable_deterministic_inference"))
-        return Served(
+        return UpstreamInfo(
             model=model,
             models=tuple(each["id"] for each in entries),
             version=known(info, "version", str) or "",
@@ -73,7 +73,7 @@ class SGLang:
             lacks=() if seeds else ("seed",),
         )
 
-    async def tokenize(self, transport: Transport, served: Served, text: str) -> list[int] | None:
+    async def tokenize(self, transport: Transport, served: UpstreamInfo, text: str) -> list[int] | None:
         body = {"model": served.model, "prompt": text, "add_special_tokens": False}
         return ids_of((await transport.ask("/tokenize", body)).json())
 
@@ -104,7 +104,7 @@ class SGLang:
         return SGLangReader(outgoing.sampling.logprobs)
 
 
-def _grammar_words(grammar: Grammar | None) -> dict[str, object]:
+def _grammar_words(grammar: UpstreamGrammar | None) -> dict[str, object]:
     if grammar is None:
         return {}
     match grammar.kind:
@@ -132,7 +132,7 @@ class _Meta(msgspec.Struct):
     output_top_logprobs: list[list[tuple[float | None, int, object]] | None] = []
 
 
-class _Frame(msgspec.Struct):
+class _SglangFrame(msgspec.Struct):
     output_ids: list[int] | None = None
     meta_info: _Meta | None = None
     error: Any = None
@@ -144,7 +144,7 @@ class SGLangReader:
     def __init__(self, alternatives: int | None) -> None:
         self._alternatives = alternatives
         self._seen = 0
-        self._decoder = msgspec.json.Decoder(_Frame)
+        self._decoder = msgspec.json.Decoder(_SglangFrame)
 
     def read(self, data: bytes) -> Piece | None:
         if data == b"[DONE]":

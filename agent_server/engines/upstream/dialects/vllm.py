@@ -9,11 +9,18 @@ import msgspec
 
 from agent_server.engine.protocol import EngineError
 from agent_server.engines.upstream.cache_salt import cache_salt
-from agent_server.engines.upstream.dialects.dialect import OutgoingRequest, Reader, Served, chosen_model, ids_of, known
+from agent_server.engines.upstream.dialects.dialect import (
+    OutgoingRequest,
+    Reader,
+    UpstreamInfo,
+    chosen_model,
+    ids_of,
+    known,
+)
 from agent_server.engines.upstream.dialects.openai_frames import CompletionReader
 from agent_server.engines.upstream.dialects.words import Word, Words, folded, sampling_fields, spelled_ids
 from agent_server.engines.upstream.errors import error_of
-from agent_server.engines.upstream.grammar import Grammar
+from agent_server.engines.upstream.grammar import UpstreamGrammar
 from agent_server.engines.upstream.transport import Transport
 
 SAMPLING_WORDS: Words = {
@@ -48,11 +55,11 @@ class VLLM:
     tokens = True
     words: Words = {**SAMPLING_WORDS, "stop": Word("stop"), "logprobs": Word("logprobs")}
 
-    async def describe(self, transport: Transport, wanted: str) -> Served:
+    async def describe(self, transport: Transport, wanted: str) -> UpstreamInfo:
         entries = await models(transport)
         model = chosen_model([entry["id"] for entry in entries], wanted, transport.address.url)
         entry = next(entry for entry in entries if entry["id"] == model)
-        return Served(
+        return UpstreamInfo(
             grammar=await _grammars(transport, model),
             model=model,
             models=tuple(each["id"] for each in entries),
@@ -60,7 +67,7 @@ class VLLM:
             context_length=known(entry, "max_model_len", int),
         )
 
-    async def tokenize(self, transport: Transport, served: Served, text: str) -> list[int] | None:
+    async def tokenize(self, transport: Transport, served: UpstreamInfo, text: str) -> list[int] | None:
         body = {"model": served.model, "prompt": text, "add_special_tokens": False}
         return ids_of((await transport.ask("/tokenize", body)).json())
 
@@ -90,7 +97,7 @@ class VLLM:
         return CompletionReader(ids=True, alternatives=outgoing.sampling.logprobs)
 
 
-def grammar_words(grammar: Grammar | None) -> dict[str, object] | None:
+def grammar_words(grammar: UpstreamGrammar | None) -> dict[str, object] | None:
     """vLLM's `structured_outputs`."""
     if grammar is None:
         return None

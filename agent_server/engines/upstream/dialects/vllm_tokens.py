@@ -12,7 +12,7 @@ import msgspec
 from agent_server.engine.protocol import EngineError
 from agent_server.engines.upstream.cache_salt import cache_salt
 from agent_server.engines.upstream.dialects.dialect import OutgoingRequest, Piece, Reader
-from agent_server.engines.upstream.dialects.openai_frames import Usage
+from agent_server.engines.upstream.dialects.openai_frames import UsageFrame
 from agent_server.engines.upstream.dialects.vllm import SAMPLING_WORDS, SPELLING, VLLM, grammar_words
 from agent_server.engines.upstream.dialects.words import HERE, Word, Words, sampling_fields
 from agent_server.engines.upstream.errors import error_frame
@@ -58,20 +58,20 @@ class _Content(_Logprob):
     top_logprobs: list[_Logprob] = []
 
 
-class _Logprobs(msgspec.Struct):
+class _TokensLogprobs(msgspec.Struct):
     content: list[_Content] | None = None
 
 
-class _Choice(msgspec.Struct):
+class _TokensChoice(msgspec.Struct):
     token_ids: list[int] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    logprobs: _Logprobs | None = None
+    logprobs: _TokensLogprobs | None = None
 
 
-class _Chunk(msgspec.Struct):
-    choices: list[_Choice] = []
-    usage: Usage | None = None
+class _TokensChunk(msgspec.Struct):
+    choices: list[_TokensChoice] = []
+    usage: UsageFrame | None = None
     error: Any = None
 
 
@@ -80,7 +80,7 @@ class TokensReader:
 
     def __init__(self, alternatives: int | None) -> None:
         self._alternatives = alternatives
-        self._decoder = msgspec.json.Decoder(_Chunk)
+        self._decoder = msgspec.json.Decoder(_TokensChunk)
 
     def read(self, data: bytes) -> Piece | None:
         if data == b"[DONE]":
@@ -98,7 +98,7 @@ class TokensReader:
                 self._add_logprobs(piece, choice.logprobs)
         return piece
 
-    def _add_logprobs(self, piece: Piece, logprobs: _Logprobs | None) -> None:
+    def _add_logprobs(self, piece: Piece, logprobs: _TokensLogprobs | None) -> None:
         content = (logprobs.content if logprobs is not None else None) or []
         if len(content) != len(piece.ids):
             raise EngineError("connection", "The upstream left out log probabilities.", retryable=True)
