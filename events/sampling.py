@@ -179,6 +179,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None  # fmt: skip
 
+    num_speculative_tokens: Annotated[
+        int | None,
+        Parameter(
+            note="the most tokens guessed ahead for a step; 0 is none. Answers do not change, only their speed",
+            least=0, most=32, neutral=0, example=8,
+        ),
+    ] = None  # fmt: skip
+
     def validate(self) -> None:
         """Raise OptionError for the first value outside its range."""
         for name, parameter in PARAMETERS.items():

@@ -15,7 +15,7 @@ from agent_server.generation.step_plan import StepPlan
 @dataclass(slots=True)
 class Flight:
     """A step that was launched: who gets a token, in which rows and as which of their tokens, their logits, and then
-    the tokens as they come from the device."""
+    the tokens as they come from the device. guessed: the logits behind the plan's guesses."""
 
     plan: StepPlan
     sequences: list[Sequence]
@@ -23,6 +23,7 @@ class Flight:
     positions: list[int]
     logits: Tensor | None
     sampled: Sampled | None = None
+    guessed: Tensor | None = None
 
     def take(self) -> Tensor:
         """The logits, which are needed once."""

@@ -14,6 +14,7 @@ from agent_server.generation.leases import Terms
 from agent_server.generation.sampler import RowSampling
 from agent_server.generation.scores import PromptScores
 from agent_server.generation.sequence import Sequence
+from agent_server.generation.speculation import Speculation
 from agent_server.generation.steering import Bonus, Steering, ThoughtBudget, bad_words
 from agent_server.generation.vision.inputs import PictureInputs
 from events.options import SamplingParams
@@ -25,8 +26,13 @@ HONOURED = frozenset(
     {"temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "presence_penalty"}
     | {"frequency_penalty", "logit_bias", "seed", "stop", "stop_token_ids", "max_tokens", "min_tokens", "ignore_eos"}
     | {"logprobs", "prompt_logprobs", "bad_words", "allowed_token_ids", "thinking_token_budget"}
+    | {"num_speculative_tokens"}
 )
 """The sampling parameters that this core implements. Others of the table are refused until they stand here."""
+
+FILLED = (
+    "temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "max_tokens", "num_speculative_tokens"
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +47,7 @@ class CoreLimits:
 @dataclass(frozen=True, slots=True)
 class Defaults:
     """What the model's generation_config says, and which tokens end a generation. suppressed: tokens that do not come
-    unless a request's logit_bias names them."""
+    unless a request's logit_bias names them. num_speculative_tokens: the operator's."""
 
     eos: frozenset[int] = frozenset()
     temperature: float = 1.0
@@ -52,11 +58,11 @@ class Defaults:
     repetition_penalty: float | None = None
     max_tokens: int | None = None
     suppressed: tuple[int, ...] = ()
+    num_speculative_tokens: int | None = None
 
     def fill(self, params: SamplingParams) -> SamplingParams:
         """The parameters with the model's in place of those not given."""
-        names = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "max_tokens")
-        missing = {name: getattr(self, name) for name in names if getattr(params, name) is None}
+        missing = {name: getattr(self, name) for name in FILLED if getattr(params, name) is None}
         if self.suppressed:
             missing["logit_bias"] = {**dict.fromkeys(self.suppressed, BANNED), **params.logit_bias}
         return msgspec.structs.replace(params, **missing)
@@ -82,6 +88,7 @@ class Generation:
     scores: PromptScores | None = None
     vocabulary: Vocabulary | None = None
     steering: Steering | None = None
+    speculation: Speculation | None = None
 
     @property
     def counted(self) -> list[int]:
@@ -105,6 +112,9 @@ class Generation:
         if params.seed is not None:
             self.seed = params.seed
         self.steering = self._steering(params)
+        most = params.num_speculative_tokens or 0
+        if most != (0 if self.speculation is None else self.speculation.most):
+            self.speculation = Speculation(most) if most else None
 
     def _steering(self, params: SamplingParams) -> Steering | None:
         thought, budget = self.request.thought, params.thinking_token_budget

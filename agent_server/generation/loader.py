@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,6 +63,8 @@ UNHONOURED = (
     "sequence_bias", "stop_strings", "top_h", "watermarking_config",
 )  # fmt: skip
 """What a generation_config may ask for, and no sampler here does."""
+PACKED_ONLY = frozenset({"prompt_logprobs", "num_speculative_tokens"})
+"""Parameters that only packed batches honour."""
 STEP_TOKENS, CUDA_STEP_TOKENS = 512, 4096
 """Tokens of a step where the settings name none."""
 
@@ -178,7 +181,7 @@ def assemble(
         scheduler=scheduler,
         sampler=sampler,
         vocabulary=vocabulary,
-        defaults=defaults_of(model, files.stop_token_ids),
+        defaults=_defaults(config, model, runner, files.stop_token_ids),
         limits=CoreLimits(context, text.vocab_size, config.max_queued),
         compiler=compiler,
         vision=vision,
@@ -191,7 +194,7 @@ def assemble(
         model=config.name or config.model,
         context_length=context,
         vocab_size=text.vocab_size,
-        sampling=HONOURED if packed is not None else HONOURED - {"prompt_logprobs"},
+        sampling=HONOURED if packed is not None else HONOURED - PACKED_ONLY,
         supports_constraints=compiler is not None,
         continues="exact",
         keeps_places=config.kept_seconds if config.kept_percent else 0.0,
@@ -215,6 +218,18 @@ def assemble(
     )
     logger.info("%s: %s", info.model, ", ".join(f"{name} {value}" for name, value in info.details.items()))
     return core, info
+
+
+def _defaults(config: EngineConfig, model: PreTrainedModel, runner: object, ends: Iterable[int]) -> Defaults:
+    defaults = defaults_of(model, ends)
+    if not config.num_speculative_tokens:
+        return defaults
+    if not isinstance(runner, PackedRunner):
+        logger.warning(
+            "%s guesses nothing ahead: what its own caches hold cannot be taken back.", config.name or config.model
+        )
+        return defaults
+    return replace(defaults, num_speculative_tokens=config.num_speculative_tokens)
 
 
 def _adapters(config: EngineConfig, model: PreTrainedModel) -> Adapters:

@@ -15,6 +15,9 @@ class Counters:
     prefix_cache_queries_total: int = 0
     prefix_cache_hits_total: int = 0
     iterations_total: int = 0
+    spec_decode_num_drafts_total: int = 0
+    spec_decode_num_draft_tokens_total: int = 0
+    spec_decode_num_accepted_tokens_total: int = 0
     time_to_first_token_seconds_sum: float = 0.0
     time_to_first_token_seconds_count: int = 0
     time_per_output_token_seconds_sum: float = 0.0

@@ -39,8 +39,8 @@ class Runner(Protocol):
 
     def run(self, plan: StepPlan, last: Tensor) -> tuple[list[Sequence], Tensor]:
         """The sequences that get a token, in the order of the logits `[sequences, vocabulary]` (float32), behind which
-        come those of the places that score their prompts, chunk by chunk. `last` has each row's newest token, which
-        decoding continues from."""
+        come those of the places that score their prompts, chunk by chunk, and those behind each guess. `last` has each
+        row's newest token, which decoding continues from."""
 
 
 class PackedRunner:
@@ -80,17 +80,20 @@ class PackedRunner:
         ends = list(range(len(plan.decodes)))
         at = len(ends)
         scores: list[int] = []
+        guesses: list[int] = []
         for chunk in plan.chunks:
             scores += range(at, at + chunk.scores)
-            at += chunk.length
             if chunk.samples:
-                ends.append(at - 1)
+                ends.append(at + chunk.known - 1)
+            guesses += range(at + chunk.known, at + chunk.length)
+            at += chunk.length
+        wanted = ends + scores + guesses
         keys = _keys(order, plan.chunks) if adapted else []
         with self.adapters.applied(keys) if self.adapters is not None and keys else contextlib.nullcontext():
             if self.vision is not None and shows(plan):
-                logits = self._see(self.vision, plan, order, last, batch, ends + scores)
+                logits = self._see(self.vision, plan, order, last, batch, wanted)
             else:
-                logits = self._forward(*self._inputs(plan, order, last), batch, ends + scores)
+                logits = self._forward(*self._inputs(plan, order, last), batch, wanted)
         return order + [chunk.sequence for chunk in plan.chunks if chunk.samples], logits
 
     @property
@@ -132,7 +135,7 @@ class PackedRunner:
         ids: list[int] = []
         for chunk in plan.chunks:
             end = chunk.start + chunk.length
-            ids += chunk.sequence.tokens[chunk.start : end]
+            ids += chunk.tokens()
             shift = chunk.sequence.shift
             positions.extend(range(chunk.start + shift, end + shift))
         prompt = send(ids, torch.int64, self.device)

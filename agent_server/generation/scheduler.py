@@ -22,6 +22,8 @@ from agent_server.generation.waiting import WaitingQueue, rank
 
 SCORED_TOKENS = 256
 """Tokens of prompts to be scored in a step: each of them has logits over the whole vocabulary."""
+DRAFTED_TOKENS = 64
+"""Guesses in a step: where many sequences decode, a step is bound by computing, and guesses cost what they bring."""
 LEAST_CHUNK = 16
 """Tokens of a prompt's chunk below which it is not cut further for want of memory."""
 SHARED_LEAST = 32
@@ -150,9 +152,12 @@ class Scheduler:
         self._admit()
         decodes = [sequence for sequence in self.running[:] if self._decodes(sequence)]
         chunks = self._chunks(max(0, self._budget - len(decodes)))
+        drafts = self._drafts(decodes, self._budget - len(decodes) - sum(chunk.length for chunk in chunks))
+        drafted = {chunk.sequence for chunk in drafts}
+        chunks += drafts
         plan = StepPlan(
             # Making room for one may have sent another back that was already chosen.
-            [sequence for sequence in decodes if sequence.state == "running"],
+            [sequence for sequence in decodes if sequence.state == "running" and sequence not in drafted],
             [chunk for chunk in chunks if chunk.sequence.state == "running"],
         )
         self._advance(plan)
@@ -169,6 +174,11 @@ class Scheduler:
         sequence.tokens.append(token)
         sequence.prefilling = True
 
+    def keep(self, sequence: Sequence, token: int) -> None:
+        """The last token was guessed, and so is computed; this one follows it."""
+        sequence.computed += 1
+        sequence.tokens.append(token)
+
     def undo(self, plan: StepPlan) -> None:
         """The plan was not carried out: its sequences stand where they stood before, with their memory."""
         # The reverse of `_advance`; memory that was grown stays, for the next plan needs it too.
@@ -178,7 +188,7 @@ class Scheduler:
         for chunk in plan.chunks:
             chunk.sequence.computed = chunk.start
             if chunk.samples:
-                chunk.sequence.prefilling = True
+                chunk.sequence.prefilling = not chunk.draft
                 _unpromise(chunk.sequence)
 
     def _advance(self, plan: StepPlan) -> None:
@@ -187,7 +197,7 @@ class Scheduler:
             _promise(sequence)
         for chunk in plan.chunks:
             sequence = chunk.sequence
-            sequence.computed += chunk.length
+            sequence.computed += chunk.known
             if chunk.samples:
                 sequence.prefilling = False
                 _promise(sequence)
@@ -197,7 +207,7 @@ class Scheduler:
         may share the parts of prompts that it computes. A plan that fails is undone instead, and nothing of it can be
         found."""
         for chunk in plan.chunks:
-            if chunk.samples or self.memory.shares_parts:
+            if not chunk.draft and (chunk.samples or self.memory.shares_parts):
                 self.memory.publish(chunk.sequence)
         self._relieve()
 
@@ -237,6 +247,18 @@ class Scheduler:
             and len(sequence.tokens) < sequence.limit
             and self._grow(sequence, len(sequence.tokens))
         )
+
+    def _drafts(self, decodes: list[Sequence], budget: int) -> list[Chunk]:
+        """The token and the guesses of those that guessed, as far as they have room without sending others back."""
+        budget = min(budget, DRAFTED_TOKENS)
+        chunks: list[Chunk] = []
+        for sequence in decodes:
+            draft, sequence.draft = sequence.draft[: max(0, budget)], ()
+            known = len(sequence.tokens)
+            if draft and sequence.state == "running" and self.memory.grow(sequence, known + len(draft)):
+                chunks.append(Chunk(sequence, sequence.computed, 1 + len(draft), True, draft))
+                budget -= len(draft)
+        return chunks
 
     def _chunks(self, budget: int) -> list[Chunk]:
         """Chunks for the prompts under way: the shortest remainder first, and a quarter of the budget kept for the

@@ -40,6 +40,7 @@ class Sequence:
     scored: the log probabilities of its prompt are wanted.
     cached: prompt tokens that were found computed when it first ran, None before. later: a later turn of work that was
     begun before. order: arrival, and ahead of it for later turns; no two are the same.
+    draft: guesses of the tokens that follow, for the step that is planned next.
     place: the lease under which its conversation's earlier tokens may be kept. terms: nothing is generated; what its
     tokens need is computed and then kept by a lease.
     adapter: the key of its LoRA adapter, "" for none.
@@ -70,6 +71,7 @@ class Sequence:
     scored: bool = False
     media: Media | None = None
     shift: int = 0
+    draft: tuple[int, ...] = ()
     place: Key | None = None
     terms: Terms | None = None
 

@@ -39,6 +39,7 @@ from agent_server.generation.runner import Runner
 from agent_server.generation.sampler import Sampler
 from agent_server.generation.scheduler import Scheduler
 from agent_server.generation.sequence import Sequence
+from agent_server.generation.speculation import draft, speculates, trials, verify
 from agent_server.generation.step_plan import StepPlan
 from agent_server.generation.vision.vision import Vision
 
@@ -71,11 +72,11 @@ class Core:
     looking: dict[int, list[Command]] = field(default_factory=dict)
     _replies: list[tuple[int, Reply]] = field(default_factory=list)
     _flight: Flight | None = None
-    _masking: Masking | None = None
+    masking: Masking | None = None
 
     def __post_init__(self) -> None:
         if self.compiler is not None:
-            self._masking = Masking(self.compiler, self.limits.vocab_size, self.sampler.device)
+            self.masking = Masking(self.compiler, self.limits.vocab_size, self.sampler.device)
 
     @torch.inference_mode()
     def step(self) -> list[tuple[int, Reply]]:
@@ -83,6 +84,9 @@ class Core:
         # Commands first: a generation that was cancelled must not get another step.
         self._obey()
         self._end_leases()
+        if self.overlap and speculates(self):
+            self._land_first()
+        draft(self)
         plan = self.scheduler.plan()
         for sequence in self.scheduler.filled(plan):
             self._fill(self.generations[sequence.number])
@@ -94,7 +98,7 @@ class Core:
         self._land_first()
         flight = self._sample(flight)
         # The device computes this step while its replies are sent and the next one is planned.
-        if self.overlap:
+        if self.overlap and (flight is None or flight.guessed is None):
             self._flight = flight
         else:
             self._land(flight)
@@ -170,12 +174,11 @@ class Core:
         try:
             for chunk in plan.chunks:
                 self._begin(chunk.sequence)
-            if self._masking is not None and self._flight is None:
-                self._masking.begin([self.generations[sequence.number] for sequence in plan.sampled])
+            if self.masking is not None and self._flight is None:
+                self.masking.begin([self.generations[sequence.number] for sequence in plan.sampled])
             sequences, logits = self.runner.run(plan, self.sampler.last)
-            if len(logits) > len(sequences):
-                self._score(plan, logits[len(sequences) :])
-                logits = logits[: len(sequences)]
+            logits, more = logits[: len(sequences)], logits[len(sequences) :]
+            scored = self._score(plan, more) if len(more) else 0
         except Exception as error:  # a model's code may raise anything: that fails this step, not the core
             self._blame(plan, error)
             return None
@@ -184,16 +187,19 @@ class Core:
         if not sequences:
             return None
         positions = [len(sequence.tokens) - sequence.prompt_length - 1 for sequence in sequences]
-        return Flight(plan, sequences, [sequence.row for sequence in sequences], positions, logits)
+        guessed = more[scored:] if len(more) > scored else None
+        return Flight(plan, sequences, [sequence.row for sequence in sequences], positions, logits, guessed=guessed)
 
-    def _score(self, plan: StepPlan, logits: Tensor) -> None:
-        """Hand the logits behind those that are sampled from to the prompts that are scored by them."""
+    def _score(self, plan: StepPlan, logits: Tensor) -> int:
+        """Hand the logits behind those that are sampled from to the prompts that are scored by them; returns how many
+        they are."""
         at = 0
         for chunk in plan.chunks:
             scores = self.generations[chunk.sequence.number].scores
             if scores is not None and chunk.scores:
                 scores.take(chunk.start, logits[at : at + chunk.scores])
                 at += chunk.scores
+        return at
 
     def _waits(self, flight: Flight | None) -> bool:
         """Whether the flight's next tokens depend on tokens which are still in flight."""
@@ -207,7 +213,7 @@ class Core:
             return flight
         try:
             generations = [self.generations.get(sequence.number) for sequence in flight.sequences]
-            masks = None if self._masking is None else self._masking.finish(generations)
+            masks = None if self.masking is None else self.masking.finish(generations)
             bonuses = [generation.bonus if generation is not None else {} for generation in generations]
             flight.sampled = self.sampler.sample(flight.take(), flight.rows, flight.positions, masks, bonuses)
         except Exception as error:
@@ -252,15 +258,21 @@ class Core:
         flight.sampled.wait()
         landed = flight.sampled.landed
         details = details_of(landed)
+        tried = [] if flight.guessed is None else trials(flight.plan)
         for place, (sequence, token) in enumerate(zip(flight.sequences, landed.tokens, strict=True)):
             # It ended when the step before landed, and this one was launched by then; its token belongs to nothing.
             if sequence.state == "finished":
                 continue
             self.scheduler.settle(sequence, token)
             generation = self.generations[sequence.number]
-            self._deliver(generation, token, now, *details(place, generation.params.logprobs))
-            if self.run_ahead:
+            self.deliver(generation, token, now, *details(place, generation.params.logprobs))
+            if self.run_ahead and not tried:
                 self._run_ahead(generation, now)
+        if flight.guessed is not None:
+            verify(self, tried, flight.guessed, now)
+            for sequence in flight.sequences if self.run_ahead else ():
+                if sequence.state == "running":
+                    self._run_ahead(self.generations[sequence.number], now)
 
     def _run_ahead(self, generation: Generation, now: float) -> None:
         """Deliver what a grammar leaves no choice about; the model computes it as one chunk in the next step."""
@@ -268,9 +280,9 @@ class Core:
         while sequence.state == "running" and not sequence.pending and (token := generation.forced) is not None:
             self.scheduler.append(sequence, token)
             self.counters.forced_tokens_total += 1
-            self._deliver(generation, token, now, None, None)
+            self.deliver(generation, token, now, None, None)
 
-    def _deliver(
+    def deliver(
         self,
         generation: Generation,
         token: int,
@@ -333,15 +345,16 @@ class Core:
         short = out_of_memory(error)
         logger.error("A step failed: %s", first_line(error), exc_info=None if short else error)
         # Masks that were begun are of a step that will not be sampled.
-        if self._masking is not None:
-            self._masking.abandon()
+        if self.masking is not None:
+            self.masking.abandon()
         raise_if_lost(error, self.sampler.device)
         self.scheduler.undo(plan)  # before tokens land: a sequence that ends then has only what was computed
         self._land_first()
         if not short:
-            guilty = [chunk.sequence for chunk in plan.chunks] or plan.decodes
+            decoding = plan.decodes + [chunk.sequence for chunk in plan.chunks if chunk.draft]
+            guilty = [chunk.sequence for chunk in plan.chunks if not chunk.draft] or decoding
             self._end(guilty, EngineError("internal", "The generation ended because of a fault in the engine."))
-            for sequence in plan.decodes:
+            for sequence in decoding:
                 if sequence.state == "running":  # what a broken step left in its memory is not to be trusted
                     self.scheduler.preempt(sequence)
             return

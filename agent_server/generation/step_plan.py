@@ -9,12 +9,24 @@ from agent_server.generation.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """`length` tokens of a prompt from `start` on. `samples`: it is the last one, and a token follows."""
+    """`length` tokens of a prompt from `start` on. `samples`: it is the last one, and a token follows. draft: its last
+    tokens are guesses, which are not among the sequence's; a token follows each of those, too."""
 
     sequence: Sequence
     start: int
     length: int
     samples: bool
+    draft: tuple[int, ...] = ()
+
+    @property
+    def known(self) -> int:
+        """How many of its tokens are no guesses."""
+        return self.length - len(self.draft)
+
+    def tokens(self, start: int = 0) -> list[int]:
+        """Its tokens, those before the sequence's token `start` left out."""
+        first = max(self.start, start)
+        return [*self.sequence.tokens[first : self.start + self.known], *self.draft]
 
     @property
     def scores(self) -> int:

@@ -54,6 +54,8 @@ class ComputeSettings(Section):
     """Bytes for cached keys and values; 0 to choose by the device's free memory."""
     max_context: int = Field(0, ge=0)
     """Tokens of prompt and answer together; 0 is the model's own limit."""
+    num_speculative_tokens: int = Field(0, ge=0, le=32)
+    """The most tokens that are guessed ahead for a step, for requests that do not say; 0 guesses nothing."""
     kept_percent: int = Field(50, ge=0, le=100)
     """Percent of the memory for keys and values that may be kept for runs which wait for their tools or for a person.
     Others get it when they need it; 0 keeps nothing."""

@@ -68,11 +68,11 @@ class _Step:
         end = chunk.start + chunk.length
         if isinstance(media, PictureInputs):
             self.ids += media.ids(chunk.start, end)
-            self.ids += sequence.tokens[max(chunk.start, sequence.prompt_length) : end]
+            self.ids += chunk.tokens(sequence.prompt_length)
             self.positions.append(media.places(chunk.start, end))
             self._show(media, chunk.start, end)
         else:
-            self.ids += sequence.tokens[chunk.start : end]
+            self.ids += chunk.tokens()
             self.positions.append(torch.arange(chunk.start, end).expand(3, -1))
         self.at += chunk.length
 

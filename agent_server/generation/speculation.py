@@ -1,0 +1,209 @@
+"""Speculation: tokens are guessed ahead, and the model computes all of them in one step instead of a step for each.
+
+A guess is kept if it is the token that the sampler picks at its place: by the row's own parameters, its random number
+for that place, its penalties, its grammar and whatever else bears on it, all of them as they stand behind the tokens
+before. So what comes out are the tokens that come without speculation, sampled ones too; no ratio of probabilities is
+needed, since a random number belongs to a seed and a position and not to a draw (`noise.py`). Keys and values of
+guesses that are not kept stay behind the end of what counts as computed: nobody attends to them or finds them, and the
+next tokens overwrite them. States that recur cannot be cut back so, which is why models on caches of their own do not
+speculate.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from agent_server.generation.faults import first_line, raise_if_lost
+from agent_server.generation.flight import details_of
+from agent_server.generation.sequence import Sequence
+
+if TYPE_CHECKING:
+    from agent_server.generation.generation import Generation
+    from agent_server.generation.step import Core
+    from agent_server.generation.step_plan import StepPlan
+
+logger = logging.getLogger("agent_server.generation")
+LEAST_MATCH = 2
+"""Tokens at the end that must have stood together before; one alone says too little of what follows."""
+LONGEST_MATCH = 16
+"""Tokens for which the end is compared with earlier places, to find the one that is most like it."""
+FIRST_LENGTH = 4
+"""Tokens of a first draft; what is kept of it decides how long the next one is."""
+LONGEST_REST = 32
+"""Steps without a draft after several of which nothing was kept."""
+
+
+class GuessSource(Protocol):
+    """Where guesses come from."""
+
+    def propose(self, tokens: list[int], count: int) -> Items[int]:
+        """Up to `count` tokens that may follow these, which are those of the call before and more."""
+
+
+class PromptLookup:
+    """Guesses that an answer goes on as its prompt, or the answer itself, went on before behind the same tokens (Saxena
+    2023, "prompt lookup decoding"): edits, values out of a document, arguments out of a result."""
+
+    def __init__(self) -> None:
+        self._ids = np.empty(0, dtype=np.int64)
+        self._length = 0
+
+    def propose(self, tokens: list[int], count: int) -> list[int]:
+        self._take(tokens)
+        ids = self._ids[: self._length]
+        found, matched = _alike(ids)
+        if matched < LEAST_MATCH:
+            return []
+        # The latest place that has as much behind it as is wanted. Where there is none the text is in a loop, which
+        # what is behind the place is one round of.
+        whole = found[found < len(ids) - count]
+        start = int(whole[-1] if len(whole) else found[0]) + 1
+        guess = np.resize(ids[start : start + count], count)
+        keys = np.flatnonzero(guess < 0)  # what stands for a picture
+        known: list[int] = (guess[: keys[0]] if len(keys) else guess).tolist()
+        return known
+
+    def _take(self, tokens: list[int]) -> None:
+        if len(tokens) > len(self._ids):
+            grown = np.empty(2 * len(tokens), dtype=np.int64)
+            grown[: self._length] = self._ids[: self._length]
+            self._ids = grown
+        self._ids[self._length : len(tokens)] = tokens[self._length :]
+        self._length = len(tokens)
+
+
+def _alike(ids: np.ndarray) -> tuple[np.ndarray, int]:
+    """The earlier places of the last token before which most tokens are as they are at the end, and how many are."""
+    found = np.flatnonzero(ids[:-1] == ids[-1])
+    matched = 1 if len(found) else 0
+    while found.size and matched < LONGEST_MATCH:
+        longer = found[found >= matched]
+        longer = longer[ids[longer - matched] == ids[-1 - matched]] if longer.size else longer
+        if not longer.size:
+            break
+        found, matched = longer, matched + 1
+    return found, matched
+
+
+@dataclass(eq=False, slots=True)
+class Speculation:
+    """How far one generation guesses ahead. Drafts grow while all of them is kept and shrink to what is; where nothing
+    is, it rests, twice as long each time, so that text that repeats nothing costs next to nothing more.
+
+    most: tokens of a draft. rest: steps until the next one. misses: drafts in a row of which nothing was kept.
+    """
+
+    most: int
+    source: GuessSource = field(default_factory=PromptLookup)
+    length: int = FIRST_LENGTH
+    rest: int = 0
+    misses: int = 0
+
+    def propose(self, tokens: list[int], room: int) -> tuple[int, ...]:
+        """A draft behind these tokens, of no more than `room`; () where there is none."""
+        count = min(self.length, self.most, room)
+        return tuple(self.source.propose(tokens, count)) if count > 0 else ()
+
+    def learn(self, proposed: int, kept: int) -> None:
+        if kept == proposed:
+            self.length = min(self.most, 2 * self.length)
+        else:
+            self.length = max(1, kept + 1)
+        self.misses = 0 if kept else self.misses + 1
+        self.rest = 0 if kept else min(2**self.misses, LONGEST_REST)
+
+
+def speculates(core: Core) -> bool:
+    """Whether a sequence that runs is about to guess, for which all of its tokens must have come."""
+    return any(_ready(core.generations[sequence.number], sequence) for sequence in core.scheduler.running)
+
+
+def _ready(generation: Generation, sequence: Sequence) -> bool:
+    speculation = generation.speculation
+    return speculation is not None and not sequence.prefilling and not speculation.rest
+
+
+def draft(core: Core) -> None:
+    """Let each sequence that runs guess, for the step that is planned next."""
+    for sequence in core.scheduler.running:
+        sequence.draft = ()
+        speculation = core.generations[sequence.number].speculation
+        if speculation is None or sequence.prefilling:
+            continue
+        if speculation.rest:
+            speculation.rest -= 1
+        elif not sequence.pending:  # one place is for the token that comes in any case
+            sequence.draft = speculation.propose(sequence.tokens, sequence.limit - len(sequence.tokens) - 1)
+
+
+@dataclass(slots=True)
+class Trial:
+    """A draft that was computed. first: where the logits behind its first token are among those behind all guesses.
+    kept: how many of its tokens were picked so far."""
+
+    sequence: Sequence
+    draft: tuple[int, ...]
+    first: int
+    kept: int = 0
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the token that came last is the draft's next."""
+        sequence = self.sequence
+        left = self.kept < len(self.draft) and sequence.state == "running"
+        return left and sequence.tokens[-1] == self.draft[self.kept]
+
+
+def trials(plan: StepPlan) -> list[Trial]:
+    """The plan's drafts, in the order of their logits."""
+    found: list[Trial] = []
+    first = 0
+    for chunk in plan.chunks:
+        if chunk.draft:
+            found.append(Trial(chunk.sequence, chunk.draft, first))
+            first += len(chunk.draft)
+    return found
+
+
+def verify(core: Core, tried: list[Trial], logits: Tensor, now: float) -> None:
+    """Pick the tokens behind those that were just delivered, from `logits` `[guesses, vocabulary]`, as long as each is
+    what was guessed; one place of every draft at a time, so that each is picked with all before it known."""
+    core.counters.spec_decode_num_drafts_total += len(tried)
+    core.counters.spec_decode_num_draft_tokens_total += sum(len(trial.draft) for trial in tried)
+    left = tried
+    try:
+        while left := [trial for trial in left if trial.goes_on]:
+            _pick(core, left, logits, now)
+    except Exception as error:  # what was delivered stands, and the rest is computed again
+        logger.error("A draft could not be verified: %s", first_line(error), exc_info=error)
+        raise_if_lost(error, core.sampler.device)
+    for trial in tried:
+        generation = core.generations.get(trial.sequence.number)
+        if generation is not None and generation.speculation is not None:
+            generation.speculation.learn(len(trial.draft), trial.kept)
+
+
+def _pick(core: Core, left: list[Trial], logits: Tensor, now: float) -> None:
+    generations = [core.generations[trial.sequence.number] for trial in left]
+    places = [trial.first + trial.kept for trial in left]
+    rows = [trial.sequence.row for trial in left]
+    positions = [generation.generated for generation in generations]
+    masks = None if core.masking is None else core.masking.finish(generations)
+    bonuses = [generation.bonus for generation in generations]
+    # One draft's logits are taken in place, which spares the copy of a vocabulary.
+    chosen = logits[places[0] : places[0] + 1] if len(places) == 1 else logits[places]
+    sampled = core.sampler.sample(chosen, rows, positions, masks, bonuses)
+    sampled.wait()
+    landed = sampled.landed
+    details = details_of(landed)
+    for place, (trial, generation, token) in enumerate(zip(left, generations, landed.tokens, strict=True)):
+        trial.kept += 1
+        core.counters.spec_decode_num_accepted_tokens_total += 1
+        core.scheduler.keep(trial.sequence, token)
+        core.deliver(generation, token, now, *details(place, generation.params.logprobs))
