@@ -167,7 +167,7 @@ class Life(RuleBasedStateMachine):
         patience=st.sampled_from([0, 50]),
     )
     def begin(self, memory, in_flight, headroom, patience):
-        slabs.HEADROOM, slabs.BLOCK, scheduler.AGING_STEPS, scheduler.SHARED_LEAST = headroom, 4, 1, 4
+        slabs.HEADROOM, slabs.BLOCK, waiting.AGING_STEPS, scheduler.SHARED_LEAST = headroom, 4, 1, 4
         self.machine = Machine(MEMORIES[memory](), in_flight=in_flight, patience=patience)
         self.count = 0
 
@@ -253,7 +253,7 @@ class Life(RuleBasedStateMachine):
         for indices in self.machine.delivered.values():
             assert indices == sorted(set(indices))
         self.machine.assert_clean()
-        slabs.HEADROOM, slabs.BLOCK, scheduler.AGING_STEPS, scheduler.SHARED_LEAST = 256, 32, 64, 32
+        slabs.HEADROOM, slabs.BLOCK, waiting.AGING_STEPS, scheduler.SHARED_LEAST = 256, 32, 64, 32
 
 
 Life.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
