@@ -14,8 +14,9 @@ from ag_ui.core import RunAgentInput
 from agent_server.engine.protocol import EngineError, EngineItem, Finished, GenerationRequest, Usage
 from agent_server.engines.scripted import Clock, ScriptedEngine
 from agent_server.engines.scripts import Script
+from agent_server.media.intake import Intake
 from agent_server.prompting.prompt import Prompt
-from agent_server.settings import OutputSettings
+from agent_server.settings import MediaLimits, OutputSettings
 from events.formats.output_format import OutputFormat
 from events.formats.registry import named
 from events.options import GenerationOptions
@@ -74,6 +75,7 @@ class Model:
             chosen = lambda request: _script(scripts(told(request)))  # noqa: E731
         self.engine = ScriptedEngine(chosen, supports_constraints=grammars, clock=clock)
         self.prompts = JsonPrompts(HERMES)
+        self.intake = Intake(MediaLimits())
 
     @contextlib.asynccontextmanager
     async def use(self, tell: Any) -> AsyncIterator[None]:
