@@ -71,7 +71,8 @@ class Pieces(msgspec.Struct):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """finish: "stop", "length", "tool_calls", "cancelled" or "error". calls: those that are the client's to answer."""
+    """finish: "stop", "length", "tool_calls", "content_filter", "cancelled" or "error". calls: those that are the
+    client's to answer."""
 
     text: str
     reasoning: str
@@ -95,7 +96,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def finish_reason(event: RunFinished) -> str:
-    """ "stop", "length", "tool_calls" or "cancelled": what the run says, else what its outcome implies."""
+    """ "stop", "length", "tool_calls", "content_filter" or "cancelled": what the run says, else what its outcome
+    implies."""
     if isinstance(event.outcome, CancelledOutcome):
         return "cancelled"
     if (stated := finished_metadata(event).finish_reason) is not None:

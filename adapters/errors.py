@@ -28,6 +28,7 @@ ErrorKind = Literal[
     "conflict",
     "unsupported_media_type",
     "method_not_allowed",
+    "content_filter",
 ]
 Wire = Literal["agui", "openai", "anthropic", "websocket", "copilotkit", "generate"]
 KINDS: tuple[str, ...] = get_args(ErrorKind)
@@ -92,6 +93,10 @@ TABLE: dict[str, Row] = {
         401, "Unauthorized", "invalid_request_error", "invalid_api_key", "authentication_error", "unauthorized", 1008
     ),
     "forbidden": Row(403, "Forbidden", "invalid_request_error", "forbidden", "permission_error", "forbidden", 1008),
+    "content_filter": Row(
+        400, "Content filtered", "invalid_request_error", "content_filter", "invalid_request_error", "content_filter",
+        1008,
+    ),
     "not_found": Row(404, "Not found", "invalid_request_error", "not_found", "not_found_error", "not_found", 1008),
     "method_not_allowed": Row(
         405,

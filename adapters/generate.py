@@ -150,6 +150,9 @@ def _object(value: object, at: str) -> dict[str, object]:
     return value
 
 
+FILTERED = "A guard of this server stopped the answer here."
+
+
 class Messages:
     """One run's events as messages. `clock` gives seconds from any fixed point; `position` counts tokens sent."""
 
@@ -197,7 +200,7 @@ class Messages:
                 self._calls[call]["arguments"].append(delta)
                 return self._tokens(delta, event.metadata, "tool_call", self._heads[call])
             case RunFinished():
-                return [self._completion(fold([event]))]
+                return self._finished(fold([event]))
             case RunError():
                 return [self._error(event)]
             case _:
@@ -253,6 +256,13 @@ class Messages:
         return token_ms, _ms(now - self._started)
 
     # ---- endings ----------------------------------------------------------------------------------------------------
+
+    def _finished(self, answer: Answer) -> list[bytes]:
+        """What a guard stopped is told as an error, with the completion behind it."""
+        if answer.finish != "content_filter":
+            return [self._completion(answer)]
+        message = error_message("content_filter", FILTERED, request_id=self._identity.request_id)
+        return [json_bytes(message), self._completion(answer)]
 
     def _completion(self, answer: Answer) -> bytes:
         message: dict[str, Any] = {

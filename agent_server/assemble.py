@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,14 +16,17 @@ import msgspec
 from sqlalchemy.exc import SQLAlchemyError
 
 from agent_server.agent import Agent, LoadError, Sealer, ServedAgent
+from agent_server.agent.guard_model import load_guards
 from agent_server.agent.mcp_file import load_mcp_file
 from agent_server.audit import AuditLog
 from agent_server.auth import Authority, Quotas, configured_authority, storage_url
 from agent_server.chat_model import ChatModel
+from agent_server.guardrails import Guards, screen
 from agent_server.hosted import Named, load_named, serve_named
 from agent_server.ids import new_id
 from agent_server.media.intake import Intake
 from agent_server.runs import Run, RunManager
+from agent_server.runs.driver import Screen
 from agent_server.served_models import Making, Served, serve_models
 from agent_server.server import BUNDLED, BUNDLED_NAME, Server, ServesRuns, StartupError
 from agent_server.settings import Settings
@@ -57,8 +60,11 @@ def build_server(settings: Settings, *, agents: Sequence[object] = (), engine: E
         named: Sequence[Named] = load_named(
             settings.served.agent, agents, settings.served.agent_headers
         ) or default_agents(settings)
+        guards = load_guards(settings.served.guard, models.models, model)
         named = [*with_mcp_files(named, settings.served.mcp), *models.agents({each.name for each in named})]
-        found = serve_named(named, model, sealer=sealer(settings), limits=settings.tools, models=models.models)
+        found = serve_named(
+            named, model, sealer=sealer(settings), limits=settings.tools, models=models.models, guards=guards
+        )
         served: dict[str, ServesRuns] = dict(found)  # adapters may come and go
     except (LoadError, ValueError) as error:
         raise StartupError(str(error)) from error
@@ -71,6 +77,7 @@ def build_server(settings: Settings, *, agents: Sequence[object] = (), engine: E
         observe=lambda run: count_run(telemetry, run),
         sharing=(gateway := sharing(settings)),
         guard=quotas,
+        screen=screen_of(served, guards),
     )
     telemetry.watch_engine(model.engine.metrics if isinstance(model, ChatModel) else models.metrics)
     telemetry.watch_runs(lambda: runs.active)
@@ -83,7 +90,7 @@ def build_server(settings: Settings, *, agents: Sequence[object] = (), engine: E
         model=model,
         models=models.models,
         pool=models.pool,
-        make_agent=partial(plain_agent, settings),
+        make_agent=partial(plain_agent, settings, guards),
         agents=served,
         runs=runs,
         store=store,
@@ -112,10 +119,24 @@ def make_embeddings(settings: Settings) -> Embeddings | None:
         raise StartupError(str(error)) from error
 
 
-def plain_agent(settings: Settings, name: str, model: AnyModel) -> ServedAgent:
+def screen_of(served: Mapping[str, ServesRuns], guards: Guards | None) -> Screen | None:
+    """What reads the runs' input by the guards of their agents; None where no agent has any."""
+    if guards is None and all(agent.guards is None for agent in served.values()):
+        return None
+
+    async def read(run: Run) -> None:
+        if (found := served[run.agent].guards) is not None:
+            await screen(found, run.input, run.options)
+
+    return read
+
+
+def plain_agent(settings: Settings, guards: Guards | None, name: str, model: AnyModel) -> ServedAgent:
     """The agent that is a model alone, under its name. Raises ValueError for a name that none can have."""
     agent = Agent(name=name, model=name, description=f"The model {name} alone, without tools.")
-    return ServedAgent(agent, model, sealer=sealer(settings), limits=settings.tools, models={name: model})
+    return ServedAgent(
+        agent, model, sealer=sealer(settings), limits=settings.tools, models={name: model}, guards=guards
+    )
 
 
 def make_quotas(settings: Settings) -> Quotas:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from agent_server.agent.mcp import McpConnections
     from agent_server.chat_model import ChatModel
     from agent_server.engines.embeddings import Embeddings
+    from agent_server.guardrails import Guards
     from agent_server.model_pool import AnyModel, ModelPool, PooledModel
     from agent_server.runs import Ending, Recorder, RunContext, RunManager
     from agent_server.store import Store
@@ -51,6 +52,8 @@ class ServesRuns(Protocol):
     def announces_a2ui(self) -> bool: ...
     @property
     def mcp(self) -> McpConnections | None: ...
+    @property
+    def guards(self) -> Guards | None: ...
 
     def capabilities(self) -> AgentCapabilities: ...
 

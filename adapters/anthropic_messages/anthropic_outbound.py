@@ -42,6 +42,8 @@ def stop_reason(answer: Answer, flags: MessageFlags) -> tuple[str | None, str | 
     """(stop_reason, stop_sequence) for a run that finished; None stands for a cancelled run."""
     if answer.finish == "cancelled":
         return None, None
+    if answer.finish == "content_filter":
+        return "refusal", None
     if answer.interrupts:
         return "pause_turn", None
     if answer.finish == "stop" and isinstance(answer.stop, str):

@@ -281,7 +281,7 @@ class ResponseStream:
         """Close what ended before `event`; the last item of a run that was cut off is incomplete."""
         cut = isinstance(event, RunError)
         if isinstance(event, RunFinished):
-            cut = finish_reason(event) in ("length", "cancelled")
+            cut = finish_reason(event) in ("length", "content_filter", "cancelled")
         frames = b""
         last = len(self._output) - 1
         for item in self._ended:
@@ -344,8 +344,8 @@ class ResponseStream:
         if reason == "cancelled":
             self._state["status"] = "cancelled"
             return self._frame("response.incomplete", response=self.response)
-        if reason == "length" or isinstance(event.outcome, InterruptOutcome):
-            why = "max_output_tokens" if reason == "length" else "interrupted"
+        if reason in _INCOMPLETE or isinstance(event.outcome, InterruptOutcome):
+            why = _INCOMPLETE.get(reason, "interrupted")
             self._state |= {"status": "incomplete", "incomplete_details": {"reason": why}}
             return self._frame("response.incomplete", response=self.response)
         self._state["status"] = "completed"
@@ -361,6 +361,7 @@ class ResponseStream:
         return self._frame("response.failed", response=self.response)
 
 
+_INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _KEEPS_OPEN = (ReasoningEncryptedValue, ReasoningEnd, ReasoningStart, TextMessageEnd, ToolCallEnd, ReasoningMessageEnd)
 
 

@@ -14,6 +14,7 @@ from agent_server.agent.mcp_server import McpServer
 from agent_server.agent.reasoning_policy import ReasoningMode
 from agent_server.agent.server_tools import Tool, tool
 from agent_server.agent.state import PredictState
+from agent_server.guardrails import Guard, Hook, as_guard
 from events.options import SamplingParams
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
@@ -32,7 +33,8 @@ class Agent:
     them open. reasoning: how much of it clients see; summarise makes the summaries (default: the model does). a2ui:
     settings for surfaces that the model writes; True takes the usual ones, None offers them to pages that bring a
     catalog of their own, False to none. time_limit (seconds) and result_limit (characters): of each tool that sets
-    none; None takes the server's.
+    none; None takes the server's. guards: read what comes in and goes out, besides the server's own; a function is told
+    a text and says whether it may not go on.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Agent:
     a2ui: A2ui | bool | None = None
     time_limit: float | None = None
     result_limit: int | None = None
+    guards: Sequence[Guard | Hook] = ()
     metadata: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -63,6 +66,7 @@ class Agent:
             raise ValueError(f"agent {self.name}: max_steps must be at least 1")
         made = tuple(each if isinstance(each, Tool | Agent) else tool(each) for each in self.tools)
         object.__setattr__(self, "tools", made)
+        object.__setattr__(self, "guards", tuple(as_guard(each) for each in self.guards))
         names = [each.name for each in made]
         if twice := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"agent {self.name}: more than one tool is called {sorted(twice)[0]}")

@@ -24,6 +24,7 @@ from agent_server.agent.surfaces import Surfaces
 from agent_server.agent.tool_activity import ToolActivity
 from agent_server.agent.tool_context import InputRequired, ToolContext
 from agent_server.agent.tool_places import ToolPlaces
+from agent_server.guardrails import Forbidden, Guards, strings
 from agent_server.prompting.schemas import validate
 from agent_server.runs import Recorder, RunContext
 from agent_server.tracing import failed, note_content, span
@@ -32,6 +33,9 @@ from events.vocabulary import ActivitySnapshot, Event, Interrupt, ToolCallResult
 Emit = Callable[[Event], None]
 Waiting = list[dict[str, Any]]
 CANNOT_ASK = "This call needs a person's agreement, and this connection cannot ask for it. It was not made."
+
+NOT_MADE = "A guard of this server stopped the message, so the call was not made."
+WITHHELD = "A guard of this server withheld the result."
 
 
 class Toolset(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +55,7 @@ class Talk(msgspec.Struct, frozen=True, kw_only=True):
     """One conversation within a run: the run's own, or a subagent's. emit: where its events go (a subagent's are marked
     on the way). may_ask: a person can be asked, since what is asked is stored. surfaces: the run's. places: the
     server's, for tool calls. keeper: keeps the run while its tools work; None for a subagent, which is part of a
-    call."""
+    call. guards: what reads it; None if nothing does."""
 
     context: RunContext
     recorder: Recorder
@@ -62,6 +66,7 @@ class Talk(msgspec.Struct, frozen=True, kw_only=True):
     surfaces: Surfaces
     places: ToolPlaces
     keeper: RunKeeper | None = None
+    guards: Guards | None = None
 
 
 class Caller:
@@ -77,6 +82,7 @@ class Caller:
         self._emit = talk.emit
         self._may_ask = talk.may_ask
         self._keeper = talk.keeper
+        self._guards = talk.guards
 
     def early(self) -> EarlyCalls:
         """The early calls of the message that is written next."""
@@ -138,6 +144,11 @@ class Caller:
         if callee.asks is None or callee.repeats or call.asked or call.interrupt_id is not None:
             return None
         return msgspec.structs.replace(callee.asks, approval_message=f"{interrupts.UNKNOWN} Make it again?")
+
+    def leave(self, calls: Sequence[ToolCall]) -> None:
+        """Answer calls of a message that a guard stopped, without making them."""
+        for call in calls:
+            self._answer(call.id, failure(NOT_MADE))
 
     def _judge(self, call: ToolCall, invalid: Mapping[str, str]) -> tuple[Callee, dict[str, Any], Tool | None]:
         """What answers a call, its arguments, and what a person must agree to first. ToolFault for a call that is not
@@ -207,10 +218,21 @@ class Caller:
             return each.known or failure("There is nothing to call.")
         with span("execute_tool", each.name, tool__name=each.name, tool__call__id=each.call_id) as traced:
             answer = await self._make_placed(each, each.callee)
+            if self._guards is not None:
+                answer = await self._read_by(self._guards, answer)
             note_content(traced, tool__call__arguments=each.arguments, tool__call__result=answer.content)
             if answer.failed:
                 failed(traced, "tool_error")
             return answer
+
+    async def _read_by(self, guards: Guards, answer: CallResult) -> CallResult:
+        """The answer, or that it was withheld: then neither the model nor a client sees it."""
+        try:
+            for text in strings(answer.content) if guards.of("results") else ():
+                await guards.check(text, "results")
+        except Forbidden:
+            return failure(WITHHELD)
+        return answer
 
     async def _make_placed(self, each: Pending, callee: Callee) -> CallResult:
         given = self._context

@@ -16,6 +16,7 @@ from agent_server.agent.kept_runs import KeptRun
 from agent_server.agent.read_ahead import Asked
 from agent_server.agent.resuming import Opening
 from agent_server.agent.turn import TurnTaker
+from agent_server.guardrails import Forbidden
 from agent_server.runs import Ending
 from events.options import GenerationOptions, ToolChoice
 from events.vocabulary import Interrupt, InterruptOutcome, StepFinished, StepStarted, SuccessOutcome
@@ -105,6 +106,10 @@ class Loop:
         early = self._caller.early()
         try:
             return await self._take_turn(number, early)
+        except Forbidden:
+            mine, _ = self._divide(self._turns.said().calls)
+            self._caller.leave(mine)
+            raise
         finally:
             await early.discard()
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from ag_ui.core import AgentCapabilities, Message, RunAgentInput, SystemMessage, UserMessage
+from ag_ui.core import ActivityMessage, AgentCapabilities, Message, RunAgentInput, SystemMessage, UserMessage
 from pydantic import BaseModel
 
 from agent_server.agent import interrupts, subagents
@@ -29,6 +29,7 @@ from agent_server.agent.tool_places import ToolPlaces
 from agent_server.agent.turn import LanguageModel, TurnTaker
 from agent_server.generative_ui.catalog import RENDER
 from agent_server.generative_ui.mirroring import SANDBOX
+from agent_server.guardrails import Forbidden, GuardedStream, Guards, as_guard, withheld
 from agent_server.pacing import in_turns
 from agent_server.runs import Ending, Recorder, RunContext
 from agent_server.settings import ToolLimits
@@ -59,8 +60,11 @@ class ServedAgent:
         mcp: McpConnections | None = None,
         models: Mapping[str, LanguageModel] | None = None,
         places: ToolPlaces | None = None,
+        guards: Guards | None = None,
     ) -> None:
+        """guards: the server's; the agent's own come behind them."""
         self.agent = agent
+        self.guards = guards_of(agent, guards)
         self.model_name = agent.model
         self.name = agent.name
         self.description = agent.description
@@ -134,6 +138,7 @@ class ServedAgent:
             surfaces=surfaces,
             places=self._places,
             keeper=RunKeeper(context, recorder, conversation, state, self._limits.keep_after),
+            guards=self.guards,
         )
 
     def _surfaces(self, context: RunContext, recorder: Recorder, conversation: Conversation) -> Surfaces:
@@ -151,15 +156,28 @@ class ServedAgent:
             if opening.kept is not None:
                 return await loop.take_up(opening.kept)
             return await (loop.resume(opening) if opening.resumes else loop.run())
+        except Forbidden as forbidden:
+            self._tell_withheld(talk, forbidden)
+            return Outcome(reason="content_filter")
         finally:
             talk.surfaces.close()
             if self.agent.shares_state or talk.state.changed:
                 talk.recorder.state = talk.state.value
 
+    def _tell_withheld(self, talk: Talk, forbidden: Forbidden) -> None:
+        """Show that the answer was stopped, and keep that with the thread."""
+        talk.recorder.close_open()
+        told = withheld(talk.context.new_id("activity"), forbidden)
+        talk.recorder.emit(told)
+        talk.conversation.shown.append(
+            ActivityMessage(id=told.message_id, activity_type=told.activity_type, content=told.content)
+        )
+
     async def _loop(self, agent: Agent, talk: Talk) -> Loop:
         """The loop of this agent, or of one it calls."""
         predictor = Predictor(agent.predict_state, talk.state)
         predictor.announce(talk.emit)
+        guards = talk.guards
         turns = TurnTaker(
             model_of(agent, self._models),
             talk.context,
@@ -168,6 +186,7 @@ class ServedAgent:
             reasoning=self._reasoning(agent, talk),
             follow=predictor.follow if agent.predict_state else None,
             place=talk.context.input.thread_id if agent is self.agent else talk.context.new_id("place"),
+            guarded=None if guards is None else GuardedStream(guards),
         )
         options = effective_options(agent, talk.context.options, self._model.output.sampling)
         return Loop(agent, talk, turns, await self._toolset(agent, talk), options)
@@ -215,7 +234,10 @@ class ServedAgent:
         approvals = {tool.name: tool for tool in agent.server_tools if tool.requires_approval is not False}
 
         async def run_nested(other: Agent, words: Conversation, emit: Emit) -> Outcome:
-            nested = msgspec.structs.replace(talk, conversation=words, emit=emit, may_ask=False, keeper=None)
+            guards = guards_of(other, talk.guards)
+            nested = msgspec.structs.replace(
+                talk, conversation=words, emit=emit, may_ask=False, keeper=None, guards=guards
+            )
             return await (await self._loop(other, nested)).run()
 
         if agent is self.agent and talk.surfaces.catalog is not None and RENDER not in callees:
@@ -275,7 +297,8 @@ class ServedAgent:
         given = talk.context.input
         input = RunAgentInput(thread_id=given.thread_id, run_id=given.run_id, messages=messages, tools=[])
         options = GenerationOptions(sampling=SamplingParams(temperature=0.0, max_tokens=SUMMARY_TOKENS), thinking=False)
-        turns = TurnTaker(self._model, talk.context, talk.recorder, lambda event: None)
+        guarded = None if talk.guards is None else GuardedStream(talk.guards, "reasoning")
+        turns = TurnTaker(self._model, talk.context, talk.recorder, lambda event: None, guarded=guarded)
         turn = await turns.take(input, options)
         return turn.said.text.strip()
 
@@ -287,6 +310,13 @@ def model_of(agent: Agent, models: Mapping[str, LanguageModel]) -> LanguageModel
             known = ", ".join(name for name in models if name) or "one, which has no name of its own here"
             raise ValueError(f"agent {each.name}: there is no model {each.model}; the models are {known}")
     return models[agent.model]
+
+
+def guards_of(agent: Agent, others: Guards | None) -> Guards | None:
+    """The guards of whoever calls an agent, and its own; None if there are none."""
+    if not agent.guards:
+        return others
+    return (others or Guards(())).and_also(as_guard(each) for each in agent.guards)
 
 
 def family(agent: Agent) -> list[Agent]:
@@ -366,6 +396,7 @@ def serve_agents(
     sealer: Sealer | None = None,
     limits: ToolLimits | None = None,
     models: Mapping[str, LanguageModel] | None = None,
+    guards: Guards | None = None,
 ) -> Mapping[str, ServedAgent]:
     """Agents by name, for the run manager. The first one also answers as "default" if none is called that; with no
     agent at all the default one serves the model as it is."""
@@ -374,7 +405,8 @@ def serve_agents(
     places = ToolPlaces(limits)
 
     def made(agent: Agent) -> ServedAgent:
-        return ServedAgent(agent, model, sealer=shared, limits=limits, mcp=mcp, models=models, places=places)
+        return ServedAgent(agent, model, sealer=shared, limits=limits, mcp=mcp, models=models, places=places,
+                           guards=guards)  # fmt: skip
 
     served = {agent.name: made(agent) for agent in agents}
     if len(served) != len(agents):

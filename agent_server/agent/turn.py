@@ -25,7 +25,9 @@ from agent_server.engine.protocol import (
     GenerationRequest,
     Picture,
     Place,
+    Usage,
 )
+from agent_server.guardrails import Forbidden, GuardedStream
 from agent_server.media.intake import Held, Intake
 from agent_server.prompting.constraints import plan_constraint, refuse_early
 from agent_server.prompting.output import open_translator, sampling_for
@@ -107,7 +109,8 @@ class TurnTaker:
 
     place: the name under which the engine keeps what it has computed of the conversation between turns; "" keeps none.
     emit: where events go (a subagent's are marked on the way). follow: sees every event of the model's before it is
-    sent on. `said()` also tells what an unfinished turn said before it failed or was cancelled.
+    sent on. guarded: what the model says goes through it first; what it does not let through is nowhere else, and ends
+    the turn with Forbidden. `said()` also tells what an unfinished turn said before it failed or was cancelled.
     """
 
     def __init__(
@@ -120,6 +123,7 @@ class TurnTaker:
         reasoning: ReasoningPolicy | None = None,
         follow: Callable[[Event], None] | None = None,
         place: str = "",
+        guarded: GuardedStream | None = None,
     ) -> None:
         self._model = model
         self._context = context
@@ -128,6 +132,9 @@ class TurnTaker:
         self._reasoning = reasoning
         self._follow = follow
         self._place = place
+        self._guarded = guarded
+        self._watched = reasoning is not None or guarded is not None
+        self._tokens = 0
         self._written = self._shown = Folder()
         self._reasoning_tokens = 0
         self._told: Callable[[Event], None] | None = None
@@ -140,12 +147,14 @@ class TurnTaker:
         *,
         told: Callable[[Event], None] | None = None,
     ) -> Turn:
-        """Generate one turn. told: sees every event of it behind its sending. Raises EngineError; on that and on
-        cancellation what is open has been closed."""
+        """Generate one turn. told: sees every event of it behind its sending. Raises EngineError, or Forbidden for
+        what a guard stops; on these and on cancellation what is open has been closed."""
         self._told = told
         self._written = Folder()
         self._shown = self._written if self._reasoning is None else Folder()
-        self._reasoning_tokens = 0
+        self._reasoning_tokens = self._tokens = 0
+        if self._guarded is not None:
+            options = self._unscored(options)
         await self._context.controls.gate()
         async with self._model.use(self._tell_loading):
             of, thread = self._model.name, input.thread_id
@@ -155,6 +164,13 @@ class TurnTaker:
                     turn = await self._take(input, options, instructions, held)
                 self._trace(traced, turn, input, options)
                 return turn
+
+    def _unscored(self, options: GenerationOptions) -> GenerationOptions:
+        """Without the details of tokens: they spell what guards are to read first, and what was not even chosen."""
+        if options.sampling.logprobs is not None:
+            self._recorder.warn("Guards read what is said, so tokens and their log probabilities are not given.")
+        sampling = msgspec.structs.replace(options.sampling, logprobs=None)
+        return msgspec.structs.replace(options, token_details=False, sampling=sampling)
 
     def ahead(self, conversation: Conversation, asked: Callable[[], Asked]) -> ReadAhead:
         """Around the calls of a turn: what is known of the next one (`asked`) is read ahead, where the engine can."""
@@ -237,8 +253,12 @@ class TurnTaker:
         recorder.turns += 1
         translator = open_translator(prompt, input, options, settings, context.new_id)
         # in a task of its own: a token wakes this one and not the whole chain of those who wait for the run
-        finished = await asyncio.create_task(self._generate(request, translator, options.token_details))
-        for warning in translator.warnings:
+        try:
+            finished = await asyncio.create_task(self._generate(request, translator, options.token_details))
+        except Forbidden:
+            self._count_stopped(len(prompt.token_ids))
+            raise
+        for warning in translator.warnings if self._guarded is None else ():  # they may quote what was withheld
             recorder.warn(warning)
         recorder.count(self._model.name, finished, self._reasoning_tokens)
         if options.token_details:
@@ -246,6 +266,11 @@ class TurnTaker:
             recorder.unsent = translator.unsent
         said = self.said()
         return Turn(said=said, finished=finished, invalid=await self._validate(said, input))
+
+    def _count_stopped(self, prompt_tokens: int) -> None:
+        """Count a generation that a guard stopped: its tokens were computed."""
+        usage = Usage(prompt_tokens=prompt_tokens, completion_tokens=self._tokens)
+        self._recorder.count(self._model.name, Finished(reason="stop", usage=usage), self._reasoning_tokens)
 
     async def _prompt(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None) -> Prompt:
         build = self._model.prompts.build_async
@@ -297,10 +322,11 @@ class TurnTaker:
                 async for item in items:
                     if isinstance(item, Delta):
                         events = self._read(item, translator, details)
-                        if self._reasoning is None:  # nothing to wait for, so no coroutine for every token
+                        if self._watched:
+                            self._tokens += len(item.tokens)
+                            await self._tell_watched(events)
+                        else:  # nothing to wait for, so no coroutine for every token
                             self._tell(events)
-                        else:
-                            await self._tell_policed(events, self._reasoning)
                     elif isinstance(item, Finished):
                         finished, reason = item, item.reason
                     elif isinstance(item, Control):
@@ -312,11 +338,7 @@ class TurnTaker:
             controls.detach(request.request_id)
             if finished is None and self._reasoning is not None:
                 self._reasoning.hurry()
-            events = translator.finish(reason)
-            if self._reasoning is None:
-                self._tell(events)
-            else:
-                await self._tell_policed(events, self._reasoning)
+            await self._tell_end(translator, reason)
         if finished is None:
             raise EngineError("connection", "The engine ended a generation without saying how.", retryable=True)
         return finished
@@ -344,8 +366,38 @@ class TurnTaker:
             if self._told is not None:
                 self._told(event)
 
-    async def _tell_policed(self, events: list[Event], policy: ReasoningPolicy) -> None:
+    async def _tell_end(self, translator: Translator | PlainTranslator, reason: str) -> None:
+        """The last events. Of a turn that broke off, guards are asked nothing more: what waits for them is left out.
+        Raises Forbidden."""
+        guarded = self._guarded
+        if not self._watched:
+            self._tell(translator.finish(reason))
+        elif guarded is not None and reason in ("cancelled", "error"):
+            await self._tell_policed(guarded.closing())
+        else:
+            try:
+                await self._tell_watched(translator.finish(reason))
+            except Forbidden:
+                await self._tell_policed([] if guarded is None else guarded.closing())
+                raise
+
+    async def _tell_watched(self, events: list[Event]) -> None:
+        """As `_tell`, with what guards let through of it. Raises Forbidden for what they do not."""
+        guarded = self._guarded
+        if guarded is None:
+            await self._tell_policed(events)
+            return
+        for event in events:
+            await self._tell_policed(await guarded.take(event))
+            if guarded.forbidden is not None:
+                raise guarded.forbidden
+
+    async def _tell_policed(self, events: list[Event]) -> None:
         """As `_tell`, with the reasoning that the agent's policy hides left out or summarised."""
+        policy = self._reasoning
+        if policy is None:
+            self._tell(events)
+            return
         for event in events:
             self._keep(event)
             for shown in await policy.shown(event):

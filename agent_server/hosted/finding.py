@@ -13,6 +13,7 @@ import msgspec
 from pydantic import SecretStr
 
 from agent_server.agent import Agent, LoadError, Sealer, load_objects, serve_agents
+from agent_server.guardrails import Guards
 from agent_server.hosted.guest import Guest
 from agent_server.hosted.host import HostedAgent, name_from
 from agent_server.hosted.plain_guest import PlainGuest
@@ -150,6 +151,7 @@ def serve_named(
     sealer: Sealer | None = None,
     limits: ToolLimits | None = None,
     models: Mapping[str, LanguageModel] | None = None,
+    guards: Guards | None = None,
 ) -> Mapping[str, ServedAgent | HostedAgent]:
     """Agents by name, for the run manager and the routes. The first one also answers as "default" if none is called
     that; without any, the default one is the model as it is. ValueError for two of one name."""
@@ -159,9 +161,9 @@ def serve_named(
     if len(set(names)) != len(names):
         raise ValueError("two agents have the same name")
     served: dict[str, ServedAgent | HostedAgent] = dict(
-        serve_agents(own, model, sealer=sealer, limits=limits, models=models)
+        serve_agents(own, model, sealer=sealer, limits=limits, models=models, guards=guards)
     )
-    served |= {each.name: HostedAgent(each.guest, each.name, each.description, model) for each in guests}
+    served |= {each.name: HostedAgent(each.guest, each.name, each.description, model, guards) for each in guests}
     if found and "default" not in names:
         served["default"] = served[names[0]] if isinstance(found[0], NamedGuest) else served["default"]
     return served

@@ -16,6 +16,7 @@ from ag_ui.core import (
 
 from adapters.errors import RequestError
 from agent_server.agent.resuming import open_run
+from agent_server.guardrails import Guards
 from agent_server.hosted.guest import Guest
 from agent_server.hosted.stay import Stay
 from agent_server.pacing import in_turns
@@ -36,10 +37,18 @@ class HostedAgent:
     mcp = None
     model_name = ""
 
-    def __init__(self, guest: Guest, name: str, description: str = "", model: LanguageModel | None = None) -> None:
+    def __init__(
+        self,
+        guest: Guest,
+        name: str,
+        description: str = "",
+        model: LanguageModel | None = None,
+        guards: Guards | None = None,
+    ) -> None:
         self.guest = guest
         self.name = name
         self.description = description
+        self.guards = guards
         self._model = model
 
     async def run(self, context: RunContext, recorder: Recorder) -> Ending:
@@ -49,7 +58,8 @@ class HostedAgent:
             )
         opening = await open_run(context, self.name)
         stored = await in_turns(each_dict(opening.messages))
-        return await Stay(self.guest, self.name, self._model, context, recorder, opening, stored).run()
+        guards = self.guards
+        return await Stay(self.guest, self.name, self._model, context, recorder, opening, stored, guards).run()
 
     async def close(self) -> None:
         await self.guest.close()

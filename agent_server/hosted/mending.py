@@ -79,11 +79,17 @@ class Mender:
 
     def take(self, given: object) -> RunFinished | RunError | None:
         """Emit what an event says. The guest's own terminal event is given back instead of being emitted."""
-        for event in self._read(given):
-            if isinstance(event, RunFinished | RunError):
-                return event
-            if not isinstance(event, RunStarted):
-                self._mend(event)
+        for event in self.read(given):
+            if (last := self.tell(event)) is not None:
+                return last
+        return None
+
+    def tell(self, event: Event) -> RunFinished | RunError | None:
+        """`take` for an event that `read` gave."""
+        if isinstance(event, RunFinished | RunError):
+            return event
+        if not isinstance(event, RunStarted):
+            self._mend(event)
         return None
 
     def calls(self) -> Mapping[str, str]:
@@ -92,7 +98,8 @@ class Mender:
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
-    def _read(self, given: object) -> list[Event]:
+    def read(self, given: object) -> list[Event]:
+        """What an event of the guest's says, in today's words."""
         try:
             event, warnings = receive(self._present(given))
             for warning in warnings:

@@ -16,6 +16,7 @@ import msgspec
 from ag_ui.core import Message, RunAgentInput, Tool
 
 from agent_server.agent.turn import Turn, TurnTaker
+from agent_server.guardrails import GuardedStream, Guards
 from events.options import GenerationOptions, ResponseFormat, SamplingParams, ToolChoice
 from events.vocabulary import Event, RunFinished, SuccessOutcome, TokenUsage
 
@@ -45,11 +46,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 class OwnEngine:
     """The model as one run's guest uses it. `current()` finds it from anywhere in that run, its threads included."""
 
-    def __init__(self, model: LanguageModel, context: RunContext, recorder: Recorder) -> None:
+    def __init__(
+        self, model: LanguageModel, context: RunContext, recorder: Recorder, guards: Guards | None = None
+    ) -> None:
         self.loop = asyncio.get_running_loop()
         self._model = model
         self._context = context
         self._recorder = recorder
+        self._guards = guards
         self._tasks: set[asyncio.Task[Turn]] = set()
         self._closed = False
 
@@ -87,7 +91,8 @@ class OwnEngine:
         if self._closed:
             raise RuntimeError("The run that this model belongs to has ended.")
         arrived: asyncio.Queue[Event | None] = asyncio.Queue()
-        turns = TurnTaker(self._model, self._context, self._recorder, arrived.put_nowait)
+        guarded = None if self._guards is None else GuardedStream(self._guards)
+        turns = TurnTaker(self._model, self._context, self._recorder, arrived.put_nowait, guarded=guarded)
         task = asyncio.create_task(turns.take(input, options), name="generation for a guest")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

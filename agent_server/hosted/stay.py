@@ -15,6 +15,7 @@ from ag_ui.core import ActivityMessage, ResumeEntry
 from adapters.errors import RequestError
 from agent_server.agent.resuming import Opening, tell_again
 from agent_server.engine.protocol import EngineError
+from agent_server.guardrails import Forbidden, GuardedStream, Guards, withheld
 from agent_server.hosted.guest import Guest, GuestError, GuestInput
 from agent_server.hosted.mending import Mender
 from agent_server.hosted.own_engine import OwnEngine
@@ -60,13 +61,15 @@ class Stay:
         recorder: Recorder,
         opening: Opening,
         messages: Sequence[Wire],
+        guards: Guards | None = None,
     ) -> None:
         self._guest = guest
         self._name = name
         self._context = context
         self._recorder = recorder
         self._opening = opening
-        self._engine = None if model is None else OwnEngine(model, context, recorder)
+        self._engine = None if model is None else OwnEngine(model, context, recorder, guards)
+        self._guarded = None if guards is None else GuardedStream(guards)
         self._folder = Folder(state=self._state(), owned=messages)
         self._old_interrupts: list[Any] = []
         recorder.messages = lambda: list(self._folder.messages)
@@ -93,6 +96,8 @@ class Stay:
             raise RequestError("conflict", UNKNOWN_OUTCOME, "resume")
         try:
             return await self._ending(await self._work())
+        except Forbidden as forbidden:
+            return self._withheld(forbidden)
         finally:
             self._recorder.state = self._folder.state
             for decision in opening.decisions:
@@ -166,12 +171,37 @@ class Stay:
         async with contextlib.aclosing(_closable(self._guest.run(self._input()))) as events:
             async for event in events:
                 await self._context.controls.gate()
-                last = self._mender.take(event)
+                last = self._mender.take(event) if self._guarded is None else await self._read_by(self._guarded, event)
                 if isinstance(last, RunError):
                     raise self._told(last)
                 if last is not None:
                     return last
+        if self._guarded is not None:
+            await self._tell_read(self._guarded, await self._guarded.finish())
         return RunFinished(thread_id=given.thread_id, run_id=given.run_id)
+
+    async def _read_by(self, guarded: GuardedStream, given: object) -> RunFinished | RunError | None:
+        """As the mender takes an event, with what guards let through of it. Raises Forbidden."""
+        for event in self._mender.read(given):
+            before = await guarded.finish() if isinstance(event, RunFinished | RunError) else []
+            last = await self._tell_read(guarded, before) or await self._tell_read(guarded, await guarded.take(event))
+            if last is not None:
+                return last
+        return None
+
+    async def _tell_read(self, guarded: GuardedStream, events: Sequence[Event]) -> RunFinished | RunError | None:
+        last = None
+        for event in events:
+            last = self._mender.tell(event)
+        if guarded.forbidden is not None:
+            raise guarded.forbidden
+        return last
+
+    def _withheld(self, forbidden: Forbidden) -> Ending:
+        """Show that the answer was stopped, and keep that with the thread."""
+        self._recorder.close_open()
+        self._emit(withheld(self._context.new_id("activity"), forbidden))
+        return Ending(reason="content_filter")
 
     def _emit(self, event: Event) -> None:
         if isinstance(event, Custom) and event.name == OLD_INTERRUPT:

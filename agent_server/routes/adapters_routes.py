@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from adapters.errors import RequestError
+from agent_server.audit import note
 from agent_server.engine.protocol import EngineError
 from agent_server.model_pool import AdaptedModel
 from agent_server.routes.health_routes import json_response
@@ -57,10 +58,12 @@ def routes(server: Server) -> list[BaseRoute]:
             if error.retryable:
                 raise
             raise RequestError("invalid_request", error.message, "folder") from error
+        note("adapter.loaded", adapter=wish.name, model=wish.model)
         return answer(201)
 
     async def remove(request: Request) -> Response:
         await server.remove_adapter(request.path_params["name"])
+        note("adapter.removed", adapter=request.path_params["name"])
         return Response(status_code=204)
 
     return [

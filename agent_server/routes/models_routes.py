@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from adapters.errors import RequestError
+from agent_server.audit import note
 from agent_server.model_pool import ModelPool
 from agent_server.routes.health_routes import json_response
 from agent_server.routes.http import guarded
@@ -48,6 +49,7 @@ def routes(server: Server) -> list[BaseRoute]:
         model = pool().models.get(wish.name)
         if model is None:
             raise RequestError("not_found", "There is no model of that name.", "name")
+        note("model.loaded" if wish.loaded else "model.unloaded", model=wish.name)
         if wish.loaded:
             pool().begin(model)
         elif model.current is not None and model.loading is None:

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from adapters.errors import RequestError
+from agent_server.audit import note
 from agent_server.engines.replicas import ReplicaSet
 from agent_server.routes.health_routes import json_response
 from agent_server.routes.http import guarded
@@ -50,6 +51,7 @@ def routes(server: Server) -> list[BaseRoute]:
             raise RequestError("invalid_request", f'Send {{"name": "...", "draining": true}}: {error}') from None
         if not replicas().drain(wish.name, wish.draining):
             raise RequestError("not_found", "There is no replica of that name.")
+        note("replica.drained" if wish.draining else "replica.resumed", replica=wish.name)
         return answer()
 
     return [

@@ -166,7 +166,8 @@ class Responses:
         if events is None:
             await self._save(run.tenant, msgspec.structs.replace(record, response=_lost(record, TOO_LONG)))
             return
-        messages = list(run.input.messages[1 if record.flags.instructions else 0 :])
+        refused = isinstance(end := run.terminal, RunError) and end.code == "content_filter"
+        messages = [] if refused else list(run.input.messages[1 if record.flags.instructions else 0 :])
         folded = fold(events, await in_turns(each_dict(messages))).messages
         record = msgspec.structs.replace(
             record,

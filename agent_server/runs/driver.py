@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from opentelemetry.trace import Span
@@ -46,6 +46,10 @@ class ThreadTurn(Protocol):
         """Wait for it."""
 
 
+Screen = Callable[[Run], Awaitable[None]]
+"""Reads what a run was sent with. Raises RequestError for what may not go on."""
+
+
 class Driver:
     """Drives one run. Whatever the agent raises becomes one RUN_ERROR whose code is the error's kind. kept: what
     another server kept of it, which the store has given to this one."""
@@ -58,6 +62,7 @@ class Driver:
         new_id: Callable[[str], str],
         run_seconds: float,
         kept: KeptRecord | None = None,
+        screen: Screen | None = None,
     ) -> None:
         self.run = run
         self.agent = agent
@@ -68,6 +73,7 @@ class Driver:
         self._run_seconds = run_seconds
         self._kept = kept
         self._accepted = False
+        self._screen = screen
 
     async def drive(self, turn: ThreadTurn) -> None:
         """turn: the run's turn on its thread."""
@@ -104,6 +110,8 @@ class Driver:
         self.run.state = "queued"
         try:
             async with asyncio.timeout(seconds) as deadline:
+                if self._screen is not None:
+                    await self._screen(self.run)
                 if before := await turn.before():
                     await self._wait_behind(before)
                 await turn.come()

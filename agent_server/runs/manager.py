@@ -15,7 +15,7 @@ import msgspec
 from ag_ui.core import RunAgentInput
 
 from adapters.errors import RequestError
-from agent_server.runs.driver import Driver
+from agent_server.runs.driver import Driver, Screen
 from agent_server.runs.execution import Runnable, TakesUp
 from agent_server.runs.run import INSIST_SECONDS, Observer, Run
 from agent_server.settings import RunLimits
@@ -81,7 +81,8 @@ class RunManager:
     """Starts, finds and ends runs.
 
     agents: by name; "default" is what wires without agents use. new_id: a prefix → a fresh id. observe: called once
-    with every run that ended. guard: asked before every run. sharing: makes the runs known to other gateways, and
+    with every run that ended. guard: asked before every run. screen: reads what a run was sent with, before anything
+    of it is kept. sharing: makes the runs known to other gateways, and
     theirs here; None if there are none.
     """
 
@@ -95,6 +96,7 @@ class RunManager:
         observe: Observer | None = None,
         sharing: Sharing | None = None,
         guard: Guard | None = None,
+        screen: Screen | None = None,
     ) -> None:
         self.agents = agents
         self.store = store
@@ -103,6 +105,7 @@ class RunManager:
         self.sharing = sharing
         self._observe = observe
         self._guard = guard
+        self._screen = screen
         self._runs: dict[tuple[str, str], Run] = {}
         self._threads: dict[tuple[str, str], deque[Run]] = {}
         self._kept: deque[tuple[float, Run]] = deque()
@@ -217,8 +220,8 @@ class RunManager:
     ) -> None:
         """Enter a run that was admitted, and start its task. RequestError "conflict" if other gateways refuse it."""
         earlier = self._enter(run)  # before the first await: two runs must not both find the last place free
-        store = self.store if run.options.store else None
-        driver = Driver(run, runnable, store, self.new_id, self.limits.run_seconds, kept)
+        store, screen = self.store if run.options.store else None, self._screen
+        driver = Driver(run, runnable, store, self.new_id, self.limits.run_seconds, kept, screen)
         for warning in warnings:
             driver.recorder.warn(warning)
         if self.sharing is not None:

@@ -47,6 +47,9 @@ class ServedSettings(Section):
     """Headers for agents at URLs, as JSON: {"weather": {"Authorization": "Bearer ..."}}. Never logged."""
     mcp: Names = ()
     """Files of MCP servers, `{"mcpServers": {...}}` as other hosts write it; every agent is given their tools."""
+    guard: Names = ()
+    """Guards over what is sent and said: TOML files of patterns, phrases and guard models, or `file.py:attribute` for
+    functions and guards of your own."""
     chat_template: Path | None = None
     """File with a chat template that is used instead of the model's."""
 

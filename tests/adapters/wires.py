@@ -130,7 +130,13 @@ def _response_usage(response: dict[str, Any]) -> tuple[int, int, int] | None:
 # ---- Anthropic ------------------------------------------------------------------------------------------------------
 
 MESSAGE = MessageIdentity(id="msg_1", model="m")
-_REASONS = {"end_turn": "stop", "tool_use": "tool_calls", "max_tokens": "length", None: "error"}
+_REASONS = {
+    "end_turn": "stop",
+    "tool_use": "tool_calls",
+    "max_tokens": "length",
+    "refusal": "content_filter",
+    None: "error",
+}
 
 
 def anthropic_streamed(events: Sequence[Event]) -> Heard:

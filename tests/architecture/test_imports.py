@@ -85,7 +85,7 @@ FLOORS: list[set[str]] = [
     {"demonstration", "hosted", "model_pool"},
     {"agent", "chat_model", "auth"},
     {"runs"},
-    {"store", "prompting", "engines"},
+    {"store", "prompting", "engines", "guardrails"},
     {"generation", "media", "web", "audit"},
     {
         "engine",

@@ -1,0 +1,28 @@
+"""Guardrails: what is read before it reaches the model or leaves the server, and what then may not go on."""
+
+from agent_server.guardrails.guard import WHERE, Forbidden, Guard, Guards, Watch, Where
+from agent_server.guardrails.guard_file import GuardFileError, ModelGuardEntry, load_guard_file
+from agent_server.guardrails.guarded_stream import GuardedStream, strings, withheld
+from agent_server.guardrails.hook_guard import Hook, HookGuard, as_guard
+from agent_server.guardrails.pattern_guard import PatternGuard
+from agent_server.guardrails.screening import screen
+
+__all__ = [
+    "WHERE",
+    "Forbidden",
+    "Guard",
+    "GuardFileError",
+    "GuardedStream",
+    "Guards",
+    "Hook",
+    "HookGuard",
+    "ModelGuardEntry",
+    "PatternGuard",
+    "Watch",
+    "Where",
+    "as_guard",
+    "load_guard_file",
+    "screen",
+    "strings",
+    "withheld",
+]

@@ -1,0 +1,61 @@
+"""The texts of a request, for guards: all that a client can have put into a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ag_ui.core import AssistantMessage, Message, RunAgentInput
+
+from adapters.errors import RequestError
+from agent_server.guardrails.guard import Guards
+from agent_server.guardrails.guarded_stream import Unescaped, strings
+from events.options import GenerationOptions
+
+IDS = "Guards read what is sent to this server, and a prompt of token ids cannot be read: send it as text."
+
+
+async def screen(guards: Guards, input: RunAgentInput, options: GenerationOptions) -> None:
+    """Read a request before anything of it is kept or told to the model. Raises Forbidden, or RequestError for a
+    request that cannot be read."""
+    if not guards.of("prompt"):
+        return
+    raw = options.raw_prompt
+    if raw is not None and not isinstance(raw, str):
+        raise RequestError("invalid_request", IDS, "prompt")
+    newest = "\n\n".join(text for message in _after_answer(input.messages) for text in _said(message))
+    await guards.check_prompt(_texts(input, raw), raw or newest)
+
+
+def _texts(input: RunAgentInput, raw: str | None) -> Iterator[str]:
+    if raw is not None:
+        yield raw
+    for message in input.messages:
+        yield from _said(message)
+        for call in getattr(message, "tool_calls", None) or ():
+            yield call.function.name
+            yield Unescaped().read(call.function.arguments)
+    for tool in input.tools or ():
+        yield tool.description
+        yield from strings(tool.parameters)
+    for each in input.context or ():
+        yield from (each.description, each.value)
+    for answer in input.resume or ():
+        yield from strings(answer.payload)
+    yield from strings(input.state)
+
+
+def _said(message: Message) -> Iterator[str]:
+    """The texts of a message's content; media cannot be read."""
+    content = message.content
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, list):
+        yield from (str(part.text) for part in content if part.type == "text")
+    elif content is not None:
+        yield from strings(content)
+
+
+def _after_answer(messages: list[Message]) -> list[Message]:
+    """What was said since the model last did."""
+    last = next((at for at in reversed(range(len(messages))) if isinstance(messages[at], AssistantMessage)), -1)
+    return messages[last + 1 :]
