@@ -1,6 +1,7 @@
 """What an operator sees of the replicas and does to them, and that nobody else does."""
 
 import asyncio
+import json
 
 import httpx
 from typer.testing import CliRunner
@@ -30,10 +31,10 @@ def engines(*scripts):
     return ReplicaSet(made, ReplicaSettings(check=0.05), names=[f"host:{number}" for number in range(len(made))])
 
 
-async def test_an_operator_drains_a_replica_and_sees_it():
+async def test_an_operator_drains_a_replica_and_sees_it(tmp_path):
     made = engines(Script(text="a"), Script(text="a"))
     async with (
-        serving(made, operator_keys="op", api_keys="tenant:user") as running,
+        serving(made, operator_keys="op", api_keys="tenant:user", audit_log=tmp_path / "audit.jsonl") as running,
         httpx.AsyncClient(base_url=running.url) as http,
     ):
         shown = (await http.get(PATH, headers=KEY)).json()
@@ -48,6 +49,12 @@ async def test_an_operator_drains_a_replica_and_sees_it():
         for name in ("host:0", "host:1"):
             await http.post(PATH, headers=KEY, json={"name": name, "draining": False})
         assert (await http.get("/ready")).json()["state"] == "ready"
+        await asyncio.to_thread(running.server.audit.close)
+        noted = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+        assert [(entry["action"], entry["replica"]) for entry in noted] == [
+            ("replica.drained", "host:1"), ("replica.drained", "host:0"),
+            ("replica.resumed", "host:0"), ("replica.resumed", "host:1"),
+        ]  # fmt: skip
         assert (await http.post(PATH, headers=KEY, json={"name": "nobody", "draining": True})).status_code == 404
         assert (await http.post(PATH, headers=KEY, content=b"{")).status_code == 400
 
