@@ -69,6 +69,7 @@ test-long: setup ## the long property and fuzz runs (SPLITS=, CASES= to change)
 	HYPOTHESIS_PROFILE=default $(PY) -m pytest -m "slow or not slow" tests/properties tests/generation/test_scheduler.py
 	$(PY) -m pytest -m slow
 	$(PY) tests/properties/long_runs.py --splits $(or $(SPLITS),100000) --cases $(or $(CASES),1000000)
+	STRANGERS=$(or $(STRANGERS),20) PYTHON="$(CURDIR)/$(PY)" node --test --test-timeout=3600000 --test-force-exit tests/browser/stranger.test.mjs
 
 VLLM_ENV ?= .vllm
 LLAMACPP_ENV ?= .llamacpp

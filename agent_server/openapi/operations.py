@@ -18,7 +18,7 @@ from agent_server.openapi import answers
 from agent_server.routes.adapters_routes import AdapterRecord, NewAdapter
 from agent_server.routes.models_routes import ModelChange
 from agent_server.routes.replicas_routes import ReplicaChange
-from agent_server.routes.threads_routes import Change, MessageFeedback
+from agent_server.routes.threads_routes import Branch, Change, MessageFeedback
 from agent_server.store.records import FeedbackRecord, Removal, RunRecord, ThreadRecord
 
 Tag = Literal[
@@ -174,6 +174,10 @@ AGUI: Mapping[tuple[str, str], Operation] = {
     ),
     ("POST", "/agui/threads/{thread_id}/removed/{removal_id}/restore"): Operation(
         "Threads", "Have back what an edit removed", answer=Free("", {"messages": LIST}, ("messages",))
+    ),
+    ("POST", "/agui/threads/{thread_id}/branch"): Operation(
+        "Threads", "Begin another thread with its messages up to one of them", body=Branch,
+        answer=Envelope("thread", ThreadRecord), status=201, example={"messageId": "m1"},
     ),
     ("GET", "/agui/threads/{thread_id}/state"): Operation(
         "Threads", "Its shared state", answer=Free("", {"state": {}}, ("state",))

@@ -21,6 +21,7 @@ from adapters.copilotkit import Card, History, ThreadEntry
 from adapters.errors import RequestError
 from adapters.inbound import read_json
 from agent_server.engine.protocol import EngineError
+from agent_server.ids import new_id
 from agent_server.routes.app_answers import app_answer, stream_answer_of_app
 from agent_server.routes.health_routes import json_response
 from agent_server.routes.http import EventStream, Generated, RunFrames, each_of, guarded, stream_run
@@ -275,14 +276,14 @@ class Runtime:
 
     async def _history(self, thread_id: str, tenant: str) -> History:
         store = self._server.store
-        runs = await store.runs(tenant, thread_id)
-        if not runs:
+        runs, messages = await store.runs(tenant, thread_id), await store.messages(tenant, thread_id)
+        if not runs and not messages:
             return History(thread_id=thread_id)
         asked = [each.interrupt for each in await store.interrupts(tenant, thread_id) if each.status == "open"]
         return History(
             thread_id=thread_id,
-            run_id=runs[-1].id,
-            messages=await store.messages(tenant, thread_id),
+            run_id=runs[-1].id if runs else new_id("run"),  # a branch that nobody has written in yet
+            messages=messages,
             state=await store.state(tenant, thread_id),
             interrupts=asked,
         )

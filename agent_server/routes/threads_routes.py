@@ -30,6 +30,12 @@ class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     metadata: dict[str, Any] | None = None
 
 
+class Branch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """The message with which a branch of a thread ends; what its tool calls gave goes along."""
+
+    message_id: str
+
+
 class MessageFeedback(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """A person's word on one message."""
 
@@ -50,6 +56,7 @@ def routes(server: Server) -> list[BaseRoute]:
         Route(one + "/messages/{message_id}", guarded(threads.delete_message), methods=["DELETE"]),
         Route(one + "/removed", guarded(threads.removed)),
         Route(one + "/removed/{removal_id}/restore", guarded(threads.restore), methods=["POST"]),
+        Route(one + "/branch", guarded(threads.branch), methods=["POST"]),
         Route(one + "/state", guarded(threads.state)),
         Route(one + "/runs", guarded(threads.runs)),
         Route(one + "/feedback", guarded(threads.feedback), methods=["GET"]),
@@ -110,6 +117,11 @@ class Threads:
         tenant, thread_id = await self._idle(request)
         await self._store.delete_message(tenant, thread_id, request.path_params["message_id"])
         return Response(status_code=204)
+
+    async def branch(self, request: Request) -> Response:
+        """A new thread that goes on from a message of this one."""
+        given = await _body(request, Branch)
+        return json_response({"thread": await self._store.branch_thread(*_named(request), given.message_id)}, 201)
 
     async def state(self, request: Request) -> Response:
         await self._store.thread(*_named(request))

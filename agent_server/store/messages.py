@@ -6,7 +6,7 @@ Each function is one part of a transaction, and repeatable (see `writer`). `hist
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import and_, bindparam, delete, literal, select, update
@@ -214,13 +214,27 @@ async def load(connection: AsyncConnection, tenant: str, thread_id: str) -> list
     return [decoded(row.body) for row in found]
 
 
+async def copy(connection: AsyncConnection, tenant: str, thread_id: str, message_id: str, copy_id: str) -> None:
+    """Give another thread the messages up to one of them, and what that one caused. RequestError("not_found")."""
+    bodies = {str(each["id"]): each for each in await load(connection, tenant, thread_id)}
+    order = list(bodies)
+    caused = _with_what_it_caused(bodies, _known(message_id, bodies))
+    kept = order[: 1 + max(order.index(id) for id in caused)]
+    other = await Thread.read(connection, tenant, copy_id)
+    await other.write(kept, {id: encoded(bodies[id]) or "" for id in kept})
+
+
+def _known(message_id: str, ids: Container[str]) -> str:
+    if message_id not in ids:
+        raise RequestError("not_found", "There is no such message in this thread.", "messageId")
+    return message_id
+
+
 async def remove(connection: AsyncConnection, tenant: str, thread_id: str, message_id: str, removal: str) -> None:
     """Delete a message at a person's wish, with its calls' results and activities. RequestError("not_found")."""
     thread = await Thread.read(connection, tenant, thread_id)
-    if message_id not in thread.order:
-        raise RequestError("not_found", "There is no such message in this thread.", "messageId")
     bodies = {str(each["id"]): each for each in await thread.bodies()}
-    gone = _with_what_it_caused(bodies, message_id)
+    gone = _with_what_it_caused(bodies, _known(message_id, bodies))
     await thread.set_aside({id: encoded(bodies[id]) or "" for id in gone}, "deleted", removal)
     await thread.take_out(gone)
 

@@ -85,6 +85,24 @@ async def _touch(connection: AsyncConnection, tenant: str, thread_id: str, agent
     return decoded(found.state)
 
 
+BRANCH = " (branch)"
+
+
+async def branch(connection: AsyncConnection, tenant: str, thread_id: str, message_id: str, branch_id: str) -> bool:
+    """Begin another thread with what one holds up to a message; agent, state and metadata go along. False if there is
+    no such thread; RequestError("not_found") if it has no such message."""
+    table = schema.threads
+    found = (await connection.execute(select(table).where(of(table, tenant, thread_id)))).mappings().first()
+    if found is None:
+        return False
+    now = now_ms()
+    name = f"{found['name'].removesuffix(BRANCH)}{BRANCH}" if found["name"] else ""
+    row = {**found, "id": branch_id, "name": name, "archived": False, "created_at": now, "updated_at": now}
+    await rows.upsert(connection, table, [row], ["updated_at"])
+    await kept.copy(connection, tenant, thread_id, message_id, branch_id)
+    return True
+
+
 async def conclude(connection: AsyncConnection, ended: Conclusion, at: int) -> None:
     """Write how a run ended, at that time in milliseconds."""
     thread = ended.tenant, ended.thread_id

@@ -326,6 +326,13 @@ class Store:
             await self._write(lambda connection: connection.execute(change))
         return await self.thread(tenant, thread_id)
 
+    async def branch_thread(self, tenant: str, thread_id: str, message_id: str) -> ThreadRecord:
+        """A new thread with the messages up to this one; the old one stays as it is. RequestError("not_found")."""
+        new = new_id("thread")
+        if not await self._write(lambda to: recording.branch(to, tenant, thread_id, message_id, new)):
+            raise _no_thread()
+        return await self.thread(tenant, new)
+
     async def delete_thread(self, tenant: str, thread_id: str) -> None:
         """Delete a thread with everything that belongs to it. RequestError("not_found")."""
 

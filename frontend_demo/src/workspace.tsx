@@ -19,7 +19,7 @@ import { Inspector, type Tab } from "./panel/Inspector";
 import { usePastRuns } from "./panel/pastRuns";
 import { usePredicted } from "./panel/usePredicted";
 import { StreamStore, useStream } from "./stream/store";
-import type { ThreadEntry } from "./threads/api";
+import { branchThread, type ThreadEntry } from "./threads/api";
 import { chooseAgent, readPlace, writePlace, type Place } from "./threads/place";
 import { Threads } from "./threads/Threads";
 import { useSettings } from "./threads/useSettings";
@@ -128,6 +128,14 @@ export function Workspace({ server, failure, setFailure, notify, forgive }: Prop
       })
       .catch(failed);
   };
+  const branch = (messageId: string) => {
+    branchThread(place.threadId, messageId)
+      .then((threadId) => {
+        go({ agentId, threadId });
+        threads.refresh();
+      })
+      .catch((error: Error) => notify({ kind: "error", title: "The conversation was not branched", text: error.message }));
+  };
   const remove = (entry: ThreadEntry) => {
     const shown = entry.id === place.threadId;
     threads.remove(entry, () => shown && go({ agentId, threadId: entry.id }));
@@ -171,7 +179,7 @@ export function Workspace({ server, failure, setFailure, notify, forgive }: Prop
           failure={failure} interrupt={interrupt} asked={asked} suggestions={suggestions}
           waiting={waitsFor(view.recording, blockedBy(server, true))} health={<Health reach={server.reach} model={model} />} connect={<Connect reach={server.reach} model={model} agentId={agentId} />}
           foot={<Foot threadId={place.threadId} empty={agent.messages.length === 0} running={thread.running} settings={settings} thinks={thinks(server.info?.agents[agentId])} view={view} room={model?.contextLength ?? 0} notify={notify} />}
-          own={{ onEdit: editMessage, onDelete: deleteTurn }} onOpen={open} onSend={send} onRetry={retry} />
+          own={{ onEdit: editMessage, onDelete: deleteTurn, onBranch: branch }} onOpen={open} onSend={send} onRetry={retry} />
         {inspectorOpen && <button className="scrim for-inspector" aria-label="Close the inspector" onClick={() => setInspectorOpen(false)} />}
         {inspectorOpen && (
           <Inspector tab={tab} fresh={fresh} onTab={open} onClose={() => setInspectorOpen(false)}>

@@ -131,6 +131,23 @@ feature("a message is asked again in other words, and the thread keeps those", a
   await becomes(() => assistant(page).count(), 1);
 });
 
+feature("a conversation is branched from an answer, and both go on by themselves", async (page) => {
+  await converse(page, "hello");
+  await converse(page, "What can you do?");
+  const before = page.url();
+  await page.getByRole("button", { name: "Branch from here" }).first().click();
+  await assistant(page).getByText("I can do a few things").waitFor({ state: "detached" });
+  await assistant(page).getByText("Hello! How can I help?").waitFor();
+  await threads(page).getByText("hello (branch)").first().waitFor();
+  await converse(page, "Show me a table");
+  await becomes(() => asked(page).allInnerTexts(), ["hello", "Show me a table"]);
+  await page.reload();
+  await becomes(() => asked(page).allInnerTexts(), ["hello", "Show me a table"]);
+  await page.goto(before);
+  await page.reload();
+  await becomes(() => asked(page).allInnerTexts(), ["hello", "What can you do?"]);
+});
+
 feature("a turn is deleted with its answer, and can be had back", async (page) => {
   await converse(page, "hello");
   await converse(page, "What can you do?");

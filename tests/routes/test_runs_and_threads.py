@@ -174,6 +174,33 @@ async def test_the_history_keeps_what_a_client_leaves_out_and_gives_back_what_an
             assert (await client.request(method, f"/agui/threads/t1/{path}")).status_code == 404
 
 
+async def test_a_branch_goes_on_from_a_message_and_leaves_the_thread_as_it_was():
+    async with serving(scripted("Hello.")) as running, httpx.AsyncClient(base_url=running.url) as client:
+
+        async def told(thread: str, *texts: str) -> list[dict]:
+            sent = [{"id": f"{text}-id", "role": "user", "content": text} for text in texts]
+            assert (await client.post("/agui", json={**body(messages=sent), "threadId": thread})).status_code == 200
+            return (await client.get(f"/agui/threads/{thread}/messages")).json()["messages"]
+
+        await told("t1", "one")
+        before = await told("t1", "two")
+        made = await client.post("/agui/threads/t1/branch", json={"messageId": before[1]["id"]})
+        assert made.status_code == 201 and made.json()["thread"]["name"] == "one (branch)"
+        branch = made.json()["thread"]["id"]
+        assert [each["content"] for each in await told(branch, "three")] == ["one", "Hello.", "three", "Hello."]
+        assert (await client.get("/agui/threads/t1/messages")).json()["messages"] == before
+        assert {each["id"] for each in (await client.get("/agui/threads")).json()["threads"]} == {"t1", branch}
+        again = await client.post(f"/agui/threads/{branch}/branch", json={"messageId": "one-id"})
+        assert again.json()["thread"]["name"] == "one (branch)"
+        for path, given, status in (
+            ("t1", {"messageId": "x"}, 404),
+            ("t2", {"messageId": "x"}, 404),
+            ("t1", {"messageId": 1}, 400),
+            ("t1", {}, 400),
+        ):
+            assert (await client.post(f"/agui/threads/{path}/branch", json=given)).status_code == status
+
+
 async def test_the_history_is_not_edited_under_a_run_that_is_going_on():
     slow = scripted([Script(text="word " * 1000, delay=0.01)])
     async with serving(slow) as running, httpx.AsyncClient(base_url=running.url) as client:

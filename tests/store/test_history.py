@@ -206,3 +206,20 @@ async def test_a_message_that_is_deleted_takes_what_its_calls_show_with_it(store
     await store.delete_message("", "t", "c1")
     assert await store.messages("", "t") == [U1, A1]
     assert await removed(store) == [("deleted", [CALLED, RESULT, SHOWN])]
+
+
+async def test_a_branch_takes_what_a_calls_message_caused_and_nothing_after_it(store: Store):
+    call = {
+        "id": "a1",
+        "role": "assistant",
+        "toolCalls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+    }
+    result = {"id": "r1", "role": "tool", "toolCallId": "c1", "content": "1"}
+    shown = {"id": "v1", "role": "activity", "activityType": "card", "content": {}}
+    await run(store, [U1, call, result, shown, U2], A2)
+    branch = await store.branch_thread("", "t", "a1")
+    assert await store.messages("", branch.id) == [U1, call, result, shown]
+    await store.delete_thread("", "t")
+    assert await store.messages("", branch.id) == [U1, call, result, shown]
+    with pytest.raises(RequestError, match="no such thread"):
+        await store.branch_thread("another", branch.id, "u1")

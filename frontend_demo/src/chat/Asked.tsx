@@ -10,6 +10,8 @@ export interface Own {
   onEdit: (id: string, text: string) => Promise<string | null>;
   /** Takes the message away, with all that answered it. */
   onDelete: (id: string) => void;
+  /** Begins another conversation with what was said up to this message. */
+  onBranch: (id: string) => void;
 }
 
 interface Props {

@@ -52,7 +52,7 @@ function One({ message, messages, asked, streaming, onRetry, own }: OneProps) {
     case "reasoning":
       return <Reasoning text={message.content} thinking={streaming} />;
     case "assistant":
-      return <Assistant message={message} messages={messages} asked={asked} streaming={streaming} onRetry={onRetry} />;
+      return <Assistant message={message} messages={messages} asked={asked} streaming={streaming} onRetry={onRetry} own={own} />;
     case "activity":
       return <Activity message={message} />;
     default:
@@ -60,7 +60,7 @@ function One({ message, messages, asked, streaming, onRetry, own }: OneProps) {
   }
 }
 
-function Assistant({ message, messages, asked, streaming, onRetry }: OneProps<AssistantMessage>) {
+function Assistant({ message, messages, asked, streaming, onRetry, own }: OneProps<AssistantMessage>) {
   const renderToolCall = useRenderToolCall();
   const text = plainText(message.content);
   return (
@@ -74,6 +74,9 @@ function Assistant({ message, messages, asked, streaming, onRetry }: OneProps<As
               <CopyAs label="Copy answer as" forms={[["Markdown", () => text], ["JSON", () => JSON.stringify(message, null, 2)]]} />
               {onRetry && (
                 <button className="icon-button small" aria-label="Try again" title="Try again" onClick={onRetry}><Icon name="retry" /></button>
+              )}
+              {own && (
+                <button className="icon-button small" aria-label="Branch from here" title="Go on from here in a new conversation" onClick={() => own.onBranch(message.id)}><Icon name="branch" /></button>
               )}
             </div>
           )}

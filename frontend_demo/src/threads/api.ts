@@ -25,3 +25,9 @@ export async function deleteThread(id: string, agentId: string): Promise<void> {
 export async function archiveThread(id: string, agentId: string, archived: boolean): Promise<void> {
   await ask(`copilotkit/threads/${encodeURIComponent(id)}`, { method: "PATCH", body: JSON.stringify({ archived, agentId }) });
 }
+
+/** A new conversation that holds this one's messages up to one of them; its id. */
+export async function branchThread(id: string, messageId: string): Promise<string> {
+  const response = await ask(`agui/threads/${encodeURIComponent(id)}/branch`, { method: "POST", body: JSON.stringify({ messageId }) });
+  return ((await response.json()) as { thread: { id: string } }).thread.id;
+}

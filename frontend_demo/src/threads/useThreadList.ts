@@ -7,6 +7,7 @@ import { archiveThread, deleteThread, listThreads, renameThread, type ThreadEntr
 
 export interface ThreadList {
   list: ThreadEntry[] | null;
+  refresh: () => void;
   rename: (id: string, name: string) => void;
   /** Takes a conversation away; for some seconds it can be had back, and `onUndo` is called when it was. */
   remove: (thread: ThreadEntry, onUndo: () => void) => void;
@@ -47,7 +48,7 @@ export function useThreadList(agentId: string, agent: AbstractAgent, reached: bo
     };
     notify({ kind: "notice", title: "Conversation deleted", text: thread.name || "New conversation", action: { label: "Undo", run: undo } });
   }, [agentId, attempt, bury, notify]);
-  return { list, rename, remove };
+  return { list, refresh, rename, remove };
 }
 
 /** Deletes a thread once its undo is over, or when the page is left before that; returns how to rescue one. */

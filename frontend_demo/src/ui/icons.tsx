@@ -17,6 +17,7 @@ const PATHS = {
   copy: "M9 9h10v11H9zM5 15V4h10",
   check: "M5 12.5l4.5 4.5L19 7.5",
   retry: "M4 12a8 8 0 1 1 2.6 5.9M4 19v-5h5",
+  branch: "M7 4v16M7 14c6 0 10-2 10-7M14 9l3-3 3 3",
   download: "M12 4v11M7 11l5 5 5-5M5 20h14",
   trash: "M5 7h14M10 7V4.5h4V7M7 7l1 13h8l1-13M10.5 11v5M13.5 11v5",
   pencil: "M4 20l1-4.5L16.5 4 20 7.5 8.5 19z",
