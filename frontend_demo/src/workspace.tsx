@@ -104,7 +104,7 @@ export function Workspace({ server, failure, setFailure, notify, forgive }: Prop
   const send = async (text: string) => {
     const reason = await refused(text, agent.messages);
     if (reason !== null) return reason;
-    await settings.ready();
+    await Promise.all([settings.ready(), edited.current]);
     forgive();
     history.replaceState(null, "", writePlace({ agentId, threadId: place.threadId }));
     thread.send(text);
@@ -113,20 +113,24 @@ export function Workspace({ server, failure, setFailure, notify, forgive }: Prop
   const editMessage = async (id: string, words: string) => {
     const reason = await refused(words, agent.messages.slice(0, agent.messages.findIndex((message) => message.id === id)));
     if (reason !== null) return reason;
-    await settings.ready();
+    await Promise.all([settings.ready(), edited.current]);
     forgive();
     thread.edit(id, words);
     return null;
   };
+  // the server edits no history under a run, so what is asked meanwhile waits for the edit
+  const edited = useRef(Promise.resolve());
+  const editHistory = (title: string, work: () => Promise<void>) => {
+    edited.current = work().catch((error: Error) => notify({ kind: "error", title, text: error.message }));
+  };
   const deleteTurn = (id: string) => {
-    const failed = (error: Error) => notify({ kind: "error", title: "The turn was not deleted", text: error.message });
     forgive();
-    takeAway(place.threadId, turnOf(agent.messages, id))
-      .then((bringBack) => {
-        thread.refresh();
-        notify({ kind: "notice", title: "Turn deleted", text: "The model no longer sees it.", action: { label: "Undo", run: () => void bringBack().then(thread.refresh, failed) } });
-      })
-      .catch(failed);
+    editHistory("The turn was not deleted", async () => {
+      const bringBack = await takeAway(place.threadId, turnOf(agent.messages, id));
+      const undo = () => editHistory("The turn was not brought back", () => bringBack().then(thread.refresh));
+      thread.refresh();
+      notify({ kind: "notice", title: "Turn deleted", text: "The model no longer sees it.", action: { label: "Undo", run: undo } });
+    });
   };
   const branch = (messageId: string) => {
     branchThread(place.threadId, messageId)
@@ -143,7 +147,7 @@ export function Workspace({ server, failure, setFailure, notify, forgive }: Prop
   };
   const retry = () => {
     forgive();
-    void settings.ready().then(thread.retry);
+    void Promise.all([settings.ready(), edited.current]).then(thread.retry);
   };
 
   const { runId } = view.recording;

@@ -11,6 +11,7 @@ const STRANGERS = Number(process.env.STRANGERS ?? 1);
 const STEPS = Number(process.env.STEPS ?? 60);
 const SEED = Number(process.env.SEED ?? 1);
 const LONGEST = 20_000;
+const PATIENCE = 4_000;
 
 /** Numbers from 0 to 1 that a seed decides (mulberry32, public domain). */
 function numbers(seed) {
@@ -33,7 +34,7 @@ const answering = (page) => page.getByPlaceholder("Ask something").isVisible();
 /** One that can be seen of what a locator finds, chosen by the stranger. */
 async function one(found, random) {
   const all = [];
-  for (const each of await found.all()) if (await each.isVisible()) all.push(each);
+  for (const each of await found.all()) if ((await each.isVisible()) && (await each.isEnabled())) all.push(each);
   return all[Math.floor(random() * all.length)] ?? null;
 }
 
@@ -69,7 +70,11 @@ async function openThreads(page) {
 
 /** On a small screen, what lies over the conversation is put away. */
 async function uncover(page) {
-  for (const scrim of await page.locator(".scrim").all()) if (await scrim.isVisible()) await scrim.dispatchEvent("click");
+  await page.evaluate(() => new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn))));
+  for (const side of ["threads", "inspector"]) {
+    const scrim = page.locator(`.scrim.for-${side}`);
+    if (await scrim.isVisible()) await scrim.dispatchEvent("click");
+  }
 }
 
 /** Every step says whether it could be taken; one that could not is no step. */
@@ -151,13 +156,15 @@ const STEPS_KNOWN = {
   },
 };
 
-/** Nothing runs any more: the composer takes words, or a form waits for the stranger. */
+/** Nothing runs any more: the composer takes words, or a form waits for the stranger, who stops an answer that goes on. */
 async function rest(page) {
   const until = Date.now() + LONGEST;
+  const enough = Date.now() + PATIENCE;
   while (Date.now() < until) {
     const waiting = await page.getByRole("button", { name: /^(Confirm plan|Approve)$/ }).first().isVisible();
     const still = waiting || ((await answering(page)) && !(await stop(page).isVisible()));
     if (still) return;
+    if (Date.now() > enough && (await stop(page).isVisible())) await stop(page).click({ timeout: 1_000 }).catch(() => undefined); // it may just end
     await page.waitForTimeout(50);
   }
   assert.fail(`nothing can be done after ${LONGEST} ms: ${await page.getByRole("textbox", { name: "Message" }).getAttribute("placeholder")}`);
