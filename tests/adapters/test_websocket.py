@@ -478,6 +478,7 @@ def test_every_kind_of_error_has_a_type_of_the_specification() -> None:
             "conflict": ("conflict", False, None),
             "unsupported_media_type": ("invalid_request", True, None),
             "method_not_allowed": ("invalid_request", True, None),
+            "content_filter": ("content_filter", False, None),
         }
     )
 

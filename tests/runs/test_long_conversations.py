@@ -90,4 +90,5 @@ async def test_no_turn_of_the_loop_handles_more_than_a_part_of_a_long_conversati
             last = await post(running.url, body("t", "r2", COUNT, 1))  # which has the rest from the store
     assert "RUN_FINISHED" in first and "RUN_FINISHED" in last
     assert watch.turn > 100 and sum(watch.work.values()) >= 2 * COUNT
-    assert max(watch.work.values()) <= PART + PARTS + 1
+    # a part that ends one task's work and a part of another task's may meet in one turn
+    assert max(watch.work.values()) <= 2 * (PART + PARTS + 1)
