@@ -115,8 +115,8 @@ test-images: setup ## two gateways behind nginx from the images that are there, 
 bench: setup ## every benchmark, each beside a peer, printing ratios
 	for file in benchmarks/*.py; do case $$file in *_gpu.py|*/_*) ;; *) echo "== $$file"; $(PY) $$file || exit 1;; esac; done
 
-campaign: setup ## attack the server and take things away from it: one table in campaign.md (MINUTES=90 SOAK=1800)
-	$(PY) scripts/campaign.py --minutes $(or $(MINUTES),90) --soak $(or $(SOAK),1800)
+campaign: setup ## attack the server and take things away from it: one table in campaign.md (MINUTES=90 SOAK=1800 EACH=600; MORE=1 goes on with the table that is there)
+	$(PY) scripts/campaign.py --minutes $(or $(MINUTES),90) --soak $(or $(SOAK),1800) --each $(or $(EACH),600) $(if $(MORE),--more)
 
 .PHONY: campaign
 

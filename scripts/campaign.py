@@ -1,21 +1,25 @@
 """Everything that attacks the server or takes something away from it, one after the other, as one table.
 
-    python scripts/campaign.py [--minutes 90] [--soak 1800] [--out campaign.md] [--only WORD]
+    python scripts/campaign.py [--minutes 90] [--soak 1800] [--each 600] [--out campaign.md] [--only WORD] [--more]
 
 Each line runs a selection of tests, or a benchmark, with a time limit of its own; what does not fit into the minutes is
-told as not run. The table names the commit. Exits with 1 if a line failed, was cut off or did not run.
+told as not run. The table names the commit of every line. With --more it goes on with an earlier part's table: what
+passed there stands, and the rest is run; what each part found is kept beside the table, as JSON. Exits with 1 if a line
+failed, was cut off or did not run.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -78,33 +82,36 @@ LINES = (
 class Outcome:
     """result: "passed", "failed", "cut off" or "not run". said: the last line that it printed."""
 
-    line: Line
+    what: str
     result: str
     seconds: float = 0.0
     said: str = ""
+    commit: str = ""
 
 
-def run(line: Line, limit: float, soak: float) -> Outcome:
+def run(line: Line, limit: float, soak: float, each: float = EACH_SECONDS) -> Outcome:
     begun = time.monotonic()
     if limit <= 0:
-        return Outcome(line, "not run")
+        return Outcome(line.what, "not run")
     process = subprocess.Popen(
         [sys.executable, *(word.format(soak=soak) for word in line.command)], cwd=ROOT,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         start_new_session=True,
     )  # fmt: skip
     try:
-        told, _ = process.communicate(timeout=min(limit, EACH_SECONDS + soak * ("soak" in line.command)))
+        told, _ = process.communicate(timeout=min(limit, each + soak * ("soak" in line.command)))
     except subprocess.TimeoutExpired:
-        return Outcome(line, "cut off", time.monotonic() - begun)
+        return Outcome(line.what, "cut off", time.monotonic() - begun, commit=commit())
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # and what it started
         process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
     said = [text.strip() for text in told.splitlines() if text.strip()]
     missed = bool(said) and said[-1].endswith("missed")
     result = "failed" if process.returncode or missed else "passed"
-    return Outcome(line, result, time.monotonic() - begun, said[-1] if said else "")
+    return Outcome(line.what, result, time.monotonic() - begun, said[-1] if said else "", commit())
 
 
 def commit() -> str:
@@ -114,17 +121,42 @@ def commit() -> str:
     return f"{git('rev-parse', '--short', 'HEAD')}{' with changes' if git('status', '--porcelain') else ''}"
 
 
-def table(outcomes: list[Outcome]) -> str:
-    rows = [
-        f"The campaign at {commit()}",
-        "",
-        "| what is done | aim | result | seconds | last word |",
-        "|---|---|---|---|---|",
-    ]
-    for each in outcomes:
-        said = each.said.replace("|", "\\|")[:120]
-        rows.append(f"| {each.line.what} | {each.line.aim} | {each.result} | {each.seconds:.0f} | {said} |")
+def table(lines: Sequence[Line], found: Mapping[str, Outcome]) -> str:
+    """Every line's latest outcome; what was never run says so."""
+    rows = ["| what is done | aim | result | seconds | commit | last word |", "|---|---|---|---|---|---|"]
+    for line in lines:
+        each = found.get(line.what, Outcome(line.what, "not run"))
+        said = each.said.replace("|", "\\|")[:160]
+        seconds = f"{each.seconds:.0f}" if each.commit else ""
+        rows.append(f"| {line.what} | {line.aim} | {each.result} | {seconds} | {each.commit} | {said} |")
     return "\n".join(rows) + "\n"
+
+
+def earlier(kept: Path) -> dict[str, Outcome]:
+    """What earlier parts found, by the line's words."""
+    if not kept.exists():
+        return {}
+    return {each["what"]: Outcome(**each) for each in json.loads(kept.read_text("utf-8"))}
+
+
+def campaign(lines: Sequence[Line], given: argparse.Namespace) -> bool:
+    """Run the lines that are wanted, writing the table after each, so that one that is interrupted keeps what it has.
+    Whether all of the wanted ones have passed."""
+    kept = given.out.with_suffix(".json")
+    found = earlier(kept) if given.more else {}
+    ends = time.monotonic() + given.minutes * 60
+    wanted = [line for line in lines if given.only in line.what]
+    for line in wanted:
+        if line.what in found and found[line.what].result == "passed":
+            continue
+        new = run(line, ends - time.monotonic(), given.soak, given.each)
+        if new.result == "not run" and line.what in found:
+            continue
+        found[line.what] = new
+        print(f"{new.result:8} {new.seconds:5.0f} s  {line.what}", flush=True)
+        given.out.write_text(table(lines, found), "utf-8")
+        kept.write_text(json.dumps([asdict(each) for each in found.values()], indent=1), "utf-8")
+    return bool(wanted) and all(found[line.what].result == "passed" for line in wanted)
 
 
 def main() -> int:
@@ -132,16 +164,10 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=90)
     parser.add_argument("--out", type=Path, default=Path("campaign.md"))
     parser.add_argument("--soak", type=float, default=1800, help="seconds of the soak")
+    parser.add_argument("--each", type=float, default=EACH_SECONDS, help="seconds that a line may take, but the soak")
     parser.add_argument("--only", default="", help="lines with this word alone")
-    given = parser.parse_args()
-    ends = time.monotonic() + given.minutes * 60
-    outcomes: list[Outcome] = []
-    for line in LINES:
-        if given.only in line.what:
-            outcomes.append(run(line, ends - time.monotonic(), given.soak))
-            print(f"{outcomes[-1].result:8} {outcomes[-1].seconds:5.0f} s  {line.what}", flush=True)
-    given.out.write_text(table(outcomes), "utf-8")
-    return int(not outcomes or any(each.result != "passed" for each in outcomes))
+    parser.add_argument("--more", action="store_true", help="go on with the table that is there")
+    return int(not campaign(LINES, parser.parse_args()))
 
 
 if __name__ == "__main__":
