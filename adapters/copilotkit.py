@@ -33,7 +33,14 @@ from events.vocabulary import (
 
 RUNTIME_VERSION = "1.74.0"
 Method = Literal[
-    "info", "agent/run", "agent/suggest", "agent/connect", "agent/stop", "inspector/metadata", "resource/request"
+    "info",
+    "agent/run",
+    "agent/suggest",
+    "agent/connect",
+    "agent/stop",
+    "inspector/metadata",
+    "resource/request",
+    "transcribe",
 ]
 METHODS: tuple[Method, ...] = get_args(Method)
 OF_AGENTS = ("agent/run", "agent/suggest", "agent/connect", "agent/stop")
@@ -43,6 +50,13 @@ Encoder = agui.SseEncoder
 
 THREAD_ENDPOINTS = {"list": True, "inspect": True, "mutations": True, "realtimeMetadata": False}
 
+TRANSCRIPTION_CODES = {
+    "invalid_request": (400, "invalid_audio_format"),
+    "unsupported_media_type": (415, "invalid_request"),
+    "payload_too_large": (413, "audio_too_long"),
+    "overloaded": (429, "rate_limited"),
+    "unavailable": (503, "provider_error"),
+}
 AGENT_CLASS = "PythonAgent"
 """What `className` says about every agent: CopilotKit shows it and reads nothing into it."""
 
@@ -147,6 +161,14 @@ def parse_call(body: bytes, limits: Limits = DEFAULT_LIMITS) -> RuntimeCall:
     )
 
 
+def recording_of(wire: object) -> str:
+    """The recording of a `transcribe` to the single endpoint, in base64. Raises RequestError."""
+    audio = wire.get("audio") if isinstance(wire, dict) else None
+    if not isinstance(audio, str) or not audio:
+        raise RequestError("invalid_request", "body.audio is required: a recording in base64.", param="body.audio")
+    return audio
+
+
 def thread_of(wire: Any) -> tuple[str, bool]:
     """The thread that a connect names, and whether its client speaks the dialect before AG-UI 1.0."""
     thread_id = wire.get("threadId") if isinstance(wire, dict) else None
@@ -208,8 +230,11 @@ def _decoded(content: object) -> object:
 # ---- outbound -------------------------------------------------------------------------------------------------------
 
 
-def runtime_info(agents: Iterable[tuple[str, Card]], server: Mapping[str, object]) -> dict[str, object]:
-    """What GET /info answers. `server` says what is loaded; it is ours, and CopilotKit ignores it.
+def runtime_info(
+    agents: Iterable[tuple[str, Card]], server: Mapping[str, object], *, transcribes: bool = False
+) -> dict[str, object]:
+    """What GET /info answers. `server` says what is loaded; it is ours, and CopilotKit ignores it. transcribes: the
+    page may show a microphone.
 
     The hooks fall back to an agent called `default`, so one must have that name.
     """
@@ -227,7 +252,7 @@ def runtime_info(agents: Iterable[tuple[str, Card]], server: Mapping[str, object
     return {
         "version": RUNTIME_VERSION,
         "agents": listed,
-        "audioFileTranscriptionEnabled": False,
+        "audioFileTranscriptionEnabled": transcribes,
         "mode": "sse",
         "threadEndpoints": THREAD_ENDPOINTS,
         "singleRoute": {"resourceOperations": True, "threadEndpoints": THREAD_ENDPOINTS},
@@ -261,6 +286,14 @@ def invalid_call(message: str) -> tuple[int, dict[str, str]]:
 def no_annotations() -> tuple[int, dict[str, str]]:
     """Status and body, as a runtime without CopilotKit's cloud answers."""
     return 422, {"error": "not_supported", "message": "Annotations are kept by CopilotKit's cloud, which is not here."}
+
+
+def transcription_refused(kind: str, message: str, *, configured: bool) -> tuple[int, dict[str, object]]:
+    """Status and body. The codes are those of `@copilotkit/shared`, by which the page chooses its words."""
+    if not configured:
+        return 503, {"error": "service_not_configured", "message": message, "retryable": False}
+    status, code = TRANSCRIPTION_CODES.get(kind, (500, "provider_error"))
+    return status, {"error": code, "message": message, "retryable": kind in ("overloaded", "unavailable")}
 
 
 def threads_page(entries: Sequence[ThreadEntry], cursor: str | None = None) -> dict[str, object]:

@@ -38,6 +38,7 @@ from events.vocabulary import RunError, RunFinished
 if TYPE_CHECKING:
     from agent_server.engine.protocol import Engine
     from agent_server.engines.embeddings import Embeddings
+    from agent_server.engines.transcription import Transcriber
     from agent_server.engines.upstream import UpstreamModel
     from agent_server.engines.upstream.address import UpstreamAddress
     from agent_server.model_pool import AnyModel
@@ -99,6 +100,7 @@ def build_server(settings: Settings, *, agents: Sequence[object] = (), engine: E
         quotas=quotas,
         audit=audit_log(settings),
         embeddings=make_embeddings(settings),
+        transcriber=make_transcriber(settings),
     )
 
 
@@ -115,6 +117,15 @@ def make_embeddings(settings: Settings) -> Embeddings | None:
 
     try:
         return choose_embeddings(settings)
+    except ValueError as error:
+        raise StartupError(str(error)) from error
+
+
+def make_transcriber(settings: Settings) -> Transcriber | None:
+    from agent_server.engines.transcription import choose_transcriber
+
+    try:
+        return choose_transcriber(settings)
     except ValueError as error:
         raise StartupError(str(error)) from error
 

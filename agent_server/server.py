@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from agent_server.agent.mcp import McpConnections
     from agent_server.chat_model import ChatModel
     from agent_server.engines.embeddings import Embeddings
+    from agent_server.engines.transcription import Transcriber
     from agent_server.guardrails import Guards
     from agent_server.model_pool import AnyModel, ModelPool, PooledModel
     from agent_server.runs import Ending, Recorder, RunContext, RunManager
@@ -85,6 +86,7 @@ class Server:
     authority: Authority
     quotas: Quotas
     embeddings: Embeddings | None = None
+    transcriber: Transcriber | None = None
     models: MutableMapping[str, AnyModel] = field(default_factory=dict)
     pool: ModelPool | None = None
     audit: AuditLog | None = None
@@ -181,6 +183,8 @@ class Server:
         self._spawn(self._take_up())
         if self.embeddings is not None:
             self._spawn(self.embeddings.start())
+        if self.transcriber is not None:
+            self._spawn(self.transcriber.start())
         await asyncio.sleep(0)  # what is asked next finds it loading
         if (mcp := self.mcp) is not None:
             self._spawn(mcp.look())
@@ -207,6 +211,8 @@ class Server:
         await self.model.close()
         if self.embeddings is not None:
             await self.embeddings.close()
+        if self.transcriber is not None:
+            await self.transcriber.close()
         await self.store.close()
         await self.quotas.close()
         if self.audit is not None:

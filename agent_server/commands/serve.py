@@ -57,6 +57,7 @@ def serve(
         list[str] | None, typer.Option(help="URL of an upstream engine (repeat for several), or vllm.")
     ] = None,
     embedding_model: Annotated[str | None, typer.Option(help="Model or URL for /v1/embeddings.")] = None,
+    transcriber: Annotated[str | None, typer.Option(help="Model that writes down recordings (Whisper).")] = None,
     agent: Annotated[list[str] | None, typer.Option(help="my_agent.py:agent, or a URL (repeat for several).")] = None,
     mcp: Annotated[list[str] | None, typer.Option(help="File of MCP servers (repeat for several).")] = None,
     guard: Annotated[list[str] | None, typer.Option(help="File of guards, or guards.py:name (repeat).")] = None,
@@ -87,6 +88,7 @@ def serve(
         "lora": lora,
         "max_context": max_context, "quantize": quantize,
         "trust_remote_code": trust_remote_code, "embedding_model": embedding_model,
+        "transcriber": transcriber,
         "agent": agent, "mcp": mcp, "guard": guard,
         "chat_template": chat_template, "format": format, "reasoning_parser": reasoning_parser,
         "tool_call_parser": tool_call_parser, "served_name": served_name, "store_url": store, "redis_url": redis,

@@ -143,6 +143,15 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     digest: bytes
 
 
+class SpeechOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a transcription. language: as an ISO 639-1 code, "" to let the model find it. prompt: words that it may
+    expect. temperature: 0 for the likeliest tokens."""
+
+    language: str = ""
+    prompt: str = ""
+    temperature: float = 0.0
+
+
 class Thought(msgspec.Struct, frozen=True, kw_only=True):
     """How the model writes reasoning, for an engine that keeps `thinking_token_budget`.
 

@@ -1,5 +1,5 @@
-"""Encoded pictures → pixels, PDFs → text and pictures, by processes that are killed when they take too long and
-replaced when they die."""
+"""Encoded pictures → pixels, PDFs → text and pictures, sound → samples, by processes that are killed when they take too
+long and replaced when they die."""
 
 from __future__ import annotations
 
@@ -85,6 +85,7 @@ class Decoder:
     def __init__(self, limits: MediaLimits, *, memory: int = MEMORY) -> None:
         self.pictures = Children("picture", "picture", limits, memory)
         self.documents = Children("document", "PDF", limits, memory)
+        self.sounds = Children("sound", "recording", limits, memory)
 
     async def decode(self, data: bytes, pixels: int) -> Picture:
         """A picture of at most so many pixels. Raises Refused."""
@@ -102,8 +103,12 @@ class Decoder:
             pictures.append(picture)
         return Pages(texts, pictures)
 
+    async def sound(self, data: bytes, seconds: int) -> bytes:
+        """A recording of at most so many seconds, as `sound_decoder` answers. Raises Refused."""
+        return bytes(await self.sounds.ask(data, seconds))
+
     async def close(self) -> None:
-        for children in (self.pictures, self.documents):
+        for children in (self.pictures, self.documents, self.sounds):
             await children.close()
 
 

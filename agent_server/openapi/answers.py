@@ -66,6 +66,20 @@ class EmbeddingList(Struct):
     usage: EmbeddingUsage
 
 
+class TranscriptionUsage(Struct):
+    type: Literal["duration"]
+    seconds: float
+
+
+class Transcription(Struct):
+    text: str
+    usage: TranscriptionUsage
+
+
+class Spoken(Struct):
+    text: str
+
+
 class OpenAIError(Struct):
     message: str
     type: str

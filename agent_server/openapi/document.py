@@ -162,7 +162,10 @@ def _operation(method: str, path: str, row: Operation, schemas: Schemas) -> dict
         content: dict[str, Any] = {"schema": schemas.of(row.body)}
         if row.example is not None:
             content["example"] = dict(row.example)
-        found["requestBody"] = {"required": row.example is not None, "content": {"application/json": content}}
+        found["requestBody"] = {
+            "required": row.example is not None,
+            "content": {"multipart/form-data" if row.form else "application/json": content},
+        }
     return found
 
 

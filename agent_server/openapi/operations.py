@@ -10,7 +10,14 @@ from typing import Any, Literal, NamedTuple
 
 from ag_ui.core import AgentCapabilities, Event, RunAgentInput
 
-from adapters import anthropic_messages, openai_chat, openai_completions, openai_embeddings, openai_responses
+from adapters import (
+    anthropic_messages,
+    openai_chat,
+    openai_completions,
+    openai_embeddings,
+    openai_responses,
+    openai_transcriptions,
+)
 from adapters import tokenize as tokenizing
 from adapters.request_fields import Field
 from agent_server.model_pool import ModelState
@@ -55,14 +62,16 @@ Body = type | Fields | Free | Envelope
 
 
 class Operation(NamedTuple):
-    """body: of the request. answer: of `status`; None has no body. stream: what the data of each server-sent event
-    is, where the route can stream. end_mark: the text that the last one has instead. accepts: other media types of the
-    stream. query: name → (schema, description). answers_also: further statuses with the same body; 204 has none."""
+    """body: of the request, in JSON or (form) as multipart/form-data. answer: of `status`; None has no body. stream:
+    what the data of each server-sent event is, where the route can stream. end_mark: the text that the last one has
+    instead. accepts: other media types of the stream. query: name → (schema, description). answers_also: further
+    statuses with the same body; 204 has none."""
 
     tag: Tag
     summary: str
     description: str = ""
     body: Body | None = None
+    form: bool = False
     answer: Body | str | None = None
     status: int = 200
     stream: Any = None
@@ -195,6 +204,13 @@ AGUI: Mapping[tuple[str, str], Operation] = {
 }  # fmt: skip
 
 COPILOTKIT: Mapping[tuple[str, str], Operation] = {
+    ("POST", "/copilotkit/transcribe"): Operation(
+        "CopilotKit",
+        "What is said in a recording of the microphone, the form's file `audio`",
+        body=Free("A form with a file.", {"audio": {"type": "string", "format": "binary"}}, ("audio",)),
+        form=True,
+        answer=answers.Spoken,
+    ),
     ("POST", "/copilotkit"): Operation("CopilotKit", "The single endpoint", body=CALL, answer=Free(), stream=Event,
                                        example={"method": "info"}),
     ("POST", "/copilotkit/"): Operation("CopilotKit", "The single endpoint", body=CALL, answer=Free(), stream=Event,
@@ -257,6 +273,14 @@ OPENAI: Mapping[tuple[str, str], Operation] = {
         "Embeddings, where the server has a model for them",
         body=Fields("EmbeddingRequest", openai_embeddings.FIELDS, ("input",)),
         answer=answers.EmbeddingList,
+    ),
+    ("POST", "/v1/audio/transcriptions"): Operation(
+        "OpenAI",
+        "What is said in a recording, where the server has a model for it",
+        "As text where `response_format` is `text`.",
+        body=Fields("TranscriptionRequest", openai_transcriptions.FIELDS, ("file",)),
+        form=True,
+        answer=answers.Transcription,
     ),
     ("POST", "/v1/completions"): Operation(
         "OpenAI",

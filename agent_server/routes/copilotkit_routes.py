@@ -26,6 +26,7 @@ from agent_server.routes.app_answers import app_answer, stream_answer_of_app
 from agent_server.routes.health_routes import json_response
 from agent_server.routes.http import EventStream, Generated, RunFrames, each_of, guarded, stream_run
 from agent_server.routes.request_body import parse_beside, read_body, read_run_body
+from agent_server.routes.transcription_routes import spoken
 from agent_server.store.records import ThreadRecord
 from agent_server.version import version
 
@@ -132,6 +133,8 @@ class Runtime:
                 return await self.inspector(request)
             case "resource/request":
                 return await self._resource(request, call)
+            case "transcribe":
+                return await spoken(self._server, call.body)
         if unknown := self._unknown(call.agent):
             return unknown
         tenant = request.state.tenant
@@ -171,7 +174,7 @@ class Runtime:
     def _info(self) -> dict[str, object]:
         server = self._server
         cards = [(name, self._card(name)) for name in server.agents]
-        return copilotkit.runtime_info(cards, loaded(server))
+        return copilotkit.runtime_info(cards, loaded(server), transcribes=server.transcriber is not None)
 
     def _card(self, name: str) -> Card:
         served = self._server.agents[name]

@@ -121,6 +121,9 @@ def model_cards(server: Server, created: int) -> list[ModelCard]:
     cards = [_card(server, name, server.model_of(name), created) for name in names]
     if (vectors := server.embeddings) is not None:
         cards.append(ModelCard(id=vectors.name, created=created, capabilities={"embeddings": True}))
+    if (speech := server.transcriber) is not None:
+        card = ModelCard(id=speech.name, created=created, capabilities={"transcription": True}, modalities=("audio",))
+        cards.append(card)
     return cards
 
 

@@ -161,6 +161,8 @@ class MediaLimits(Section):
     """Pages of all documents of a request together."""
     page_pictures: int = Field(20, ge=0)
     """The first pages of each PDF that a model that sees is shown as pictures too; 0 for the text alone."""
+    sound_seconds: int = Field(1800, gt=0)
+    """Seconds of one recording."""
     held_bytes: int = Field(2**30, gt=0)
     """Bytes of decoded media that all requests may hold at once; what goes beyond is refused as overloaded."""
     pictures: Annotated[int, FIXED] = 64

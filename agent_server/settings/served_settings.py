@@ -41,6 +41,9 @@ class ServedSettings(Section):
     embedding_model: str = ""
     """Folder or hub name of a model whose embeddings `/v1/embeddings` serves, or the URL of an upstream that has some,
     with the name of its model behind a `#` where it lists several."""
+    transcriber: str = ""
+    """Folder or hub name of a model of Whisper's kind, which transcribes for `/v1/audio/transcriptions` and for the
+    microphone of CopilotKit's pages; needs the extra `audio`."""
     agent: Names = ()
     """The agents to serve, each as `path/to/file.py:attribute`, `package.module:attribute` or a URL."""
     agent_headers: Annotated[dict[str, dict[str, SecretStr]], BeforeValidator(_read_object)] = {}

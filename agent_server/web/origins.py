@@ -7,6 +7,7 @@ page that one looks at. Three things give such a request away, and each is check
   served under are localhost, addresses (no name, so nothing was rebound), the bound name and the allowed hosts.
 - `Origin` and `Sec-Fetch-Site`: browsers set them, pages cannot. A page of ours, and pages of the CORS origins, may.
 - `Content-Type`: a page elsewhere can send three types without asking first (a CORS preflight), and none is JSON.
+  Recordings alone come as forms: nothing is changed by them, and such a page cannot read the answer.
 
 Clients that are no browsers send neither Origin nor Sec-Fetch-Site and are not touched.
 """
@@ -28,7 +29,9 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 PROBES = frozenset({"/health", "/ready"})
 """Asked by load balancers under whatever name they have; they tell nothing about anybody."""
 SIMPLE_TYPES = frozenset({"text/plain", "application/x-www-form-urlencoded", "multipart/form-data"})
-"""What a page may send without a preflight (Fetch, "CORS-safelisted request-header"). No route here reads any."""
+"""What a page may send without a preflight (Fetch, "CORS-safelisted request-header")."""
+FORMS = frozenset({"/v1/audio/transcriptions", "/audio/transcriptions", "/copilotkit/transcribe"})
+"""The routes that read multipart/form-data, and nothing else."""
 OURS = frozenset({"same-origin", "none"})
 """`Sec-Fetch-Site` of our own page, and of what a person typed into the address bar (Fetch Metadata, section 2.4)."""
 
@@ -57,7 +60,7 @@ class BrowserPolicy:
         if self._is_foreign(headers):
             message = "A web page on another origin sent this; allow that origin with --cors-origin ORIGIN."
             return RequestError("forbidden", message)
-        if scope["type"] == "http" and _is_simple(headers):
+        if scope["type"] == "http" and _is_simple(headers, form=route_path(scope) in FORMS):
             return RequestError("unsupported_media_type", "Send the body as JSON, with Content-Type: application/json.")
         return None
 
@@ -119,10 +122,11 @@ def _netloc(origin: str) -> str:
         return ""
 
 
-def _is_simple(headers: Headers) -> bool:
-    """Whether there is a body of a type that a page may send without being asked about it."""
+def _is_simple(headers: Headers, *, form: bool) -> bool:
+    """Whether there is a body of a type that a page may send without being asked about it. form: one is read."""
     empty = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
-    return not empty and headers.get("content-type", "").partition(";")[0].strip().lower() in SIMPLE_TYPES
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    return not empty and kind in SIMPLE_TYPES and not (form and kind == "multipart/form-data")
 
 
 class BrowserGuard:

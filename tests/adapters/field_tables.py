@@ -12,10 +12,18 @@ from typing import Any, NamedTuple
 
 from anthropic.types import message_create_params
 from openai.types import completion_create_params, embedding_create_params
+from openai.types.audio import transcription_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
-from adapters import anthropic_messages, openai_chat, openai_completions, openai_embeddings, openai_responses
+from adapters import (
+    anthropic_messages,
+    openai_chat,
+    openai_completions,
+    openai_embeddings,
+    openai_responses,
+    openai_transcriptions,
+)
 from adapters.request_fields import Field
 
 
@@ -71,6 +79,15 @@ EMBEDDINGS = Table(
     keys(embedding_create_params.EmbeddingCreateParams),
     openai_embeddings.FIELDS,
 )
+TRANSCRIPTIONS = Table(
+    "Transcriptions",
+    "/v1/audio/transcriptions",
+    keys(
+        transcription_create_params.TranscriptionCreateParamsBase,
+        transcription_create_params.TranscriptionCreateParamsStreaming,
+    ),
+    openai_transcriptions.FIELDS,
+)
 
 HEAD = """# What becomes of each request field
 
@@ -103,7 +120,7 @@ def _json(value: Any) -> str:
 
 
 def document() -> str:
-    return HEAD + "".join(table_text(table) for table in (*TABLES, EMBEDDINGS))
+    return HEAD + "".join(table_text(table) for table in (*TABLES, EMBEDDINGS, TRANSCRIPTIONS))
 
 
 if __name__ == "__main__":

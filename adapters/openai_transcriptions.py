@@ -1,0 +1,82 @@
+"""OpenAI's transcription: the fields of a form beside its file, and the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from adapters.body import wrong
+from adapters.errors import RequestError
+from adapters.frame_json import json_bytes
+from adapters.request_fields import NUMBER, STRING, Field, accepted, honoured, one_of, refused
+
+LONGEST_PROMPT = 2000
+"""Characters; a model of Whisper's kind reads the last 224 tokens."""
+FIELDS: dict[str, Field] = {
+    "file": honoured("the recording: WAV, MP3, FLAC, Ogg, WebM, MP4 or AAC", STRING),
+    "model": honoured("the transcriber's name", STRING),
+    "language": honoured("ISO 639-1; the model finds it where it is left out", STRING),
+    "prompt": honoured("words that the model may expect", STRING),
+    "temperature": honoured("0 to 1; 0 takes the likeliest tokens", NUMBER),
+    "response_format": honoured("`json` or `text`", one_of("json", "text")),
+    "stream": refused("the text comes when it is whole", neutral=(False,)),
+    "include": refused("there are no log probabilities of transcripts"),
+    "timestamp_granularities": refused("there are no times of words and segments"),
+    "chunking_strategy": accepted("long recordings are read in windows of 30 seconds"),
+    "keywords": refused("the prompt may have them"),
+    "languages": refused("language names one"),
+    "known_speaker_names": refused("speakers are not told apart"),
+    "known_speaker_references": refused("speakers are not told apart"),
+    "user": accepted("recordings are not kept"),
+}
+
+
+class TranscriptionQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """language: as an ISO 639-1 code, "" to let the model find it. prompt: words that it may expect. temperature: 0
+    for the likeliest tokens."""
+
+    model: str | None = None
+    language: str = ""
+    prompt: str = ""
+    temperature: float = 0.0
+    response_format: Literal["json", "text"] = "json"
+
+
+def read_form(fields: Mapping[str, str]) -> TranscriptionQuery:
+    """The fields beside the file. Raises RequestError."""
+    for name, value in fields.items():
+        name = name.removesuffix("[]")
+        field = FIELDS.get(name)
+        if field is None or name == "file":
+            raise RequestError("invalid_request", f"{name[:80]} is not a field of this form.", param=name[:80])
+        if field.status == "refused" and value.lower() != "false":
+            raise wrong(name, f"is not supported: {field.note}")
+    if fields.get("response_format", "json") not in ("json", "text"):
+        raise wrong("response_format", "must be json or text")
+    if len(fields.get("prompt", "")) > LONGEST_PROMPT:
+        raise wrong("prompt", f"must have at most {LONGEST_PROMPT} characters")
+    return TranscriptionQuery(
+        model=fields.get("model") or None,
+        language=fields.get("language", "").lower(),
+        prompt=fields.get("prompt", ""),
+        temperature=_temperature(fields.get("temperature", "0")),
+        response_format="text" if fields.get("response_format") == "text" else "json",
+    )
+
+
+def _temperature(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise wrong("temperature", "must be a number from 0 to 1")
+    return value
+
+
+def transcript_body(text: str, seconds: float, query: TranscriptionQuery) -> bytes:
+    if query.response_format == "text":
+        return f"{text}\n".encode()
+    return json_bytes({"text": text, "usage": {"type": "duration", "seconds": round(seconds, 3)}})
