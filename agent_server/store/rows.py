@@ -17,6 +17,9 @@ from adapters.errors import RequestError
 from agent_server.store import schema
 from agent_server.store.records import FeedbackRecord, InterruptRecord, RunRecord, ThreadRecord
 
+FoundRow = Row[*tuple[object, ...]]
+"""A row of whatever columns were asked for."""
+
 
 def now_ms() -> int:
     return time.time_ns() // 1_000_000
@@ -82,7 +85,7 @@ async def load_interrupts(connection: AsyncConnection, tenant: str, thread_id: s
     return tuple(interrupt_of(row) for row in found)
 
 
-def thread_of(row: Row[Any]) -> ThreadRecord:
+def thread_of(row: FoundRow) -> ThreadRecord:
     return ThreadRecord(
         id=row.id,
         name=row.name,
@@ -94,7 +97,7 @@ def thread_of(row: Row[Any]) -> ThreadRecord:
     )
 
 
-def run_of(row: Row[Any]) -> RunRecord:
+def run_of(row: FoundRow) -> RunRecord:
     return RunRecord(
         id=row.id,
         thread_id=row.thread_id,
@@ -109,7 +112,7 @@ def run_of(row: Row[Any]) -> RunRecord:
     )
 
 
-def interrupt_of(row: Row[Any]) -> InterruptRecord:
+def interrupt_of(row: FoundRow) -> InterruptRecord:
     return InterruptRecord(
         id=row.id,
         thread_id=row.thread_id,
@@ -124,7 +127,7 @@ def interrupt_of(row: Row[Any]) -> InterruptRecord:
     )
 
 
-def feedback_of(row: Row[Any]) -> FeedbackRecord:
+def feedback_of(row: FoundRow) -> FeedbackRecord:
     return FeedbackRecord(
         message_id=row.message_id,
         score=row.score,

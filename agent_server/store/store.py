@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from sqlalchemy import and_, delete, func, or_, select, update
-from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from adapters.errors import RequestError
@@ -16,10 +13,7 @@ from agent_server.audit import note
 from agent_server.ids import new_id
 from agent_server.store import messages as kept
 from agent_server.store import recording, rows, schema
-from agent_server.store.database import is_memory, make_engine, make_file, make_owners, with_driver
-from agent_server.store.faults import Health, fault_of
-from agent_server.store.migrate import migrate
-from agent_server.store.owners import new_owner
+from agent_server.store.database import Database
 from agent_server.store.records import (
     Conclusion,
     FeedbackRecord,
@@ -32,28 +26,10 @@ from agent_server.store.records import (
     ThreadState,
 )
 from agent_server.store.rows import checked_id, decoded, encoded, now_ms, of
-from agent_server.store.thread import LoopThread
-from agent_server.store.writer import PATIENCE_SECONDS, Writer, patiently
 
-T = TypeVar("T")
 PAGE = 100
-OPEN_SECONDS = 20.0
 END_PATIENCE_SECONDS = 20.0
 """How long the ending of a run waits for a database that is locked or out of reach."""
-WATCH_SECONDS = 2.0
-PROBE_BYTES = 256 * 1024
-
-
-async def _probe(connection: AsyncConnection) -> None:
-    """A write that leaves nothing behind. It is as large as a long message: a database that has room for a changed row
-    alone still refuses what it is there for."""
-    row = {"tenant": "", "id": f"probe-{secrets.token_hex(8)}", "body": "x" * PROBE_BYTES, "created_at": 0}
-    await connection.execute(schema.responses.insert().values(row))
-    await connection.execute(schema.responses.delete().where(schema.responses.c.id == row["id"]))
-
-
-async def _look(connection: AsyncConnection) -> None:
-    await connection.exec_driver_sql("SELECT 1")
 
 
 class Store:
@@ -64,87 +40,28 @@ class Store:
     """
 
     def __init__(self, url: str) -> None:
-        self._url = with_driver(url)
-        self._memory = is_memory(self._url)
-        self.owner = new_owner()
-        self._engine = make_engine(self._url, self._memory)
-        self._owners = make_owners(self._url, self._memory, self._engine)
-        self._file = None if self._memory else make_file(self._url)
-        self._health = Health()
-        self._writer = Writer(self._engine, self._health, self._check)
-        self._watching: asyncio.Task[None] | None = None
-        self._thread = LoopThread("store")
+        self._database = Database(url)
+        self.owner = self._database.owner
 
     @property
     def place(self) -> str:
         """Its URL, for people: without the password."""
-        return make_url(self._url).render_as_string(hide_password=True)
+        return self._database.place
 
     @property
     def fault(self) -> str | None:
         """Why the database cannot be used now; None if nothing is known to be wrong with it."""
-        return self._health.fault
+        return self._database.fault
 
     async def open(self) -> None:
         """Make or migrate the database; record the runs of servers that died as broken. StoreUnavailable if it cannot
         be used."""
-        self._thread.start()
-        await self._thread.run(self._open)
+        await self._database.open()
         await self.find_broken()
-
-    async def _open(self) -> None:
-        if self._memory:
-            async with self._engine.begin() as connection:
-                await connection.run_sync(schema.metadata.create_all)
-        else:
-            if self._file is not None:
-                await asyncio.to_thread(self._file.make)
-            await patiently(self._prepare, OPEN_SECONDS)
-        await self._owners.claim(self.owner)
-        self._writer.start()
-        if not self._memory:
-            self._watching = asyncio.create_task(self._watch(), name="store watch")
-
-    async def _prepare(self) -> None:
-        if self._file is not None:
-            await self._file.prove_sound()
-        await migrate(self._engine)
-
-    async def _watch(self) -> None:
-        """Notice what is wrong while nothing is asked of the database, and that it works again."""
-        while True:
-            await asyncio.sleep(WATCH_SECONDS)
-            try:
-                self._check()
-                if self.fault is not None:
-                    await self._writer.write(_probe, 0.0)
-                elif self._file is None:
-                    await self._reading(_look)
-            except Exception as error:
-                self._health.failed(fault_of(error) or str(error))
-                if self._file is not None and self._file.lost:
-                    await self._file.rescue(self._engine)
-
-    def _check(self) -> None:
-        """StoreUnavailable where what is written would be lost."""
-        if self._file is not None:
-            self._file.check()
 
     async def close(self) -> None:
         """Write what is waiting and let go of the database. Safe to call twice."""
-        if self._thread.running:
-            await self._thread.run(self._close)
-            await self._thread.stop()
-
-    async def _close(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
-        await self._writer.stop()
-        if self._file is not None:
-            await self._file.close()
-        await self._owners.release()
-        await self._engine.dispose()
+        await self._database.close()
 
     async def begin_run(
         self,
@@ -168,11 +85,11 @@ class Store:
             run=self._row(tenant, thread_id, run_id, agent, parent_run_id, "running"),
             messages=messages, removal=new_id("removal"), edits=edits, recall=recall,
         )  # fmt: skip
-        state = await self._write(entry.write)
+        state = await self._database.write(entry.write)
         if state.edited:
             note("messages.edited", thread=thread_id, run=run_id, messages=state.edited, removal=entry.removal)
         if not await self._mark_dead(state.owners, (tenant, thread_id)):
-            await self._write(lambda connection: recording.refuse(connection, entry.run))
+            await self._database.write(lambda connection: recording.refuse(connection, entry.run))
             raise RequestError("conflict", "This thread has a run going on at another server.", retry_after=1.0)
         return state
 
@@ -188,7 +105,7 @@ class Store:
     ) -> None:
         """Keep what a run was sent with while it waits for its thread. Nothing that is stored is edited by it."""
         run = self._row(tenant, thread_id, run_id, agent, parent_run_id, "waiting")
-        await self._write(recording.RunEntry(run=run, messages=messages).write)
+        await self._database.write(recording.RunEntry(run=run, messages=messages).write)
 
     def _row(
         self, tenant: str, thread_id: str, run_id: str, agent: str, parent_run_id: str | None, status: RunStatus
@@ -202,27 +119,29 @@ class Store:
     async def end_run(self, ended: Conclusion) -> None:
         """Record how a run ended: its messages, the state, what it asks, all at once."""
         at = now_ms()
-        await self._write(lambda connection: recording.conclude(connection, ended, at), END_PATIENCE_SECONDS)
+        await self._database.write(lambda connection: recording.conclude(connection, ended, at), END_PATIENCE_SECONDS)
 
     async def keep_run(self, tenant: str, thread_id: str, run_id: str, body: str) -> None:
         """Keep a run as it stands, in the place of what was kept before. `find_broken` tells of it if this server ends
         before the run does."""
         row = {"tenant": tenant, "thread_id": thread_id, "run_id": run_id, "body": body, "attempts": 0}
-        await self._write(lambda connection: rows.upsert(connection, schema.kept_runs, [row], ["body"]))
+        await self._database.write(lambda connection: rows.upsert(connection, schema.kept_runs, [row], ["body"]))
 
     async def take_up(self, record: KeptRecord) -> KeptRecord | None:
         """Make a run of a server that ended this one's, with what its thread is. None if another server did."""
-        return await self._write(lambda connection: recording.take_up(connection, record, self.owner))
+        return await self._database.write(lambda connection: recording.take_up(connection, record, self.owner))
 
     async def give_up(self, record: KeptRecord) -> None:
         """Record such a run as broken."""
-        await self._write(lambda connection: recording.give_up(connection, record))
+        await self._database.write(lambda connection: recording.give_up(connection, record))
 
     async def claim(
         self, tenant: str, thread_id: str, answers: Mapping[str, Mapping[str, object]], run_id: str
     ) -> bool:
         """Accept the answers to open interrupts, all or none. False if one of them was not open any more."""
-        return await self._write(lambda connection: recording.claim(connection, tenant, thread_id, answers, run_id))
+        return await self._database.write(
+            lambda connection: recording.claim(connection, tenant, thread_id, answers, run_id)
+        )
 
     async def record_result(
         self, tenant: str, thread_id: str, interrupt_id: str, content: object, message_id: str | None
@@ -231,45 +150,45 @@ class Store:
         table = schema.interrupts
         values = {"status": "answered", "result": encoded(content), "result_message_id": message_id}
         where = and_(of(table, tenant, thread_id), table.c.id == interrupt_id)
-        await self._write(lambda connection: connection.execute(update(table).where(where).values(values)))
+        await self._database.write(lambda connection: connection.execute(update(table).where(where).values(values)))
 
     async def interrupts(self, tenant: str, thread_id: str) -> tuple[InterruptRecord, ...]:
-        return await self._read(lambda connection: rows.load_interrupts(connection, tenant, thread_id))
+        return await self._database.read(lambda connection: rows.load_interrupts(connection, tenant, thread_id))
 
     async def messages(self, tenant: str, thread_id: str) -> list[dict[str, Any]]:
         """The thread's messages in order, in wire form; [] for a thread that does not exist."""
-        return await self._read(lambda connection: kept.load(connection, tenant, thread_id))
+        return await self._database.read(lambda connection: kept.load(connection, tenant, thread_id))
 
     async def removals(self, tenant: str, thread_id: str) -> list[Removal]:
         """What edits of the thread's history took away, latest first."""
-        return await self._read(lambda connection: kept.removals(connection, tenant, thread_id))
+        return await self._database.read(lambda connection: kept.removals(connection, tenant, thread_id))
 
     async def restore(self, tenant: str, thread_id: str, removal: str) -> None:
         """Bring back what an edit took away; what stands in its place since is removed in its turn.
         RequestError("not_found")."""
         swapped = new_id("removal")
-        await self._write(lambda connection: kept.restore(connection, tenant, thread_id, removal, swapped))
+        await self._database.write(lambda connection: kept.restore(connection, tenant, thread_id, removal, swapped))
         note("messages.restored", thread=thread_id, removal=removal)
 
     async def delete_message(self, tenant: str, thread_id: str, message_id: str) -> None:
         """Take a message out of its thread, with the results of its calls. RequestError("not_found")."""
         removal = new_id("removal")
-        await self._write(lambda connection: kept.remove(connection, tenant, thread_id, message_id, removal))
+        await self._database.write(lambda connection: kept.remove(connection, tenant, thread_id, message_id, removal))
         note("message.deleted", thread=thread_id, message=message_id, removal=removal)
 
-    async def state(self, tenant: str, thread_id: str) -> Any:
+    async def state(self, tenant: str, thread_id: str) -> object:
         query = select(schema.threads.c.state).where(of(schema.threads, tenant, thread_id))
-        return decoded(await self._read(lambda connection: connection.scalar(query)))
+        return decoded(await self._database.read(lambda connection: connection.scalar(query)))
 
     async def runs(self, tenant: str, thread_id: str) -> list[RunRecord]:
         """The thread's runs, oldest first."""
         table = schema.runs
         query = select(table).where(of(table, tenant, thread_id)).order_by(table.c.created_at, table.c.id)
-        return [rows.run_of(row) for row in await self._rows(query)]
+        return [rows.run_of(row) for row in await self._database.rows(query)]
 
     async def run(self, tenant: str, thread_id: str, run_id: str) -> RunRecord | None:
         table = schema.runs
-        found = await self._rows(select(table).where(of(table, tenant, thread_id), table.c.id == run_id))
+        found = await self._database.rows(select(table).where(of(table, tenant, thread_id), table.c.id == run_id))
         return rows.run_of(found[0]) if found else None
 
     async def threads(
@@ -293,14 +212,14 @@ class Store:
             older = and_(table.c.updated_at == moment, table.c.id < id)
             query = query.where(or_(table.c.updated_at < moment, older))
         limit = max(1, min(limit, PAGE))
-        found = await self._rows(query.order_by(table.c.updated_at.desc(), table.c.id.desc()).limit(limit + 1))
+        found = await self._database.rows(query.order_by(table.c.updated_at.desc(), table.c.id.desc()).limit(limit + 1))
         page = [rows.thread_of(row) for row in found]
         last = page[limit - 1] if len(page) > limit else None
         return page[:limit], None if last is None else f"{last.updated_at}.{last.id}"
 
     async def thread(self, tenant: str, thread_id: str) -> ThreadRecord:
         """RequestError("not_found") for a thread that does not exist or is another tenant's."""
-        found = await self._rows(select(schema.threads).where(of(schema.threads, tenant, thread_id)))
+        found = await self._database.rows(select(schema.threads).where(of(schema.threads, tenant, thread_id)))
         if not found:
             raise _no_thread()
         return rows.thread_of(found[0])
@@ -323,13 +242,13 @@ class Store:
         values = {key: value for key, value in given.items() if value is not None}
         if values:
             change = update(schema.threads).where(of(schema.threads, tenant, thread_id)).values(values)
-            await self._write(lambda connection: connection.execute(change))
+            await self._database.write(lambda connection: connection.execute(change))
         return await self.thread(tenant, thread_id)
 
     async def branch_thread(self, tenant: str, thread_id: str, message_id: str) -> ThreadRecord:
         """A new thread with the messages up to this one; the old one stays as it is. RequestError("not_found")."""
         new = new_id("thread")
-        if not await self._write(lambda to: recording.branch(to, tenant, thread_id, message_id, new)):
+        if not await self._database.write(lambda to: recording.branch(to, tenant, thread_id, message_id, new)):
             raise _no_thread()
         return await self.thread(tenant, new)
 
@@ -342,7 +261,7 @@ class Store:
                 await connection.execute(delete(table).where(of(table, tenant, thread_id)))
             return gone.rowcount
 
-        if not await self._write(work):
+        if not await self._database.write(work):
             raise _no_thread()
         note("thread.deleted", thread=thread_id)
 
@@ -375,25 +294,25 @@ class Store:
             await rows.upsert(connection, schema.feedback, [row], ["score", "comment", "created_at"])
             return True
 
-        if not await self._write(work):
+        if not await self._database.write(work):
             raise RequestError("not_found", "There is no such message in this thread.", "messageId")
         return record
 
     async def feedback(self, tenant: str, thread_id: str) -> list[FeedbackRecord]:
         table = schema.feedback
         query = select(table).where(of(table, tenant, thread_id)).order_by(table.c.created_at, table.c.message_id)
-        return [rows.feedback_of(row) for row in await self._rows(query)]
+        return [rows.feedback_of(row) for row in await self._database.rows(query)]
 
     async def save_response(self, tenant: str, response_id: str, body: object) -> None:
         """Keep a response of the Responses wire, in the place of an earlier one of that id."""
         row = {"tenant": tenant, "id": response_id, "body": encoded(body), "created_at": now_ms()}
-        await self._write(lambda connection: rows.upsert(connection, schema.responses, [row], ["body"]))
+        await self._database.write(lambda connection: rows.upsert(connection, schema.responses, [row], ["body"]))
 
     async def response(self, tenant: str, response_id: str) -> Any:
         """What `save_response` kept; None if there is nothing."""
         table = schema.responses
         query = select(table.c.body).where(table.c.tenant == tenant, table.c.id == response_id)
-        return decoded(await self._read(lambda connection: connection.scalar(query)))
+        return decoded(await self._database.read(lambda connection: connection.scalar(query)))
 
     async def delete_response(self, tenant: str, response_id: str) -> bool:
         """False if there was none."""
@@ -403,50 +322,27 @@ class Store:
         async def work(connection: AsyncConnection) -> int:
             return (await connection.execute(removal)).rowcount
 
-        found = bool(await self._write(work))
+        found = bool(await self._database.write(work))
         if found:
             note("response.deleted", response=response_id)
         return found
 
-    async def _rows(self, query: Any) -> Sequence[Any]:
-        async def work(connection: AsyncConnection) -> Sequence[object]:
-            return (await connection.execute(query)).all()
-
-        return await self._read(work)
-
-    async def _write(self, work: Callable[[AsyncConnection], Awaitable[T]], patience: float = PATIENCE_SECONDS) -> T:
-        return await self._thread.run(lambda: self._writer.write(work, patience))
-
-    async def _read(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
-        """In memory there is one connection alone, so reading waits its turn behind the writer."""
-        if self._memory:
-            return await self._write(work)
-        return await self._thread.run(lambda: patiently(lambda: self._reading(work), PATIENCE_SECONDS))
-
-    async def _reading(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
-        self._check()
-        async with self._engine.connect() as connection:
-            return await work(connection)
-
     async def find_broken(self) -> list[KeptRecord]:
         """Record the runs of servers that died as broken; but not those that were kept, which are given back."""
         running = select(schema.runs.c.owner).where(schema.runs.c.status.in_(recording.UNFINISHED)).distinct()
-        others = [row.owner for row in await self._rows(running) if row.owner != self.owner]
-        dead = [owner for owner in others if not await self._lives(owner)]
+        others = [row.owner for row in await self._database.rows(running) if row.owner != self.owner]
+        dead = [owner for owner in others if not await self._database.lives(owner)]
         if not dead:
             return []
-        await self._write(lambda connection: recording.mark_broken(connection, dead))
-        return await self._read(lambda connection: recording.kept_runs(connection, dead))
-
-    async def _lives(self, owner: int) -> bool:
-        return await self._thread.run(lambda: self._owners.alive(owner))
+        await self._database.write(lambda connection: recording.mark_broken(connection, dead))
+        return await self._database.read(lambda connection: recording.kept_runs(connection, dead))
 
     async def _mark_dead(self, owners: Sequence[int], thread: tuple[str, str]) -> bool:
         """Record the runs of those owners that died as broken, those that were kept in this thread among them. False
         if one of them lives."""
-        dead = [owner for owner in owners if not await self._lives(owner)]
+        dead = [owner for owner in owners if not await self._database.lives(owner)]
         if dead:
-            await self._write(lambda connection: recording.mark_broken(connection, dead, thread))
+            await self._database.write(lambda connection: recording.mark_broken(connection, dead, thread))
         return len(dead) == len(owners)
 
 

@@ -48,7 +48,7 @@ def agent(file: Path, kind: Kind, *, ends: bool) -> Agent:
 
 async def kept(store: Store) -> list[str]:
     """What the store has of runs that wait."""
-    return [row.body for row in await store._rows(select(schema.kept_runs))]
+    return [row.body for row in await store._database.rows(select(schema.kept_runs))]
 
 
 async def main(url: str, file: Path, kind: Kind) -> None:

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from agent_server.agent import Agent
-from agent_server.store import Store, store, writer
+from agent_server.store import Store, database, writer
 from agent_server.store import file as store_file
 from agent_server.store.faults import StoreUnavailable
 from agent_server.store.file import DatabaseFile
@@ -32,7 +32,7 @@ async def file(tmp_path):
 @pytest.fixture
 async def kept(file, monkeypatch):
     """A store in a file, with a thread in it."""
-    monkeypatch.setattr(store, "WATCH_SECONDS", 0.02)
+    monkeypatch.setattr(database, "WATCH_SECONDS", 0.02)
     made = Store(f"sqlite:///{file}")
     await made.open()
     await made.begin_run("", "t", "r", messages=[user("u1", "kept")])
@@ -48,7 +48,7 @@ async def until_fault(kept: Store, part: str | None) -> None:
 
 async def full(kept: Store, pages: int) -> None:
     """Let the file grow to so many pages."""
-    await kept._write(lambda connection: connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}"))
+    await kept._database.write(lambda connection: connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}"))
 
 
 LARGE = [user("u2", "x" * 100_000)]
@@ -74,7 +74,7 @@ async def test_a_lock_that_stays_is_told_as_what_it_is_and_holds_up_no_ending(ke
     said = [user("u1", "kept"), assistant("a1", "said")]
     ending = asyncio.create_task(kept.end_run(ended(finished(), messages=said)))
     refused = await asyncio.gather(
-        *(kept._thread.run(lambda: kept._writer.write(store._probe, 0.0)) for _ in range(20)), return_exceptions=True
+        *(kept._database.write(database.probe, 0.0) for _ in range(20)), return_exceptions=True
     )
     assert {str(each) for each in refused} == {
         "The database of conversations cannot be used: another process holds its lock."
@@ -179,7 +179,7 @@ async def test_a_large_file_is_checked_while_the_server_runs(file, monkeypatch):
     check = DatabaseFile._quick_check
     monkeypatch.setattr(DatabaseFile, "_quick_check", lambda self: may_read.wait(30) and check(self))
     monkeypatch.setattr(store_file, "CHECK_SECONDS", 0.0)
-    monkeypatch.setattr(store, "WATCH_SECONDS", 0.02)
+    monkeypatch.setattr(database, "WATCH_SECONDS", 0.02)
     again = Store(f"sqlite:///{file}")
     await again.open()
     await again.begin_run("", "t2", "r")
@@ -215,7 +215,7 @@ async def test_a_check_that_goes_on_does_not_hold_up_the_end(file, monkeypatch):
 
 
 async def test_a_database_out_of_reach_is_told_in_a_sentence(monkeypatch):
-    monkeypatch.setattr(store, "OPEN_SECONDS", 0.0)
+    monkeypatch.setattr(database, "OPEN_SECONDS", 0.0)
     away = Store("postgresql://nobody@127.0.0.1:1/nothing")
     with pytest.raises(StoreUnavailable, match="cannot be reached"):
         await away.open()
@@ -223,7 +223,7 @@ async def test_a_database_out_of_reach_is_told_in_a_sentence(monkeypatch):
 
 
 async def test_a_server_whose_database_cannot_be_used_is_not_ready(file, monkeypatch):
-    monkeypatch.setattr(store, "WATCH_SECONDS", 0.02)
+    monkeypatch.setattr(database, "WATCH_SECONDS", 0.02)
     async with (
         serving(scripted("Fine."), store_url=f"sqlite:///{file}") as running,
         httpx.AsyncClient(base_url=running.url) as client,
