@@ -77,7 +77,7 @@ def build_server(settings: Settings, *, agents: Sequence[object] = (), engine: E
         new_id=new_id,
         observe=lambda run: count_run(telemetry, run),
         sharing=(gateway := sharing(settings)),
-        guard=quotas,
+        quotas=quotas,
         screen=screen_of(served, guards),
     )
     telemetry.watch_engine(model.engine.metrics if isinstance(model, ChatModel) else models.metrics)

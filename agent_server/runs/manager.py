@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 from ag_ui.core import RunAgentInput
 
 from adapters.errors import RequestError
+from agent_server.runs.admission import RETRY_AFTER, Admission, Capacity, RunQuotas, check_ids
 from agent_server.runs.driver import Driver, Screen
 from agent_server.runs.execution import Runnable, TakesUp
+from agent_server.runs.finished_runs import FinishedRuns
 from agent_server.runs.run import INSIST_SECONDS, Observer, Run
 from agent_server.settings import RunLimits
 from events.options import GenerationOptions
@@ -27,16 +27,12 @@ if TYPE_CHECKING:
     from agent_server.store import KeptRecord, Store
 
 log = logging.getLogger("agent_server.runs")
-RETRY_AFTER = 1.0
-SHARE = 3
 TAKEN_UP = 3
 """How often a run is taken up: one that ended so many servers may be what ends them."""
 NUMBERS = 10**9
 """Between the first numbers of a run's events and those after it was taken up."""
 STOPPED_EARLY_SECONDS = 30.0
 STOPPED_EARLY = 1024
-ID_LENGTH = 512
-CONTROLS = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class QueuedTurn:
@@ -58,30 +54,11 @@ class QueuedTurn:
             await self._sharing.turn(self._run)
 
 
-class Admission(Protocol):
-    """What a guard says of a run that may begin."""
-
-    @property
-    def options(self) -> GenerationOptions: ...
-
-    @property
-    def caller(self) -> str: ...
-
-    @property
-    def spent(self) -> Callable[[int], None]: ...
-
-
-class Guard(Protocol):
-    """Refuses runs of those who have taken what they may. running: caller → its runs that have not ended."""
-
-    async def admit(self, options: GenerationOptions, running: Callable[[str], int], tenant: str) -> Admission: ...
-
-
 class RunManager:
     """Starts, finds and ends runs.
 
     agents: by name; "default" is what wires without agents use. new_id: a prefix → a fresh id. observe: called once
-    with every run that ended. guard: asked before every run. screen: reads what a run was sent with, before anything
+    with every run that ended. quotas: asked before every run. screen: reads what a run was sent with, before anything
     of it is kept. sharing: makes the runs known to other gateways, and
     theirs here; None if there are none.
     """
@@ -95,7 +72,7 @@ class RunManager:
         new_id: Callable[[str], str],
         observe: Observer | None = None,
         sharing: Sharing | None = None,
-        guard: Guard | None = None,
+        quotas: RunQuotas | None = None,
         screen: Screen | None = None,
     ) -> None:
         self.agents = agents
@@ -104,23 +81,18 @@ class RunManager:
         self.new_id = new_id
         self.sharing = sharing
         self._observe = observe
-        self._guard = guard
+        self._quotas = quotas
         self._screen = screen
         self._runs: dict[tuple[str, str], Run] = {}
         self._threads: dict[tuple[str, str], deque[Run]] = {}
-        self._kept: deque[tuple[float, Run]] = deque()
-        self._kept_bytes = 0
+        self._finished = FinishedRuns(self.limits)
+        self._capacity = Capacity(self.limits)
         self._stopped_early: dict[tuple[str, str], float] = {}
-        self._active = 0
-        self._active_of: dict[str, int] = {}
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._closing = False
 
     @property
     def active(self) -> int:
         """Runs that have not ended, waiting ones included."""
-        return self._active
+        return self._capacity.active
 
     async def take_up(self) -> None:
         """Go on with the runs of servers that ended, as far as enough of them was kept. A run whose agent is not here
@@ -129,7 +101,7 @@ class RunManager:
             return
         for record in await self.store.find_broken():
             agent: object = self.agents.get(record.agent)
-            if not self.limits.take_up or not isinstance(agent, TakesUp) or self._closing:
+            if not self.limits.take_up or not isinstance(agent, TakesUp) or self._capacity.closing:
                 continue
             try:
                 await self._take_up(self.store, record, agent)
@@ -190,10 +162,10 @@ class RunManager:
         # Runs are forgotten when others are started or looked for; there is no task for it.
         self._forget_expired()
         admission = None
-        if self._guard is not None:
-            admission = await self._guard.admit(options, self._runs_of, tenant)
+        if self._quotas is not None:
+            admission = await self._quotas.admit(options, self._runs_of, tenant)
             options = admission.options
-        # The guard may wait for Redis, so room is checked behind it, with no await between this and `_enter`.
+        # Quotas may wait for Redis, so room is checked behind them, with no await between this and `_enter`.
         runnable = self._admit(input, agent, tenant)
         grace = self.limits.grace if grace is None else grace
         run = Run(
@@ -292,38 +264,31 @@ class RunManager:
 
     def begin_shutdown(self) -> None:
         """Refuse new runs from now on."""
-        self._closing = True
+        self._capacity.closing = True
 
     async def close(self, drain: float = 30.0) -> None:
         """Refuse new runs, let the running ones end for `drain` seconds, then end them with RUN_ERROR."""
         self.begin_shutdown()
-        try:
-            async with asyncio.timeout(drain):
-                await self._idle.wait()
-        # What has not ended by itself gets RUN_ERROR, so that every reader sees an end.
-        except TimeoutError:
+        if not await self._capacity.idle(drain):
+            # What has not ended by itself gets RUN_ERROR, so that every reader sees an end.
             await self._stop_all()
         await asyncio.gather(*(agent.close() for agent in set(self.agents.values())))
         if self.sharing is not None:
             await self.sharing.close()
 
     async def _stop_all(self) -> None:
-        while not self._idle.is_set():
+        while self.active:
             # Again and again: a tool or a store may swallow one cancellation.
             for run in self._runs.values():
                 run.stop("shutdown")
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(INSIST_SECONDS):
-                    await self._idle.wait()
+            await self._capacity.idle(INSIST_SECONDS)
 
     def _admit(self, input: RunAgentInput, agent: str, tenant: str) -> Runnable:
         runnable = self.agents.get(agent)
         if runnable is None:
             raise RequestError("not_found", "There is no agent of that name.", "agent")
-        self._check_open()
-        for param, value in (("threadId", input.thread_id), ("runId", input.run_id)):
-            if fault := _fault_of_id(value):
-                raise RequestError("invalid_request", f"An id may not {fault}.", param)
+        self._capacity.check_open()
+        check_ids(input)
         known = self._runs.get((tenant, input.run_id))
         if known is not None and not known.finished:
             raise RequestError("conflict", "A run with this id is going on.", "runId")
@@ -337,34 +302,16 @@ class RunManager:
     def check_room(self, tenant: str = "") -> None:
         """Raise what `start` would where there is no place for one more run of this tenant: RequestError
         "unavailable" (shutting down) or "overloaded". Routes ask before they read a request's body."""
-        self._check_open()
-        if self._active >= self.limits.runs:
-            raise RequestError("overloaded", "Too many runs are going on.", retry_after=RETRY_AFTER)
-        if self._active_of.get(tenant, 0) >= self._allowed():
-            raise RequestError("overloaded", "Too many runs of yours are going on.", retry_after=RETRY_AFTER)
-
-    def _check_open(self) -> None:
-        if self._closing:
-            raise RequestError("unavailable", "The server is shutting down.", retry_after=RETRY_AFTER)
-
-    def _allowed(self) -> int:
-        """How many runs one tenant may have: its limit, or a share that shrinks as places are taken (the dynamic
-        threshold of Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches")."""
-        limits = self.limits
-        if limits.runs_per_tenant or limits.tenants == 1:
-            return limits.runs_per_tenant or limits.runs
-        return max(1, SHARE * (limits.runs - self._active))
+        self._capacity.check_room(tenant)
 
     def _enter(self, run: Run) -> list[Run]:
         """Register a run; the runs on its thread that must end before it begins."""
         previous = self._runs.get(run.key)
         # A finished run gives its id to the new one, and counts no longer among those that are kept.
         if previous is not None:
-            self._drop_kept(previous)
+            self._finished.drop(previous)
         self._runs[run.key] = run
-        self._active += 1
-        self._active_of[run.tenant] = self._active_of.get(run.tenant, 0) + 1
-        self._idle.clear()
+        self._capacity.enter(run.tenant)
         queue = self._threads.setdefault((run.tenant, run.thread_id), deque())
         earlier = list(queue)
         queue.append(run)
@@ -374,7 +321,7 @@ class RunManager:
         """Make a run known to the other gateways. What they refuse is as if it had never been entered here."""
         try:
             await sharing.enter(run, earlier, self.limits.queued_per_thread)
-            self._check_open()
+            self._capacity.check_open()
         except BaseException:
             # Also after a cancellation: a run that was entered and never left would hold its thread for ever.
             driver.abandoned()
@@ -389,9 +336,7 @@ class RunManager:
         driver.abandoned()
         run.task = None  # a run is kept long after it; its task would keep all that it worked with
         self._withdraw(run)
-        # All are kept equally long, so the oldest stands in front and expiry looks no further.
-        self._kept.append((time.monotonic() + self.limits.replay_seconds, run))
-        self._kept_bytes += run.size
+        self._finished.keep(run)
         self._forget_expired()
         if self.sharing is not None:
             self.sharing.leave(run)
@@ -410,41 +355,14 @@ class RunManager:
         queue.remove(run)
         if not queue:
             del self._threads[thread]
-        self._active -= 1
-        self._active_of[run.tenant] -= 1
-        if not self._active_of[run.tenant]:
-            del self._active_of[run.tenant]
-        # What `close` waits for.
-        if not self._active:
-            self._idle.set()
+        self._capacity.leave(run.tenant)
 
     def _forget_expired(self) -> None:
-        now = time.monotonic()
-        while self._kept and (
-            self._kept[0][0] <= now
-            or self._kept_bytes > self.limits.replay_bytes
-            or len(self._kept) > self.limits.replay_runs
-        ):
-            _, run = self._kept.popleft()
-            self._kept_bytes -= run.size
+        for run in self._finished.expired():
             if self._runs.get(run.key) is run:
                 del self._runs[run.key]
             if self.sharing is not None:
                 self.sharing.forget(run)
-
-    def _drop_kept(self, run: Run) -> None:
-        """Forget a finished run whose id is used again."""
-        kept = next((item for item in self._kept if item[1] is run), None)
-        if kept is not None:
-            self._kept.remove(kept)
-            self._kept_bytes -= run.size
-
-
-def _fault_of_id(value: str) -> str:
-    """Ids go into keys of databases, headers and logs; "" where this one can."""
-    if len(value) > ID_LENGTH:
-        return f"be longer than {ID_LENGTH} characters"
-    return "contain control characters" if CONTROLS.search(value) else ""
 
 
 def _no_run() -> RequestError:

@@ -58,13 +58,15 @@ class Together:
         self.managers: list[RunManager] = []
         self.talkers: list[Talker] = []
 
-    async def add(self, *, logs: LogLimits | None = None, grace: float = 30.0, **limits) -> RunManager:
+    async def add(
+        self, *, logs: LogLimits | None = None, grace: float = 30.0, replay_runs: int = 4096, **limits
+    ) -> RunManager:
         talker = Talker()
         wanted = {"redis_url": self.url, "redis_prefix": self.prefix, "lease": LEASE, "answer": 1.0, **limits}
         sharing = Gateway(SharingLimits(**wanted))
         manager = RunManager(
             {"default": talker},
-            limits=RunLimits(grace=grace, log=logs or LogLimits()),
+            limits=RunLimits(grace=grace, log=logs or LogLimits(), replay_runs=replay_runs),
             new_id=lambda prefix: prefix + secrets.token_hex(4),
             sharing=sharing,
         )
@@ -302,8 +304,7 @@ async def test_a_control_that_nobody_answers_says_so(together):
 
 
 async def test_a_run_forgotten_for_its_size_is_forgotten_in_redis_too(together):
-    a, b = await together.add(), await together.add()
-    a.limits = RunLimits(replay_runs=1)
+    a, b = await together.add(replay_runs=1), await together.add()
     for name in ("r1", "r2"):
         run = await a.start(ask(name), OPTIONS)
         together.talkers[0].say("x", None)
