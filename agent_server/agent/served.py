@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from ag_ui.core import ActivityMessage, AgentCapabilities, Message, RunAgentInput, SystemMessage, UserMessage
@@ -16,6 +15,8 @@ from agent_server.agent.agent import Agent
 from agent_server.agent.calling import Talk, Toolset
 from agent_server.agent.capabilities import capabilities_of
 from agent_server.agent.conversation import Conversation
+from agent_server.agent.effective_options import effective_options
+from agent_server.agent.family import family, guards_of, mcp_connections, mcp_of, model_of
 from agent_server.agent.kept_runs import KeptRun, RunKeeper, input_of
 from agent_server.agent.loop import Loop, Outcome, ending_of
 from agent_server.agent.reasoning_policy import ReasoningPolicy, unsealed
@@ -29,7 +30,7 @@ from agent_server.agent.tool_places import ToolPlaces
 from agent_server.agent.turn import LanguageModel, TurnTaker
 from agent_server.generative_ui.catalog import RENDER
 from agent_server.generative_ui.mirroring import SANDBOX
-from agent_server.guardrails import Forbidden, GuardedStream, Guards, as_guard, withheld
+from agent_server.guardrails import Forbidden, GuardedStream, Guards, withheld
 from agent_server.pacing import in_turns
 from agent_server.runs import Ending, Recorder, RunContext
 from agent_server.settings import ToolLimits
@@ -303,43 +304,6 @@ class ServedAgent:
         return turn.said.text.strip()
 
 
-def model_of(agent: Agent, models: Mapping[str, LanguageModel]) -> LanguageModel:
-    """The model that an agent names; the first, "", where it names none. Raises ValueError for an unknown one."""
-    for each in family(agent):
-        if each.model not in models:
-            known = ", ".join(name for name in models if name) or "one, which has no name of its own here"
-            raise ValueError(f"agent {each.name}: there is no model {each.model}; the models are {known}")
-    return models[agent.model]
-
-
-def guards_of(agent: Agent, others: Guards | None) -> Guards | None:
-    """The guards of whoever calls an agent, and its own; None if there are none."""
-    if not agent.guards:
-        return others
-    return (others or Guards(())).and_also(as_guard(each) for each in agent.guards)
-
-
-def family(agent: Agent) -> list[Agent]:
-    """The agent and every agent it may call, directly or not."""
-    return [agent, *(each for child in agent.subagents for each in family(child))]
-
-
-def mcp_of(agent: Agent, shared: McpConnections | None, limits: ToolLimits) -> tuple[dict[str, McpTools], AppRequests]:
-    """The MCP tools of an agent and of those that it may call, by their names, and what answers the tools' pages. The
-    client is imported here, because most servers have no such tools. ValueError for two servers of one name."""
-    from agent_server.agent.app_requests import AppRequests
-    from agent_server.agent.mcp import McpConnections, McpTools
-
-    connections = shared or McpConnections()
-    own = {each.name: [connections.of(server) for server in each.mcp_servers] for each in family(agent)}
-    distinct = list(dict.fromkeys(connection for found in own.values() for connection in found))
-    names = [connection.server.name for connection in distinct]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise ValueError(f"agent {agent.name}: more than one MCP server is called {sorted(twice)[0]}")
-    tools = {name: McpTools(found) for name, found in own.items() if found}
-    return tools, AppRequests(distinct, limits.seconds)
-
-
 async def _tell_taken_up(talk: Talk, kept: KeptRun) -> None:
     """Whoever reads the run from here on has the conversation as it stood, and what follows."""
     talk.recorder.usage = {each.model or "": each for each in kept.usage}
@@ -350,43 +314,6 @@ async def _tell_taken_up(talk: Talk, kept: KeptRun) -> None:
 
 def _schema(agent: Agent) -> type[BaseModel] | None:
     return agent.state if isinstance(agent.state, type) else None
-
-
-def effective_options(
-    agent: Agent, options: GenerationOptions, defaults: Mapping[str, object] = MappingProxyType({})
-) -> GenerationOptions:
-    """The request's options, completed with the agent's own settings, and these with the server's `defaults`."""
-    changes: dict[str, Any] = {}
-    if agent.sampling is not None:
-        changes["sampling"] = _completed(options.sampling, options.stated, agent.sampling)
-    if defaults:
-        own: SamplingParams = msgspec.convert(defaults, SamplingParams)
-        sampling = changes.get("sampling", options.sampling)
-        stated = options.stated | (SAMPLING_NAMES - frozenset(defaults))
-        changes["sampling"] = _completed(sampling, stated, own)
-    if options.thinking is None and agent.thinking is not None:
-        changes["thinking"] = agent.thinking
-    return msgspec.structs.replace(options, **changes) if changes else options
-
-
-SAMPLING_NAMES = frozenset(SamplingParams.__struct_fields__)
-
-
-def _completed(given: SamplingParams, stated: frozenset[str], own: SamplingParams) -> SamplingParams:
-    """The request's parameters, with the agent's where it states none. Where their lengths contradict each other, the
-    agent's gives way."""
-    neutral = SamplingParams()
-    open_ones = {
-        name
-        for name in SamplingParams.__struct_fields__
-        if name not in stated and getattr(given, name) == getattr(neutral, name)
-    }
-    made = msgspec.structs.replace(given, **{name: getattr(own, name) for name in open_ones})
-    if made.max_tokens is None or made.min_tokens <= made.max_tokens:
-        return made
-    if "min_tokens" in open_ones:
-        return msgspec.structs.replace(made, min_tokens=made.max_tokens)
-    return msgspec.structs.replace(made, max_tokens=made.min_tokens)
 
 
 def serve_agents(
@@ -415,12 +342,3 @@ def serve_agents(
         first = agents[0] if agents else Agent(name="default")
         served["default"] = made(first)
     return served
-
-
-def mcp_connections(agents: Sequence[Agent]) -> McpConnections | None:
-    """What agents share of MCP servers; None if they name none."""
-    if not any(each.mcp_servers for agent in agents for each in family(agent)):
-        return None
-    from agent_server.agent.mcp import McpConnections
-
-    return McpConnections()

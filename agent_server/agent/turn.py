@@ -6,15 +6,16 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
-from ag_ui.core import AssistantMessage, Message, RunAgentInput, ToolCall
+from ag_ui.core import RunAgentInput, ToolCall
 from opentelemetry.trace import Span, SpanKind
 
 from agent_server.agent.conversation import Conversation
 from agent_server.agent.read_ahead import Asked, ReadAhead
 from agent_server.agent.reasoning_policy import ReasoningPolicy
+from agent_server.agent.turn_output import Said, Tell, TurnOutput
 from agent_server.engine.protocol import (
     Control,
     Delta,
@@ -35,16 +36,13 @@ from agent_server.prompting.prompt import Prompt, Prompts
 from agent_server.prompting.schemas import Invalid, validate
 from agent_server.prompting.thinking import thinking_budget
 from agent_server.runs import Recorder, RunContext
-from agent_server.runs.execution import token_row
 from agent_server.settings import OutputSettings
 from agent_server.tracing import PROVIDER, note, note_content, span
-from events.delivery import joined
-from events.message import Folder, to_dicts, to_models
-from events.metadata import without_tokens
+from events.message import to_dicts
 from events.options import GenerationOptions, SamplingParams
 from events.plain import PlainTranslator
 from events.translator import Translator
-from events.vocabulary import CONTROL_EVENT, INVALID_EVENT, LOADING_EVENT, Custom, Event, RunError
+from events.vocabulary import CONTROL_EVENT, INVALID_EVENT, LOADING_EVENT, Custom
 
 LAST_MESSAGES = 16
 """Messages of the prompt that a trace with content has."""
@@ -70,32 +68,6 @@ class LanguageModel(Protocol):
         """Around all that a turn asks of it: it is loaded before, and stays until after. tell: of the wait."""
 
 
-class Unreadable(EngineError):
-    """The model's output could not be read and the request wants that to end the run."""
-
-    def __init__(self, message: str, code: str | None) -> None:
-        super().__init__("internal", message)
-        self.kind = code or "internal"  # type: ignore[assignment]
-
-
-class Said(msgspec.Struct, frozen=True, kw_only=True):
-    """What the model said: reasoning and assistant messages, in order, for the next prompt, and `shown`: the same as
-    clients have them (with less of the reasoning)."""
-
-    messages: tuple[Message, ...] = ()
-    shown: tuple[Message, ...] = ()
-
-    @property
-    def calls(self) -> tuple[ToolCall, ...]:
-        made = [message.tool_calls or () for message in self.messages if isinstance(message, AssistantMessage)]
-        return tuple(call for calls in made for call in calls)
-
-    @property
-    def text(self) -> str:
-        spoken = [message.content for message in self.messages if isinstance(message, AssistantMessage)]
-        return "".join(each for each in spoken if each)
-
-
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """A turn that came to its end. `invalid`: id of a call → what is wrong with its arguments."""
 
@@ -118,10 +90,10 @@ class TurnTaker:
         model: LanguageModel,
         context: RunContext,
         recorder: Recorder,
-        emit: Callable[[Event], None],
+        emit: Tell,
         *,
         reasoning: ReasoningPolicy | None = None,
-        follow: Callable[[Event], None] | None = None,
+        follow: Tell | None = None,
         place: str = "",
         guarded: GuardedStream | None = None,
     ) -> None:
@@ -133,11 +105,7 @@ class TurnTaker:
         self._follow = follow
         self._place = place
         self._guarded = guarded
-        self._watched = reasoning is not None or guarded is not None
-        self._tokens = 0
-        self._written = self._shown = Folder()
-        self._reasoning_tokens = 0
-        self._told: Callable[[Event], None] | None = None
+        self._output = self._new_output(None)
 
     async def take(
         self,
@@ -145,14 +113,11 @@ class TurnTaker:
         options: GenerationOptions,
         instructions: str | None = None,
         *,
-        told: Callable[[Event], None] | None = None,
+        told: Tell | None = None,
     ) -> Turn:
         """Generate one turn. told: sees every event of it behind its sending. Raises EngineError, or Forbidden for
         what a guard stops; on these and on cancellation what is open has been closed."""
-        self._told = told
-        self._written = Folder()
-        self._shown = self._written if self._reasoning is None else Folder()
-        self._reasoning_tokens = self._tokens = 0
+        self._output = self._new_output(told)
         if self._guarded is not None:
             options = self._unscored(options)
         await self._context.controls.gate()
@@ -164,6 +129,9 @@ class TurnTaker:
                     turn = await self._take(input, options, instructions, held)
                 self._trace(traced, turn, input, options)
                 return turn
+
+    def _new_output(self, told: Tell | None) -> TurnOutput:
+        return TurnOutput(self._emit, reasoning=self._reasoning, follow=self._follow, guarded=self._guarded, told=told)
 
     def _unscored(self, options: GenerationOptions) -> GenerationOptions:
         """Without the details of tokens: they spell what guards are to read first, and what was not even chosen."""
@@ -260,7 +228,7 @@ class TurnTaker:
             raise
         for warning in translator.warnings if self._guarded is None else ():  # they may quote what was withheld
             recorder.warn(warning)
-        recorder.count(self._model.name, finished, self._reasoning_tokens)
+        recorder.count(self._model.name, finished, self._output.reasoning_tokens)
         if options.token_details:
             recorder.describe_prompt(prompt.token_ids, finished)
             recorder.unsent = translator.unsent
@@ -269,8 +237,9 @@ class TurnTaker:
 
     def _count_stopped(self, prompt_tokens: int) -> None:
         """Count a generation that a guard stopped: its tokens were computed."""
-        usage = Usage(prompt_tokens=prompt_tokens, completion_tokens=self._tokens)
-        self._recorder.count(self._model.name, Finished(reason="stop", usage=usage), self._reasoning_tokens)
+        usage = Usage(prompt_tokens=prompt_tokens, completion_tokens=self._output.tokens)
+        finished = Finished(reason="stop", usage=usage)
+        self._recorder.count(self._model.name, finished, self._output.reasoning_tokens)
 
     async def _prompt(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None) -> Prompt:
         build = self._model.prompts.build_async
@@ -304,16 +273,12 @@ class TurnTaker:
 
     def said(self) -> Said:
         """What the turn under way, or the last one, said so far."""
-        shown = to_models(_kept(message) for message in self._shown.messages)
-        if self._written is self._shown:
-            return Said(messages=tuple(shown), shown=tuple(shown))
-        written = to_models(_kept(message) for message in self._written.messages)
-        return Said(messages=tuple(written), shown=tuple(shown))
+        return self._output.said()
 
     async def _generate(
         self, request: GenerationRequest, translator: Translator | PlainTranslator, details: bool
     ) -> Finished:
-        engine, controls = self._model.engine, self._context.controls
+        engine, controls, output = self._model.engine, self._context.controls, self._output
         finished: Finished | None = None
         reason = "error"
         controls.attach(request.request_id, engine)
@@ -321,12 +286,13 @@ class TurnTaker:
             async with contextlib.aclosing(engine.generate(request)) as items:
                 async for item in items:
                     if isinstance(item, Delta):
-                        events = self._read(item, translator, details)
-                        if self._watched:
-                            self._tokens += len(item.tokens)
-                            await self._tell_watched(events)
+                        self._recorder.first_token()
+                        events = output.read(item, translator, details)
+                        if output.watched:
+                            output.tokens += len(item.tokens)
+                            await output.tell_watched(events)
                         else:  # nothing to wait for, so no coroutine for every token
-                            self._tell(events)
+                            output.tell(events)
                     elif isinstance(item, Finished):
                         finished, reason = item, item.reason
                     elif isinstance(item, Control):
@@ -336,83 +302,12 @@ class TurnTaker:
             raise
         finally:
             controls.detach(request.request_id)
-            if finished is None and self._reasoning is not None:
-                self._reasoning.hurry()
-            await self._tell_end(translator, reason)
+            if finished is None:
+                output.hurry()
+            await output.tell_end(translator, reason)
         if finished is None:
             raise EngineError("connection", "The engine ended a generation without saying how.", retryable=True)
         return finished
-
-    def _read(self, delta: Delta, translator: Translator | PlainTranslator, details: bool) -> list[Event]:
-        """What the tokens say. Several at once are what an engine made before the first of them was taken: the server
-        is behind, and one event for them costs what one token's would."""
-        self._recorder.first_token()
-        if len(delta.tokens) > 1 and not details and not delta.is_reasoning:
-            text = "".join(token.text for token in delta.tokens)
-            if translator.is_plain(text, (token.id for token in delta.tokens)):
-                self._reasoning_tokens += translator.reasoning * len(delta.tokens)
-                return translator.feed(text)
-        events: list[Event] = []
-        for token in delta.tokens:
-            detail = token_row(token) if details else None
-            self._reasoning_tokens += translator.reasoning
-            events += translator.feed(token.text, token.id, detail, delta.is_reasoning)
-        return joined(events) if len(delta.tokens) > 1 else events
-
-    def _tell(self, events: list[Event]) -> None:
-        for event in events:
-            self._keep(event)
-            self._emit(event)
-            if self._told is not None:
-                self._told(event)
-
-    async def _tell_end(self, translator: Translator | PlainTranslator, reason: str) -> None:
-        """The last events. Of a turn that broke off, guards are asked nothing more: what waits for them is left out.
-        Raises Forbidden."""
-        guarded = self._guarded
-        if not self._watched:
-            self._tell(translator.finish(reason))
-        elif guarded is not None and reason in ("cancelled", "error"):
-            await self._tell_policed(guarded.closing())
-        else:
-            try:
-                await self._tell_watched(translator.finish(reason))
-            except Forbidden:
-                await self._tell_policed([] if guarded is None else guarded.closing())
-                raise
-
-    async def _tell_watched(self, events: list[Event]) -> None:
-        """As `_tell`, with what guards let through of it. Raises Forbidden for what they do not."""
-        guarded = self._guarded
-        if guarded is None:
-            await self._tell_policed(events)
-            return
-        for event in events:
-            await self._tell_policed(await guarded.take(event))
-            if guarded.forbidden is not None:
-                raise guarded.forbidden
-
-    async def _tell_policed(self, events: list[Event]) -> None:
-        """As `_tell`, with the reasoning that the agent's policy hides left out or summarised."""
-        policy = self._reasoning
-        if policy is None:
-            self._tell(events)
-            return
-        for event in events:
-            self._keep(event)
-            for shown in await policy.shown(event):
-                self._shown.add(shown)
-                self._emit(shown)
-                if self._told is not None:
-                    self._told(shown)
-
-    def _keep(self, event: Event) -> None:
-        """Add one of the model's events to this turn's messages, and send it to the run's readers."""
-        if isinstance(event, RunError):
-            raise Unreadable(event.message, event.code)
-        self._written.add(event)
-        if self._follow is not None:
-            self._follow(event)
 
 
 def goes_on(input: RunAgentInput) -> bool:
@@ -421,13 +316,6 @@ def goes_on(input: RunAgentInput) -> bool:
     return bool(input.resume) or (bool(input.messages) and input.messages[-1].role == "tool")
 
 
-def _invalid(call: ToolCall, found: Invalid) -> dict[str, Any]:
+def _invalid(call: ToolCall, found: Invalid) -> dict[str, object]:
     errors = [{"path": path, "message": message} for path, message in found.problems]
     return {"toolCallId": call.id, "toolCallName": call.function.name, "errors": errors}
-
-
-def _kept(message: dict[str, Any]) -> dict[str, Any]:
-    """A message without its tokens, which are only for readers of the stream."""
-    metadata = without_tokens(message.get("metadata"))
-    rest = {key: value for key, value in message.items() if key != "metadata"}
-    return {**rest, "metadata": metadata} if metadata else rest

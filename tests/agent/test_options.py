@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from adapters.request_options import read_options
 from agent_server.agent import Agent
-from agent_server.agent.served import effective_options
+from agent_server.agent.effective_options import effective_options
 from agent_server.settings import OutputSettings
 from events.options import SamplingParams
 
