@@ -6,9 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from agent_server.engine.checks import changed_sampling, check_supported
@@ -21,6 +19,7 @@ from agent_server.engine.protocol import (
     Finished,
     GenerationRequest,
 )
+from agent_server.engines.replies import CommandAnswer, ReplyStream
 from agent_server.engines.watchdog import Watchdog
 from agent_server.generation.config import EngineConfig
 from agent_server.generation.messages import (
@@ -38,14 +37,12 @@ from agent_server.generation.messages import (
     Ping,
     Ready,
     Replies,
-    Reply,
     Report,
     Resume,
     Submit,
 )
 from agent_server.generation.process import ProcessLink
 from agent_server.generation.thread import ThreadLink
-from events.options import SamplingParams
 
 if TYPE_CHECKING:
     from agent_server.settings import ComputeSettings, ProcessSettings
@@ -67,53 +64,6 @@ class Link(Protocol):
     def send(self, command: Command) -> None: ...
 
     async def close(self) -> None: ...
-
-
-@dataclass(eq=False, slots=True)
-class _Stream:
-    """One generation on the server's side, with the items that its reader has not taken yet."""
-
-    number: int
-    request: GenerationRequest
-    sampling: SamplingParams
-    items: deque[Reply] = field(default_factory=deque)
-    arrived: asyncio.Event = field(default_factory=asyncio.Event)
-    started: bool = False
-
-    def put(self, item: Reply) -> None:
-        self.items.append(item)
-        self.arrived.set()
-
-    async def next(self) -> Reply:
-        """The next item. Deltas that have accumulated are joined into one."""
-        while not self.items:
-            self.arrived.clear()
-            await self.arrived.wait()
-        item = self.items.popleft()
-        if not isinstance(item, Delta) or not self.items:
-            return item
-        tokens = list(item.tokens)
-        while self.items and isinstance(following := self.items[0], Delta):
-            tokens += following.tokens
-            self.items.popleft()
-        return Delta(tuple(tokens))
-
-
-class _Answer:
-    """What is waited for besides generations."""
-
-    started = False
-
-    def __init__(self) -> None:
-        self.there: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def put(self, item: Reply) -> None:
-        if self.there.done():
-            return
-        if isinstance(item, Failed):
-            self.there.set_exception(item.error())
-        else:
-            self.there.set_result(None)
 
 
 class EmbeddedEngine:
@@ -139,8 +89,8 @@ class EmbeddedEngine:
         self._info: EngineInfo | None = None
         self._link: Link | None = None
         self._numbers = itertools.count(1)
-        self._streams: dict[int, _Stream | _Answer] = {}
-        self._by_id: dict[str, _Stream] = {}
+        self._streams: dict[int, ReplyStream | CommandAnswer] = {}
+        self._by_id: dict[str, ReplyStream] = {}
         self._measured: dict[str, float] = {}
         self._settled: asyncio.Event = asyncio.Event()
         self._failure: EngineError | None = None
@@ -318,7 +268,7 @@ class EmbeddedEngine:
             if not ended:
                 link.send(Cancel(stream.number))
 
-    def _begin(self, request: GenerationRequest) -> _Stream:
+    def _begin(self, request: GenerationRequest) -> ReplyStream:
         status = self.status
         if status.state != "ready":
             message = status.message or f"The engine is {status.state}."
@@ -326,7 +276,7 @@ class EmbeddedEngine:
         if request.request_id in self._by_id:
             raise EngineError("invalid_request", f"A generation {request.request_id} is already running.")
         check_supported(request, self.info)
-        stream = _Stream(next(self._numbers), request, request.sampling)
+        stream = ReplyStream(next(self._numbers), request, request.sampling)
         self._streams[stream.number] = self._by_id[request.request_id] = stream
         return stream
 
@@ -358,7 +308,7 @@ class EmbeddedEngine:
         """Send a command and wait for its answer."""
         if not self.info.adapters:
             raise EngineError("invalid_request", "This engine takes no LoRA adapters beside the weights.")
-        answer = self._streams[command.number] = _Answer()
+        answer = self._streams[command.number] = CommandAnswer()
         try:
             self._send(command)
             await answer.there
@@ -382,7 +332,7 @@ class EmbeddedEngine:
         self._send(Modify(stream.number, changes))
         return True
 
-    def _check_length(self, stream: _Stream) -> None:
+    def _check_length(self, stream: ReplyStream) -> None:
         wanted = len(stream.request.prompt_token_ids) + (stream.sampling.max_tokens or 0)
         if wanted > self.info.context_length:
             message = f"The prompt and max_tokens together exceed the context of {self.info.context_length} tokens."

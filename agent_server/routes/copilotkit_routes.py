@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import msgspec
@@ -17,41 +16,30 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Message
 
 from adapters import copilotkit
-from adapters.copilotkit import Card, History, ThreadEntry
+from adapters.copilotkit import Card
 from adapters.errors import RequestError
 from adapters.inbound import read_json
 from agent_server.engine.protocol import EngineError
-from agent_server.ids import new_id
 from agent_server.routes.app_answers import app_answer, stream_answer_of_app
+from agent_server.routes.copilotkit_replay import ThreadReplay
+from agent_server.routes.copilotkit_threads import ThreadCalls
 from agent_server.routes.health_routes import json_response
-from agent_server.routes.http import EventStream, Generated, RunFrames, each_of, guarded, stream_run
-from agent_server.routes.request_body import parse_beside, read_body, read_run_body
+from agent_server.routes.http import EventStream, Generated, guarded, stream_run
+from agent_server.routes.request_body import parse_beside, read_body, read_request
 from agent_server.routes.transcription_routes import spoken
-from agent_server.store.records import ThreadRecord
 from agent_server.version import version
 
 if TYPE_CHECKING:
-    from agent_server.runs.sharing.interfaces import AnyRun
     from agent_server.server import Server
 
 BASE = "/copilotkit"
-LIST_LIMIT = 50
-TITLE = 80
 
 
 def routes(server: Server) -> list[BaseRoute]:
     runtime = Runtime(server)
     path = BASE + "/agent/{agent}"
-    thread = BASE + "/threads/{thread_id}"
     runtime.resources = [
-        Route(BASE + "/threads", guarded(runtime.threads)),
-        Route(BASE + "/threads/clear", guarded(runtime.clear), methods=["POST"]),
-        Route(thread + "/messages", guarded(runtime.messages)),
-        Route(thread + "/events", guarded(runtime.events)),
-        Route(thread + "/state", guarded(runtime.state)),
-        Route(thread + "/archive", guarded(runtime.archive), methods=["POST"]),
-        Route(thread, guarded(runtime.change), methods=["PATCH"]),
-        Route(thread, guarded(runtime.delete), methods=["DELETE"]),
+        *ThreadCalls(server, runtime.replay).routes(BASE),
         Route(BASE + "/annotate", guarded(runtime.annotate), methods=["POST"]),
     ]
     return [
@@ -73,10 +61,9 @@ class Runtime:
     def __init__(self, server: Server) -> None:
         self._server = server
         self._settings = server.settings
+        self.replay = ThreadReplay(server)
         self.resources: list[Route] = []
         """What a resource/request of the single endpoint reaches."""
-
-    # ---- agents -----------------------------------------------------------------------------------------------------
 
     async def info(self, request: Request) -> Response:
         return json_response(self._info())
@@ -85,16 +72,15 @@ class Runtime:
         agent = request.path_params["agent"]
         if refusal := self._unknown(agent):
             return refusal
-        body = await read_run_body(self._server, request)
-        return await self._run(agent, await parse_beside(len(body), read_json, body), request.state.tenant)
+        wire = await read_request(self._server, request, read_json)
+        return await self._run(agent, wire, request.state.tenant)
 
     async def suggest(self, request: Request) -> Response:
         """A run that stores nothing, and ends when nobody reads it."""
         agent = request.path_params["agent"]
         if refusal := self._unknown(agent):
             return refusal
-        body = await read_run_body(self._server, request)
-        wire = await parse_beside(len(body), read_json, body)
+        wire = await read_request(self._server, request, read_json)
         return await self._run(agent, wire, request.state.tenant, suggests=True)
 
     async def inspector(self, request: Request) -> Response:
@@ -109,7 +95,8 @@ class Runtime:
         agent = request.path_params["agent"]
         if refusal := self._unknown(agent):
             return refusal
-        return self._connect(await self._json(request), request.state.tenant)
+        wire = await read_request(self._server, request, read_json, starts_run=False)
+        return self._connect(wire, request.state.tenant)
 
     async def stop(self, request: Request) -> Response:
         body = await read_body(request, self._settings.http.max_body)
@@ -192,11 +179,7 @@ class Runtime:
         status, body = copilotkit.unknown_agent(agent)
         return json_response(body, status)
 
-    async def _json(self, request: Request) -> object:
-        body = await read_body(request, self._settings.http.max_body)
-        return await parse_beside(len(body), read_json, body)
-
-    async def _run(self, agent: str, wire: Any, tenant: str, *, suggests: bool = False) -> Response:
+    async def _run(self, agent: str, wire: object, tenant: str, *, suggests: bool = False) -> Response:
         self._server.runs.check_room(tenant)  # the single endpoint knows only now that the call starts a run
         messages = wire.get("messages") if isinstance(wire, dict) else None
         size = len(messages) * 1024 if isinstance(messages, list) else 0
@@ -221,7 +204,7 @@ class Runtime:
         thread_id, legacy = copilotkit.thread_of(wire)
         encoder = copilotkit.Encoder(legacy=legacy)
         return EventStream(
-            Generated(self._replay(thread_id, tenant, encoder)),
+            Generated(self.replay.frames(thread_id, tenant, encoder)),
             content_type=encoder.content_type,
             keep_alive=encoder.keep_alive,
             interval=self._settings.http.keep_alive,
@@ -235,156 +218,11 @@ class Runtime:
             self._server.runs.stop_early(wanted, tenant)
         return json_response(copilotkit.stopped(any(stopped)))
 
-    # ---- replay -----------------------------------------------------------------------------------------------------
-
-    async def _replay(self, thread_id: str, tenant: str, encoder: copilotkit.Encoder) -> AsyncGenerator[bytes, None]:
-        """The thread as it stands, then the run that is going on, if one is. Nothing for an unknown thread."""
-        running = await self._server.runs.going_on(thread_id, tenant)
-        if running and running[0].log.whole:
-            async with contextlib.aclosing(self._join(running, encoder)) as frames:
-                async for frame in frames:
-                    yield frame
-            return
-        history = await self._history(thread_id, tenant)
-        if not history.run_id:
-            return
-        for event in [*copilotkit.replay_head(history), copilotkit.replay_end(history)]:
-            yield encoder.encode(event)
-
-    async def _join(self, runs: Sequence[AnyRun], encoder: copilotkit.Encoder) -> AsyncGenerator[bytes, None]:
-        """The thread that the first run began from, with what waits behind it; then everything that the runs have said
-        and will say, one after another. Those that wait count as read from the beginning: they would end else."""
-        first, *waiting = runs
-        read = [RunFrames(first, _WithoutStart(encoder)), *(RunFrames(run, encoder) for run in waiting)]
-        async with contextlib.AsyncExitStack() as stack:
-            frames = [await stack.enter_async_context(contextlib.aclosing(each_of(each))) for each in read]
-            history = History(
-                thread_id=first.thread_id, run_id=first.id, messages=await self._shown(runs), state=first.input.state
-            )
-            for event in copilotkit.replay_head(history):
-                yield encoder.encode(event)
-            for each in frames:
-                async for frame in each:
-                    yield frame
-
-    async def _shown(self, runs: Sequence[AnyRun]) -> list[dict[str, object]]:
-        """The thread's messages, with those of runs that are not stored (yet)."""
-        found = await self._server.store.messages(runs[0].tenant, runs[0].thread_id)
-        known = {message["id"] for message in found}
-        for message in (message for run in runs for message in run.input.messages):
-            if message.id not in known:
-                known.add(message.id)
-                found.append(message.model_dump(mode="json", by_alias=True, exclude_none=True))
-        return found
-
-    async def _history(self, thread_id: str, tenant: str) -> History:
-        store = self._server.store
-        runs, messages = await store.runs(tenant, thread_id), await store.messages(tenant, thread_id)
-        if not runs and not messages:
-            return History(thread_id=thread_id)
-        asked = [each.interrupt for each in await store.interrupts(tenant, thread_id) if each.status == "open"]
-        return History(
-            thread_id=thread_id,
-            run_id=runs[-1].id if runs else new_id("run"),  # a branch that nobody has written in yet
-            messages=messages,
-            state=await store.state(tenant, thread_id),
-            interrupts=asked,
-        )
-
-    # ---- threads ----------------------------------------------------------------------------------------------------
-
-    async def threads(self, request: Request) -> Response:
-        query = request.query_params
-        limit = query.get("limit", "")
-        found, cursor = await self._server.store.threads(
-            request.state.tenant,
-            agent_id=query.get("agentId"),
-            archived=query.get("includeArchived") == "true",
-            limit=int(limit) if limit.isdecimal() and len(limit) < 5 else LIST_LIMIT,
-            cursor=query.get("cursor"),
-        )
-        return json_response(copilotkit.threads_page([_entry(record) for record in found], cursor))
-
-    async def messages(self, request: Request) -> Response:
-        found = await self._server.store.messages(request.state.tenant, request.path_params["thread_id"])
-        return json_response({"messages": found})
-
-    async def events(self, request: Request) -> Response:
-        """What a connect would replay."""
-        history = await self._history(request.path_params["thread_id"], request.state.tenant)
-        if not history.run_id:
-            return json_response({"events": []})
-        return json_response({"events": [*copilotkit.replay_head(history), copilotkit.replay_end(history)]})
-
-    async def state(self, request: Request) -> Response:
-        found = await self._server.store.state(request.state.tenant, request.path_params["thread_id"])
-        return json_response({"state": {} if found is None else found})
-
-    async def change(self, request: Request) -> Response:
-        wire = await self._json(request)
-        name = wire.get("name") if isinstance(wire, dict) else None
-        archived = wire.get("archived") if isinstance(wire, dict) else None
-        changed = await self._server.store.change_thread(
-            request.state.tenant,
-            request.path_params["thread_id"],
-            name=name[:TITLE] if isinstance(name, str) else None,
-            archived=archived if isinstance(archived, bool) else None,
-        )
-        return json_response(_entry(changed))
-
-    async def archive(self, request: Request) -> Response:
-        changed = await self._server.store.change_thread(
-            request.state.tenant, request.path_params["thread_id"], archived=True
-        )
-        return json_response(_entry(changed))
-
-    async def clear(self, request: Request) -> Response:
-        """Deletes all threads of the tenant; what runs on them is stopped first."""
-        tenant, store = request.state.tenant, self._server.store
-        while True:
-            found, _ = await store.threads(tenant, archived=True)
-            if not found:
-                return Response(status_code=204)
-            for record in found:
-                try:
-                    await self._delete(record.id, tenant)
-                except RequestError as error:
-                    if error.kind != "not_found":  # another request deleted it
-                        raise
-
-    async def delete(self, request: Request) -> Response:
-        """Deletes the thread; what runs on it is stopped first."""
-        await self._delete(request.path_params["thread_id"], request.state.tenant)
-        return json_response({"deleted": True})
-
-    async def _delete(self, thread_id: str, tenant: str) -> None:
-        for run in await self._server.runs.going_on(thread_id, tenant):
-            await run.cancel()
-            await run.wait()
-        await self._server.store.delete_thread(tenant, thread_id)
-
-
-class _WithoutStart:
-    """An encoder for a run that the replay has already announced."""
-
-    def __init__(self, inner: copilotkit.Encoder) -> None:
-        self._inner = inner
-        self.content_type = inner.content_type
-
-    def encode(self, event: Any, *, sequence: int | None = None, choice: int = 0) -> bytes:
-        return b"" if sequence == 1 else self._inner.encode(event, sequence=sequence, choice=choice)
-
-    def finish(self) -> bytes:
-        return self._inner.finish()
-
-    def keep_alive(self) -> bytes:
-        return self._inner.keep_alive()
-
 
 def loaded(server: Server) -> dict[str, object]:
     """The model that this server holds, in words for a page: name, state and what the engine tells of itself."""
     status = server.model.status
-    answer: dict[str, Any] = {
+    answer: dict[str, object] = {
         "model": server.model.name,
         "bundled": not server.settings.served.model,
         "state": status.state,
@@ -398,18 +236,3 @@ def loaded(server: Server) -> dict[str, object]:
         info = server.model.engine.info
         answer |= {"contextLength": info.context_length, "vocabSize": info.vocab_size, "details": info.details}
     return answer
-
-
-def _entry(record: ThreadRecord) -> ThreadEntry:
-    return ThreadEntry(
-        id=record.id,
-        name=record.name or None,
-        agent_id=record.agent_id,
-        archived=record.archived,
-        created_at=_iso(record.created_at),
-        updated_at=_iso(record.updated_at),
-    )
-
-
-def _iso(milliseconds: int) -> str:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
