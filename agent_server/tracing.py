@@ -78,9 +78,14 @@ def note(opened: Span, **attributes: str | int | float | list[str] | None) -> No
                 opened.set_attribute(f"gen_ai.{name.replace('__', '.')}", value)
 
 
+def wants_content(opened: Span) -> bool:
+    """Whether what was said is to be in the span."""
+    return opened.is_recording() and os.environ.get(CAPTURE, "").lower() == "true"
+
+
 def note_content(opened: Span, **said: object) -> None:
     """Set attributes that hold what was said, as JSON, where the operator wants that."""
-    if opened.is_recording() and os.environ.get(CAPTURE, "").lower() == "true":
+    if wants_content(opened):
         for name, value in said.items():
             text = json.dumps(value, ensure_ascii=False, default=str)
             opened.set_attribute(f"gen_ai.{name.replace('__', '.')}", text[:MAX_CONTENT])

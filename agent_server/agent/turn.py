@@ -37,7 +37,7 @@ from agent_server.prompting.schemas import Invalid, validate
 from agent_server.prompting.thinking import thinking_budget
 from agent_server.runs import Recorder, RunContext
 from agent_server.settings import OutputSettings
-from agent_server.tracing import PROVIDER, note, note_content, span
+from agent_server.tracing import PROVIDER, note, note_content, span, wants_content
 from events.message import to_dicts
 from events.options import GenerationOptions, SamplingParams
 from events.plain import PlainTranslator
@@ -178,8 +178,9 @@ class TurnTaker:
             usage__input_tokens=finished.usage.prompt_tokens,
             usage__output_tokens=finished.usage.completion_tokens,
         )
-        said = to_dicts(turn.said.messages)
-        note_content(traced, input__messages=to_dicts(input.messages[-LAST_MESSAGES:]), output__messages=said)
+        if wants_content(traced):  # else nothing is written out that nobody gets
+            said = to_dicts(turn.said.messages)
+            note_content(traced, input__messages=to_dicts(input.messages[-LAST_MESSAGES:]), output__messages=said)
 
     def _tell_loading(self, status: EngineStatus) -> None:
         """A reader of events sees how far the model is; the other wires wait."""
