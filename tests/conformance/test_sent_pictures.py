@@ -48,13 +48,17 @@ class Seen:
         image = Image.frombytes("RGB", (shown.width, shown.height), shown.pixels)
         self.data = base64.b64encode(encoded(image)).decode()
         self.url = f"data:image/png;base64,{self.data}"
-        tokenizer = load_model_files(folder).tokenizer
+        self.ids, self.text, self.prompt_tokens = self.generated(BEHIND)
+
+    def generated(self, behind: str) -> tuple[list[int], str, int]:
+        """By transformers alone: the tokens, their text and the length of the prompt."""
+        tokenizer = load_model_files(self.folder).tokenizer
         reader = load_reader(self.folder, tokenizer)
-        prepared = reader.prepare(shown)
-        asked = f"<|im_start|>user\n{BEFORE}<|vision_start|>{reader.decode(list(prepared.ids))}<|vision_end|>{BEHIND}"
+        prepared = reader.prepare(picture(3))
+        asked = f"<|im_start|>user\n{BEFORE}<|vision_start|>{reader.decode(list(prepared.ids))}<|vision_end|>{behind}"
         row = torch.tensor([reader.encode(f"{asked}<|im_end|>\n<|im_start|>assistant\n")])
         with torch.inference_mode():
-            out = AutoModelForImageTextToText.from_pretrained(folder).generate(
+            out = AutoModelForImageTextToText.from_pretrained(self.folder).generate(
                 input_ids=row,
                 attention_mask=torch.ones_like(row),
                 mm_token_type_ids=(row == reader.placeholder).int(),
@@ -63,9 +67,8 @@ class Seen:
                 pad_token_id=0,
                 **prepared.tensors,
             )
-        self.prompt_tokens = row.shape[1]
-        self.ids: list[int] = out[0, row.shape[1] :].tolist()
-        self.text = tokenizer.decode(self.ids, skip_special_tokens=False)
+        ids: list[int] = out[0, row.shape[1] :].tolist()
+        return ids, tokenizer.decode(ids, skip_special_tokens=False), row.shape[1]
 
     def engine(self) -> EmbeddedEngine:
         return EmbeddedEngine(EngineConfig(model=self.folder, threads=1, flatten=False), process=False)
@@ -147,6 +150,33 @@ async def test_the_ag_ui_clients(running, seen: Seen, node_clients: NodeClients,
     [report] = await asyncio.to_thread(node_clients.run, "converse.mjs", [entry])
     assert report["problems"] == []
     assert report["messages"][-1]["content"] == seen.text
+
+
+@pytest.mark.parametrize("transport", ["rest", "single"])
+async def test_copilotkits_core(running, seen: Seen, node_clients: NodeClients, transport: str):
+    """Its chat puts what was attached behind the text."""
+    entry = {
+        "runtimeUrl": f"{running.url}/copilotkit", "transport": transport, "text": BEFORE,
+        "files": [{"name": "seen.png", "type": "image/png", "data": seen.data}],
+        "properties": {"temperature": 0, "max_tokens": TOKENS},
+    }  # fmt: skip
+    [report] = await asyncio.to_thread(node_clients.run, "copilotkit_upload.mjs", [entry])
+    assert report["problems"] == []
+    assert report["content"] == seen.generated("")[1]
+
+
+@pytest.mark.parametrize("wire", ["responses", "chat"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_ai_sdk(running, seen: Seen, node_clients: NodeClients, wire: str, stream: bool):
+    shown = {"type": "image", "image": seen.data, "mediaType": "image/png"}
+    content = [{"type": "text", "text": BEFORE}, shown, {"type": "text", "text": BEHIND}]
+    entry = {
+        "baseURL": f"{running.url}/v1", "wire": wire, "stream": stream, "maxOutputTokens": TOKENS,
+        "messages": [{"role": "user", "content": content}],
+    }  # fmt: skip
+    [answer] = await asyncio.to_thread(node_clients.run, "ai_sdk.mjs", [entry])
+    assert "error" not in answer, answer
+    assert (answer["text"], answer["inputTokens"]) == (seen.text, seen.prompt_tokens)
 
 
 @pytest.mark.parametrize("form", ["parts", "binary"])
