@@ -78,7 +78,7 @@ def build_server(settings: Settings, *, agents: Sequence[object] = (), engine: E
         observe=lambda run: count_run(telemetry, run),
         sharing=(gateway := sharing(settings)),
         quotas=quotas,
-        screen=screen_of(served, guards),
+        screen=screen_of(served, guards, model.intake),
     )
     telemetry.watch_engine(model.engine.metrics if isinstance(model, ChatModel) else models.metrics)
     telemetry.watch_runs(lambda: runs.active)
@@ -130,14 +130,14 @@ def make_transcriber(settings: Settings) -> Transcriber | None:
         raise StartupError(str(error)) from error
 
 
-def screen_of(served: Mapping[str, ServesRuns], guards: Guards | None) -> Screen | None:
+def screen_of(served: Mapping[str, ServesRuns], guards: Guards | None, intake: Intake) -> Screen | None:
     """What reads the runs' input by the guards of their agents; None where no agent has any."""
     if guards is None and all(agent.guards is None for agent in served.values()):
         return None
 
     async def read(run: Run) -> None:
         if (found := served[run.agent].guards) is not None:
-            await screen(found, run.input, run.options)
+            await screen(found, run.input, run.options, intake.texts)
 
     return read
 

@@ -28,7 +28,7 @@ from agent_server.engine.protocol import (
     Place,
     Usage,
 )
-from agent_server.guardrails import Forbidden, GuardedStream
+from agent_server.guardrails import Forbidden, GuardedStream, check_documents
 from agent_server.media.intake import Held, Intake
 from agent_server.prompting.constraints import plan_constraint, refuse_early
 from agent_server.prompting.output import open_translator, sampling_for
@@ -246,6 +246,8 @@ class TurnTaker:
         build = self._model.prompts.build_async
         sees = "image" in self._model.engine.info.placeholders
         messages = await self._model.intake.documents(input.messages, sees=sees)
+        if self._guarded is not None:
+            await check_documents(self._guarded.guards, messages)
         input = input.model_copy(update={"messages": messages})
         if sees:
             return await build(input, options, instructions, sees=True)

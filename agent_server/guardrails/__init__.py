@@ -5,7 +5,7 @@ from agent_server.guardrails.guard_file import GuardFileError, ModelGuardEntry, 
 from agent_server.guardrails.guarded_stream import GuardedStream, strings, withheld
 from agent_server.guardrails.hook_guard import Hook, HookGuard, as_guard
 from agent_server.guardrails.pattern_guard import PatternGuard
-from agent_server.guardrails.screening import screen
+from agent_server.guardrails.screening import check_documents, screen
 
 __all__ = [
     "WHERE",
@@ -21,6 +21,7 @@ __all__ = [
     "Watch",
     "Where",
     "as_guard",
+    "check_documents",
     "load_guard_file",
     "screen",
     "strings",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
 from typing import Literal, Protocol, get_args
 
 from adapters.errors import RequestError
@@ -17,6 +19,10 @@ WHERE: tuple[Where, ...] = get_args(Where)
 MESSAGE = "A guard of this server does not let this through."
 LARGE = 64 * 1024
 """Characters that are read on the event loop before others get a turn."""
+
+
+CLEARED = 1024
+"""Documents that are remembered as let through: conversations send theirs again with every turn."""
 
 
 class Forbidden(RequestError):
@@ -72,6 +78,7 @@ class Guards:
         self._by: Mapping[Where, tuple[Guard, ...]] = {
             where: tuple(each for each in self._guards if where in each.on) for where in WHERE
         }
+        self._cleared: OrderedDict[bytes, None] = OrderedDict()
 
     def of(self, where: Where) -> Sequence[Guard]:
         return self._by[where]
@@ -97,6 +104,30 @@ class Guards:
         for guard in self._by["prompt"]:
             if guard.newest and newest:
                 await judge(guard, newest, "prompt")
+
+    async def check_document(self, pages: Sequence[tuple[str, str]], where: Where) -> None:
+        """Read a document. pages: what the model is told of each, and its own words. Guards that know what they look
+        for read it whole, so that a page's end divides no phrase; the others are asked a page at a time. What was let
+        through is not read again. Raises Forbidden."""
+        if not (guards := self._by[where]):
+            return
+        whole = "\n".join(said for _, said in pages)
+        told = "\n".join(told for told, _ in pages)
+        key = await asyncio.to_thread(_digest, where, told) if len(told) > LARGE else _digest(where, told)
+        if key in self._cleared:
+            self._cleared.move_to_end(key)
+            return
+        headings = "\n".join(told.removesuffix(said) for told, said in pages)
+        for guard in guards:
+            for text in [page for page, _ in pages] if guard.newest else (whole, headings):
+                await judge(guard, text, where)
+        self._cleared[key] = None
+        if len(self._cleared) > CLEARED:
+            self._cleared.popitem(last=False)
+
+
+def _digest(where: Where, text: str) -> bytes:
+    return blake2b(f"{where}\n{text}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 async def judge(guard: Guard, text: str, where: Where) -> None:

@@ -186,7 +186,7 @@ class GuardedStream:
 
     def __init__(self, guards: Guards, where: Where | None = None) -> None:
         """where: what all of it counts as, in place of what it is."""
-        self._guards = guards
+        self.guards = guards
         self._as = where
         self._open: dict[tuple[Where, str], Reading] = {}
         self._free: dict[Where, Reading] = {}
@@ -224,11 +224,11 @@ class GuardedStream:
 
     async def check(self, event: Event, where: Where) -> None:
         """Read an event's strings. Raises Forbidden."""
-        if not self._guards.of(where):
+        if not self.guards.of(where):
             return
         values = event.tool_call_name if isinstance(event, ToolCallStart) else msgspec.to_builtins(event)
         for text in strings(values):
-            await self._guards.check(text, where)
+            await self.guards.check(text, where)
 
     async def finish(self) -> list[Event]:
         """What still waits in messages that were not ended."""
@@ -242,7 +242,7 @@ class GuardedStream:
         if (reading := self._open.get((where, id))) is None:
             reading = self._free.pop(where, None)
             if reading is None:
-                reading = Reading(where, tuple(self._guards.of(self._as or where)))
+                reading = Reading(where, tuple(self.guards.of(self._as or where)))
             else:
                 reading.restart()
             self._open[where, id] = reading

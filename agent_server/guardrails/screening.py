@@ -2,28 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
-from ag_ui.core import AssistantMessage, Message, RunAgentInput
+from ag_ui.core import AssistantMessage, DocumentPart, Message, RunAgentInput
 
 from adapters.errors import RequestError
-from agent_server.guardrails.guard import Guards
+from agent_server.guardrails.guard import Guards, Where
 from agent_server.guardrails.guarded_stream import Unescaped, strings
+from agent_server.media.documents import DocumentText
 from events.options import GenerationOptions
 
 IDS = "Guards read what is sent to this server, and a prompt of token ids cannot be read: send it as text."
 
 
-async def screen(guards: Guards, input: RunAgentInput, options: GenerationOptions) -> None:
-    """Read a request before anything of it is kept or told to the model. Raises Forbidden, or RequestError for a
-    request that cannot be read."""
+Opened = Callable[[Sequence[Message]], Awaitable[list[Message]]]
+"""Messages → the same with text in place of their documents."""
+
+
+async def screen(guards: Guards, input: RunAgentInput, options: GenerationOptions, opened: Opened) -> None:
+    """Read a request before anything of it is kept or told to the model. Raises Forbidden, RequestError for a request
+    that cannot be read, and what `opened` raises for a document that cannot be."""
     if not guards.of("prompt"):
         return
+    await _screen_documents(guards, input.messages, opened)
     raw = options.raw_prompt
     if raw is not None and not isinstance(raw, str):
         raise RequestError("invalid_request", IDS, "prompt")
     newest = "\n\n".join(text for message in _after_answer(input.messages) for text in _said(message))
     await guards.check_prompt(_texts(input, raw), raw or newest)
+
+
+async def _screen_documents(guards: Guards, messages: Sequence[Message], opened: Opened) -> None:
+    """Those of the whole conversation: what is sent again was let through before, or was sent to nobody here."""
+    if any(isinstance(part, DocumentPart) for message in messages for part in _parts(message)):
+        await check_documents(guards, await opened(messages), ("prompt", "prompt"))
+
+
+async def check_documents(
+    guards: Guards, messages: Sequence[Message], where: tuple[Where, Where] = ("prompt", "results")
+) -> None:
+    """Read what documents said, in whose place texts are. where: what those of users and of tools count as. Raises
+    Forbidden."""
+    for message in messages:
+        pages: list[tuple[str, str]] = []
+        for part in [part for part in _parts(message) if isinstance(part, DocumentText)]:
+            if part.page == 0 and pages:
+                await guards.check_document(pages, where[message.role == "tool"])
+                pages = []
+            pages.append((part.text, part.said))
+        if pages:
+            await guards.check_document(pages, where[message.role == "tool"])
+
+
+def _parts(message: Message) -> Sequence[object]:
+    return message.content if isinstance(message.content, list) else ()
 
 
 def _texts(input: RunAgentInput, raw: str | None) -> Iterator[str]:

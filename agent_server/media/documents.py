@@ -48,6 +48,27 @@ class PagePicture(ImagePart):
         return self._picture
 
 
+class DocumentText(TextPart):
+    """What the model is told of a document's page. said: the page's own words. page: its place, from 0."""
+
+    _said: str = PrivateAttr(default="")
+    _page: int = PrivateAttr(default=0)
+
+    @classmethod
+    def of(cls, text: str, said: str, page: int) -> DocumentText:
+        part = cls(text=text)
+        part._said, part._page = said, page
+        return part
+
+    @property
+    def said(self) -> str:
+        return self._said
+
+    @property
+    def page(self) -> int:
+        return self._page
+
+
 class Documents:
     """Reads the documents of requests, and keeps what it read for a while, by content."""
 
@@ -58,9 +79,10 @@ class Documents:
         self._kept: OrderedDict[tuple[bytes, bool], Pages] = OrderedDict()
         self._room = kept_bytes
 
-    async def read(self, messages: Sequence[Message], *, sees: bool) -> list[Message]:
+    async def read(self, messages: Sequence[Message], *, sees: bool, blank: bool = False) -> list[Message]:
         """The messages with text, and pictures for a model that sees, in place of the documents of users and tools. A
-        tool's document that cannot be read stays. Raises Refused, which says which of the users' it was."""
+        tool's document that cannot be read stays. blank: a PDF without text is taken by whoever sees no pictures, too.
+        Raises Refused, which says which of the users' it was."""
         total = sum(isinstance(part, DocumentPart) for message in messages for part in _parts(message, "user"))
         number, pages, read = 0, self._limits.pages, list[Message]()
         for message in messages:
@@ -71,7 +93,7 @@ class Documents:
                     continue
                 number += message.role == "user"
                 try:
-                    found = await self._read(part, pages, sees)
+                    found = await self._read(part, pages, sees, blank)
                 except Refused as reason:
                     if message.role == "tool":
                         parts.append(part)
@@ -82,7 +104,7 @@ class Documents:
             read.append(message.model_copy(update={"content": parts}) if parts else message)
         return read
 
-    async def _read(self, part: DocumentPart, pages: int, sees: bool) -> Pages:
+    async def _read(self, part: DocumentPart, pages: int, sees: bool, blank: bool) -> Pages:
         data = await read_source(part.source, self._fetcher, self._limits)
         key = await asyncio.to_thread(blake2b, data, digest_size=16)
         name = key.digest(), sees
@@ -93,16 +115,15 @@ class Documents:
         self._kept[name] = found
         while self._room < 0 and self._kept:
             self._room += _size(self._kept.popitem(last=False)[1])
+        if not blank and not found.pictures and not any(found.texts):
+            seen = "its pages are not shown as pictures" if sees else "this model sees no pictures"
+            raise Refused(f"The PDF has no text on its {len(found.texts)} pages, and {seen}.")
         return found
 
     async def _decoded(self, data: bytes, pages: int, sees: bool) -> Pages:
         if PDF not in data[:HEAD]:
             return Pages([_plain(data)], [])
-        found = await self._decoder.pages(data, pages, self._limits.page_pictures if sees else 0)
-        if not found.pictures and not any(found.texts):
-            seen = "its pages are not shown as pictures" if sees else "this model sees no pictures"
-            raise Refused(f"The PDF has no text on its {len(found.texts)} pages, and {seen}.")
-        return found
+        return await self._decoder.pages(data, pages, self._limits.page_pictures if sees else 0)
 
 
 def _parts(message: Message, *roles: str) -> list[ContentPart]:
@@ -118,7 +139,7 @@ def _told(name: str, found: Pages) -> list[ContentPart]:
     called = f"Document {name}" if name else "Document"
     for index, text in enumerate(found.texts):
         which = f", page {index + 1} of {len(found.texts)}" if len(found.texts) > 1 else ""
-        parts.append(TextPart(text=f"{called}{which}:\n{text}".rstrip()))
+        parts.append(DocumentText.of(f"{called}{which}:\n{text}".rstrip(), text, index))
         if index < len(found.pictures):
             parts.append(PagePicture.of(found.pictures[index]))
     return parts

@@ -59,6 +59,10 @@ class Intake:
         Refused."""
         return await self._documents.read(messages, sees=sees)
 
+    async def texts(self, messages: Sequence[Message]) -> list[Message]:
+        """As `documents`, for whoever reads texts alone: a PDF without text is no fault there. Raises Refused."""
+        return await self._documents.read(messages, sees=False, blank=True)
+
     async def pictures(self, parts: Sequence[ImagePart], held: Held) -> tuple[Picture, ...]:
         """In the order of the parts. Raises Refused, which names the part by its number among the pictures, and what
         `Held.add` raises."""

@@ -8,7 +8,9 @@ import pytest
 import websockets
 
 from agent_server.engines.scripts import Script
+from tests.hosted.graphs import graph
 from tests.hosted.talking import body, user
+from tests.hosted.test_pydantic_ai_guest import traveller
 from tests.server import scripted, serving
 
 GUARDS = """
@@ -109,6 +111,31 @@ async def test_another_frameworks_agent_is_read_too(tmp_path):
         stored = (await client.get("/agui/threads/t1")).text
     assert "It is a " in answer.text and '"finishReason":"content_filter"' in answer.text
     assert "ron." not in answer.text + stored and "blue heron" not in answer.text + stored
+
+
+@pytest.mark.parametrize("make", [graph, traveller], ids=["LangGraph", "pydantic-ai"])
+async def test_other_frameworks_texts_arguments_and_results_are_read(tmp_path, make):
+    """The guests say "You said …" after what they are asked, call what they are told to, and say "Sun in …"."""
+    file = tmp_path / "guards.toml"
+    file.write_text('[[guard]]\nname = "heron"\nphrases = ["blue heron"]\non = ["text", "arguments", "results"]\n')
+    asked = ["a tall blue heron it is", 'call weather {"place": "Blue Heron"}']
+    for number, said in enumerate(asked):
+        async with (
+            serving(scripted("no"), agents=[make()], guard=(str(file),)) as running,
+            httpx.AsyncClient(base_url=running.url, timeout=60) as client,
+        ):
+            answer = await client.post("/agui", json=body(user(said)))
+            fine = await client.post("/agui", json=body(user("hello", "u2"), thread="other", run="r2"))
+        told = answer.text.partition("RUN_STARTED")[2]
+        assert '"finishReason":"content_filter"' in told and "agent_server.withheld" in told
+        assert "eron" not in told.replace(said, ""), told
+        assert ("You said a tall" in spoken(told)) == (number == 0)
+        assert spoken(fine.text).strip() == "You said hello"
+
+
+def spoken(stream: str) -> str:
+    events = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: ")]
+    return "".join(event["delta"] for event in events if event["type"] == "TEXT_MESSAGE_CONTENT")
 
 
 @pytest.mark.parametrize(
