@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 OWN = (
     "model", "device", "dtype", "quantize", "kv_cache_dtype", "trust_remote_code", "adapter", "lora", "engine",
     "engine_key", "chat_template", "format", "reasoning_parser", "tool_call_parser", "max_batch", "max_queued",
-    "step_tokens", "kv_cache_bytes", "max_context", "cuda_graphs", "vllm",
+    "step_tokens", "chunk_tokens", "kv_cache_bytes", "max_context", "cuda_graphs", "vllm",
 )  # fmt: skip
 """The settings that each model of a models file may have of its own."""
 CACHE_SHARE = 4

@@ -1,9 +1,10 @@
-"""Decoding steps as CUDA graphs: launched whole, so that a step costs the host one call instead of thousands.
+"""Steps as CUDA graphs: launched whole, so that a step costs the host one call instead of thousands.
 
-A graph is captured for each of a few batch sizes, the buckets, when the model is loaded, and replayed for every step
-that only decodes; a smaller batch is padded. What changes from step to step lies in static tensors: each place's row
-and length in one small tensor, and the pages of every row in a table that is touched only when a row gets a page.
-Everything else (positions, where keys go, block tables, the newest tokens) the graph works out itself on the device.
+Graphs are captured when the model is loaded: of steps that only decode, one for each of a few batch sizes, the buckets,
+and of steps with chunks of prompts, for fewer batch sizes and one number of tokens. A smaller step is padded. What
+changes from step to step lies in static tensors: one small tensor of numbers (`graph_inputs.py`), and the pages of
+every row in a table that is touched only when a row gets a page. Everything else (where keys go, block tables, the
+newest tokens) the graph works out itself on the device.
 
 What captures is handed in, so that the bookkeeping can be run without a GPU.
 """
@@ -11,28 +12,39 @@ What captures is handed in, so that the bookkeeping can be run without a GPU.
 from __future__ import annotations
 
 import logging
+import time
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from itertools import product
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from agent_server.generation.device import send
 from agent_server.generation.faults import first_line
-from agent_server.generation.paged_batch import PagedBatch, decoding
+from agent_server.generation.graph_inputs import Layout, fill, paging, split
+from agent_server.generation.paged_batch import PagedBatch, Paging
 from agent_server.generation.pages import PagedMemory
 from agent_server.generation.sequence import Sequence
+from agent_server.generation.step_plan import MOST_CHUNKS, StepPlan
 
 logger = logging.getLogger("agent_server.generation")
-Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
-"""A function over static tensors → what runs it again, and its output, which a replay overwrites."""
-Forward = Callable[[Tensor, Tensor, PagedBatch], Tensor]
-"""ids `[places]`, positions `[places]` and the batch → logits `[places, vocabulary]`."""
+Forward = Callable[[Tensor, Tensor, Tensor | None, PagedBatch], Tensor]
+"""ids `[tokens]`, positions `[tokens]`, the tokens whose logits are wanted (None: all) and the batch → logits `[wanted,
+vocabulary]` in the model's precision."""
+Report = Callable[[float], None]
 STEP = 8
 """Buckets are 1, 2, 4, and then multiples of it."""
+MIXED_STEP = 4
+"""Those of steps with chunks are its powers: a chunk's tokens outweigh what pads the others."""
+CHUNK_TOKENS = (512, 256, 128, 64)
+"""How many tokens of chunks are tried for a captured step."""
+STALL = 1.2
+"""By how much chunks may make a step longer for those that decode."""
+REPLAYS = 10
 SHORTEST_REACH = 4096
 REACH_STEP = 8
 
@@ -41,6 +53,14 @@ def buckets(most: int) -> list[int]:
     """Batch sizes to capture: the last is `most`."""
     sizes = {size for size in (1, 2, 4, *range(STEP, most, STEP)) if size < most}
     return sorted(sizes | {most})
+
+
+def mixed_buckets(most: int) -> list[int]:
+    """The same for steps with chunks."""
+    sizes = [1]
+    while sizes[-1] * MIXED_STEP < most:
+        sizes.append(sizes[-1] * MIXED_STEP)
+    return sorted({*sizes, most})
 
 
 def reaches(longest: int) -> list[int]:
@@ -53,124 +73,196 @@ def reaches(longest: int) -> list[int]:
     return [*found, longest]
 
 
-def cuda_capture() -> Capture:
+def graph_count(rows: int, longest: int) -> int:
+    return (len(buckets(rows)) + len(mixed_buckets(rows))) * len(reaches(longest))
+
+
+class Capture(Protocol):
+    """How a function over static tensors is captured, and how long it takes."""
+
+    def __call__(self, function: Callable[[], Tensor]) -> Callable[[], object]:
+        """What runs it again, on the same tensors."""
+
+    def seconds(self, replay: Callable[[], object]) -> float:
+        """That what was captured takes."""
+
+
+class CudaCapture:
     """Captures on one stream, since cuBLAS keeps a workspace for every stream that it has seen, and into one pool of
     memory, which every graph may use since no two are ever replayed side by side."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    return partial(_capture_cuda, pool=torch.cuda.graph_pool_handle(), side=stream)
 
+    def __init__(self) -> None:
+        self._stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
 
-def _capture_cuda(function: Callable[[], Tensor], *, pool: Any, side: Any) -> tuple[Callable[[], None], Tensor]:
-    """Warmed up beside the current stream, as torch asks for, then captured."""
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):
+    def __call__(self, function: Callable[[], Tensor]) -> Callable[[], object]:
+        """Warmed up beside the current stream, as torch asks for, then captured."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            for _ in range(2):
+                function()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             function()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
-        output = function()
-    return graph.replay, output
+        return graph.replay
+
+    def seconds(self, replay: Callable[[], object]) -> float:
+        replay()
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        for _ in range(REPLAYS):
+            replay()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - begun) / REPLAYS
 
 
 @dataclass(slots=True)
 class _Captured:
-    """inputs: `[3, places]` int64, each place's row, length and position. logits: `[places, vocabulary]`, the beginning
-    of what all graphs write to."""
+    """inputs: int64, as `graph_inputs` lays them out."""
 
     inputs: Tensor
-    replay: Callable[[], None]
-    logits: Tensor
+    replay: Callable[[], object]
 
 
-class DecodeGraphs:
+class StepGraphs:
     """Graphs over one PagedMemory and the tensors that the batches of `forward` use.
 
-    rows: of the sampler. width: the most pages that a sequence can have. Row `rows` belongs to no sequence: places that
-    pad a bucket belong to it, its only page is page 0, which belongs to none either.
+    last: each row's newest token, the same tensor for good. width: the most pages that a sequence can have. The row
+    behind the last belongs to no sequence: places that pad a step belong to it, its only page is page 0, which belongs
+    to none either. chunk_tokens: the most tokens of chunks in a captured step, 0 if none with chunks is.
     """
 
     def __init__(
         self,
         forward: Forward,
         memory: PagedMemory,
-        make_batch: Callable[..., PagedBatch],
+        make_batch: Callable[[Paging], PagedBatch],
         *,
-        rows: int,
+        last: Tensor,
         width: int,
-        device: torch.device,
         capture: Capture,
     ) -> None:
-        self.sizes = buckets(rows)
-        self.tables = torch.zeros(rows + 1, width, dtype=torch.int32, device=device)
+        rows = len(last)
+        self.sizes, self.mixed_sizes = buckets(rows), mixed_buckets(rows)
+        self.chunk_tokens = 0
+        self.tables = torch.zeros(rows + 1, width, dtype=torch.int32, device=last.device)
         self._forward = forward
         self._memory = memory
         self._make_batch = make_batch
-        self._rows = rows
-        self._device = device
+        self._last = last
         self._capture = capture
-        self._reaches = [-(-reach // memory.page_size) for reach in reaches(width * memory.page_size)]
-        self._captured: dict[tuple[int, int], _Captured] = {}
+        self._widths = [-(-reach // memory.page_size) for reach in reaches(width * memory.page_size)]
+        self._captured: dict[Layout, _Captured] = {}
         self._held: list[tuple[list[int] | None, int]] = [(None, 0)] * rows
-        self._starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
+        self._logits = last.new_empty(0)
 
     @torch.inference_mode()
-    def warm(self, last: Tensor, report: Callable[[float], None] = lambda share: None) -> bool:
-        """Capture every bucket, the largest first, so that the others fit into its memory and write their logits where
-        it does. `last`: each row's newest token, the same tensor each time. False, and why in the log, where that does
-        not work."""
+    def warm(self, report: Report, *, chunk_tokens: int, step_tokens: int) -> bool:
+        """Capture every bucket, the largest first, so that the others fit into its memory. chunk_tokens: of a step
+        beside those that decode; 0 takes as many of the `step_tokens` as hold them up by no more than STALL. False, and
+        why in the log, where capturing does not work; steps with chunks may fail by themselves."""
+        count = graph_count(len(self._last), self._widths[-1] * self._memory.page_size)
+        said = partial(self._say, report, count)
         try:
-            wanted = [(size, width) for size in reversed(self.sizes) for width in reversed(self._reaches)]
-            for done, (size, width) in enumerate(wanted):
-                self._captured[size, width] = self._captured_bucket(size, width, last)
-                report((done + 1) / len(wanted))
+            self._logits = self._make_logits()
+            self._capture_all((Layout(size, 0, 0, 0) for size in reversed(self.sizes)), said)
         except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
-            reason = first_line(error)
-            logger.warning("Decoding is not captured in CUDA graphs, and so slower: %s", reason)
+            logger.warning("Decoding is not captured in CUDA graphs, and so slower: %s", first_line(error))
             self._captured.clear()
             return False
+        try:
+            self.chunk_tokens = min(chunk_tokens, step_tokens) or self._measured(step_tokens)
+            mixed = (Layout(size, MOST_CHUNKS, self.chunk_tokens, 0) for size in reversed(self.mixed_sizes))
+            self._capture_all(mixed, said)
+        except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+            logger.warning("Steps with prompts are not captured in CUDA graphs, and so slower: %s", first_line(error))
+            self._captured = {layout: graph for layout, graph in self._captured.items() if not layout.tokens}
+            self.chunk_tokens = 0
         return True
 
-    def _captured_bucket(self, size: int, width: int, last: Tensor) -> _Captured:
-        inputs = torch.tensor([[self._rows] * size, [1] * size, [0] * size], device=self._device)
-        largest = self._captured.get((self.sizes[-1], self._reaches[-1]))
+    def _say(self, report: Report, count: int) -> None:
+        report(min(1.0, len(self._captured) / count))
 
-        def decode() -> Tensor:
-            logits = self._decode(inputs, last, width)
-            return logits if largest is None else largest.logits[:size].copy_(logits)
+    def _capture_all(self, layouts: Iterable[Layout], said: Callable[[], None]) -> None:
+        for layout, pages in product(layouts, reversed(self._widths)):
+            self._add(Layout(layout.decodes, layout.slots, layout.tokens, pages))
+            said()
 
-        replay, logits = self._capture(decode)
-        return _Captured(inputs, replay, logits)
+    def _add(self, layout: Layout) -> _Captured:
+        if layout not in self._captured:
+            inputs = self._empty(layout)
+            target = self._logits[: layout.sequences]
+            replay = self._capture(lambda: target.copy_(self._compute(inputs, layout)))
+            self._captured[layout] = _Captured(inputs, replay)
+        return self._captured[layout]
 
-    def _decode(self, inputs: Tensor, last: Tensor, width: int) -> Tensor:
+    def _empty(self, layout: Layout) -> Tensor:
+        """The inputs of a step without sequences."""
+        numbers = fill(layout, StepPlan(), self._memory, len(self._last))
+        return torch.tensor(numbers, dtype=torch.int64, device=self._last.device)
+
+    def _make_logits(self) -> Tensor:
+        """What all graphs write to, in float32; as wide as the model's logits turn out to be."""
+        layout = Layout(1, 0, 0, self._widths[0])
+        width = self._compute(self._empty(layout), layout).shape[-1]
+        return torch.empty(len(self._last) + MOST_CHUNKS, width, dtype=torch.float32, device=self._last.device)
+
+    def _compute(self, given: Tensor, layout: Layout) -> Tensor:
         """What is captured: nothing in it asks the host."""
-        rows, lengths, positions = inputs[0], inputs[1], inputs[2]
-        paging = decoding(
-            self.tables[:, :width].index_select(0, rows), lengths, self._starts[: len(rows) + 1], self._memory.page_size
-        )
-        ids = last.index_select(0, rows.clamp_max(self._rows - 1))
-        return self._forward(ids, positions, self._make_batch(paging))
+        inputs = split(given, layout)
+        newest = self._last.index_select(0, inputs.rows[: layout.decodes].clamp_max(len(self._last) - 1))
+        ids = torch.cat([newest, inputs.ids]) if layout.tokens else newest
+        batch = self._make_batch(paging(inputs, layout, self.tables, self._memory.page_size))
+        return self._forward(ids, inputs.positions, inputs.wanted if layout.tokens else None, batch)
 
-    def run(self, decodes: list[Sequence]) -> Tensor | None:
-        """The logits of sequences that decode, in their order; they stand until the next run. None where no bucket
-        holds so many."""
-        at = bisect_left(self.sizes, len(decodes))
-        pages = max(len(self._memory.table(sequence)) for sequence in decodes)
-        reach = bisect_left(self._reaches, pages)
-        if at == len(self.sizes) or reach == len(self._reaches):
+    def _measured(self, most: int) -> int:
+        """The most tokens of chunks beside one that decodes, where a step is bound by reading weights."""
+        tried = [tokens for tokens in CHUNK_TOKENS if tokens <= most] or [most]
+        alone = self._capture.seconds(self._add(Layout(1, 0, 0, self._widths[0])).replay)
+        for tokens in tried:
+            layout = Layout(1, MOST_CHUNKS, tokens, self._widths[0])
+            beside = self._capture.seconds(self._add(layout).replay)
+            if beside <= STALL * alone or tokens == tried[-1]:
+                break
+            del self._captured[layout]
+        logger.info(
+            "A step of one sequence takes %.2f ms, with %d tokens of prompts %.2f ms.",
+            alone * 1e3,
+            tokens,
+            beside * 1e3,
+        )
+        return tokens
+
+    def run(self, plan: StepPlan) -> Tensor | None:
+        """The logits of the plan's sequences that get a token, in their order; they stand until the next run. None
+        where no graph holds the plan. Chunks are of plain tokens that are neither guessed nor scored."""
+        layout = self._layout(plan)
+        captured = None if layout is None else self._captured.get(layout)
+        if layout is None or captured is None:
             return None
-        captured = self._captured.get((self.sizes[at], self._reaches[reach]))
-        if captured is None:
-            return None
-        for sequence in decodes:
+        for sequence in (*plan.decodes, *(chunk.sequence for chunk in plan.chunks)):
             self._hold(sequence)
-        padding = self.sizes[at] - len(decodes)
-        rows = [sequence.row for sequence in decodes] + [self._rows] * padding
-        lengths = [sequence.computed for sequence in decodes] + [1] * padding
-        positions = [sequence.computed - 1 + sequence.shift for sequence in decodes] + [0] * padding
-        captured.inputs.copy_(send([rows, lengths, positions], torch.int64, self._device), non_blocking=True)
+        numbers = fill(layout, plan, self._memory, len(self._last))
+        captured.inputs.copy_(send(numbers, torch.int64, self._last.device), non_blocking=True)
         captured.replay()
-        return captured.logits[: len(decodes)]
+        return self._logits[: len(plan.sampled)]
+
+    def _layout(self, plan: StepPlan) -> Layout | None:
+        sequences = [*plan.decodes, *(chunk.sequence for chunk in plan.chunks)]
+        pages = max(len(self._memory.table(sequence)) for sequence in sequences)
+        sizes = self.mixed_sizes if plan.chunks else self.sizes
+        at, reach = bisect_left(sizes, len(plan.decodes)), bisect_left(self._widths, pages)
+        tokens = sum(chunk.length for chunk in plan.chunks)
+        if (
+            at == len(sizes)
+            or reach == len(self._widths)
+            or tokens > self.chunk_tokens
+            or len(plan.chunks) > MOST_CHUNKS
+        ):
+            return None
+        mixed = (MOST_CHUNKS, self.chunk_tokens) if plan.chunks else (0, 0)
+        return Layout(sizes[at], *mixed, self._widths[reach])
 
     def _hold(self, sequence: Sequence) -> None:
         """The row's pages into the table, if they are others or more than those in it."""
@@ -180,6 +272,6 @@ class DecodeGraphs:
             return
         first = count if held is pages else 0
         self.tables[sequence.row, first : len(pages)].copy_(
-            send(pages[first:], torch.int32, self._device), non_blocking=True
+            send(pages[first:], torch.int32, self._last.device), non_blocking=True
         )
         self._held[sequence.row] = pages, len(pages)

@@ -172,9 +172,12 @@ def assemble(
         step_tokens=budget,
         chunked=runner.chunked,
         turns_ahead=config.turns_ahead,
+        chunk_tokens=config.chunk_tokens,
     )
     if config.cuda_graphs and packed is not None and packed.capturable:
-        packed.capture(sampler.last, context, partial(_report_graphs, report))
+        said = partial(_report_graphs, report)
+        packed.capture(sampler.last, context, said, chunk_tokens=config.chunk_tokens, step_tokens=scheduler.step_tokens)
+        scheduler.chunk_tokens = packed.graphs.chunk_tokens if packed.graphs is not None else config.chunk_tokens
     compiler = (make_compiler or _compiler)(files, text.vocab_size)
     core = Core(
         runner=runner,
@@ -210,6 +213,7 @@ def assemble(
             "device": str(device),
             "kv_cache_tokens": runner.memory.longest if isinstance(runner, CachedRunner) else runner.cache.tokens,
             "step_tokens": scheduler.step_tokens,
+            "chunk_tokens": scheduler.chunk_tokens or scheduler.step_tokens,
             "batching": note or "packed",
             "attention": "torch" if packed is None or packed.kernel is None else packed.kernel.name,
             "flat": packed is not None and packed.flat is not None,

@@ -77,12 +77,12 @@ def cpu_tokens(free: int, weights: int, demand: Demand, context: int) -> int:
     return min(demand.wanted, bound, int(free * CPU_SHARE) // demand.per_token)
 
 
-def graphs_reserve(count: int, rows: int, vocab_size: int, step_row: int) -> int:
-    """Memory of `count` captured graphs that share one pool: the largest batch's activations, `step_row` for each of
-    its rows, its logits in the model's precision and in float32, and each graph's nodes."""
+def graphs_reserve(count: int, rows: int, tokens: int, vocab_size: int, token_bytes: int) -> int:
+    """Memory of `count` captured graphs that share one pool: activations of the largest step's `tokens`, the logits of
+    its `rows` in the model's precision and in float32, and each graph's nodes."""
     if not count:
         return 0
-    return WORKSPACE + count * GRAPH + rows * (step_row + 6 * vocab_size)
+    return WORKSPACE + count * GRAPH + tokens * token_bytes + rows * 6 * vocab_size
 
 
 def state_tokens(per_token: int, per_sequence: int) -> int:

@@ -93,26 +93,6 @@ def page(plan: StepPlan, memory: PagedMemory, device: torch.device) -> Paging:
     )
 
 
-def decoding(tables: Tensor, lengths: Tensor, starts: Tensor, page_size: int) -> Paging:
-    """A step that decodes a token each, from tensors on the device alone: `tables` `[sequences, pages]` int32 and
-    `lengths` `[sequences]` int64, `starts` counts up to the number of sequences. For a kernel: there are no spans."""
-    positions = lengths - 1
-    pages = tables.gather(1, (positions // page_size)[:, None])[:, 0].to(torch.int64)
-    key_starts = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
-    return Paging(
-        tables=tables,
-        lengths=lengths.to(torch.int32),
-        starts=starts,
-        key_starts=key_starts,
-        places=pages * page_size + positions % page_size,
-        spans=[],
-        counts=[],
-        single=len(tables),
-        most_queries=1,
-        most_keys=tables.shape[1] * page_size,
-    )
-
-
 def attend_gathered(paging: Paging, keys: Tensor, values: Tensor, call: Call) -> Tensor:
     """The same sequence by sequence, on copies of their pages."""
     out = call.queries.new_empty(*call.queries.shape[:2], values.shape[-1])

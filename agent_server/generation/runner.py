@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from agent_server.generation.adapters import Adapters
-from agent_server.generation.attention import attending
+from agent_server.generation.attention import Batch, attending
 from agent_server.generation.attention_kernels import Kernel
 from agent_server.generation.device import send
 from agent_server.generation.flat import Forward
-from agent_server.generation.graphs import Capture, DecodeGraphs, cuda_capture
+from agent_server.generation.graphs import Capture, CudaCapture, StepGraphs
 from agent_server.generation.kv_cache import KVCache
 from agent_server.generation.paged_batch import PagedBatch, Paging, page
 from agent_server.generation.pages import PagedMemory
@@ -66,16 +66,17 @@ class PackedRunner:
         self.kernel = kernel
         self.flat = flat
         self.vision = vision
-        self.graphs: DecodeGraphs | None = None
+        self.graphs: StepGraphs | None = None
         self.adapters: Adapters | None = None
         self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._no_mask = torch.zeros(1, 1, 1, 1, device=device)
 
     def run(self, plan: StepPlan, last: Tensor) -> tuple[list[Sequence], Tensor]:
         adapted = self.adapters is not None and _adapted(plan)
-        plain = self.graphs is not None and not plan.chunks and not adapted
-        if plain and self.graphs is not None and (logits := self.graphs.run(plan.decodes)) is not None:
-            return plan.decodes, logits
+        if self.graphs is not None and not adapted and _plain(plan):
+            replayed = self.graphs.run(plan)
+            if replayed is not None:
+                return plan.sampled, replayed
         batch, order = self._batch(plan)
         ends = list(range(len(plan.decodes)))
         at = len(ends)
@@ -93,30 +94,35 @@ class PackedRunner:
             if self.vision is not None and shows(plan):
                 logits = self._see(self.vision, plan, order, last, batch, wanted)
             else:
-                logits = self._forward(*self._inputs(plan, order, last), batch, wanted)
-        return order + [chunk.sequence for chunk in plan.chunks if chunk.samples], logits
+                ids, positions = self._inputs(plan, order, last)
+                some = None if wanted == list(range(at)) else send(wanted, torch.int64, self.device)
+                logits = self._forward(ids, positions, some, batch)
+        return order + [chunk.sequence for chunk in plan.chunks if chunk.samples], logits.float()
 
     @property
     def capturable(self) -> bool:
         """Whether layers attend by a kernel, which asks the host for nothing."""
         return self.kernel is not None
 
-    def capture(self, last: Tensor, context: int, report: Callable[[float], None], how: Capture | None = None) -> None:
-        """Decode by graphs from here on, if they can be captured. `last` as for `run`, one place for each row;
-        `context`: the most tokens that a sequence may have; how: CUDA's way unless given."""
+    def capture(
+        self,
+        last: Tensor,
+        context: int,
+        report: Callable[[float], None],
+        *,
+        chunk_tokens: int,
+        step_tokens: int,
+        how: Callable[[], Capture] = CudaCapture,
+    ) -> None:
+        """Run steps by graphs from here on, if they can be captured. `last` as for `run`, one place for each row;
+        `context`: the most tokens that a sequence may have; chunk_tokens: of prompts in a step beside those that
+        decode, 0 to find out how many of `step_tokens`."""
         memory = self.memory
         if not isinstance(memory, PagedMemory):
             return
-        graphs = DecodeGraphs(
-            lambda ids, positions, batch: self._forward(ids, positions, batch, list(range(len(ids)))),
-            memory,
-            self._paged,
-            rows=len(last),
-            width=-(-min(context, memory.longest) // memory.page_size),
-            device=self.device,
-            capture=how or cuda_capture(),
-        )
-        self.graphs = graphs if graphs.warm(last, report) else None
+        width = -(-min(context, memory.longest) // memory.page_size)
+        graphs = StepGraphs(self._forward, memory, self._paged, last=last, width=width, capture=how())
+        self.graphs = graphs if graphs.warm(report, chunk_tokens=chunk_tokens, step_tokens=step_tokens) else None
 
     def _batch(self, plan: StepPlan) -> tuple[SlabBatch | PagedBatch, list[Sequence]]:
         """The step's batch, and its decoding sequences in their order there."""
@@ -145,12 +151,11 @@ class PackedRunner:
             prompt = torch.cat([newest, prompt]) if ids else newest
         return prompt, send(positions, torch.int64, self.device)
 
-    def _forward(self, ids: Tensor, positions: Tensor, batch: Any, ends: list[int]) -> Tensor:
-        every = ends == list(range(len(ids)))
+    def _forward(self, ids: Tensor, positions: Tensor, wanted: Tensor | None, batch: Batch) -> Tensor:
+        """The logits of the wanted tokens, of all if None, in the model's precision."""
         if self.flat is not None and not (self.adapters is not None and self.adapters.active):
-            return self.flat(ids, positions, None if every else send(ends, torch.int64, self.device), batch).float()
-        wanted: Any = 0 if every else send(ends, torch.int64, self.device)
-        selection = {"logits_to_keep": wanted} if self._selects else {}
+            return self.flat(ids, positions, wanted, batch)
+        selection = {"logits_to_keep": 0 if wanted is None else wanted} if self._selects else {}
         with attending(batch):
             output = self.model(
                 input_ids=ids[None],
@@ -161,9 +166,7 @@ class PackedRunner:
                 **selection,
             )
         logits: Tensor = output.logits[0]
-        if not self._selects and not every:
-            logits = logits.index_select(0, wanted)
-        return logits.float()
+        return logits if self._selects or wanted is None else logits.index_select(0, wanted)
 
     def _see(
         self, vision: Vision, plan: StepPlan, order: list[Sequence], last: Tensor, batch: object, ends: list[int]
@@ -171,8 +174,14 @@ class PackedRunner:
         named = seen(vision, plan, order, last)
         wanted = send(ends, torch.int64, self.device)
         output = vision.model(attention_mask=self._no_mask, use_cache=False, kv=batch, logits_to_keep=wanted, **named)
-        logits: Tensor = output.logits[0].float()
+        logits: Tensor = output.logits[0]
         return logits
+
+
+def _plain(plan: StepPlan) -> bool:
+    """Whether its chunks are tokens that only compute keys and values, and the last of them a token: none is guessed,
+    scored, or beside a picture."""
+    return not any(chunk.draft or chunk.scores or chunk.sequence.media is not None for chunk in plan.chunks)
 
 
 def _adapted(plan: StepPlan) -> bool:

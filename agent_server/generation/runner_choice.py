@@ -15,7 +15,7 @@ from agent_server.generation.device import DTYPES, free_bytes, release_unused
 from agent_server.generation.fallback import CachedRunner, CachesMemory, Unservable
 from agent_server.generation.fallback_check import cache_bytes, find_runner
 from agent_server.generation.flat import Forward, flatten
-from agent_server.generation.graphs import buckets, reaches
+from agent_server.generation.graphs import CHUNK_TOKENS, graph_count
 from agent_server.generation.kv_cache import KVCache, LayerShape, bytes_per_token
 from agent_server.generation.memory_plan import (
     CPU_SHARE,
@@ -33,6 +33,7 @@ from agent_server.generation.quantised import parameter_count, quantise
 from agent_server.generation.runner import PackedRunner
 from agent_server.generation.sampler import Sampler
 from agent_server.generation.slabs import SlabMemory
+from agent_server.generation.step_plan import MOST_CHUNKS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -116,8 +117,9 @@ def _paged(
         step, budget = largest_step(model, layers, sampler, budget, page=size, kernel=kernel, flat=flat)
         release_unused(device)
         rows = config.max_batch
-        graphs = len(buckets(rows)) * len(reaches(context)) if kernel is not None and config.cuda_graphs else 0
-        reserve = graphs_reserve(graphs, rows, sampler.vocab_size, step // budget)
+        graphs = graph_count(rows, context) if kernel is not None and config.cuda_graphs else 0
+        tokens = rows + (config.chunk_tokens or CHUNK_TOKENS[0])
+        reserve = graphs_reserve(graphs, rows + MOST_CHUNKS, tokens, sampler.vocab_size, step // budget)
         demand = Demand(per_token, size, wanted=2 * rows * _power_of_two(context))
         shares = share_out(free_bytes(device), demand, step=step, graphs=reserve)
         logger.info("Memory of %s beside the weights: %s.", device, shares)

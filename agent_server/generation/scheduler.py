@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from agent_server.generation.leases import Terms
 from agent_server.generation.sequence import PENDING, Memory, Sequence, common_prefix
-from agent_server.generation.step_plan import Chunk, StepPlan
+from agent_server.generation.step_plan import MOST_CHUNKS, Chunk, StepPlan
 from agent_server.generation.waiting import WaitingQueue, rank
 
 SCORED_TOKENS = 256
@@ -61,6 +61,8 @@ class Scheduler:
     """max_running: rows. step_tokens: the budget of a step; every running sequence has one of them for certain.
     `vacated` collects rows that were given back, for their owner to clear before the next launch.
     turns_ahead: how many arrivals a later turn may pass; 0 keeps the order of arrival.
+    chunk_tokens: tokens of prompts in a step in which others decode, as long as those are not the fewer; 0 is as many
+    as the step has room for.
     chunked: False computes every prompt in one piece, whatever the budget (for models that need that)."""
 
     def __init__(
@@ -72,12 +74,14 @@ class Scheduler:
         patience: int = 2000,
         chunked: bool = True,
         turns_ahead: int = 64,
+        chunk_tokens: int = 0,
     ) -> None:
         self.memory = memory
         self.max_running = max_running
         # One token for every row and one for a prompt: a smaller budget would starve prompts while all rows decode.
         self.step_tokens = max(step_tokens, max_running + 1)
         self.chunked = chunked
+        self.chunk_tokens = chunk_tokens
         self.running: list[Sequence] = []
         self.paused: set[Sequence] = set()
         self.vacated: list[int] = []
@@ -151,7 +155,7 @@ class Scheduler:
         # Rows are filled first, so that those admitted now have their first chunk in this step.
         self._admit()
         decodes = [sequence for sequence in self.running[:] if self._decodes(sequence)]
-        chunks = self._chunks(max(0, self._budget - len(decodes)))
+        chunks = self._chunks(*self._room(len(decodes)))
         drafts = self._drafts(decodes, self._budget - len(decodes) - sum(chunk.length for chunk in chunks))
         drafted = {chunk.sequence for chunk in drafts}
         chunks += drafts
@@ -260,16 +264,32 @@ class Scheduler:
                 budget -= len(draft)
         return chunks
 
-    def _chunks(self, budget: int) -> list[Chunk]:
-        """Chunks for the prompts under way: the shortest remainder first, and a quarter of the budget kept for the
-        one that was admitted first."""
-        prompts = [s for s in self.running if s.prefilling and (self.chunked or not s.held)]
+    def _room(self, decodes: int) -> tuple[int, int]:
+        """Tokens and number of chunks beside so many that decode. A step lasts as long as its chunks need, for all of
+        them: where they are no fewer than the prompts that wait for it, chunks are such that it lasts hardly longer."""
+        budget = max(0, self._budget - decodes)
+        prompts = sum(sequence.prefilling for sequence in self.running) + len(self.queue)
+        if not self.chunk_tokens or decodes < max(1, prompts):
+            return budget, self.max_running
+        return min(budget, self.chunk_tokens), MOST_CHUNKS
+
+    def _rests(self, sequence: Sequence) -> bool:
+        """Whether one that is held has nothing to compute: its prompt's last token waits, without pieces all of it."""
+        return not self.chunked or _remaining(sequence) == 1
+
+    def _chunks(self, budget: int, most: int) -> list[Chunk]:
+        """`most` chunks for the prompts under way: the shortest remainder first, and a quarter of the budget kept for
+        the one that was admitted first."""
+        prompts = [s for s in self.running if s.prefilling and not (s.held and self._rests(s))]
         if not prompts:
             return []
         # Short prompts first is quick for most and would starve a long one; the kept quarter lets it go on in every
         # step.
         oldest = next((s for s in prompts if s.computed < s.prompt_length), prompts[0])
         prompts.sort(key=_remaining)
+        if oldest not in prompts[:most]:
+            prompts[most - 1] = oldest
+        del prompts[most:]
         kept = min(_remaining(oldest), -(-budget // 4))
         budget -= kept
         scored = SCORED_TOKENS

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 from agent_server.generation.sequence import Sequence
 
+MOST_CHUNKS = 8
+"""Of a step that is not to hold up those that decode, which is captured with so many places for chunks."""
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:

@@ -50,6 +50,9 @@ class ComputeSettings(Section):
     does not wait behind those who just came; 0 keeps the order of arrival."""
     step_tokens: int = Field(0, ge=0)
     """Tokens of prompts and answers in one step of the engine; 0 is 4096 on CUDA and 512 elsewhere."""
+    chunk_tokens: int = Field(0, ge=0)
+    """Tokens of prompts in a step in which others decode, as long as fewer prompts are under way than answers; 0 is
+    `step_tokens`, and with CUDA graphs as many as make such a step a fifth longer, which is measured at the start."""
     kv_cache_bytes: int = Field(0, ge=0)
     """Bytes for cached keys and values; 0 to choose by the device's free memory."""
     max_context: int = Field(0, ge=0)

@@ -4,6 +4,8 @@ are where they belong, and that no step waits for the device but where its token
 Not reached: the load-time checks' comparisons (they need numbers), kernels in Triton, and graphs themselves.
 """
 
+from typing import ClassVar
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
@@ -17,6 +19,7 @@ from agent_server.generation.loader import load
 from agent_server.generation.messages import Failed
 from agent_server.generation.runner import PackedRunner
 from agent_server.generation.sampler import Sampler
+from agent_server.generation.step_plan import MOST_CHUNKS
 from tests.generation.fake_device import DEVICE, HiddenWait, fake_cuda
 from tests.generation.harness import Driver
 from tests.generation.tiny_models import make_model, save
@@ -39,7 +42,7 @@ def serve(folders, monkeypatch):
     monkeypatch.setattr(probe, "compare", same_kind)
     monkeypatch.setattr(loaded, "is_finite", lambda parameter: parameter.device == DEVICE)  # there are no numbers
     capture = PackedRunner.capture
-    monkeypatch.setattr(PackedRunner, "capture", lambda self, *given: capture(self, *given, how=replayed))
+    monkeypatch.setattr(PackedRunner, "capture", lambda *given, **named: capture(*given, **named, how=Graphs))
     with fake_cuda(monkeypatch) as bridge:
 
         def start(family="llama", kernel=False, **options):
@@ -62,10 +65,26 @@ def arrived(arrival):
         return [torch.zeros(tuple(tensor.shape), dtype=tensor.dtype).tolist() for tensor in arrival._tensors]
 
 
-def replayed(function):
-    """A graph: what is captured, and run again with every replay, strict about waiting as CUDA is."""
-    output = function()
-    return lambda: output.copy_(function(), non_blocking=True), output
+class Graphs:
+    """What is captured is run again with every replay, strict about waiting as CUDA is. `sizes` has the logits of each
+    replay."""
+
+    sizes: ClassVar[list[int]] = []
+
+    def __init__(self):
+        self.sizes.clear()
+
+    def __call__(self, function):
+        rows = len(function())
+
+        def replay():
+            self.sizes.append(rows)
+            function()
+
+        return replay
+
+    def seconds(self, replay):
+        return 1.0
 
 
 def same_kind(expected, found, dtype):
@@ -118,6 +137,29 @@ def test_decoding_by_graphs_mixes_nothing_and_waits_for_nothing(serve):
     numbers = [driver.submit([5 + n] * (6 * n + 3), max_tokens=4, **s) for n, s in enumerate(SAMPLINGS.values())]
     driver.finish()
     assert [driver.end(number).reason for number in numbers] == ["length"] * len(numbers)
+
+
+def test_a_long_prompt_beside_decoding_is_replayed_chunk_by_chunk(serve, monkeypatch):
+    """Which steps are replayed, as (sequences that decode, tokens of chunks), and which are run as they are."""
+    eager = []
+    batch = PackedRunner._batch
+    monkeypatch.setattr(
+        PackedRunner, "_batch", lambda self, plan: (eager.append(tokens_of(plan)), batch(self, plan))[1]
+    )
+    driver = serve(kernel=True, step_tokens=200, chunk_tokens=16)
+    eager.clear()
+    numbers = [driver.submit([number] * 20, max_tokens=30) for number in (5, 6, 7)]
+    driver.step()
+    assert eager == [(0, 60)] and Graphs.sizes == [], "prompts that hold nobody up: one step of all"
+    numbers.append(driver.submit([8] * 160, max_tokens=2))
+    driver.finish()
+    assert eager == [(0, 60)]
+    assert Graphs.sizes[:11] == [4 + MOST_CHUNKS] * 10 + [4], "the prompt's tokens, 16 a step; then the next ones"
+    assert [driver.end(number).reason for number in numbers] == ["length"] * 4
+
+
+def tokens_of(plan):
+    return len(plan.decodes), sum(chunk.length for chunk in plan.chunks)
 
 
 @pytest.mark.parametrize("kernel", [False, True])

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from agent_server.generation import attention_kernels, graphs, runner
+from agent_server.generation.pages import PagedMemory
 from tests.generation.harness import Driver, expected, prompts
 from tests.generation.tiny_models import make_model
 
@@ -34,7 +35,7 @@ def reference_kernel(
     num_splits=None,
 ):
     """`varlen_attn` with a block table, sequence by sequence, from the tensors alone."""
-    out = torch.empty_like(query)
+    out = torch.full_like(query, math.nan)  # what is computed for tokens of no sequence must not matter
     groups = query.shape[1] // key.shape[2]
     assert enable_gqa == (groups > 1) and block_table.dtype == seqused_k.dtype == cu_seq_q.dtype == torch.int32
     assert int(seqused_k.max()) <= max_k and int(cu_seq_q.diff().max()) <= max_q
@@ -62,20 +63,24 @@ class Reference(attention_kernels.VarlenKernel):
 
 
 class Replays:
-    """A capture as CUDA's: runs once when captured, and again on the same tensors with every replay."""
+    """A capture as CUDA's: runs once when captured, and again on the same tensors with every replay. `replayed` has how
+    many logits each replay made: as many as the bucket, and MOST_CHUNKS more where it has room for chunks."""
 
     def __init__(self):
         self.captured, self.replayed = 0, []
 
     def __call__(self, function):
         self.captured += 1
-        output = function()
+        rows = len(function())
 
         def replay():
-            self.replayed.append(len(output))
-            output.copy_(function())
+            self.replayed.append(rows)
+            function()
 
-        return replay, output
+        return replay
+
+    def seconds(self, replay):
+        return 1.0
 
 
 @pytest.fixture
@@ -89,7 +94,9 @@ def replays(monkeypatch):
         lambda device, dtype, layers: kernel if not any(kernel.refuses(layer, dtype) for layer in layers) else None,
     )
     capture = runner.PackedRunner.capture
-    monkeypatch.setattr(runner.PackedRunner, "capture", lambda self, *given: capture(self, *given, how=made))
+    monkeypatch.setattr(
+        runner.PackedRunner, "capture", lambda *given, **named: capture(*given, **named, how=lambda: made)
+    )
     return made
 
 
@@ -108,6 +115,9 @@ def test_the_buckets():
     assert graphs.buckets(1) == [1]
     assert graphs.buckets(6) == [1, 2, 4, 6]
     assert graphs.buckets(33) == [1, 2, 4, 8, 16, 24, 32, 33]
+    assert graphs.mixed_buckets(1) == [1]
+    assert graphs.mixed_buckets(6) == [1, 4, 6]
+    assert graphs.mixed_buckets(64) == [1, 4, 16, 64]
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -122,7 +132,86 @@ def test_replayed_steps_give_the_models_own_tokens(family, overlap, replays):
     assert found == [expected(model, prompt, COUNT) for prompt in asked]
     assert driver.info.details["cuda_graphs"] is True
     assert driver.core.scheduler.preemptions > 0, "the memory was to be too small"
-    assert replays.captured == 4 and set(replays.replayed) == {1, 2, 4, 6}
+    assert replays.captured == 4 + 3
+    assert {1, 2, 4, 6} < set(replays.replayed) <= {1, 2, 4, 6, 9, 12, 14}, "with chunks they are 1, 4 and 6 and 8 more"
+    assert {9, 12, 14} & set(replays.replayed)
+
+
+def test_a_long_prompt_beside_decoding_is_computed_by_graphs_in_chunks(replays):
+    """Each step in which others decode has one chunk of bounded length, and is replayed; a prompt alone is not cut."""
+    model = make_model("qwen3")
+    driver = Driver(copy.deepcopy(model), memory="paged", max_batch=6, step_tokens=200, chunk_tokens=16)
+    short, long = prompts(3, seed=5, longest=12), list(range(10, 250))
+    numbers = [driver.submit(prompt, max_tokens=COUNT) for prompt in short]
+    driver.step()
+    assert replays.replayed == [], "40 tokens beside nobody: one step, which has more than a graph's 16"
+    driver.step(2)
+    assert replays.replayed == [4, 4]
+    before, numbers = driver.core.scheduler.running[0].computed, [*numbers, driver.submit(long, max_tokens=COUNT)]
+    driver.step(15)
+    assert replays.replayed[2:] == [4 + graphs.MOST_CHUNKS] * 15, "240 tokens, 16 a step"
+    assert driver.core.scheduler.running[0].computed == before + 15, "nobody waited"
+    driver.step()
+    assert replays.replayed[-1] == 4
+    driver.finish()
+    assert [driver.ids(number) for number in numbers] == [expected(model, prompt, COUNT) for prompt in [*short, long]]
+
+
+def test_what_a_graph_has_no_place_for_is_run_as_it_is(replays):
+    """Prompts that are scored or guessed from, and more chunks than places."""
+    model = make_model("llama")
+    driver = Driver(copy.deepcopy(model), memory="paged", max_batch=10, step_tokens=64)
+    scored = driver.submit([5, 6, 7] * 5, max_tokens=2, prompt_logprobs=1)
+    driver.finish()
+    assert replays.replayed == [1], "the step behind the prompt"
+    many = [driver.submit([5, 6, number], max_tokens=2) for number in range(10, 20)]
+    driver.step()
+    assert replays.replayed == [1]
+    driver.finish()
+    guessing = driver.submit([5, 6, 7, 8] * 6, max_tokens=8, num_speculative_tokens=4, logit_bias={5: 100.0})
+    driver.finish()
+    assert driver.ids(guessing) == [5] * 8 and driver.core.counters.spec_decode_num_drafts_total
+    assert len(driver.end(scored).prompt_logprobs) == 15
+    assert [driver.ids(n) for n in many] == [expected(model, [5, 6, number], 2) for number in range(10, 20)]
+
+
+@pytest.mark.parametrize(("cost", "tokens"), [(0.0, 512), (0.2 / 512, 512), (0.2 / 511, 256), (1 / 400, 64), (1.0, 64)])
+def test_chunks_are_as_long_as_hardly_makes_a_step_longer(cost, tokens):
+    """By the seconds of a replay: one beside which no tokens are computed takes one, each token `cost` more."""
+    seen = []
+
+    class Timed(Replays):
+        def seconds(self, replay):
+            replay()
+            return 1.0 + cost * (seen[-1] - 1)
+
+    def forward(ids, positions, wanted, batch):
+        seen.append(len(ids))
+        return torch.zeros(len(ids) if wanted is None else len(wanted), 7)
+
+    last = torch.zeros(4, dtype=torch.int64)
+    made = graphs.StepGraphs(forward, PagedMemory(9, PAGE), lambda paging: paging, last=last, width=8, capture=Timed())
+    assert made.warm(lambda share: None, chunk_tokens=0, step_tokens=4096)
+    assert made.chunk_tokens == tokens
+    assert {layout.tokens for layout in made._captured} == {0, tokens}, "those that were only tried are gone"
+
+
+def test_steps_with_chunks_that_cannot_be_captured_are_said_and_decoding_still_is(replays, monkeypatch, caplog):
+    captured = Replays.__call__
+
+    def failing(self, function):
+        if self.captured == 4:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return captured(self, function)
+
+    monkeypatch.setattr(Replays, "__call__", failing)
+    model = make_model("llama")
+    asked = prompts(3, longest=20)
+    with caplog.at_level(logging.WARNING):
+        driver, found = drive(model, asked)
+    assert "Steps with prompts are not captured in CUDA graphs" in caplog.text
+    assert driver.info.details["cuda_graphs"] is True and set(replays.replayed) <= {1, 2, 4, 6}
+    assert found == [expected(model, prompt, COUNT) for prompt in asked]
 
 
 def test_seeds_and_control_are_the_same_by_graphs(replays):
@@ -158,8 +247,8 @@ def test_a_rows_pages_are_copied_only_when_they_change(replays, monkeypatch):
     driver.finish()
     assert len(driver.ids(number)) == 2 * PAGE
     steps, tables = copied.count(torch.int64), copied.count(torch.int32)
-    assert steps == len(replays.replayed) == 2 * PAGE - 1
-    assert tables == 3, "once when it began to decode, and once for each page more"
+    assert steps == len(replays.replayed) == 2 * PAGE
+    assert tables == 3, "once when it began, and once for each page more"
 
 
 def test_a_capture_that_fails_is_said_and_decoding_goes_on(replays, monkeypatch, caplog):

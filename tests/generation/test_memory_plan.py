@@ -28,7 +28,7 @@ def test_a_card_of_24_gib_serves_a_model_of_8_billion_parameters():
     """Qwen3-8B in bfloat16 with the default of 64 rows: steps of 4,096 tokens (0.2 GiB for gate and up, as much again
     beside it, and 0.7 GiB to sort 64 rows of logits), 36 graphs, and 64 answers of 400 tokens at the least."""
     free = 24 * GIB - 600 * MIB - QWEN3_8B["weights"]
-    reserve = graphs_reserve(24, 64, QWEN3_8B["vocab"], 64 * 1024)
+    reserve = graphs_reserve(graphs.graph_count(64, 40_960), 64 + 8, 64 + 512, QWEN3_8B["vocab"], 64 * 1024)
     shares = share_out(free, Demand(QWEN3_8B["per_token"], 64, wanted=2 * 64 * 65_536), step=1200 * MIB, graphs=reserve)
     assert shares.tokens > 64 * 400 and shares.tokens % 64 == 0
     assert shares.cache + shares.step + shares.graphs + shares.lost <= free

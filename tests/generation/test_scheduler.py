@@ -14,6 +14,7 @@ from agent_server.generation.pages import PagedMemory
 from agent_server.generation.scheduler import Scheduler
 from agent_server.generation.sequence import PENDING, Sequence, common_prefix
 from agent_server.generation.slabs import Buddies, SlabMemory
+from agent_server.generation.step_plan import MOST_CHUNKS
 
 MEMORIES = {
     "pages": lambda: PagedMemory(13, 4),
@@ -41,9 +42,11 @@ def make_filling(number, tokens, place, tenant="", priority=0, until=100.0):
 class Machine:
     """A scheduler whose `model` writes what it computes into a picture of the memory, and checks what it reads."""
 
-    def __init__(self, memory, max_running=4, step_tokens=6, patience=50, in_flight=0):
+    def __init__(self, memory, max_running=4, step_tokens=6, patience=50, in_flight=0, chunk_tokens=0):
         self.memory = memory
-        self.scheduler = Scheduler(memory, max_running=max_running, step_tokens=step_tokens, patience=patience)
+        self.scheduler = Scheduler(
+            memory, max_running=max_running, step_tokens=step_tokens, patience=patience, chunk_tokens=chunk_tokens
+        )
         self.written = {}
         self.flights = []
         self.in_flight = in_flight
@@ -165,10 +168,11 @@ class Life(RuleBasedStateMachine):
         in_flight=st.integers(0, 1),
         headroom=st.integers(0, 8),
         patience=st.sampled_from([0, 50]),
+        chunk_tokens=st.sampled_from([0, 1, 3]),
     )
-    def begin(self, memory, in_flight, headroom, patience):
+    def begin(self, memory, in_flight, headroom, patience, chunk_tokens):
         slabs.HEADROOM, slabs.BLOCK, waiting.AGING_STEPS, scheduler.SHARED_LEAST = headroom, 4, 1, 4
-        self.machine = Machine(MEMORIES[memory](), in_flight=in_flight, patience=patience)
+        self.machine = Machine(MEMORIES[memory](), in_flight=in_flight, patience=patience, chunk_tokens=chunk_tokens)
         self.count = 0
 
     @rule(
@@ -302,6 +306,33 @@ def test_a_prompt_in_chunks_does_not_stop_those_that_decode():
     for _ in range(20):
         machine.step()
     assert len(machine.delivered[1]) == 21
+
+
+def test_chunks_are_short_beside_more_that_decode_than_prompts_wait():
+    machine = Machine(PagedMemory(400, 4), max_running=8, step_tokens=64, chunk_tokens=8)
+    machine.add(make(0, range(60), 100))
+    assert [chunk.length for chunk in machine.step().chunks] == [60], "nobody is held up"
+    machine.add(make(1, range(100, 140), 200))
+    plan = machine.step()
+    assert len(plan.decodes) == 1 and [chunk.length for chunk in plan.chunks] == [8]
+    machine.add(make(2, range(200, 240), 300))
+    plan = machine.step()
+    assert len(plan.decodes) == 1 and sum(chunk.length for chunk in plan.chunks) == 63, "two wait, one decodes"
+
+
+def test_few_chunks_stand_beside_decoding_and_the_oldest_is_always_one():
+    """A graph has few places for chunks; a long prompt keeps its own against any number of short ones."""
+    machine = Machine(PagedMemory(2000, 4), max_running=64, step_tokens=200, chunk_tokens=16)
+    for number in range(32):
+        machine.add(make(number, [number]))
+    machine.step()
+    machine.add(make(100, range(1000, 1048), limit=100))
+    for step in range(6):
+        for number in range(10):
+            machine.add(make(200 + 10 * step + number, [step, number], limit=3))
+        plan = machine.step()
+        assert len(plan.chunks) <= MOST_CHUNKS and sum(chunk.length for chunk in plan.chunks) <= 16
+        assert [chunk.length for chunk in plan.chunks if chunk.sequence.number == 100] == [4], "a quarter"
 
 
 def test_tenants_take_turns_whatever_they_ask_for():
