@@ -14,7 +14,7 @@ from pydantic import SecretStr
 
 from agent_server.agent import Agent, LoadError, Sealer, load_objects, serve_agents
 from agent_server.guardrails import Guards
-from agent_server.hosted.guest import Guest
+from agent_server.hosted.guest import Guest, GuestError
 from agent_server.hosted.host import HostedAgent, name_from
 from agent_server.hosted.plain_guest import PlainGuest
 from agent_server.hosted.remote_agent import RemoteAgent
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """A header's name (RFC 9110, "token")."""
 KNOWN = (
-    "an Agent, a LangGraph graph, a pydantic-ai agent, a RemoteAgent, or anything with a method "
+    "an Agent, a LangGraph graph, a pydantic-ai, Agno or AG2 agent, a LlamaIndex workflow, a RemoteAgent, or anything "
+    "with a method "
     "run(RunAgentInput) that gives AG-UI events"
 )
 
@@ -55,7 +56,7 @@ def load_named(
         if (remote := at_url(reference, headers)) is not None:
             found.append(remote)
             continue
-        found += [named(name, each) for name, each in load_objects(reference).items()]
+        found += [named(name, each) for name, each in _objects(reference).items()]
     names = [each.name for each in found]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise LoadError(f"Two agents are called {twice[0]}; give each its own name.")
@@ -109,14 +110,45 @@ def guest_of(found: object) -> Guest | None:
     bases = {(base.__module__.partition(".")[0], base.__name__) for base in type(found).__mro__}
     for base, make in FRAMEWORKS.items():
         if base in bases:
-            return make(found)
+            return _made(make, found)
     return PlainGuest(found) if callable(getattr(found, "run", None)) and not isinstance(found, type) else None
 
 
-ELSEWHERE = frozenset(
-    {"agno", "ag2", "autogen", "llama_index", "workflows", "agents", "crewai", "strands", "agent_framework"}
-)
+ELSEWHERE = frozenset({"autogen", "agents", "crewai", "strands", "agent_framework"})
 """Packages whose agents have a `run` that takes something else."""
+EXTRAS: Mapping[str, str] = {
+    "langgraph": "langgraph", "langchain_core": "langgraph", "pydantic_ai": "pydantic-ai", "agno": "agno", "ag2": "ag2",
+    "llama_index": "llama-index", "workflows": "llama-index",
+}  # fmt: skip
+"""A framework's top package → the extra of this server that installs what serving its agents needs."""
+
+
+def _made(make: Callable[[object], Guest], found: object) -> Guest:
+    """LoadError where the framework is there and something that its bridge needs is not."""
+    try:
+        return make(found)
+    except GuestError as error:
+        raise LoadError(str(error)) from error
+    except ImportError as error:
+        package = next(base.__module__.partition(".")[0] for base in type(found).__mro__[-2::-1]
+                       if base.__module__.partition(".")[0] in EXTRAS)  # fmt: skip
+        raise LoadError(f"{error}. {_needed(package)}") from error
+
+
+def _needed(package: str) -> str:
+    return f"Agents of {package} need: pip install 'agent-server[{EXTRAS[package]}]'"
+
+
+def _objects(reference: str) -> Mapping[str, object]:
+    """`load_objects`, which says of a missing framework how to get it."""
+    try:
+        return load_objects(reference)
+    except LoadError as error:
+        missing = error.__cause__
+        package = (missing.name or "").partition(".")[0] if isinstance(missing, ModuleNotFoundError) else ""
+        if package in EXTRAS:
+            raise LoadError(f"{error}. {_needed(package)}") from missing
+        raise
 
 
 def _langgraph(found: object) -> Guest:
@@ -137,9 +169,41 @@ def _pydantic_ai(found: object) -> Guest:
     return PydanticAiGuest(found)
 
 
+def _agno(found: object) -> Guest:
+    from agno.agent import Agent as AgnoAgent
+    from agno.team import Team
+
+    from agent_server.hosted.agno_guest import AgnoGuest
+
+    assert isinstance(found, AgnoAgent | Team)
+    return AgnoGuest(found)
+
+
+def _ag2(found: object) -> Guest:
+    from ag2 import Agent as Ag2Agent
+
+    from agent_server.hosted.ag2_guest import Ag2Guest
+
+    assert isinstance(found, Ag2Agent)
+    return Ag2Guest(found)
+
+
+def _llama_index(found: object) -> Guest:
+    from workflows import Workflow
+
+    from agent_server.hosted.llama_index_guest import LlamaIndexGuest
+
+    assert isinstance(found, Workflow)
+    return LlamaIndexGuest(found)
+
+
 FRAMEWORKS: Mapping[tuple[str, str], Callable[[object], Guest]] = {
     ("langgraph", "Pregel"): _langgraph,
     ("pydantic_ai", "AbstractAgent"): _pydantic_ai,
+    ("agno", "Agent"): _agno,
+    ("agno", "Team"): _agno,
+    ("ag2", "Agent"): _ag2,
+    ("workflows", "Workflow"): _llama_index,
 }
 """(top package, name of a class among the object's bases) → what makes a guest of it."""
 

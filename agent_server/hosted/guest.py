@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Protocol
 
-from ag_ui.core import RunAgentInput
+from ag_ui.core import Context, RunAgentInput
 from pydantic import BaseModel, ConfigDict
 
 
@@ -58,3 +58,9 @@ def as_object(event: object) -> dict[str, object]:
     if isinstance(event, BaseModel):
         return event.model_dump(mode="json", by_alias=True)
     raise TypeError(f"{type(event).__name__} is not an AG-UI event.")
+
+
+def context_in_words(context: Iterable[Context]) -> str | None:
+    """The client's context as a model is told of it; None if there is none."""
+    lines = [f"{each.description}: {each.value}" for each in context]
+    return "Context from the application:\n" + "\n".join(lines) if lines else None

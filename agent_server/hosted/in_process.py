@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pydantic_ai.models.openai import OpenAIChatModel
 
 PATH = "/chat/completions"
+BASE_URL = "http://in-process/v1"
 
 
 def openai_client() -> AsyncOpenAI:
@@ -32,7 +33,7 @@ def openai_client() -> AsyncOpenAI:
     from openai import AsyncOpenAI
 
     http = httpx2.AsyncClient(transport=InProcess())
-    return AsyncOpenAI(base_url="http://in-process/v1", api_key="none", max_retries=0, http_client=http)
+    return AsyncOpenAI(base_url=BASE_URL, api_key="none", max_retries=0, http_client=http)
 
 
 def pydantic_ai_model(name: str = "default") -> OpenAIChatModel:

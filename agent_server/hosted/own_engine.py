@@ -56,6 +56,7 @@ class OwnEngine:
         self._guards = guards
         self._tasks: set[asyncio.Task[Turn]] = set()
         self._closed = False
+        self._next: OwnEngine | None = None
 
     @property
     def name(self) -> str:
@@ -64,6 +65,14 @@ class OwnEngine:
     def enter(self) -> None:
         """Make this the current one of the run's task and of those that it starts."""
         CURRENT.set(self)
+
+    def continued_by(self, later: OwnEngine | None) -> None:
+        """From now on, code of this run generates as part of a later one: it waited for a person in between."""
+        self._next = later
+
+    def now(self) -> OwnEngine:
+        """The run's own, or the one that continues it."""
+        return self if self._next is None else self._next.now()
 
     async def close(self) -> None:
         """End what the guest left running. Nothing can be generated afterwards."""
@@ -142,4 +151,4 @@ def current() -> OwnEngine:
     engine = CURRENT.get()
     if engine is None:
         raise RuntimeError(OUTSIDE)
-    return engine
+    return engine.now()

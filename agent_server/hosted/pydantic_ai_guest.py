@@ -6,14 +6,13 @@ import typing
 from collections.abc import AsyncIterator
 from typing import Any
 
-from ag_ui.core import Context
 from pydantic import BaseModel
 from pydantic_ai import DeferredToolRequests
 from pydantic_ai.agent import AbstractAgent
 from pydantic_ai.ui import StateDeps
 from pydantic_ai.ui.ag_ui import AGUIAdapter
 
-from agent_server.hosted.guest import GuestInput
+from agent_server.hosted.guest import GuestInput, context_in_words
 
 
 class PydanticAiGuest:
@@ -33,7 +32,7 @@ class PydanticAiGuest:
         stream = adapter.run_stream(
             deps=None if self._state is None else StateDeps(self._state()),
             model=None if self._agent.model is not None else _own_model(),
-            instructions=_instructions(input.context or ()),
+            instructions=context_in_words(input.context or ()),
             output_type=[self._agent.output_type, DeferredToolRequests],
         )
         async for event in stream:
@@ -55,9 +54,3 @@ def _state_model(deps: object) -> type[BaseModel] | None:
         return None
     model: type[BaseModel] = typing.get_args(deps)[0]
     return model
-
-
-def _instructions(context: typing.Iterable[Context]) -> str | None:
-    """The client's context, which the adapter does not tell the model."""
-    lines = [f"{each.description}: {each.value}" for each in context]
-    return "Context from the application:\n" + "\n".join(lines) if lines else None

@@ -10,8 +10,12 @@ import pytest
 
 from agent_server.hosted import RemoteAgent
 from tests.conformance.node import NodeClients
+from tests.hosted.agno_agents import agno_agent
 from tests.hosted.graphs import graph
-from tests.hosted.test_pydantic_ai_guest import PAINT, traveller
+from tests.hosted.talking import PAINT
+from tests.hosted.test_ag2_guest import ag2_agent
+from tests.hosted.test_llama_index_guest import llama_index_workflow
+from tests.hosted.test_pydantic_ai_guest import traveller
 from tests.server import scripted, serving
 
 CLIENTS = ("1.0.0", "0.0.59")
@@ -23,8 +27,13 @@ TURNS = (
     'call book {"place": "Oslo"}',
     "and on",
 )
+ASKS = TURNS[4]
+SILENT = ("llama",)
+"""Guests that cannot ask a person in the middle of a tool."""
 
 
+# AG2 1.2 leaves the streams of a question's first run to the garbage collector.
+@pytest.mark.filterwarnings("ignore:Unclosed <MemoryObject:ResourceWarning")
 async def test_conversations_of_both_clients_with_guests(node_clients: NodeClients) -> None:
     async with contextlib.AsyncExitStack() as stack:
         far = await stack.enter_async_context(serving(scripted("no"), agents=[traveller()]))
@@ -33,12 +42,18 @@ async def test_conversations_of_both_clients_with_guests(node_clients: NodeClien
         other = traveller()
         other.name = "pydantic"
         remote = RemoteAgent(f"{far.url}/agui", name="remote")
-        running = await stack.enter_async_context(serving(scripted("no"), agents=[own, other, remote]))
-        asked = [(agent, client) for agent in ("langgraph", "pydantic", "remote") for client in CLIENTS]
+        more = [agno_agent(), ag2_agent(), llama_index_workflow()]
+        running = await stack.enter_async_context(serving(scripted("no"), agents=[own, other, remote, *more]))
+        asked = [
+            (agent, client)
+            for agent in ("langgraph", "pydantic", "remote", "agno", "ag2", "llama")
+            for client in CLIENTS
+        ]
         entries = [
             {
-                "url": f"{running.url}/agui/{agent}", "client": client, "turns": list(TURNS), "tools": [PAINT],
-                "results": {"paint": "red"}, "payload": {"approved": True}, "threadId": f"{agent}-{client}",
+                "url": f"{running.url}/agui/{agent}", "client": client, "turns": [turn for turn in TURNS if agent not in SILENT or turn != ASKS],
+                "tools": [PAINT],
+                "results": {"paint": "red"}, "payload": "yes" if agent == "ag2" else {"approved": True}, "threadId": f"{agent}-{client}",
             }
             for agent, client in asked
         ]  # fmt: skip
@@ -52,15 +67,13 @@ def check(agent: str, client: str, report: dict[str, Any]) -> None:
     assert not report["problems"], (where, report["problems"])
     assert all(run["error"] is None and run.get("failed") is None for run in report["runs"]), (where, report["runs"])
     outcomes = [(run["outcome"] or {}).get("type") for run in report["runs"]]
-    assert "interrupt" in outcomes, where
+    assert ("interrupt" in outcomes) is (agent not in SILENT), where
     messages = [each for each in report["messages"] if each["role"] != "reasoning"]
     assert ordered(messages), (where, [each["role"] for each in messages])
     texts = [each.get("content") for each in messages if each["role"] == "assistant" and each.get("content")]
     assert texts[0].strip() == "You said hi" and texts[-1].strip() == "You said and on", (where, texts)
-    assert any("Booked Oslo" in str(text) for text in texts) and any("red" in str(text) for text in texts), (
-        where,
-        texts,
-    )
+    assert any("red" in str(text) for text in texts), (where, texts)
+    assert agent in SILENT or any("Booked Oslo" in str(text) for text in texts), (where, texts)
 
 
 def ordered(messages: list[dict[str, Any]]) -> bool:

@@ -12,6 +12,9 @@ from events.lifecycle import Verifier
 from events.receive import receive
 from events.vocabulary import RunError, RunFinished
 
+PAINT = {"name": "paint", "description": "", "parameters": {"type": "object", "properties": {}}}
+"""A tool of the client's."""
+
 
 def body(*messages: dict[str, Any], thread: str = "t1", run: str = "r1", **more: Any) -> dict[str, Any]:
     return {

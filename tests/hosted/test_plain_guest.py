@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -29,7 +30,7 @@ from agent_server.hosted.mending import Mender
 from events.encode import to_wire
 from events.lifecycle import Verifier
 from events.receive import receive
-from tests.hosted.talking import body, events_of, told, user
+from tests.hosted.talking import PAINT, body, events_of, told, user
 from tests.server import scripted, serving
 
 
@@ -230,7 +231,6 @@ CALLS = [
     {"type": "TOOL_CALL_ARGS", "toolCallId": "c1", "delta": "{}"},
     {"type": "TOOL_CALL_END", "toolCallId": "c1"},
 ]
-PAINT = {"name": "paint", "description": "", "parameters": {"type": "object", "properties": {}}}
 
 
 async def test_calls_of_the_clients_tools_are_pending_and_made_up_results_dropped() -> None:
@@ -304,6 +304,17 @@ def test_an_agent_whose_run_is_another_one_is_refused_before_it_is_served() -> N
     crew = type("Crew", (), {"__module__": "crewai.crew", "run": lambda self, text: text})
     with pytest.raises(LoadError, match=r"An agent of crewai does not run here. Serve it .* give its URL"):
         load_named([], [crew()])
+
+
+@pytest.mark.parametrize(
+    ("imports", "extra"),
+    [("llama_index.nothing", "llama-index"), ("agno.nothing", "agno"), ("langgraph.none", "langgraph")],
+)
+def test_a_framework_that_is_missing_is_named_with_its_extra(tmp_path: Path, imports: str, extra: str) -> None:
+    file = tmp_path / "needs_more.py"
+    file.write_text(f"import {imports}\n", "utf-8")
+    with pytest.raises(LoadError, match=rf"pip install 'agent-server\[{extra}\]'"):
+        load_named([f"{file}:agent"])
 
 
 @pytest.mark.parametrize("wrong", [object(), 3, Echo])

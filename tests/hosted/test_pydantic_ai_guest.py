@@ -13,7 +13,7 @@ from pydantic_ai.messages import ModelMessage
 from pydantic_ai.models.function import AgentInfo, DeltaThinkingPart, DeltaToolCall, FunctionModel
 from pydantic_ai.ui import StateDeps
 
-from tests.hosted.talking import body, events_of, told, user
+from tests.hosted.talking import PAINT, body, events_of, told, user
 from tests.server import scripted, serving
 
 
@@ -93,9 +93,6 @@ async def test_an_approval_with_edited_arguments_under_the_servers_rules() -> No
     assert asked["reason"] == "tool_call" and told(refused)[-1][0] == "error"
     assert told(last)[0] == ("result", "Booked Bergen") and told(last)[-1] == ("finished", "success")
     assert "TOOL_CALL_START" not in json.dumps(last) and told(again)[-1] == ("finished", "success")
-
-
-PAINT = {"name": "paint", "description": "", "parameters": {"type": "object", "properties": {}}}
 
 
 async def test_calls_of_the_clients_tools_wait_for_the_client() -> None:
