@@ -185,6 +185,6 @@ async def test_a_client_that_leaves_stops_its_generation() -> None:
 
 
 async def gone(running: Running) -> None:
-    async with asyncio.timeout(0.25):
+    async with asyncio.timeout(30):  # how soon is measured in benchmarks/vanishing.py
         while running.engine.running:
             await asyncio.sleep(0.005)

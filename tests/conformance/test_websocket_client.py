@@ -182,7 +182,7 @@ async def test_a_client_that_leaves_stops_its_generation() -> None:
         async with open_socket(running) as socket:
             await say(socket, CONFIG)
             await hear(socket, "token")
-        async with asyncio.timeout(0.25):
+        async with asyncio.timeout(30):  # how soon is measured in benchmarks/vanishing.py
             while running.engine.running:
                 await asyncio.sleep(0.005)
         assert len(running.engine.cancelled) == 1

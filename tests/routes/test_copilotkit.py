@@ -159,7 +159,7 @@ async def test_stop_ends_the_run_by_thread_or_by_run_and_frees_the_slot():
             assert other.json()["stopped"] is False
             answer = await client.post("/copilotkit/agent/default/stop/t1", json=stop)
             assert answer.json()["stopped"] is True and answer.json()["interrupt"]["code"] == "STOPPED"
-            async with asyncio.timeout(0.25):
+            async with asyncio.timeout(30):  # how soon is measured in benchmarks/vanishing.py
                 while running.engine.running:
                     await asyncio.sleep(0.005)
             events = events_of(await reading)
