@@ -25,6 +25,7 @@ from agent_server.guardrails import Guards, screen
 from agent_server.hosted import Named, load_named, serve_named
 from agent_server.ids import new_id
 from agent_server.media.intake import Intake
+from agent_server.model_files import is_gguf, source_name
 from agent_server.runs import Run, RunManager
 from agent_server.runs.driver import Screen
 from agent_server.served_models import Making, Served, serve_models
@@ -224,12 +225,15 @@ def chat_model(settings: Settings, engine: Engine | None = None) -> ChatModel:
 
 
 def named_model(settings: Settings) -> tuple[str, str]:
-    """(folder or hub name of the model, the name that clients use). A name that is an existing folder is that
-    folder."""
+    """(folder, GGUF file or hub name of the model, the name that clients use). A name that is an existing folder is
+    that folder."""
     wanted = settings.served
     source = wanted.model or str(BUNDLED)
-    name = wanted.served_name or (Path(source).name if wanted.model else BUNDLED_NAME)
-    if wanted.model and not wanted.engine and not Path(source).is_dir() and not _is_hub_name(source):
+    name = wanted.served_name or (source_name(source) if wanted.model else BUNDLED_NAME)
+    if is_gguf(source):
+        if not Path(source).expanduser().is_file():
+            raise StartupError(f"There is no file {source}.")
+    elif wanted.model and not wanted.engine and not Path(source).is_dir() and not _is_hub_name(source):
         raise StartupError(
             f"There is no folder {source}. Give a folder with a model, or a hub name like Qwen/Qwen3-0.6B."
         )

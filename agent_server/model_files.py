@@ -30,6 +30,8 @@ class UnusableFile(ValueError):
 
 
 OWN_CODE = "{} comes with code of its own, which is run with --trust-remote-code alone: read it first."
+PIECES = "tokenizer.model"
+"""SentencePiece's file, which older models have instead of a tokenizer.json."""
 HUB_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -43,12 +45,27 @@ HUB_FILES = (
 """What is read of a model beside its weights; a few megabytes."""
 
 
+def is_gguf(model: str | Path) -> bool:
+    """Whether it is named as a file with a whole model, in llama.cpp's format."""
+    return str(model).lower().endswith(".gguf")
+
+
+def source_name(model: str) -> str:
+    """What a model is called unless it is given a name: the last part of its folder's, file's or hub name."""
+    return Path(model).stem if is_gguf(model) else Path(model).name
+
+
 def load_model_files(model: str | Path, *, trusted: bool = False) -> ModelFiles:
-    """Read a local folder, or fetch a model's files by its name on the hub. A model without tokenizer.json needs
-    transformers, which converts other kinds of tokenizer. trusted: code that comes with a tokenizer may be run.
+    """Read a local folder or a GGUF file, or fetch a model's files by its name on the hub. A model without
+    tokenizer.json needs transformers, which converts other kinds of tokenizer. trusted: code that comes with a
+    tokenizer may be run.
 
     Raises FileNotFoundError with one sentence if there is no tokenizer, UnusableFile if a file cannot be read.
     """
+    if is_gguf(model):
+        from agent_server.gguf_files import gguf_model_files
+
+        return gguf_model_files(Path(model).expanduser())
     try:
         folder = model_folder(str(model))
         if (folder / "tokenizer.json").is_file():
@@ -194,12 +211,17 @@ def _context_length(config: Mapping[str, Any]) -> int | None:
 def _from_transformers(model: str, trusted: bool) -> ModelFiles:
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
+    pieces = Path(model) / PIECES
+    if pieces.is_file():
+        readable(pieces)
     try:
         # False rather than nothing: without an answer transformers asks on the terminal
         loaded = AutoTokenizer.from_pretrained(model, trust_remote_code=trusted)
     except (OSError, ValueError) as error:
         if "trust_remote_code" in str(error):
             raise UnusableFile(OWN_CODE.format(f"The tokenizer of {model}")) from error
+        if pieces.is_file():
+            raise UnusableFile(f"{pieces} is not a tokenizer of SentencePiece's; download it again.") from error
         raise FileNotFoundError(
             f"no tokenizer was found for {model!r}: there is no tokenizer.json and nothing that transformers can "
             "make one of; copy the tokenizer's files beside the weights"

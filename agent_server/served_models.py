@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from agent_server.agent import Agent, LoadError
 from agent_server.agent.agent import NAME
+from agent_server.model_files import source_name
 from agent_server.model_pool import AdaptedModel, AnyModel, ModelPool, PooledModel
 from agent_server.server import BUNDLED, BUNDLED_NAME, StartupError
 from agent_server.settings import Settings
@@ -160,11 +161,11 @@ def check_name(name: str) -> None:
 
 
 def named_source(source: str) -> tuple[str, str]:
-    """(the name that clients use, the folder or hub name) of `name=source` or of a source alone."""
+    """(the name that clients use, the folder, file or hub name) of `name=source` or of a source alone."""
     name, equals, place = source.partition("=")
     if equals and place and NAME.fullmatch(name) and not Path(source).exists():
         return name, place
-    return (Path(source).name if source else BUNDLED_NAME), source
+    return (source_name(source) if source else BUNDLED_NAME), source
 
 
 def _own(settings: Settings, changes: Mapping[str, Any]) -> Settings:

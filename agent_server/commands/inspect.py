@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from agent_server.model_files import is_gguf
 from events.formats.output_format import OutputFormat
 from events.template.analyser import TemplateAnalysis, analyse
 from events.template.writer import WrittenCall, write, writes_reasoning
@@ -51,6 +52,10 @@ def inspect(
 def read_templates(target: str) -> dict[str, str]:
     """Name → template, from a template's file, a model's folder or a model's name. Raises OSError, ValueError."""
     path = Path(target)
+    if is_gguf(target):
+        from agent_server.gguf_files import gguf_templates
+
+        return gguf_templates(path)
     if path.is_file():
         return {"default": path.read_text("utf-8")}
     if path.is_dir():

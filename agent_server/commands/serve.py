@@ -36,7 +36,9 @@ SPARE = 256
 def serve(
     model: Annotated[
         list[str] | None,
-        typer.Argument(help="Folder or hub name, or several, each by its name or as NAME=FOLDER; none: the demo's."),
+        typer.Argument(
+            help="Folder, GGUF file or hub name, or several, each by its name or as NAME=FOLDER; none: the demo's."
+        ),
     ] = None,
     models_file: Annotated[str | None, typer.Option(help="TOML file of models with settings of their own.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,

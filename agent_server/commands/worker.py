@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def worker(
-    model: Annotated[str, typer.Argument(help="Folder or hub name; none is the bundled demonstration model.")] = "",
+    model: Annotated[str, typer.Argument(help="Folder, GGUF file or hub name; none: the demo's.")] = "",
     host: Annotated[str | None, typer.Option(help="ListenAddress to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 ...")] = None,

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 
 from agent_server.engine.protocol import EngineError
+from agent_server.gguf_files import read_gguf
+from agent_server.model_files import is_gguf
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 NUMPY = {torch.int32: np.int32, torch.int64: np.int64, torch.float32: np.float32}
@@ -125,8 +127,10 @@ def free_bytes(device: torch.device) -> int:
 
 
 def weight_bytes(folder: Path, dtype: torch.dtype) -> int:
-    """Memory that the weights in a folder will take in `dtype`, from the headers of its safetensors files; 0 where
-    that cannot be told."""
+    """Memory that the weights in a folder will take in `dtype`, from the headers of its safetensors files, or those of
+    a GGUF file; 0 where that cannot be told."""
+    if is_gguf(folder):
+        return read_gguf(folder).weights * dtype.itemsize
     total = 0
     for file in sorted(folder.glob("*.safetensors")) if folder.is_dir() else ():
         with file.open("rb") as stream:

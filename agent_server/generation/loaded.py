@@ -12,7 +12,7 @@ from torch import Tensor
 
 from agent_server.engine.protocol import EngineError
 from agent_server.generation.checkpoint import SAFETENSORS, tensor_names, weight_files
-from agent_server.model_files import UnusableFile
+from agent_server.model_files import UnusableFile, is_gguf
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -33,8 +33,9 @@ def check_loaded(source: str, model: PreTrainedModel, found: Mapping[str, Collec
             f"lacks {_counted(missing)} that {type(model).__name__} needs; without them the answers would be random",
         )
     for name, had, wanted in sorted(found["mismatched_keys"]):
-        shapes = f"{_shape(had)} where config.json asks for {_shape(wanted)}"
-        raise _unusable(source, name, f"does not fit its config.json: the tensor {name} is {shapes}")
+        file, asks = ("metadata", "they ask") if is_gguf(source) else ("config.json", "config.json asks")
+        shapes = f"{_shape(had)} where {asks} for {_shape(wanted)}"
+        raise _unusable(source, name, f"does not fit its {file}: the tensor {name} is {shapes}")
     unknown = sorted(found["unexpected_keys"])
     if unknown:
         logger.info("%s has %s that %s does not use.", source, _counted(unknown), type(model).__name__)

@@ -43,8 +43,8 @@ from agent_server.generation.vision.vision import Vision
 from agent_server.generation.weights import (
     Report,
     check_files,
-    check_folder,
     check_memory,
+    check_source,
     load_weights,
     read_configuration,
 )
@@ -90,7 +90,7 @@ def load(config: EngineConfig, report: Report, compiler: MakeCompiler | None = N
 
 def _load(config: EngineConfig, report: Report, compiler: MakeCompiler | None) -> tuple[Core, EngineInfo]:
     report(EngineStatus(state="loading", progress=0.0, message="configuration"))
-    check_folder(config.model)
+    check_source(config.model)
     settings = read_configuration(config.model, trusted=config.trust_remote_code)
     check_files(config.model, settings)
     device = choose_device(config.device)

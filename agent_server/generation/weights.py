@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from agent_server.engine.protocol import EngineError, EngineStatus
+from agent_server.generation import gguf_model
 from agent_server.generation.checkpoint import check_checkpoint, check_configuration
 from agent_server.generation.config import EngineConfig
 from agent_server.generation.device import free_bytes, weight_bytes
@@ -23,7 +24,7 @@ from agent_server.generation.faults import LONGEST_LINE, first_line
 from agent_server.generation.loaded import check_loaded
 from agent_server.generation.lora import with_adapter
 from agent_server.generation.quantised_checkpoints import check_packages
-from agent_server.model_files import OWN_CODE
+from agent_server.model_files import OWN_CODE, is_gguf
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -41,9 +42,12 @@ SEVERAL_GPUS = (
 )
 
 
-def check_folder(model: str) -> None:
-    """Raise unless it is a folder with a model's files, or looks like a name on the hub."""
+def check_source(model: str) -> None:
+    """Raise unless it is a folder with a model's files, a GGUF file, or looks like a name on the hub."""
     path = Path(model).expanduser()
+    if is_gguf(model):
+        gguf_model.checked(model)
+        return
     looks_like_path = model.startswith((".", "/", "~")) or os.sep in model.replace("/", "", 1)
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -55,6 +59,8 @@ def check_folder(model: str) -> None:
 
 def read_configuration(model: str, *, trusted: bool = False) -> PreTrainedConfig:
     """transformers' configuration of the model. trusted: code that comes with it may be run."""
+    if is_gguf(model):
+        return gguf_model.configuration(gguf_model.checked(model))
     try:
         return AutoConfig.from_pretrained(model, trust_remote_code=trusted)
     except OSError as error:
@@ -113,15 +119,17 @@ def _load_weights(
     if quantised and config.quantize:
         message = f"{config.model} is quantised already; serve it without --quantize."
         raise EngineError("unavailable", message)
+    source, wanted = model_class(config.model, settings), "auto" if quantised and config.dtype == "auto" else dtype
+    places = {"device_map": {"": device}} if quantised or device.type != "cpu" else {}
+    # check_loaded refuses mismatched sizes, by their names
+    common = {"dtype": wanted, "ignore_mismatched_sizes": True, **places}
     with _reporting(report):
-        model, found = model_class(config.model, settings).from_pretrained(
-            config.model,
-            trust_remote_code=config.trust_remote_code,
-            dtype="auto" if quantised and config.dtype == "auto" else dtype,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # check_loaded refuses them, by their names
-            **({"device_map": {"": device}} if quantised or device.type != "cpu" else {}),
-        )
+        if is_gguf(config.model):
+            model, found = gguf_model.load(source, gguf_model.checked(config.model), settings, **common)
+        else:
+            model, found = source.from_pretrained(
+                config.model, trust_remote_code=config.trust_remote_code, output_loading_info=True, **common
+            )
     check_loaded(config.model, model, found)
     if config.adapter:
         model = with_adapter(model, config.model, config.adapter, merge=not quantised)

@@ -25,14 +25,14 @@ class ServedSettings(Section):
     title: ClassVar[str] = "What is served"
 
     model: str = ""
-    """Folder or hub name of the model; empty for the bundled demonstration model."""
+    """Folder, GGUF file or hub name of the model; empty for the bundled demonstration model."""
     models: Names = ()
-    """Further models, each a folder, a hub name or `name=folder`; each answers to its name, and is loaded when it is
-    first used."""
+    """Further models, each a folder, a GGUF file, a hub name or `name=folder`; each answers to its name, and is loaded
+    when it is first used."""
     models_file: Path | None = None
     """TOML file of models, a table each with its own settings: `[name]`, `model = "folder"`, `dtype = "bfloat16"`."""
     served_name: str = ""
-    """The name that clients see; empty for the folder's name or the last part of the hub name."""
+    """The name that clients see; empty for the folder's or file's name or the last part of the hub name."""
     engine: Names = ()
     """Empty for the embedded engine, "scripted" for scripted answers, "vllm" for vLLM in this process, else URLs of
     upstream engines, with or without a dialect in front (`http://host:8000`, `vllm+http://host:8000`)."""

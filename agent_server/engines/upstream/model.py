@@ -9,7 +9,7 @@ import msgspec
 
 from agent_server.engine.detokenizer import TokenizerVocabulary, Vocabulary
 from agent_server.engine.protocol import EngineError
-from agent_server.model_files import load_model_files, model_folder
+from agent_server.model_files import is_gguf, load_model_files, model_folder
 from events.options import SamplingParams
 from events.sampling import FROM_MODEL
 
@@ -56,6 +56,8 @@ def load_model(source: str, name: str) -> UpstreamModel:
 
 def generation_config(source: str) -> dict[str, Any]:
     """The content of generation_config.json; empty if there is none."""
+    if is_gguf(source):
+        return {}
     try:
         config = json.loads((model_folder(source) / "generation_config.json").read_text("utf-8"))
     except (OSError, ValueError):

@@ -1,0 +1,172 @@
+"""A model in one GGUF file, llama.cpp's format: its metadata, tokenizer and chat templates.
+
+The file is all that is read, whatever else lies in its folder. transformers makes the tokenizer of its lists.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tokenizers import Tokenizer
+
+from agent_server.gguf_header import TensorPlace, read_header
+from agent_server.model_files import ModelFiles, UnusableFile
+
+TOKENS = "tokenizer.ggml.tokens"
+TEMPLATE, TEMPLATES, NAMED_TEMPLATE = (
+    "tokenizer.chat_template",
+    "tokenizer.chat_templates",
+    "tokenizer.chat_template.{}",
+)
+SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+"""transformers' names of the special tokens, and the words that the format has for their ids."""
+ENDS = ("eos", "eot", "eom")
+"""Of text, of a turn, of a message: each ends a generation."""
+CONTROL = 3
+"""The type of a control token, among tokenizer.ggml.token_type."""
+TURN_ENDS = frozenset(
+    {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>", "<|endoftext|>", "<|end_of_text|>", "<EOT>"}
+    | {"_<EOT>", "<|return|>", "<|call|>", "<|eom_id|>", "<｜end▁of▁sentence｜>", "<end_of_utterance>"}
+)
+"""Control tokens that end a generation in files that do not say so: those of llama.cpp (src/llama-vocab.cpp)."""
+NO_MODELS = {
+    "adapter": "a LoRA adapter, not a model; adapters are served from peft's folders, with --lora or --adapter",
+    "mmproj": "the picture encoder of a model, not the model; give the file with its text part",
+    "imatrix": "a table for quantising a model, not the model",
+}
+
+
+class GgufFile(msgspec.Struct, frozen=True, kw_only=True):
+    """What a file says of its model."""
+
+    path: Path
+    metadata: Mapping[str, object]
+    tensors: Mapping[str, TensorPlace]
+
+    @property
+    def architecture(self) -> str:
+        return str(self.metadata["general.architecture"])
+
+    def says(self, key: str) -> object:
+        """A value of the architecture's own; None where the file has none."""
+        return self.metadata.get(f"{self.architecture}.{key}")
+
+    @property
+    def weights(self) -> int:
+        return sum(math.prod(each.shape) for each in self.tensors.values())
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """The header of a file, once it is known to be whole and a model's. Raises UnusableFile with one sentence."""
+    header = read_header(path)
+    metadata = header.metadata
+    kind = str(metadata.get("general.type", "model"))
+    if kind in NO_MODELS or metadata.get("general.architecture") == "clip":
+        raise UnusableFile(f"{path} holds {NO_MODELS.get(kind, NO_MODELS['mmproj'])}.")
+    parts = metadata.get("split.count")
+    if isinstance(parts, int) and parts > 1:
+        raise UnusableFile(
+            f"{path} is one of {parts} parts of a model: join them with "
+            "`llama-gguf-split --merge FIRST-PART WHOLE.gguf` and serve the whole."
+        )
+    if "general.architecture" not in metadata:
+        raise UnusableFile(f"{path} does not say of which architecture it is; download it again.")
+    return GgufFile(path=path, metadata=metadata, tensors=header.tensors)
+
+
+# the tokenizer and the templates
+
+
+def gguf_model_files(path: Path) -> ModelFiles:
+    """Raises UnusableFile with one sentence."""
+    file = read_gguf(path)
+    tokenizer = _tokenizer(file)
+    tokens = _list(file, TOKENS)
+    special = {name: _token(file, tokens, word) for name, word in SPECIAL.items()}
+    context = file.says("context_length")
+    return ModelFiles(
+        tokenizer=tokenizer,
+        templates=_templates(file.metadata),
+        special_tokens={name: token for name, token in special.items() if token is not None},
+        stop_token_ids=stop_ids(file),
+        context_length=context if isinstance(context, int) else None,
+    )
+
+
+def gguf_templates(path: Path) -> dict[str, str]:
+    """The chat templates in a file by name; empty where it has none. Raises UnusableFile."""
+    return _templates(read_gguf(path).metadata)
+
+
+def _templates(metadata: Mapping[str, object]) -> dict[str, str]:
+    named = metadata.get(TEMPLATES)
+    names = {str(name): NAMED_TEMPLATE.format(name) for name in (named if isinstance(named, list) else ())}
+    found = {name: metadata.get(key) for name, key in {**names, "default": TEMPLATE}.items()}
+    return {name: text for name, text in found.items() if isinstance(text, str)}
+
+
+def stop_ids(file: GgufFile) -> tuple[int, ...]:
+    """The tokens that end a generation: those that the file names, and control tokens that are known to."""
+    named = [file.metadata.get(f"tokenizer.ggml.{word}_token_id") for word in ENDS]
+    tokens, types = _list(file, TOKENS), _list(file, "tokenizer.ggml.token_type")
+    known = [
+        number
+        for number, (token, kind) in enumerate(zip(tokens, types, strict=False))
+        if kind == CONTROL and token in TURN_ENDS
+    ]
+    return tuple(dict.fromkeys([number for number in named if isinstance(number, int)] + known))
+
+
+def _token(file: GgufFile, tokens: list[object], word: str) -> str | None:
+    number = file.metadata.get(f"tokenizer.ggml.{word}_token_id")
+    return str(tokens[number]) if isinstance(number, int) and 0 <= number < len(tokens) else None
+
+
+def _list(file: GgufFile, key: str) -> list[object]:
+    found = file.metadata.get(key)
+    return found if isinstance(found, list) else []
+
+
+def _tokenizer(file: GgufFile) -> Tokenizer:
+    """The file's own tokenizer.json where it has one, else what transformers makes of its tokens."""
+    whole = file.metadata.get("tokenizer.huggingface.json")
+    try:
+        if isinstance(whole, str):
+            return Tokenizer.from_str(whole)
+        return _converted(file)
+    except ImportError as error:
+        raise UnusableFile(
+            f"{file.path} needs transformers for its tokenizer: pip install 'agent-server[local,gguf]'."
+        ) from error
+    except Exception as error:  # tokenizers raises plain ones, and converters whatever comes of a missing list
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        kind = file.metadata.get("tokenizer.ggml.model", "none")
+        raise UnusableFile(
+            f"{file.path} has a tokenizer (of the kind {kind}) that transformers cannot read: {reason}"
+        ) from error
+
+
+def _converted(file: GgufFile) -> Tokenizer:
+    from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
+
+    words: dict[str, str] = GGUF_TOKENIZER_MAPPING["tokenizer"]
+    lists: dict[str, Any] = {
+        name: file.metadata[key] for word, name in words.items() if (key := f"tokenizer.{word}") in file.metadata
+    }
+    return _own(convert_gguf_tokenizer(file.architecture, lists)[0], len(_list(file, TOKENS)))
+
+
+def _own(tokenizer: Tokenizer, size: int) -> Tokenizer:
+    """The tokenizer without tokens that the file does not have: transformers adds those that its class of tokenizers
+    usually has, behind the last one, and the model has no embedding for them."""
+    if all(number < size for number in tokenizer.get_added_tokens_decoder()):
+        return tokenizer
+    whole = json.loads(tokenizer.to_str())
+    whole["added_tokens"] = [token for token in whole["added_tokens"] if token["id"] < size]
+    found: Tokenizer = Tokenizer.from_str(json.dumps(whole))
+    return found
