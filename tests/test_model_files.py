@@ -45,7 +45,7 @@ def test_a_name_is_read_as_its_folder_would_be_and_no_weights_are_fetched(hub: P
 
 def test_everything_that_a_folder_is_read_for_is_fetched():
     """A file that is read and not fetched would be seen by folder and not by name."""
-    source = Path(importlib.util.find_spec("agent_server.model_files").origin).read_text("utf-8")
+    source = Path(importlib.util.find_spec("agent_server.model_files.checkpoint_files").origin).read_text("utf-8")
     reading = source.partition("def _from_folder")[2]
     named = {name for name in ("tokenizer.json", *HUB_FILES) if name.partition("/")[0] in reading}
     assert named == set(HUB_FILES)

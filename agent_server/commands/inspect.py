@@ -53,7 +53,7 @@ def read_templates(target: str) -> dict[str, str]:
     """Name → template, from a template's file, a model's folder or a model's name. Raises OSError, ValueError."""
     path = Path(target)
     if is_gguf(target):
-        from agent_server.gguf_files import gguf_templates
+        from agent_server.model_files.gguf_files import gguf_templates
 
         return gguf_templates(path)
     if path.is_file():

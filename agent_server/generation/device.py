@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from agent_server.engine.protocol import EngineError
-from agent_server.gguf_files import read_gguf
 from agent_server.model_files import is_gguf
+from agent_server.model_files.gguf_files import read_gguf
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 NUMPY = {torch.int32: np.int32, torch.int64: np.int64, torch.float32: np.float32}

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig
 
 from agent_server.engine.protocol import EngineError
-from agent_server.gguf_files import GgufFile, read_gguf, stop_ids
 from agent_server.model_files import UnusableFile
+from agent_server.model_files.gguf_files import GgufFile, read_gguf, stop_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

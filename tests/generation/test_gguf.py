@@ -16,9 +16,9 @@ from agent_server.engine.protocol import EngineError
 from agent_server.generation.config import EngineConfig
 from agent_server.generation.gguf_model import checked, configuration
 from agent_server.generation.loader import load
-from agent_server.gguf_files import gguf_templates, read_gguf
-from agent_server.gguf_header import BLOCKS
 from agent_server.model_files import load_model_files, source_name
+from agent_server.model_files.gguf_files import gguf_templates, read_gguf
+from agent_server.model_files.gguf_header import BLOCKS
 from events.template.analyser import analyse
 from tests.generation.harness import Driver, expected, prompts
 from tests.generation.tiny_gguf import ARCHITECTURES, TEMPLATE, WIDE, write_gguf

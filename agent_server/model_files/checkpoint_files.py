@@ -63,7 +63,7 @@ def load_model_files(model: str | Path, *, trusted: bool = False) -> ModelFiles:
     Raises FileNotFoundError with one sentence if there is no tokenizer, UnusableFile if a file cannot be read.
     """
     if is_gguf(model):
-        from agent_server.gguf_files import gguf_model_files
+        from agent_server.model_files.gguf_files import gguf_model_files
 
         return gguf_model_files(Path(model).expanduser())
     try:

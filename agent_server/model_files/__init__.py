@@ -1,0 +1,29 @@
+"""A model's tokenizer, chat templates and special tokens: from a folder, a name on the hub, or one GGUF file."""
+
+from agent_server.model_files.checkpoint_files import (
+    HUB_FILES,
+    OWN_CODE,
+    ModelFiles,
+    UnusableFile,
+    folder_templates,
+    is_gguf,
+    load_model_files,
+    model_folder,
+    read_json,
+    readable,
+    source_name,
+)
+
+__all__ = [
+    "HUB_FILES",
+    "OWN_CODE",
+    "ModelFiles",
+    "UnusableFile",
+    "folder_templates",
+    "is_gguf",
+    "load_model_files",
+    "model_folder",
+    "read_json",
+    "readable",
+    "source_name",
+]
