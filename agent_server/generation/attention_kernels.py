@@ -20,6 +20,7 @@ from torch import Tensor
 from agent_server.generation.attention import Call
 from agent_server.generation.device import send
 from agent_server.generation.faults import first_line, raise_if_lost
+from agent_server.generation.fp8 import Scales, pack
 from agent_server.generation.kv_cache import LayerShape
 from agent_server.generation.paged_batch import Paging, attend_gathered
 
@@ -38,13 +39,15 @@ class Kernel(Protocol):
     name: str
     page_size: int
 
-    def refuses(self, layer: LayerShape, dtype: torch.dtype) -> str | None:
-        """Why it does not serve such a layer, as half a sentence; None where it does."""
+    def refuses(self, layer: LayerShape, dtype: torch.dtype, kept: torch.dtype | None = None) -> str | None:
+        """Why it does not serve such a layer with keys and values kept in another precision than that of the
+        computation, if that is given, as half a sentence; None where it does."""
 
-    def write(self, call: Call, places: Tensor, keys: Tensor, values: Tensor) -> None:
-        """The call's keys and values to these places `[tokens]` of the arenas `[places, kv_heads, dim]`."""
+    def write(self, call: Call, places: Tensor, keys: Tensor, values: Tensor, scales: Scales | None = None) -> None:
+        """The call's keys and values to these places `[tokens]` of the arenas `[places, kv_heads, dim]`; scales: of
+        arenas in FP8."""
 
-    def attend(self, paging: Paging, keys: Tensor, values: Tensor, call: Call) -> Tensor:
+    def attend(self, paging: Paging, keys: Tensor, values: Tensor, call: Call, scales: Scales | None = None) -> Tensor:
         """`[tokens, heads, value_dim]`; for sequences of one query each nothing is asked of the device."""
 
 
@@ -60,20 +63,20 @@ class TritonKernel:
         self._paged = paged
         self._processors = processors
 
-    def refuses(self, layer: LayerShape, dtype: torch.dtype) -> str | None:
+    def refuses(self, layer: LayerShape, dtype: torch.dtype, kept: torch.dtype | None = None) -> str | None:
         return None if dtype in TOLERANCE else f"it does not compute in {dtype}"
 
-    def write(self, call: Call, places: Tensor, keys: Tensor, values: Tensor) -> None:
-        self._paged.store(call.keys, call.values, places, keys, values)
+    def write(self, call: Call, places: Tensor, keys: Tensor, values: Tensor, scales: Scales | None = None) -> None:
+        self._paged.store(call.keys, call.values, places, keys, values, scales)
 
-    def attend(self, paging: Paging, keys: Tensor, values: Tensor, call: Call) -> Tensor:
+    def attend(self, paging: Paging, keys: Tensor, values: Tensor, call: Call, scales: Scales | None = None) -> Tensor:
         ranges = self._paged.Ranges(
             paging.tables, paging.lengths, paging.starts, paging.single, paging.most_queries, paging.most_keys
         )
         how = self._paged.How(call.scale, call.window, call.softcap, call.sinks)
-        page_size = keys.shape[1]
+        arenas = keys.flatten(0, 1), values.flatten(0, 1)
         return self._paged.attend(
-            call.queries, keys.flatten(0, 1), values.flatten(0, 1), page_size, ranges, how, processors=self._processors
+            call.queries, *arenas, keys.shape[1], ranges, how, scales, processors=self._processors
         )
 
 
@@ -89,19 +92,21 @@ class VarlenKernel:
             raise NotImplementedError(f"varlen_attn of torch {torch.__version__} has no {min(missing)}")
         self._function = function
 
-    def refuses(self, layer: LayerShape, dtype: torch.dtype) -> str | None:
+    def refuses(self, layer: LayerShape, dtype: torch.dtype, kept: torch.dtype | None = None) -> str | None:
         if dtype not in (torch.float16, torch.bfloat16):
             return f"it does not compute in {dtype}"
+        if kept is not None:
+            return f"it does not read keys and values in {kept}"
         if layer.softcap is not None or layer.sinks:
             return "it has neither soft caps nor sinks"
         fits = layer.key_dim == layer.value_dim <= 256 and layer.key_dim % 8 == 0
         return None if fits else f"it does not take heads of {layer.key_dim} and {layer.value_dim}"
 
-    def write(self, call: Call, places: Tensor, keys: Tensor, values: Tensor) -> None:
+    def write(self, call: Call, places: Tensor, keys: Tensor, values: Tensor, scales: Scales | None = None) -> None:
         keys.index_copy_(0, places, call.keys)
         values.index_copy_(0, places, call.values)
 
-    def attend(self, paging: Paging, keys: Tensor, values: Tensor, call: Call) -> Tensor:
+    def attend(self, paging: Paging, keys: Tensor, values: Tensor, call: Call, scales: Scales | None = None) -> Tensor:
         """A window of w tokens is w - 1 to the left. With a causal window and splits of its own choice it gives wrong
         results for several sequences (pytorch issue 194167); so there is one split, except where every sequence has
         one query and sees everything: the window may then be open, with which splits are right."""
@@ -141,8 +146,10 @@ def candidates(device: torch.device) -> Iterable[Callable[[], Kernel]]:
 
 
 @torch.inference_mode()
-def choose(device: torch.device, dtype: torch.dtype, layers: list[LayerShape]) -> Kernel | None:
-    """The fastest kernel that is right for these layers on this device."""
+def choose(
+    device: torch.device, dtype: torch.dtype, layers: list[LayerShape], kept: torch.dtype | None = None
+) -> Kernel | None:
+    """The fastest kernel that is right for these layers on this device. kept: of keys and values, if it is another."""
     if device.type != "cuda":
         return None
     if torch.version.hip is None and torch.cuda.get_device_capability(device) < OLDEST_CAPABILITY:
@@ -152,7 +159,7 @@ def choose(device: torch.device, dtype: torch.dtype, layers: list[LayerShape]) -
     for make in candidates(device):
         try:
             kernel = make()
-            reason = _fault(kernel, device, dtype, layers)
+            reason = _fault(kernel, device, dtype, layers, kept)
         except Exception as error:  # whatever torch, a compiler or its absence brings
             raise_if_lost(error, device)
             reason = f"{type(error).__name__}: {first_line(error)}"
@@ -163,7 +170,7 @@ def choose(device: torch.device, dtype: torch.dtype, layers: list[LayerShape]) -
     if not right:
         _say_gathered("; ".join(reasons))
         return None
-    chosen = right[0] if len(right) == 1 else _fastest(right, device, dtype, layers[0])
+    chosen = right[0] if len(right) == 1 else _fastest(right, device, dtype, layers[0], kept)
     logger.info("Attention over pages of %d tokens by %s.", chosen.page_size, chosen.name)
     return chosen
 
@@ -172,36 +179,49 @@ def _say_gathered(reason: str) -> None:
     logger.warning("Attention gathers pages, one sequence after the other, and decoding is slow: %s.", reason)
 
 
-def _fault(kernel: Kernel, device: torch.device, dtype: torch.dtype, layers: list[LayerShape]) -> str | None:
+def _fault(
+    kernel: Kernel, device: torch.device, dtype: torch.dtype, layers: list[LayerShape], kept: torch.dtype | None
+) -> str | None:
     """Why it cannot be used; None where it is right."""
     for layer in sorted(set(layers), key=repr):
-        if (reason := kernel.refuses(layer, dtype)) is not None:
+        if (reason := kernel.refuses(layer, dtype, kept)) is not None:
             return reason
         for lengths, chunk in TRIED:
-            worst = difference(kernel, device, dtype, layer, lengths, chunk)
+            worst = difference(kernel, device, dtype, layer, lengths, chunk, kept)
             if not worst < TOLERANCE[dtype]:
                 return f"it gives other results than gathered pages (by {worst:.2g})"
     return None
 
 
 def difference(
-    kernel: Kernel, device: torch.device, dtype: torch.dtype, layer: LayerShape, lengths: tuple[int, ...], chunk: int
+    kernel: Kernel,
+    device: torch.device,
+    dtype: torch.dtype,
+    layer: LayerShape,
+    lengths: tuple[int, ...],
+    chunk: int,
+    kept: torch.dtype | None = None,
 ) -> float:
     """By how much it is apart from gathered pages, for sequences of these lengths that decode and, if it is not 0, a
     chunk that goes on from the middle, over scattered pages."""
     spans = [(length - 1, length) for length in lengths] + ([(7, 7 + chunk)] if chunk else [])
-    paging, keys, values, call = example(kernel.page_size, device, dtype, layer, spans)
-    kernel.write(call, paging.places, keys.flatten(0, 1), values.flatten(0, 1))
-    found, wanted = kernel.attend(paging, keys, values, call), attend_gathered(paging, keys, values, call)
+    batch = paging, keys, values, call, scales = example(kernel.page_size, device, dtype, layer, spans, kept)
+    kernel.write(call, paging.places, keys.flatten(0, 1), values.flatten(0, 1), scales)
+    found, wanted = kernel.attend(*batch), attend_gathered(*batch)
     worst = (found.float() - wanted.float()).abs().max()
     return float(worst)
 
 
 def example(
-    page_size: int, device: torch.device, dtype: torch.dtype, layer: LayerShape, spans: list[tuple[int, int]]
-) -> tuple[Paging, Tensor, Tensor, Call]:
+    page_size: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    layer: LayerShape,
+    spans: list[tuple[int, int]],
+    kept: torch.dtype | None = None,
+) -> tuple[Paging, Tensor, Tensor, Call, Scales | None]:
     """A batch of sequences whose queries are at these spans, those that decode first, with keys and values in scattered
-    pages, and a call of two query heads for each KV head."""
+    pages, a call of two query heads for each KV head, and scales where keys and values are kept in FP8."""
     generator = torch.Generator(device).manual_seed(1)
     counts = [end for _, end in spans]
     width = -(-max(counts) // page_size)
@@ -238,20 +258,25 @@ def example(
         most_queries=max(end - start for start, end in spans),
         most_keys=max(counts),
     )
-    return paging, keys, values, call
+    if kept is None:
+        return paging, keys, values, call, None
+    scales = Scales(*(torch.linspace(0.01, 0.05, layer.kv_heads, device=device) for _ in range(2)))
+    return paging, pack(keys, scales.keys), pack(values, scales.values), call, scales
 
 
-def _fastest(kernels: list[Kernel], device: torch.device, dtype: torch.dtype, layer: LayerShape) -> Kernel:
+def _fastest(
+    kernels: list[Kernel], device: torch.device, dtype: torch.dtype, layer: LayerShape, kept: torch.dtype | None
+) -> Kernel:
     """By the time of a decoding batch."""
     spans = [(MEASURED_KEYS - 1, MEASURED_KEYS)] * MEASURED_SEQUENCES
     seconds = {}
     for kernel in kernels:
-        paging, keys, values, call = example(kernel.page_size, device, dtype, layer, spans)
-        kernel.attend(paging, keys, values, call)
+        batch = example(kernel.page_size, device, dtype, layer, spans, kept)
+        kernel.attend(*batch)
         torch.cuda.synchronize(device)
         begun = time.perf_counter()
         for _ in range(REPEATS):
-            kernel.attend(paging, keys, values, call)
+            kernel.attend(*batch)
         torch.cuda.synchronize(device)
         seconds[kernel] = (time.perf_counter() - begun) / REPEATS
         logger.info("Attention of a decoding batch by %s: %.0f us.", kernel.name, seconds[kernel] * 1e6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from agent_server.model_files import is_gguf
 from agent_server.model_files.gguf_files import read_gguf
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+KEPT_DTYPES = {**DTYPES, "fp8": torch.float8_e4m3fn}
+"""What keys and values may be kept in."""
 NUMPY = {torch.int32: np.int32, torch.int64: np.int64, torch.float32: np.float32}
 
 
@@ -52,11 +55,11 @@ def choose_dtype(name: str, device: torch.device, *, halved: bool = False) -> to
     return torch.float16 if device.type == "mps" else torch.float32
 
 
-def named_dtype(name: str) -> torch.dtype:
+def named_dtype(name: str, dtypes: Mapping[str, torch.dtype] = DTYPES) -> torch.dtype:
     try:
-        return DTYPES[name]
+        return dtypes[name]
     except KeyError:
-        raise EngineError("unavailable", f"{name} is not a dtype; {', '.join(DTYPES)} are.") from None
+        raise EngineError("unavailable", f"{name} is not a dtype; {', '.join(dtypes)} are.") from None
 
 
 def choose_cache_dtype(
@@ -65,7 +68,7 @@ def choose_cache_dtype(
     """What keys and values are kept in: as the model computes. A CPU that computes in float32 with the weights of a
     bfloat16 checkpoint keeps them in bfloat16, if it can multiply that: attention is bound by how much it reads."""
     if name != "auto":
-        return named_dtype(name)
+        return named_dtype(name, KEPT_DTYPES)
     halved = device.type == "cpu" and computed == torch.float32 and stored == torch.bfloat16
     return torch.bfloat16 if halved and multiplies_bfloat16() else computed
 

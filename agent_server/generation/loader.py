@@ -17,6 +17,7 @@ from agent_server.generation.adapters import Adapters
 from agent_server.generation.config import EngineConfig
 from agent_server.generation.constraint import Compiler, ConstraintError
 from agent_server.generation.device import (
+    KEPT_DTYPES,
     choose_cache_dtype,
     choose_device,
     choose_dtype,
@@ -115,7 +116,7 @@ def _halved(model: str, settings: PreTrainedConfig) -> bool:
 def _cache_dtype(config: EngineConfig, settings: PreTrainedConfig, model: PreTrainedModel, device: torch.device) -> str:
     stored = settings.get_text_config().dtype if config.dtype == "auto" else None
     chosen = choose_cache_dtype(config.kv_cache_dtype, computed=model.dtype, stored=stored, device=device)
-    return str(chosen).removeprefix("torch.")
+    return next(name for name, dtype in KEPT_DTYPES.items() if dtype == chosen)
 
 
 def _files(model: str, *, trusted: bool) -> ModelFiles:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from agent_server.generation.attention import Call, attend, window_mask
 from agent_server.generation.device import send
+from agent_server.generation.fp8 import Scales, unpack
 from agent_server.generation.kv_cache import KVCache
 from agent_server.generation.pages import PagedMemory
 from agent_server.generation.step_plan import StepPlan
@@ -56,11 +57,12 @@ class PagedBatch:
     def attend(self, layer: int, call: Call) -> Tensor:
         keys = self.cache.keys[layer].view(-1, self.page_size, *self.cache.keys[layer].shape[1:])
         values = self.cache.values[layer].view(-1, self.page_size, *self.cache.values[layer].shape[1:])
+        scales = self.cache.scales[layer]
         if self.kernel is not None and not self.paging.blocks:  # kernels know causal masks and windows alone
-            self.kernel.write(call, self.paging.places, self.cache.keys[layer], self.cache.values[layer])
-            return self.kernel.attend(self.paging, keys, values, call)
+            self.kernel.write(call, self.paging.places, self.cache.keys[layer], self.cache.values[layer], scales)
+            return self.kernel.attend(self.paging, keys, values, call, scales)
         self.cache.write(layer, self.paging.places, call.keys, call.values)
-        return attend_gathered(self.paging, keys, values, call)
+        return attend_gathered(self.paging, keys, values, call, scales)
 
 
 def page(plan: StepPlan, memory: PagedMemory, device: torch.device) -> Paging:
@@ -93,7 +95,7 @@ def page(plan: StepPlan, memory: PagedMemory, device: torch.device) -> Paging:
     )
 
 
-def attend_gathered(paging: Paging, keys: Tensor, values: Tensor, call: Call) -> Tensor:
+def attend_gathered(paging: Paging, keys: Tensor, values: Tensor, call: Call, scales: Scales | None = None) -> Tensor:
     """The same sequence by sequence, on copies of their pages."""
     out = call.queries.new_empty(*call.queries.shape[:2], values.shape[-1])
     starts = list(accumulate((end - start for start, end in paging.spans), initial=0))
@@ -101,6 +103,9 @@ def attend_gathered(paging: Paging, keys: Tensor, values: Tensor, call: Call) ->
         begin, end = paging.spans[index]
         k = keys[paging.tables[index]].flatten(0, 1)[:end].transpose(0, 1)[None]
         v = values[paging.tables[index]].flatten(0, 1)[:end].transpose(0, 1)[None]
+        if scales is not None:
+            k = unpack(k.transpose(1, 2), scales.keys, call.queries.dtype).transpose(1, 2)
+            v = unpack(v.transpose(1, 2), scales.values, call.queries.dtype).transpose(1, 2)
         mask = window_mask(
             begin, end, call.window, call.queries.dtype, call.queries.device, paging.blocks.get(index, ())
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from agent_server.generation.attention_kernels import Kernel
 from agent_server.generation.faults import out_of_memory
 from agent_server.generation.flat import Forward
-from agent_server.generation.kv_cache import KVCache, LayerShape
+from agent_server.generation.kv_cache import KVCache
 from agent_server.generation.pages import PagedMemory
 from agent_server.generation.runner import PackedRunner
 from agent_server.generation.sampler import RowSampling, Sampler
@@ -20,6 +21,8 @@ from agent_server.generation.step_plan import Chunk, StepPlan
 from events.options import SamplingParams
 
 logger = logging.getLogger("agent_server.generation")
+MakeCache = Callable[[int], KVCache]
+"""A cache of so many tokens."""
 LEAST_BUDGET = 256
 """Tokens of a step below which a device that is too small is not tried any more."""
 COSTLY = SamplingParams(temperature=1.0, top_p=0.9, repetition_penalty=1.1, logprobs=1)
@@ -29,7 +32,7 @@ COSTLY = SamplingParams(temperature=1.0, top_p=0.9, repetition_penalty=1.1, logp
 @torch.inference_mode()
 def largest_step(
     model: object,
-    layers: list[LayerShape],
+    make_cache: MakeCache,
     sampler: Sampler,
     budget: int,
     *,
@@ -42,7 +45,7 @@ def largest_step(
     device = sampler.device
     while True:
         try:
-            return _measured(model, layers, sampler, budget, page, kernel, flat), budget
+            return _measured(model, make_cache, sampler, budget, page, kernel, flat), budget
         except Exception as error:
             if not out_of_memory(error) or budget <= LEAST_BUDGET:
                 raise
@@ -53,7 +56,7 @@ def largest_step(
 
 def _measured(
     model: Any,
-    layers: list[LayerShape],
+    make_cache: MakeCache,
     sampler: Sampler,
     budget: int,
     page: int,
@@ -63,7 +66,7 @@ def _measured(
     device, rows = sampler.device, len(sampler.occupants)
     lengths = _lengths(budget, rows)
     memory = PagedMemory(sum(-(-(length + 1) // page) for length in lengths) + 1, page)
-    cache = KVCache(layers, (memory.total + 1) * page, model.dtype, device)
+    cache = make_cache((memory.total + 1) * page)
     runner = PackedRunner(model, memory, cache, device, kernel=kernel, flat=flat)
     before = _begin(device)
     plan = StepPlan([], [Chunk(sequence, 0, sequence.computed, True) for sequence in _sequences(memory, lengths)])

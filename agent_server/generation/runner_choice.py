@@ -11,10 +11,11 @@ from agent_server.engine.protocol import EngineError
 from agent_server.generation import attention_kernels
 from agent_server.generation.config import EngineConfig
 from agent_server.generation.delta_rule import quicken
-from agent_server.generation.device import DTYPES, free_bytes, release_unused
+from agent_server.generation.device import KEPT_DTYPES, free_bytes, release_unused
 from agent_server.generation.fallback import CachedRunner, CachesMemory, Unservable
 from agent_server.generation.fallback_check import cache_bytes, find_runner
 from agent_server.generation.flat import Forward, flatten
+from agent_server.generation.fp8 import FP8, calibrate, check_device
 from agent_server.generation.graphs import CHUNK_TOKENS, graph_count
 from agent_server.generation.kv_cache import KVCache, LayerShape, bytes_per_token
 from agent_server.generation.memory_plan import (
@@ -28,7 +29,7 @@ from agent_server.generation.memory_plan import (
 )
 from agent_server.generation.pages import PagedMemory
 from agent_server.generation.probe import Unfit, check_positions, check_windows, fit, fit_flat
-from agent_server.generation.profile import largest_step
+from agent_server.generation.profile import MakeCache, largest_step
 from agent_server.generation.quantised import parameter_count, quantise
 from agent_server.generation.runner import PackedRunner
 from agent_server.generation.sampler import Sampler
@@ -65,12 +66,20 @@ def choose_runner(
     except Unfit as reason:
         model.set_attn_implementation(before)
         return *_cached(config, model, context, device, str(reason)), budget
-    dtype = DTYPES.get(config.kv_cache_dtype, model.dtype)
+    dtype = KEPT_DTYPES.get(config.kv_cache_dtype, model.dtype)
     if config.memory == "paged" or device.type != "cpu":
-        if dtype != model.dtype:
-            raise EngineError("unavailable", "Keys and values have another dtype than the model on the CPU alone.")
+        if dtype not in (model.dtype, FP8):
+            raise EngineError(
+                "unavailable",
+                f"Keys and values in {config.kv_cache_dtype} beside a model in another dtype are for the CPU alone; "
+                "--kv-cache-dtype auto or fp8 is for GPUs.",
+            )
         runner, budget = _paged(config, model, layers, context, sampler, budget)
         return runner, "", budget
+    if dtype == FP8:
+        raise EngineError(
+            "unavailable", "Keys and values in FP8 are for GPUs; on a CPU leave --kv-cache-dtype at auto, or bfloat16."
+        )
     tokens = _cache_tokens(config, model, bytes_per_token(layers, dtype), context, device)
     slabs = SlabMemory(max(tokens, SMALLEST_SLAB), SMALLEST_SLAB)
     cache = KVCache(layers, slabs.total, dtype, device)
@@ -82,6 +91,11 @@ def _cached(
 ) -> tuple[CachedRunner, str]:
     """Caches of the model's own, as many as fit into memory; and how sequences are run together."""
     name = config.name or config.model
+    if config.kv_cache_dtype == "fp8":
+        raise EngineError(
+            "unavailable",
+            f"{name} runs on caches of its own, which are not kept in FP8 ({why}); leave --kv-cache-dtype at auto.",
+        )
     quicken(model)
     try:
         runner, reason = find_runner(model, device)
@@ -106,15 +120,18 @@ def _paged(
     config: EngineConfig, model: PreTrainedModel, layers: list[LayerShape], context: int, sampler: Sampler, budget: int
 ) -> tuple[PackedRunner, int]:
     """Pages in what a step and graphs leave of the memory."""
-    device, per_token = sampler.device, bytes_per_token(layers, model.dtype)
-    kernel = attention_kernels.choose(device, model.dtype, layers)
+    device = sampler.device
+    kept = FP8 if KEPT_DTYPES.get(config.kv_cache_dtype) == FP8 else None
+    make_cache = _make_cache(model, layers, device, kept)
+    per_token = bytes_per_token(layers, kept or model.dtype)
+    kernel = attention_kernels.choose(device, model.dtype, layers, kept)
     size = kernel.page_size if kernel is not None else GATHERED_PAGE_SIZE
     fusible = isinstance(kernel, attention_kernels.TritonKernel) and config.flatten is not False and not config.quantize
     flat = _fused(model, layers) if fusible else None
     if config.kv_cache_bytes or device.type != "cuda":
         tokens = _cache_tokens(config, model, per_token, context, device)
     else:
-        step, budget = largest_step(model, layers, sampler, budget, page=size, kernel=kernel, flat=flat)
+        step, budget = largest_step(model, make_cache, sampler, budget, page=size, kernel=kernel, flat=flat)
         release_unused(device)
         rows = config.max_batch
         graphs = graph_count(rows, context) if kernel is not None and config.cuda_graphs else 0
@@ -125,8 +142,19 @@ def _paged(
         logger.info("Memory of %s beside the weights: %s.", device, shares)
         tokens = shares.tokens
     pages = PagedMemory(max(2, tokens // size), size)
-    cache = KVCache(layers, (pages.total + 1) * size, model.dtype, device)
+    cache = make_cache((pages.total + 1) * size)
     return PackedRunner(model, pages, cache, device, kernel=kernel, flat=flat), budget
+
+
+def _make_cache(
+    model: PreTrainedModel, layers: list[LayerShape], device: torch.device, kept: torch.dtype | None
+) -> MakeCache:
+    """Caches of so many tokens, in FP8 if that is to be kept, else in the model's precision."""
+    if kept is None:
+        return lambda tokens: KVCache(layers, tokens, model.dtype, device)
+    check_device(device)
+    scales = calibrate(model, layers)
+    return lambda tokens: KVCache(layers, tokens, kept, device, scales)
 
 
 def _quantise(config: EngineConfig, model: PreTrainedModel) -> None:

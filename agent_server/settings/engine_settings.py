@@ -35,8 +35,8 @@ class ComputeSettings(Section):
     trust_remote_code: bool = False
     """Run Python code that comes with a checkpoint, for architectures that transformers does not have."""
     kv_cache_dtype: str = "auto"
-    """The type of cached keys and values on a CPU; auto is bfloat16 for bfloat16 checkpoints if the CPU is fast with
-    it."""
+    """The type of cached keys and values: `fp8` on a GPU halves them; on a CPU `float32`, `bfloat16` or `float16`,
+    where auto is bfloat16 for bfloat16 checkpoints if the CPU is fast with it."""
     adapter: str = ""
     """Folder of a LoRA adapter, which is added to the weights."""
     lora: Annotated[Names, AfterValidator(_named)] = ()

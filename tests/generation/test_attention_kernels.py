@@ -26,14 +26,14 @@ class Gathered:
 
     name, page_size = "gathered", 16
 
-    def refuses(self, layer, dtype):
+    def refuses(self, layer, dtype, kept=None):
         return None
 
-    def write(self, call, places, keys, values):
+    def write(self, call, places, keys, values, scales=None):
         keys.index_copy_(0, places, call.keys)
         values.index_copy_(0, places, call.values)
 
-    def attend(self, paging, keys, values, call):
+    def attend(self, paging, keys, values, call, scales=None):
         return attend_gathered(paging, keys, values, call)
 
 
@@ -42,7 +42,7 @@ class Wrong(Gathered):
 
     name = "wrong"
 
-    def attend(self, paging, keys, values, call):
+    def attend(self, paging, keys, values, call, scales=None):
         out = attend_gathered(paging, keys, values, call)
         return out if paging.single < 2 else out.roll(1, 0)
 

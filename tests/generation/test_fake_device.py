@@ -112,12 +112,18 @@ def test_a_device_has_an_index_and_can_be_chosen(name, serve):
 
 
 @pytest.mark.parametrize(
-    ("family", "overlap"),
-    [("llama", False), ("llama", True), ("gemma2", True), ("gpt-oss", True), ("qwen3-moe", False)],
+    ("family", "options"),
+    [
+        ("llama", {"overlap": False}),
+        ("llama", {"kv_cache_dtype": "fp8"}),
+        ("gemma2", {}),
+        ("gpt-oss", {}),
+        ("qwen3-moe", {"overlap": False}),
+    ],
 )
-def test_no_step_mixes_devices_or_waits(family, overlap, serve):
+def test_no_step_mixes_devices_or_waits(family, options, serve):
     """Chunks of prompts beside decoding, every way of sampling in one batch, pausing, and prompts that share pages."""
-    driver = serve(family, overlap=overlap, step_tokens=24)
+    driver = serve(family, step_tokens=24, **options)
     numbers = [driver.submit([5 + n] * (8 * n + 3), max_tokens=4, **s) for n, s in enumerate(SAMPLINGS.values())]
     driver.step(3)
     driver.pause(numbers[0])

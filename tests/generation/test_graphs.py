@@ -58,8 +58,8 @@ class Reference(attention_kernels.VarlenKernel):
 
     page_size = PAGE
 
-    def refuses(self, layer, dtype):
-        return super().refuses(replace(layer, key_dim=8, value_dim=8), torch.bfloat16)
+    def refuses(self, layer, dtype, kept=None):
+        return super().refuses(replace(layer, key_dim=8, value_dim=8), torch.bfloat16, kept)
 
 
 class Replays:
@@ -91,7 +91,9 @@ def replays(monkeypatch):
     monkeypatch.setattr(
         attention_kernels,
         "choose",
-        lambda device, dtype, layers: kernel if not any(kernel.refuses(layer, dtype) for layer in layers) else None,
+        lambda device, dtype, layers, kept: (
+            kernel if not any(kernel.refuses(layer, dtype) for layer in layers) else None
+        ),
     )
     capture = runner.PackedRunner.capture
     monkeypatch.setattr(

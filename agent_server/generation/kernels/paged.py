@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from agent_server.generation.fp8 import Scales
 from agent_server.generation.kernels.paged_kernels import attend_kernel, combine_kernel, store_kernel
 
 KEYS = 64
@@ -25,14 +26,6 @@ LEAST_SPLIT = 256
 """Keys below which a split costs more to combine than it saves."""
 MOST_SPLITS = 32
 """And the width of what puts them together, the same for every number, so that it is compiled once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scales:
-    """What FP8 keys and values are multiplied by, `[kv_heads]` float32 each."""
-
-    keys: Tensor
-    values: Tensor
 
 
 @dataclass(frozen=True, slots=True)
