@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from agent_server.agent import (
         A2ui,
         Agent,
+        Compaction,
         InputRequired,
         McpServer,
         PredictState,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = [
     "A2ui",
     "Agent",
+    "Compaction",
     "Component",
     "GuestError",
     "InputRequired",

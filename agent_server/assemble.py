@@ -65,7 +65,13 @@ def build_server(settings: Settings, *, agents: Sequence[object] = (), engine: E
         guards = load_guards(settings.served.guard, models.models, model)
         named = [*with_mcp_files(named, settings.served.mcp), *models.agents({each.name for each in named})]
         found = serve_named(
-            named, model, sealer=sealer(settings), limits=settings.tools, models=models.models, guards=guards
+            named,
+            model,
+            sealer=sealer(settings),
+            limits=settings.tools,
+            models=models.models,
+            guards=guards,
+            compaction=None if settings.served.compaction == "off" else settings.served.compaction,
         )
         served: dict[str, ServesRuns] = dict(found)  # adapters may come and go
     except (LoadError, ValueError) as error:

@@ -2,6 +2,7 @@
 
 from agent_server.agent.a2ui_settings import A2ui
 from agent_server.agent.agent import Agent
+from agent_server.agent.compaction_settings import Compaction, CompactionMode
 from agent_server.agent.loading import LoadError, load_agents, load_objects
 from agent_server.agent.mcp_server import McpServer
 from agent_server.agent.sealing import Sealer
@@ -14,6 +15,8 @@ from agent_server.settings import ToolLimits
 __all__ = [
     "A2ui",
     "Agent",
+    "Compaction",
+    "CompactionMode",
     "InputRequired",
     "LoadError",
     "McpServer",

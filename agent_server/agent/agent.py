@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
 from agent_server.agent.a2ui_settings import A2ui
+from agent_server.agent.compaction_settings import Compaction, CompactionMode
 from agent_server.agent.mcp_server import McpServer
 from agent_server.agent.reasoning_policy import ReasoningMode
 from agent_server.agent.server_tools import Tool, tool
@@ -34,7 +35,8 @@ class Agent:
     settings for surfaces that the model writes; True takes the usual ones, None offers them to pages that bring a
     catalog of their own, False to none. time_limit (seconds) and result_limit (characters): of each tool that sets
     none; None takes the server's. guards: read what comes in and goes out, besides the server's own; a function is told
-    a text and says whether it may not go on.
+    a text and says whether it may not go on. compaction: what is done about conversations that no longer fit the model;
+    None takes the server's, "off" does nothing.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Agent:
     time_limit: float | None = None
     result_limit: int | None = None
     guards: Sequence[Guard | Hook] = ()
+    compaction: Compaction | CompactionMode | Literal["off"] | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -83,6 +86,13 @@ class Agent:
     @property
     def a2ui_settings(self) -> A2ui:
         return self.a2ui if isinstance(self.a2ui, A2ui) else A2ui()
+
+    def compacts(self, otherwise: CompactionMode | None) -> Compaction | None:
+        """What is done about long conversations; `otherwise` where the agent does not say."""
+        said = otherwise if self.compaction is None else self.compaction
+        if said is None or said == "off":
+            return None
+        return said if isinstance(said, Compaction) else Compaction(mode=said)
 
     @property
     def announces_a2ui(self) -> bool:

@@ -10,6 +10,7 @@ from ag_ui.core import RunAgentInput, ToolCall
 
 from agent_server.agent.agent import Agent
 from agent_server.agent.calling import Caller, Talk, Toolset
+from agent_server.agent.compaction import Compactor
 from agent_server.agent.conversation import instructions_of
 from agent_server.agent.early_calls import EarlyCalls
 from agent_server.agent.kept_runs import KeptRun
@@ -34,7 +35,16 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 class Loop:
     """Drives one conversation of one agent within a run. A subagent has its own loop over its own conversation."""
 
-    def __init__(self, agent: Agent, talk: Talk, turns: TurnTaker, tools: Toolset, options: GenerationOptions) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        talk: Talk,
+        turns: TurnTaker,
+        tools: Toolset,
+        options: GenerationOptions,
+        compactor: Compactor | None = None,
+    ) -> None:
+        self._compactor = compactor
         self._agent = agent
         self._turns = turns
         self._tools = tools
@@ -115,6 +125,8 @@ class Loop:
 
     async def _take_turn(self, number: int, early: EarlyCalls) -> Outcome | None:
         try:
+            if self._compactor is not None:
+                await self._compactor.fit(lambda: self._asked(number))
             told = early.see if self._tools.early else None
             turn = await self._turns.take(*self._asked(number), told=told)
         finally:
@@ -142,7 +154,7 @@ class Loop:
         clients = [each for each in source.tools or () if each.name in self._tools.clients]
         return source.model_copy(
             update={
-                "messages": list(self._conversation.prompt),
+                "messages": list(self._conversation.prompt) if self._compactor is None else self._compactor.view(),
                 "tools": [*self._tools.declarations, *clients],
                 "context": list(self._tools.context),
             }

@@ -14,6 +14,9 @@ from agent_server.agent import interrupts, subagents
 from agent_server.agent.agent import Agent
 from agent_server.agent.calling import Talk, Toolset
 from agent_server.agent.capabilities import capabilities_of
+from agent_server.agent.compaction import INSTRUCTIONS as SUMMARISE_CONVERSATION
+from agent_server.agent.compaction import SUMMARY, Compactor
+from agent_server.agent.compaction_settings import CompactionMode
 from agent_server.agent.conversation import Conversation
 from agent_server.agent.effective_options import effective_options
 from agent_server.agent.family import family, guards_of, mcp_connections, mcp_of, model_of
@@ -30,7 +33,7 @@ from agent_server.agent.tool_places import ToolPlaces
 from agent_server.agent.turn import LanguageModel, TurnTaker
 from agent_server.generative_ui.catalog import RENDER
 from agent_server.generative_ui.mirroring import SANDBOX
-from agent_server.guardrails import Forbidden, GuardedStream, Guards, withheld
+from agent_server.guardrails import Forbidden, GuardedStream, Guards, Where, withheld
 from agent_server.pacing import in_turns
 from agent_server.runs import Ending, Recorder, RunContext
 from agent_server.settings import ToolLimits
@@ -62,8 +65,10 @@ class ServedAgent:
         models: Mapping[str, LanguageModel] | None = None,
         places: ToolPlaces | None = None,
         guards: Guards | None = None,
+        compaction: CompactionMode | None = None,
     ) -> None:
-        """guards: the server's; the agent's own come behind them."""
+        """guards: the server's; the agent's own come behind them. compaction: for an agent that says nothing of it."""
+        self._compaction = agent.compacts(compaction)
         self.agent = agent
         self.guards = guards_of(agent, guards)
         self.model_name = agent.model
@@ -190,7 +195,20 @@ class ServedAgent:
             guarded=None if guards is None else GuardedStream(guards),
         )
         options = effective_options(agent, talk.context.options, self._model.output.sampling)
-        return Loop(agent, talk, turns, await self._toolset(agent, talk), options)
+        return Loop(agent, talk, turns, await self._toolset(agent, talk), options, self._compactor(agent, talk, turns))
+
+    def _compactor(self, agent: Agent, talk: Talk, turns: TurnTaker) -> Compactor | None:
+        """Of a conversation that is kept: what clients of other wires bring is told as it is, or refused as too long.
+        A subagent's is one task."""
+        settings = self._compaction
+        if settings is None or agent is not self.agent or talk.context.thread is None:
+            return None
+
+        async def summarise(text: str) -> str:
+            tokens = min(settings.summary_tokens, int(SUMMARY * await turns.context_length()))
+            return await self._summary(talk, text, SUMMARISE_CONVERSATION, tokens, "text")
+
+        return Compactor(settings, talk.conversation, turns, talk.context, talk.recorder, talk.emit, summarise)
 
     async def _told_again(self, talk: Talk, run: RunRecord) -> Ending:
         assert talk.context.thread is not None
@@ -279,7 +297,7 @@ class ServedAgent:
             return None
 
         async def summarise(text: str) -> str:
-            return await self._summary(talk, text)
+            return await self._summary(talk, text, SUMMARY_INSTRUCTIONS)
 
         return ReasoningPolicy(
             agent.reasoning,
@@ -289,16 +307,19 @@ class ServedAgent:
             summarise=agent.summarise or summarise,
         )
 
-    async def _summary(self, talk: Talk, text: str) -> str:
-        """The model's own summary of its reasoning, made in a turn of which nothing is sent."""
+    async def _summary(
+        self, talk: Talk, text: str, instructions: str, tokens: int = SUMMARY_TOKENS, where: Where = "reasoning"
+    ) -> str:
+        """The model's own summary, made in a turn of which nothing is sent. where: as guards know the text. Raises
+        EngineError, or Forbidden."""
         messages: list[Message] = [
-            SystemMessage(id="summary-instructions", content=SUMMARY_INSTRUCTIONS),
+            SystemMessage(id="summary-instructions", content=instructions),
             UserMessage(id="summary-text", content=text),
         ]
         given = talk.context.input
         input = RunAgentInput(thread_id=given.thread_id, run_id=given.run_id, messages=messages, tools=[])
-        options = GenerationOptions(sampling=SamplingParams(temperature=0.0, max_tokens=SUMMARY_TOKENS), thinking=False)
-        guarded = None if talk.guards is None else GuardedStream(talk.guards, "reasoning")
+        options = GenerationOptions(sampling=SamplingParams(temperature=0.0, max_tokens=tokens), thinking=False)
+        guarded = None if talk.guards is None else GuardedStream(talk.guards, where)
         turns = TurnTaker(self._model, talk.context, talk.recorder, lambda event: None, guarded=guarded)
         turn = await turns.take(input, options)
         return turn.said.text.strip()
@@ -324,6 +345,7 @@ def serve_agents(
     limits: ToolLimits | None = None,
     models: Mapping[str, LanguageModel] | None = None,
     guards: Guards | None = None,
+    compaction: CompactionMode | None = None,
 ) -> Mapping[str, ServedAgent]:
     """Agents by name, for the run manager. The first one also answers as "default" if none is called that; with no
     agent at all the default one serves the model as it is."""
@@ -333,7 +355,7 @@ def serve_agents(
 
     def made(agent: Agent) -> ServedAgent:
         return ServedAgent(agent, model, sealer=shared, limits=limits, mcp=mcp, models=models, places=places,
-                           guards=guards)  # fmt: skip
+                           guards=guards, compaction=compaction)  # fmt: skip
 
     served = {agent.name: made(agent) for agent in agents}
     if len(served) != len(agents):

@@ -130,6 +130,16 @@ class TurnTaker:
                 self._trace(traced, turn, input, options)
                 return turn
 
+    async def context_length(self) -> int:
+        """Tokens that the model takes, prompt and answer together. Waits until it is loaded."""
+        async with self._model.use(self._tell_loading):
+            return self._model.engine.info.context_length
+
+    async def prompt_length(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None) -> int:
+        """Tokens of the prompt of a turn."""
+        async with self._model.use(self._tell_loading):
+            return len((await self._prompt(input, options, instructions)).token_ids)
+
     def _new_output(self, told: Tell | None) -> TurnOutput:
         return TurnOutput(self._emit, reasoning=self._reasoning, follow=self._follow, guarded=self._guarded, told=told)
 

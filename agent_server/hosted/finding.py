@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 from pydantic import SecretStr
 
-from agent_server.agent import Agent, LoadError, Sealer, load_objects, serve_agents
+from agent_server.agent import Agent, CompactionMode, LoadError, Sealer, load_objects, serve_agents
 from agent_server.guardrails import Guards
 from agent_server.hosted.guest import Guest, GuestError
 from agent_server.hosted.host import HostedAgent, name_from
@@ -216,6 +216,7 @@ def serve_named(
     limits: ToolLimits | None = None,
     models: Mapping[str, LanguageModel] | None = None,
     guards: Guards | None = None,
+    compaction: CompactionMode | None = None,
 ) -> Mapping[str, ServedAgent | HostedAgent]:
     """Agents by name, for the run manager and the routes. The first one also answers as "default" if none is called
     that; without any, the default one is the model as it is. ValueError for two of one name."""
@@ -225,7 +226,7 @@ def serve_named(
     if len(set(names)) != len(names):
         raise ValueError("two agents have the same name")
     served: dict[str, ServedAgent | HostedAgent] = dict(
-        serve_agents(own, model, sealer=sealer, limits=limits, models=models, guards=guards)
+        serve_agents(own, model, sealer=sealer, limits=limits, models=models, guards=guards, compaction=compaction)
     )
     served |= {each.name: HostedAgent(each.guest, each.name, each.description, model, guards) for each in guests}
     if found and "default" not in names:

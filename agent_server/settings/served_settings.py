@@ -53,6 +53,9 @@ class ServedSettings(Section):
     guard: Names = ()
     """Guards over what is sent and said: TOML files of patterns, phrases and guard models, or `file.py:attribute` for
     functions and guards of your own."""
+    compaction: Literal["off", "summarise", "drop"] = "off"
+    """What is done about stored conversations that no longer fit the model: a summary in the place of the oldest
+    messages, or leaving them out. An agent's own `compaction` goes before it."""
     chat_template: Path | None = None
     """File with a chat template that is used instead of the model's."""
 

@@ -29,7 +29,11 @@ class House:
         self.store = store
         agents = [agents] if isinstance(agents, Agent) else list(agents)
         self.served = serve_agents(
-            agents, model, sealer=more.get("sealer") or Sealer(), limits=more.get("limits") or ToolLimits()
+            agents,
+            model,
+            sealer=more.get("sealer") or Sealer(),
+            limits=more.get("limits") or ToolLimits(),
+            compaction=more.get("compaction"),
         )
         self._count = itertools.count(1)
         self.manager = RunManager(

@@ -69,11 +69,12 @@ class Model:
         *,
         grammars: bool = False,
         clock: Clock | None = None,
+        context_length: int = 32768,
     ) -> None:
         chosen: Any = [_script(each) for each in scripts] if not callable(scripts) else None
         if callable(scripts):
             chosen = lambda request: _script(scripts(told(request)))  # noqa: E731
-        self.engine = ScriptedEngine(chosen, supports_constraints=grammars, clock=clock)
+        self.engine = ScriptedEngine(chosen, supports_constraints=grammars, clock=clock, context_length=context_length)
         self.prompts = JsonPrompts(HERMES)
         self.intake = Intake(MediaLimits())
 

@@ -1,0 +1,32 @@
+"""What an agent says about conversations that no longer fit its model."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Literal
+
+CompactionMode = Literal["summarise", "drop"]
+Summarise = Callable[[str], Awaitable[str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compaction:
+    """How a long conversation is kept within the model's context.
+
+    mode: "summarise" puts a summary in the place of the oldest messages, "drop" leaves them out. at: the part of the
+    context that a prompt may take before that is done. keep: the part that the latest messages take afterwards, about.
+    summarise: makes a summary of a text; None lets the model make it. summary_tokens: the longest one of the model's.
+    """
+
+    mode: CompactionMode = "summarise"
+    at: float = 0.8
+    keep: float = 0.4
+    summarise: Summarise | None = None
+    summary_tokens: int = 512
+
+    def __post_init__(self) -> None:
+        if not 0 < self.keep < self.at <= 1:
+            raise ValueError(f"compaction: 0 < keep < at <= 1 does not hold for keep={self.keep} and at={self.at}")
+        if self.summary_tokens < 1:
+            raise ValueError("compaction: summary_tokens must be at least 1")
