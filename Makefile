@@ -97,6 +97,15 @@ llamacpp-env: setup ## llama.cpp's server and the bundled model for it (LLAMACPP
 test-llamacpp: llamacpp-env ## the contract over a real llama.cpp server
 	LLAMACPP_ENV=$(abspath $(LLAMACPP_ENV)) $(PY) -m pytest -m llamacpp tests/contract/test_llamacpp.py
 
+QUANTISED_ENV ?= .quantised
+QUANTISED = bitsandbytes compressed-tensors torchao
+
+quantised-env: setup ## what reads quantised checkpoints, beside .venv: transformers imports it wherever it is installed
+	test -d $(QUANTISED_ENV) || $(PY) -m pip install -q --no-deps --target $(QUANTISED_ENV) -c constraints.txt loguru $(QUANTISED)
+
+test-quantised: quantised-env ## checkpoints of compressed-tensors, torchao and bitsandbytes, made and loaded
+	PYTHONPATH=$(abspath $(QUANTISED_ENV)) $(PY) -m pytest -m quantised tests/generation/test_quantised_checkpoints.py
+
 CONTAINERS ?= podman
 COMPOSE ?= podman-compose
 IMAGE_OPTIONS ?=
@@ -137,4 +146,4 @@ lock: ## resolve what pyproject.toml declares, for all platforms, into constrain
 clean: ## remove what the other targets made
 	rm -rf .venv dist build agent_server/static/demo node_modules */node_modules tests/*/node_modules
 
-.PHONY: help setup docs demo serve check hooks system test test-python test-long vllm-env test-vllm test-vllm-inprocess llamacpp-env test-llamacpp test-peers bench wheel release screenshot lock clean
+.PHONY: help setup docs demo serve check hooks system test test-python test-long vllm-env test-vllm test-vllm-inprocess llamacpp-env test-llamacpp quantised-env test-quantised test-peers bench wheel release screenshot lock clean
