@@ -11,16 +11,17 @@ from events.options import ToolChoice
 
 
 def tool_choice(path: str, value: object) -> ToolChoice:
-    """ "auto", "none", "required", a named function (Chat's and Responses' form) or allowed_tools (both forms)."""
+    """ "auto", "none", "required", a named function or custom tool, or allowed_tools, each in Chat's and Responses'
+    form."""
     if isinstance(value, str):
         return _by_mode(one_of("auto", "none", "required")(path, value))
     choice = mapping(path, value)
     match choice.get("type"):
-        case "function":
+        case "function" | "custom":
             return ToolChoice(mode="named", names=(_function_name(path, choice),))
         case "allowed_tools":
             return _allowed_tools(path, choice)
-    raise wrong(path, 'must be "auto", "none", "required", a function or allowed_tools')
+    raise wrong(path, 'must be "auto", "none", "required", a function, a custom tool or allowed_tools')
 
 
 def _by_mode(mode: str, names: tuple[str, ...] = ()) -> ToolChoice:
@@ -30,7 +31,7 @@ def _by_mode(mode: str, names: tuple[str, ...] = ()) -> ToolChoice:
 
 def _function_name(path: str, entry: object) -> str:
     named = mapping(path, entry)
-    inner = named.get("function")
+    inner = named.get("function", named.get("custom"))
     name = inner.get("name") if isinstance(inner, dict) else named.get("name")
     if not isinstance(name, str) or not name:
         raise wrong(path, "must name a function")

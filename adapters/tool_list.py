@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -12,20 +14,25 @@ from adapters.inbound import Limits
 
 
 class ToolSpec(NamedTuple):
-    """One function as any wire declares it. `parameters` is a JSON schema; `at` its place in the request."""
+    """One function as any wire declares it. `parameters` is a JSON schema; `at` its place in the request. custom: it
+    takes text, its argument `input`; grammar: in Lark, of that text."""
 
     name: Any
     description: object
     parameters: Any
     strict: Any
     at: str
+    custom: bool = False
+    grammar: str | None = None
 
 
 class ToolList(NamedTuple):
-    """`strict` are the names whose schema must be enforced."""
+    """`strict` are the names whose schema must be enforced, `custom` those of custom tools; `grammars`: name → Lark."""
 
     tools: list[Tool]
     strict: frozenset[str]
+    custom: frozenset[str] = frozenset()
+    grammars: Mapping[str, str] = MappingProxyType({})
 
     @property
     def names(self) -> frozenset[str]:
@@ -42,7 +49,9 @@ def read_tools(specs: list[ToolSpec], limits: Limits, at: str = "tools") -> Tool
         if tool.name in seen:
             raise wrong(spec.at, "has the name of an earlier tool")
         seen.add(tool.name)
-    return ToolList(tools, frozenset(tool.name for tool, spec in zip(tools, specs, strict=True) if spec.strict is True))
+    strict = frozenset(spec.name for spec in specs if spec.strict is True)
+    custom = frozenset(spec.name for spec in specs if spec.custom)
+    return ToolList(tools, strict, custom, {spec.name: spec.grammar for spec in specs if spec.grammar is not None})
 
 
 def _tool(spec: ToolSpec, limits: Limits) -> Tool:

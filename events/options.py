@@ -40,6 +40,7 @@ class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True):
     template_kwargs: allow-listed extra variables for the chat template (never the template itself).
     raw_prompt: text or token ids that go to the engine as they are, with no chat template and no parsing (text
     completion wires). strict_tools: names of tools whose schema must be enforced or refused.
+    tool_grammars: names of tools whose argument `input` is text of a Lark grammar, with the grammar.
     stated: names of the sampling parameters that the request states, also where they say the neutral value.
     token_details: attach token ids, texts and logprobs to the events' metadata (`tokens`).
     continue_final_message: the last assistant message is a prefill to be continued: its text, or its reasoning where
@@ -59,6 +60,7 @@ class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True):
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
     strict_tools: frozenset[str] = frozenset()
+    tool_grammars: dict[str, str] = {}
     response_format: ResponseFormat | None = None
     thinking: bool | None = None
     reasoning_effort: str | None = None

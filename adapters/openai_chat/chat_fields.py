@@ -41,8 +41,10 @@ FIELDS: dict[str, Field] = {
     "stream_options": honoured(
         "`include_usage`, `continuous_usage_stats`; `include_obfuscation: true` is refused", OBJECT
     ),
-    "tool_choice": honoured("auto, none, required, a function, allowed_tools", {"type": ["string", "object"]}),
-    "tools": honoured("functions; custom tools are refused", OBJECTS),
+    "tool_choice": honoured(
+        "auto, none, required, a function, a custom tool, allowed_tools", {"type": ["string", "object"]}
+    ),
+    "tools": honoured("functions, and custom tools with text, a Lark grammar or a regular expression", OBJECTS),
     "user": honoured("kept with the run", STRING),
     "safety_identifier": honoured("as `user`, where that is absent", STRING),
     "prompt_cache_key": accepted("prefixes are cached by their content, whatever the key"),

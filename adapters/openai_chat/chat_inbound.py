@@ -10,6 +10,7 @@ from ag_ui.core import Message, RunAgentInput, Tool
 
 from adapters.body import convert, flag, read_object, wrong
 from adapters.client_history import NewId
+from adapters.custom_tools import custom_spec
 from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
 from adapters.openai_chat.chat_fields import FIELDS
 from adapters.openai_chat.chat_messages import ChatMessage, read_messages
@@ -27,6 +28,7 @@ class ChatFlags(msgspec.Struct, frozen=True, kw_only=True):
     functions: the request declares `functions`, as it was before tools. include_stop: a stop string that matched is
     part of the text. continuous_usage: every chunk says what was used so far. prompt_logprobs: alternatives for each
     token of the prompt, None without them. timings: how long it took, in llama.cpp's form.
+    custom: names of custom tools.
     """
 
     include_usage: bool = False
@@ -39,6 +41,7 @@ class ChatFlags(msgspec.Struct, frozen=True, kw_only=True):
     continuous_usage: bool = False
     prompt_logprobs: int | None = None
     timings: bool = False
+    custom: frozenset[str] = frozenset()
     warnings: tuple[str, ...] = ()
 
 
@@ -120,7 +123,11 @@ def _options(values: dict[str, object], tools: ToolList) -> tuple[GenerationOpti
     check_tool_choice(options.tool_choice, tools.names)
     stream_options = read_stream_options(values)
     _check_unparsed(values, options, tools)
-    changes: dict[str, Any] = {"strict_tools": tools.strict, "store": values.get("store") is True}
+    changes: dict[str, Any] = {
+        "strict_tools": tools.strict,
+        "tool_grammars": dict(tools.grammars),
+        "store": values.get("store") is True,
+    }
     flags = ChatFlags(
         include_usage=bool(stream_options.include_usage),
         logprobs=options.sampling.logprobs,
@@ -132,6 +139,7 @@ def _options(values: dict[str, object], tools: ToolList) -> tuple[GenerationOpti
         continuous_usage=bool(stream_options.continuous_usage_stats),
         prompt_logprobs=options.sampling.prompt_logprobs,
         timings=flag(values, "timings_per_token"),
+        custom=tools.custom,
         warnings=warnings_of(values, FIELDS),
     )
     if flags.continuous_usage or flags.prompt_logprobs is not None:
@@ -190,6 +198,7 @@ class FunctionSpec(msgspec.Struct, forbid_unknown_fields=True):
 class ChatTool(msgspec.Struct):
     function: FunctionSpec | None = None
     type: Any = "function"
+    custom: dict[str, object] | None = None
 
 
 def _tools(value: object, limits: Limits) -> ToolList:
@@ -198,7 +207,9 @@ def _tools(value: object, limits: Limits) -> ToolList:
 
 
 def _spec(tool: ChatTool, at: str) -> ToolSpec:
+    if tool.type == "custom" and tool.custom is not None:
+        return custom_spec(tool.custom, f"{at}.custom")
     if tool.type != "function" or tool.function is None:
-        raise wrong(f"{at}.type", 'must be "function", with a function')
+        raise wrong(f"{at}.type", 'must be "function", with a function, or "custom", with a custom tool')
     spec = tool.function
     return ToolSpec(spec.name, spec.description, spec.parameters, spec.strict, f"{at}.function")

@@ -36,6 +36,7 @@ from ag_ui.core import (
 
 from adapters.body import wrong
 from adapters.client_history import NewId, Placed, object_text, put_in_order
+from adapters.custom_tools import arguments_of
 from adapters.inbound import Limits
 from adapters.part_kinds import not_taken
 
@@ -142,13 +143,17 @@ class _ChatMessagesReader:
         return calls
 
     def _call(self, entry: Any, at: str) -> ToolCall:
-        function = entry.get("function") if isinstance(entry, dict) else None
+        kind = "custom" if isinstance(entry, dict) and "custom" in entry else "function"
+        function = entry.get(kind) if isinstance(entry, dict) else None
         if not isinstance(function, dict):
             raise wrong(at, "must have a function")
         name = function.get("name")
         if not isinstance(name, str) or not 0 < len(name) <= self._limits.name:
-            raise wrong(f"{at}.function.name", "must be a name")
-        arguments = object_text(function.get("arguments"), f"{at}.function.arguments")
+            raise wrong(f"{at}.{kind}.name", "must be a name")
+        if kind == "custom":
+            arguments = arguments_of(function.get("input"), f"{at}.custom.input")
+        else:
+            arguments = object_text(function.get("arguments"), f"{at}.function.arguments")
         call_id = self._id(entry.get("id"), f"{at}.id") or self._new_id("call")
         return ToolCall(id=call_id, function=FunctionCall(name=name, arguments=arguments))
 

@@ -11,11 +11,13 @@ from typing import Any
 import msgspec
 
 from adapters.answer import Answer, PromptOf, field_on, finish_reason, fold, raise_failure, unknown_prompt
+from adapters.custom_tools import InputText, input_of
 from adapters.errors import payload
 from adapters.frame_json import json_bytes, json_string
 from adapters.openai_chat.chat_inbound import ChatFlags
 from adapters.openai_tokens import chat_logprobs, combined_usage, prompt_logprobs, timings_object
 from events.metadata import Scored, error_metadata, finished_metadata, tokens_of
+from events.run_output import FinishedCall
 from events.sampling import Wire
 from events.vocabulary import (
     Event,
@@ -25,6 +27,7 @@ from events.vocabulary import (
     TextMessageContent,
     TokenUsage,
     ToolCallArgs,
+    ToolCallEnd,
     ToolCallStart,
 )
 
@@ -70,7 +73,9 @@ def error_object(error: RunError | None, wire: Wire = "chat") -> dict[str, Any]:
 class _ChatChoice:
     """The state of one of `n` answers, with its frames' constant beginnings."""
 
-    __slots__ = ("calls", "content_head", "ended", "first", "head", "index", "reasoning_head", "tokens", "usage")
+    __slots__ = (
+        "calls", "content_head", "ended", "first", "head", "index", "inputs", "reasoning_head", "tokens", "usage",
+    )  # fmt: skip
 
     def __init__(self, head: bytes, index: int) -> None:
         self.index = index
@@ -78,6 +83,7 @@ class _ChatChoice:
         self.content_head = self.head + b'"content":'
         self.reasoning_head = self.head + b'"reasoning":'
         self.calls: dict[str, tuple[bytes, int]] = {}
+        self.inputs: dict[str, InputText] = {}
         self.first = True
         self.ended = False
         self.tokens = 0
@@ -158,6 +164,8 @@ class ChatStream:
             return self._function(event, choice)
         index = len(choice.calls)
         entry = b'"tool_calls":[{"index":%d,' % index
+        if event.tool_call_name in self._flags.custom:
+            return self._custom(event, choice, entry)
         choice.calls[event.tool_call_id] = (choice.head + entry + b'"function":{"arguments":', index)
         delta = entry + b'"id":%b,"type":"function","function":{"name":%b,"arguments":""}}]' % (
             json_string(event.tool_call_id),
@@ -175,18 +183,39 @@ class ChatStream:
             return self._detailed(delta, event.metadata, choice, "tool_calls")
         return self._delta(delta, choice)
 
+    def _custom(self, event: ToolCallStart, choice: _ChatChoice, entry: bytes) -> bytes:
+        """A call whose text comes instead of arguments."""
+        choice.inputs[event.tool_call_id] = InputText()
+        choice.calls[event.tool_call_id] = (choice.head + entry + b'"custom":{"input":', len(choice.calls))
+        delta = entry + b'"id":%b,"type":"custom","custom":{"name":%b,"input":""}}]' % (
+            json_string(event.tool_call_id),
+            json_string(event.tool_call_name),
+        )
+        if event.metadata is not None and self._details:
+            return self._detailed(delta, event.metadata, choice, "tool_calls")
+        return self._delta(delta, choice)
+
+    def _call_end(self, event: ToolCallEnd, choice: _ChatChoice) -> bytes:
+        reader = choice.inputs.pop(event.tool_call_id, None)
+        left = reader.finish() if reader is not None else ""
+        head, _ = choice.calls.get(event.tool_call_id, (b"", -1))
+        return head + json_string(left) + b"}}]" + self._tail_of(choice) if left else b""
+
     def _arguments(self, event: ToolCallArgs, choice: _ChatChoice) -> bytes:
         head, index = choice.calls.get(event.tool_call_id, (b"", -1))
         if index < 0:
             return b""
-        text = json_string(event.delta)
+        said, key = event.delta, b'"function":{"arguments"'
+        if (reader := choice.inputs.get(event.tool_call_id)) is not None:
+            said, key = reader.feed(said), b'"custom":{"input"'
+        text = json_string(said)
         if event.metadata is not None and self._details:
-            delta = b'"tool_calls":[{"index":%d,"function":{"arguments":%b}}]' % (index, text)
+            delta = b'"tool_calls":[{"index":%d,%b:%b}}]' % (index, key, text)
             if self._flags.functions:
                 delta = b'"function_call":{"arguments":%b}' % text
             return self._detailed(delta, event.metadata, choice, "tool_calls")
         closing = b"}" if self._flags.functions else b"}}]"
-        return head + text + closing + self._tail_of(choice) if event.delta else b""
+        return head + text + closing + self._tail_of(choice) if said else b""
 
     def _tail_of(self, choice: _ChatChoice) -> bytes:
         """The end of a frame without details."""
@@ -261,6 +290,7 @@ _HANDLERS: dict[type, Callable[[ChatStream, Any, _ChatChoice], bytes]] = {
     ReasoningMessageContent: ChatStream._reasoning,
     ToolCallStart: ChatStream._call,
     ToolCallArgs: ChatStream._arguments,
+    ToolCallEnd: ChatStream._call_end,
     RunFinished: ChatStream._finished,
     RunError: ChatStream._error,
 }
@@ -337,11 +367,14 @@ def _message(answer: Answer, identity: ChatIdentity, flags: ChatFlags) -> dict[s
     if answer.calls and flags.functions:
         message["function_call"] = {"name": answer.calls[0].name, "arguments": answer.calls[0].arguments}
     elif answer.calls:
-        message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in answer.calls
-        ]
+        message["tool_calls"] = [_called(call, flags) for call in answer.calls]
     return message
+
+
+def _called(call: FinishedCall, flags: ChatFlags) -> dict[str, object]:
+    if call.name in flags.custom:
+        return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": input_of(call.arguments)}}
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def _body_logprobs(answer: Answer, flags: ChatFlags) -> dict[str, Any] | None:

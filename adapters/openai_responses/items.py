@@ -28,6 +28,7 @@ from ag_ui.core import (
 
 from adapters.body import wrong
 from adapters.client_history import NewId, Placed, object_text
+from adapters.custom_tools import arguments_of
 from adapters.inbound import Limits
 from adapters.openai_chat.chat_messages import read_part
 from adapters.sealed import unwrap
@@ -69,7 +70,7 @@ def response_of(item_id: str) -> str | None:
     return match[1] if match else None
 
 
-_OUTPUT_ITEM = re.compile(r"(?:msg|rs|fc)_(\w{1,80})_\d{1,6}")
+_OUTPUT_ITEM = re.compile(r"(?:msg|rs|fc|ctc)_(\w{1,80})_\d{1,6}")
 _INPUT_ITEM = re.compile(r"(resp_\w{1,80})_in_\d{1,6}")
 
 
@@ -110,7 +111,10 @@ class _ItemsReader:
                 self._message(item, at)
             case "function_call":
                 self._call(item, at)
-            case "function_call_output":
+            case "custom_tool_call":
+                text = arguments_of(item.get("input"), f"{at}.input")
+                self._call({**item, "arguments": text}, at)
+            case "function_call_output" | "custom_tool_call_output":
                 self._add(self._output(item, at), at)
             case "reasoning":
                 self._add(self._reasoning(item, at), at)

@@ -21,7 +21,7 @@ FIELDS: dict[str, Field] = {
     "background": honoured("needs `store`; resume with `starting_after`", BOOLEAN),
     "include": honoured("`reasoning.encrypted_content`, `message.output_text.logprobs`", STRINGS),
     "input": honoured(
-        "text, messages, function calls and their outputs, reasoning",
+        "text, messages, calls of functions and custom tools and their outputs, reasoning",
         {"anyOf": [STRING, OBJECTS]},
     ),
     "instructions": honoured("for this response alone, as in the protocol", STRING),
@@ -35,8 +35,13 @@ FIELDS: dict[str, Field] = {
     "stream": honoured("", BOOLEAN),
     "stream_options": honoured("`include_obfuscation: true` is refused", OBJECT),
     "text": honoured("`format`: text, json_object, json_schema", OBJECT),
-    "tool_choice": honoured("auto, none, required, a function, allowed_tools", {"type": ["string", "object"]}),
-    "tools": honoured("functions; built-in tools are refused", OBJECTS),
+    "tool_choice": honoured(
+        "auto, none, required, a function, a custom tool, allowed_tools", {"type": ["string", "object"]}
+    ),
+    "tools": honoured(
+        "functions, and custom tools with text, a Lark grammar or a regular expression; built-in tools are refused",
+        OBJECTS,
+    ),
     "top_logprobs": honoured("with `include`", {"type": "integer", "minimum": 0, "maximum": 20}),
     "user": honoured("kept with the run", STRING),
     "prompt_cache_key": accepted("prefixes are cached by their content, whatever the key"),

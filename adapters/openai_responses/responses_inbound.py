@@ -11,6 +11,7 @@ from ag_ui.core import Message, RunAgentInput, SystemMessage
 
 from adapters.body import convert, flag, read_object, wrong
 from adapters.client_history import NewId, Placed, put_in_order
+from adapters.custom_tools import custom_spec
 from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
 from adapters.openai_responses.items import Items, read_input, sealed_thread
 from adapters.openai_responses.responses_fields import FIELDS
@@ -29,7 +30,7 @@ class ResponseFlags(msgspec.Struct, frozen=True, kw_only=True):
 
     echo: the request's fields that the response object repeats. items: `input` as it came, for the list of input
     items. summary: show reasoning as a summary. instructions: whether the first message is the instructions, which
-    are not part of the conversation.
+    are not part of the conversation. custom: names of custom tools.
     """
 
     echo: dict[str, Any] = {}
@@ -41,6 +42,7 @@ class ResponseFlags(msgspec.Struct, frozen=True, kw_only=True):
     encrypted: bool = False
     logprobs: int | None = None
     instructions: bool = False
+    custom: list[str] = []
 
 
 class _ResponsesHead(msgspec.Struct):
@@ -178,7 +180,9 @@ def _options(values: dict[str, object], tools: ToolList) -> tuple[GenerationOpti
     store = flag(values, "store", True)
     shape = response_format("text.format", text.format) if text.format is not None else None
     options = msgspec.structs.replace(options, response_format=shape, strict_tools=tools.strict, store=store)
-    return options, _flags(values, options, include, reasoning, shape)
+    options = msgspec.structs.replace(options, tool_grammars=dict(tools.grammars))
+    flags = _flags(values, options, include, reasoning, shape)
+    return options, msgspec.structs.replace(flags, custom=sorted(tools.custom))
 
 
 def _truncation(values: dict[str, object]) -> str:
@@ -245,13 +249,14 @@ def _echo(values: dict[str, object], options: GenerationOptions, reasoning: Reas
 
 
 class ResponseTool(msgspec.Struct):
-    """A function; `type` names anything else."""
+    """A function or a custom tool; `type` names anything else."""
 
     type: Any = None
     name: Any = None
     description: object = None
     parameters: Any = None
     strict: Any = None
+    format: object = None
 
 
 def _tools(value: object, limits: Limits) -> ToolList:
@@ -260,6 +265,8 @@ def _tools(value: object, limits: Limits) -> ToolList:
 
 
 def _spec(tool: ResponseTool, at: str) -> ToolSpec:
+    if tool.type == "custom":
+        return custom_spec({"name": tool.name, "description": tool.description, "format": tool.format}, at)
     if tool.type != "function":
-        raise wrong(f"{at}.type", 'must be "function": there are no built-in tools')
+        raise wrong(f"{at}.type", 'must be "function" or "custom": there are no built-in tools')
     return ToolSpec(tool.name, tool.description, tool.parameters, tool.strict, at)

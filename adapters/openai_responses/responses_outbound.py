@@ -13,6 +13,7 @@ import msgspec
 
 from adapters import sse
 from adapters.answer import finish_reason
+from adapters.custom_tools import InputText
 from adapters.frame_json import json_bytes, json_string
 from adapters.openai_responses.responses_inbound import ResponseFlags
 from adapters.openai_tokens import chat_logprobs
@@ -39,7 +40,7 @@ from events.vocabulary import (
     ToolCallStart,
 )
 
-Kind = Literal["message", "reasoning", "function_call"]
+Kind = Literal["message", "reasoning", "function_call", "custom_tool_call"]
 NO_FLAGS = ResponseFlags()
 _ERRORS = {"invalid_request": "invalid_prompt", "context_length_exceeded": "invalid_prompt"} | dict.fromkeys(
     ("rate_limited", "overloaded"), "rate_limit_exceeded"
@@ -56,7 +57,8 @@ class ResponseIdentity(msgspec.Struct, frozen=True, kw_only=True):
     hidden_tools: Container[str] = ()
 
 
-ITEM_PREFIX: dict[Kind, str] = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+CALLS: tuple[Kind, ...] = ("function_call", "custom_tool_call")
+ITEM_PREFIX: dict[Kind, str] = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
 
 
 def item_id(response_id: str, kind: Kind, index: int) -> str:
@@ -67,7 +69,7 @@ def item_id(response_id: str, kind: Kind, index: int) -> str:
 class _OutputItem:
     """One output item while it is written. `index` is its place in the output."""
 
-    __slots__ = ("deltas", "head", "id", "index", "kind", "name", "sealed", "source", "tokens")
+    __slots__ = ("deltas", "head", "id", "index", "input", "kind", "name", "sealed", "source", "tokens")
 
     def __init__(self, kind: Kind, source: str, id: str, index: int, name: str = "") -> None:
         self.kind: Kind = kind
@@ -79,6 +81,7 @@ class _OutputItem:
         self.deltas: list[str] = []
         self.tokens: list[Scored] = []
         self.head = b""
+        self.input = InputText()
 
     @property
     def text(self) -> str:
@@ -155,19 +158,19 @@ class ResponseStream:
             case ReasoningMessageContent(message_id=id, delta=delta):
                 return self._delta("reasoning", id, delta, None)
             case ToolCallArgs(tool_call_id=id, delta=delta):
-                return self._delta("function_call", id, delta, None)
+                return self._call_delta(id, delta)
             case TextMessageStart(message_id=id):
                 return self._begin("message", id)
             case ReasoningMessageStart(message_id=id):
                 return self._begin("reasoning", id)
             case ToolCallStart(tool_call_id=id, tool_call_name=name):
-                return b"" if name in self._identity.hidden_tools else self._begin("function_call", id, name)
+                return b"" if name in self._identity.hidden_tools else self._begin(self._call_kind(name), id, name)
             case TextMessageEnd(message_id=id):
                 return self._end("message", id)
             case ReasoningMessageEnd(message_id=id):
                 return self._end("reasoning", id)
             case ToolCallEnd(tool_call_id=id):
-                return self._end("function_call", id)
+                return self._call_end(id)
             case ReasoningEncryptedValue(subtype="message", entity_id=id, encrypted_value=value):
                 self._seal(id, value)
             case RunStarted():
@@ -223,7 +226,7 @@ class ResponseStream:
 
     def _delta_head(self, item: _OutputItem) -> bytes:
         kind = self._names(item)[0].encode()
-        place = b"" if item.kind == "function_call" else b'"%b":0,' % self._names(item)[1].encode()
+        place = b"" if item.kind in CALLS else b'"%b":0,' % self._names(item)[1].encode()
         return b'event: %b\ndata: {"type":"%b","item_id":%b,"output_index":%d,%b"delta":' % (
             kind,
             kind,
@@ -238,6 +241,8 @@ class ResponseStream:
             return "response.output_text.delta", "content_index", "response.output_text.done"
         if item.kind == "function_call":
             return "response.function_call_arguments.delta", "", "response.function_call_arguments.done"
+        if item.kind == "custom_tool_call":
+            return "response.custom_tool_call_input.delta", "", "response.custom_tool_call_input.done"
         if self._flags.summary:
             return (
                 "response.reasoning_summary_text.delta", "summary_index", "response.reasoning_summary_text.done",
@@ -263,6 +268,23 @@ class ResponseStream:
 
     def _logprobs(self, tokens: Sequence[Scored]) -> list[dict[str, Any]]:
         return chat_logprobs(tokens, self._flags.logprobs or 0)
+
+    def _call_kind(self, name: str) -> Kind:
+        return "custom_tool_call" if name in self._flags.custom else "function_call"
+
+    def _call_delta(self, source: str, delta: str) -> bytes:
+        item = self._open.get(("custom_tool_call", source))
+        if item is None:
+            return self._delta("function_call", source, delta, None)
+        return self._delta("custom_tool_call", source, item.input.feed(delta), None)
+
+    def _call_end(self, source: str) -> bytes:
+        item = self._open.get(("custom_tool_call", source))
+        if item is None:
+            return self._end("function_call", source)
+        return self._delta("custom_tool_call", source, item.input.finish(), None) + self._end(
+            "custom_tool_call", source
+        )
 
     # ---- ends -------------------------------------------------------------------------------------------------------
 
@@ -296,6 +318,8 @@ class ResponseStream:
         kind, field = self._names(item)[2], self._names(item)[1]
         if item.kind == "function_call":
             frames = self._of(item, kind, arguments=text, name=item.name)
+        elif item.kind == "custom_tool_call":
+            frames = self._of(item, kind, input=text)
         elif item.kind == "message":
             logprobs = self._logprobs(item.tokens)
             frames = self._of(item, kind, content_index=0, text=text, logprobs=logprobs)
@@ -321,13 +345,13 @@ class ResponseStream:
                 part = {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
                 content = [part] if begun else []
                 return {"id": item.id, "type": "message", "role": "assistant", "status": status, "content": content}
-            case "function_call":
+            case "function_call" | "custom_tool_call":
                 return {
                     "id": item.id,
-                    "type": "function_call",
+                    "type": item.kind,
                     "call_id": item.source,
                     "name": item.name,
-                    "arguments": text,
+                    "arguments" if item.kind == "function_call" else "input": text,
                     "status": status,
                 }
         found: dict[str, Any] = {"id": item.id, "type": "reasoning", "status": status, "summary": [], "content": []}

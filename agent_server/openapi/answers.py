@@ -11,6 +11,11 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 Ids = Annotated[list[int], Meta(description="Token ids. An extension.")]
+PromptLogprobs = Annotated[
+    list[dict[str, Any] | None],
+    Meta(description="For each token of the prompt, by id, `logprob`, `rank` and `decoded_token`. An extension."),
+]
+Timings = Annotated[dict[str, Any], Meta(description="As llama.cpp tells them. An extension.")]
 
 
 class FunctionCall(Struct):
@@ -18,10 +23,19 @@ class FunctionCall(Struct):
     arguments: Annotated[str, Meta(description="A JSON object as text, as the model wrote it.")]
 
 
-class ChatToolCall(Struct):
+class ChatToolCall(Struct, tag_field="type", tag="function"):
     id: str
-    type: Literal["function"]
     function: FunctionCall
+
+
+class CustomCall(Struct):
+    name: str
+    input: str
+
+
+class ChatCustomCall(Struct, tag_field="type", tag="custom"):
+    id: str
+    custom: CustomCall
 
 
 class ChatAnswer(Struct):
@@ -30,7 +44,7 @@ class ChatAnswer(Struct):
     refusal: None = None
     reasoning: Annotated[str, Meta(description="An extension.")] | UnsetType = UNSET
     reasoning_content: Annotated[str, Meta(description="`reasoning` by its other name.")] | UnsetType = UNSET
-    tool_calls: list[ChatToolCall] | UnsetType = UNSET
+    tool_calls: list[ChatToolCall | ChatCustomCall] | UnsetType = UNSET
     function_call: FunctionCall | UnsetType = UNSET
 
 
@@ -116,6 +130,8 @@ class ChatCompletion(Struct):
     extensions: Annotated[dict[str, Any], Meta(description="Warnings, interrupts, and the pieces as they came.")]
     error: OpenAIError | UnsetType = UNSET
     prompt_token_ids: Ids | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct):
@@ -123,6 +139,8 @@ class ChatChunkChoice(Struct):
     delta: dict[str, Any]
     finish_reason: str | None
     logprobs: dict[str, Any] | UnsetType | None = UNSET
+    stop_reason: str | int | UnsetType = UNSET
+    token_ids: Ids | UnsetType = UNSET
 
 
 class ChatChunk(Struct):
@@ -138,6 +156,8 @@ class ChatChunk(Struct):
     ) = UNSET
     usage: OpenAIUsage | UnsetType | None = UNSET
     error: OpenAIError | UnsetType = UNSET
+    extensions: Annotated[dict[str, Any], Meta(description="Warnings.")] | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
 
 
 class TextChoice(Struct):
@@ -148,6 +168,7 @@ class TextChoice(Struct):
     stop_reason: str | int | UnsetType = UNSET
     token_ids: Ids | UnsetType = UNSET
     prompt_token_ids: Ids | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class TextCompletion(Struct):
@@ -160,6 +181,8 @@ class TextCompletion(Struct):
     choices: list[TextChoice]
     usage: OpenAIUsage | UnsetType | None = UNSET
     error: OpenAIError | UnsetType = UNSET
+    extensions: Annotated[dict[str, Any], Meta(description="Warnings.")] | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
 
 
 class ResponsesUsage(Struct):

@@ -20,6 +20,7 @@ from agent_server.prompting.schemas import check_pattern_value, prepared
 from agent_server.settings import OutputSettings
 from events.formats.output_format import OutputFormat, Tools
 from events.grammar import Function, Stage, plan
+from events.grammar.client_lark import LarkError, in_json
 from events.grammar.lint import Finding, PreparedSchema, SchemaRefused, prepare
 from events.grammar.value_nodes import unwritten
 from events.options import GenerationOptions, ResponseFormat, ToolChoice
@@ -43,8 +44,9 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a plan depends on. tools: (name, parameters) of the declared tools. stage: where the output
-    starts. control_ids: spelling → id of the control tokens."""
+    """Everything that a plan depends on. tools: (name, parameters) of the declared tools. grammars: name → Lark of
+    those whose one argument is a text of it. stage: where the output starts. control_ids: spelling → id of the control
+    tokens."""
 
     output_format: OutputFormat
     tools: tuple[tuple[str, Any], ...]
@@ -54,6 +56,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     response_format: ResponseFormat | None
     stage: Stage
     control_ids: dict[str, int]
+    grammars: dict[str, str] = {}
 
 
 _plans: OrderedDict[bytes, Planned] = OrderedDict()
@@ -139,6 +142,7 @@ def plan_request(
         response_format=options.response_format,
         stage=grammar_stage(prompt),
         control_ids=dict(control_ids),
+        grammars=options.tool_grammars,
     )
 
 
@@ -248,7 +252,17 @@ def _function(request: PlanRequest, name: str, parameters: object, notes: list[s
     findings = [*ready.findings, *_format_findings(tools, ready.schema)]
     strict = name in request.strict_tools
     _note(where, "tools", findings, strict, notes)
-    return Function(name, ready.schema)
+    return Function(name, ready.schema, _readable(where, request.grammars.get(name)))
+
+
+def _readable(where: str, grammar: str | None) -> str | None:
+    """The grammar of a tool's text. Raises EngineError for one that cannot be read; the engine compiles it."""
+    try:
+        if grammar is not None:
+            in_json(grammar)
+    except LarkError as error:
+        raise _refused("tools", f"{where.replace('schema', 'grammar', 1)} is refused: {error}") from error
+    return grammar
 
 
 def _format_findings(tools: Tools | None, schema: Mapping[str, object]) -> list[Finding]:

@@ -10,6 +10,7 @@ import msgspec
 
 from events.formats import layout
 from events.formats.output_format import Tools
+from events.grammar.client_lark import in_front_of, in_json
 from events.grammar.nodes import EMPTY, SPACE, Alphabet, Node, constant, either, pattern, sequence, spaced, star
 from events.grammar.value_nodes import Member, ValueWriter, quoted
 
@@ -18,10 +19,11 @@ INDEX_PATTERN = "[0-9]{1,3}"
 
 
 class Function(msgspec.Struct, frozen=True):
-    """A declared tool: its name and the JSON schema of its arguments."""
+    """A declared tool: its name and the JSON schema of its arguments. grammar: in Lark, of its one argument, a text."""
 
     name: str
     schema: Mapping[str, Any]
+    grammar: str | None = None
 
 
 class CallWriter:
@@ -55,12 +57,17 @@ class CallWriter:
         return sequence(self._literal(self.tools.call_start), body, self._literal(self.tools.call_end))
 
     def arguments(self, function: Function) -> Node:
-        """The arguments alone, in the format's style."""
+        """The arguments alone, in the format's style. Raises ValueError for a grammar where it has no place."""
         style, schema = self.tools.arguments, function.schema
         values = ValueWriter(style, self.alphabet, schema)
+        if function.grammar is not None and style.style not in ("json", "tagged"):
+            raise ValueError("this model's format has no place for a grammar")
         match style.style:
             case "json":
-                return self.alphabet.json(arguments_schema(schema))
+                return self._json_arguments(function)
+            case "tagged" if function.grammar is not None:
+                text = function.grammar
+                return values.listed(schema, lambda m: self._text_of(m, text), self._literal(style.separator))
             case "tagged":
                 return values.listed(schema, lambda m: self._tagged(m, values), self._literal(style.separator))
             case "python":
@@ -71,6 +78,22 @@ class CallWriter:
                 return values.listed(schema, values.bare_member, constant(","))
             case "nested":
                 return values.listed(schema, lambda m: values.element(m.name, m.schema), EMPTY)
+
+    def _json_arguments(self, function: Function) -> Node:
+        if function.grammar is None:
+            return self.alphabet.json(arguments_schema(function.schema))
+        (name,) = function.schema["properties"]
+        head = sequence(constant("{"), SPACE, constant(f"{quoted(name)}:"), SPACE, constant('"'))
+        return sequence(head, _grammar(in_json(function.grammar)), constant('"'), SPACE, constant("}"))
+
+    def _text_of(self, member: Member, grammar: str) -> Node:
+        """A text of a grammar, between the tags of an argument."""
+        style = self.tools.arguments
+        head = self._filled(layout.argument_head(style), {"key": constant(member.name)})
+        *before, closes = layout.argument_value(style)
+        end = closes.text if isinstance(closes, layout.Text) else ""
+        value = sequence(_grammar(in_front_of(grammar, end.strip())), self._literal(end))
+        return sequence(head, self._filled(before, {"value": value, "type": constant("true")}))
 
     def _literal(self, text: str) -> Node:
         return self.alphabet.literal(text) if text else EMPTY
@@ -83,7 +106,7 @@ class CallWriter:
 
     def _json_call(self, function: Function) -> Node:
         keys, name = self.tools.json, quoted(function.name)
-        arguments = self.alphabet.json(arguments_schema(function.schema))
+        arguments = self._json_arguments(function)
         if keys.name_is_key:
             return sequence(spaced("{" + name + ":", ""), SPACE, arguments, constant("}"))
         head = spaced("{" + quoted(keys.name) + ":", name + ",", quoted(keys.arguments) + ":")
@@ -119,6 +142,10 @@ class CallWriter:
         # the declared type is "true" in front of a string's text and "false" in front of JSON
         kinds = [{"type": constant(kind), "value": node} for kind, node in (("true", text), ("false", other)) if node]
         return sequence(head, either(*(self._filled(before, fill) for fill in kinds)))
+
+
+def _grammar(text: str) -> Node:
+    return {"type": "grammar", "grammar": text, "syntax": "lark"}
 
 
 def arguments_schema(schema: Mapping[str, object]) -> dict[str, object]:

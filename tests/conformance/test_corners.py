@@ -353,6 +353,113 @@ async def test_what_steers_other_servers_is_taken_with_a_warning(http: httpx.Asy
     assert (await post(http, path, mirostat=2))["error"]["param"] == "mirostat"
 
 
+# ---- custom tools -------------------------------------------------------------------------------------------------------
+
+PATCH = 'say "x"\n\tand é'
+CUSTOM_CALL = "<tool_call>\n" + json.dumps({"name": "patch", "arguments": {"input": PATCH}}) + "\n</tool_call>"
+LARK = "start: line (LF line)*\nline: /.+/\n%import common.LF"
+
+
+def custom(wire: str, **format: Any) -> dict[str, Any]:
+    """A custom tool as the wire writes it; format: its syntax and definition."""
+    if wire == "chat":
+        shape = {"type": "grammar", "grammar": format} if format else {"type": "text"}
+        return {"type": "custom", "custom": {"name": "patch", "description": "Patch.", "format": shape}}
+    shape = {"type": "grammar", **format} if format else {"type": "text"}
+    return {"type": "custom", "name": "patch", "description": "Patch.", "format": shape}
+
+
+def says_done(request: Any) -> Script:
+    text = running_vocabulary.decode(request.prompt_token_ids)
+    return Script(text="Done." if "patched" in text else CUSTOM_CALL)
+
+
+@pytest.fixture
+async def patching() -> AsyncIterator[Running]:
+    engine = scripted(says_done)
+    running_vocabulary.engine = engine
+    async with serving(engine, demo=False) as found:
+        yield found
+
+
+FORMATS_OF_TEXT: list[dict[str, str]] = [
+    {}, {"syntax": "lark", "definition": LARK}, {"syntax": "regex", "definition": r"(?s:.)+"}
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("format", FORMATS_OF_TEXT, ids=["text", "lark", "regex"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_custom_tool_is_called_with_its_text_on_chat(patching: Running, format: Any, stream: bool) -> None:
+    asked: dict[str, Any] = {"model": "default", "tools": [custom("chat", **format)]}
+    async with AsyncOpenAI(base_url=f"{patching.url}/v1", api_key="none", max_retries=0) as client:
+        if stream:
+            made = await client.chat.completions.create(messages=HELLO, stream=True, **asked)
+            deltas = [chunk.choices[0].delta async for chunk in made]
+            parts = [call.model_dump(exclude_none=True) for delta in deltas for call in delta.tool_calls or ()]
+            assert len(parts) > 4 and {part["index"] for part in parts} == {0}
+            assert {key: parts[0][key] for key in ("type", "custom")} == {
+                "type": "custom",
+                "custom": {"name": "patch", "input": ""},
+            }
+            call = {**parts[0], "custom": {"name": "patch", "input": "".join(p["custom"]["input"] for p in parts)}}
+        else:
+            choice = (await client.chat.completions.create(messages=HELLO, **asked)).choices[0]
+            assert choice.finish_reason == "tool_calls"
+            call = choice.message.model_dump()["tool_calls"][0]
+        assert (call["type"], call["custom"]) == ("custom", {"name": "patch", "input": PATCH})
+        history = [
+            *HELLO,
+            {"role": "assistant", "tool_calls": [{key: call[key] for key in ("id", "type", "custom")}]},
+            {"role": "tool", "tool_call_id": call["id"], "content": "patched"},
+        ]
+        last = await client.chat.completions.create(messages=history, **asked)
+    assert last.choices[0].message.content == "Done."
+    grammar = patching.engine.requests[-1].constraint
+    assert ('"lark"' in json.dumps(grammar.value)) == (format.get("syntax") == "lark")
+
+
+@pytest.mark.parametrize("format", FORMATS_OF_TEXT, ids=["text", "lark", "regex"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_custom_tool_is_called_with_its_text_on_responses(patching: Running, format: Any, stream: bool) -> None:
+    asked: dict[str, Any] = {"model": "default", "tools": [custom("responses", **format)]}
+    async with AsyncOpenAI(base_url=f"{patching.url}/v1", api_key="none", max_retries=0) as client:
+        if stream:
+            events = [event async for event in await client.responses.create(input="Hello", stream=True, **asked)]
+            deltas = [event.delta for event in events if event.type == "response.custom_tool_call_input.delta"]
+            [done] = [event for event in events if event.type == "response.custom_tool_call_input.done"]
+            assert len(deltas) > 4 and "".join(deltas) == done.input == PATCH
+            response = events[-1].response
+        else:
+            response = await client.responses.create(input="Hello", **asked)
+        [call] = response.output
+        assert (call.type, call.name, call.input) == ("custom_tool_call", "patch", PATCH)
+        assert call.id.startswith("ctc_")
+        output = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "patched"}
+        for sent in (
+            {"input": [output], "previous_response_id": response.id},
+            {"input": [*HELLO, call.model_dump(exclude_none=True), output]},
+            {"input": [*HELLO, {"type": "item_reference", "id": call.id}, output]},
+        ):
+            assert (await client.responses.create(**sent, **asked)).output_text == "Done."
+
+
+@pytest.mark.parametrize("wire", ["chat", "responses"])
+async def test_a_custom_tools_grammar_is_refused_where_it_cannot_be_kept(patching: Running, wire: str) -> None:
+    path = "/v1/chat/completions" if wire == "chat" else "/v1/responses"
+    async with httpx.AsyncClient(base_url=patching.url) as http:
+        for definition in ("start: <x>", "start: /(/"):
+            told = await post(http, path, tools=[custom(wire, syntax="lark", definition=definition)])
+            assert "grammar of the tool 'patch' is refused" in told["error"]["message"]
+        chosen = {"type": "custom", **({"custom": {"name": "patch"}} if wire == "chat" else {"name": "patch"})}
+        taken = await post(http, path, tools=[custom(wire)], tool_choice=chosen)
+        assert taken.get("error") is None
+        patching.engine.supports_constraints = False
+        info = patching.engine.info
+        patching.engine.__dict__["_info"] = msgspec.structs.replace(info, supports_constraints=False)
+        told = await post(http, path, tools=[custom(wire, syntax="lark", definition=LARK)])
+        assert "cannot enforce the schema of the tool 'patch'" in told["error"]["message"]
+
+
 # ---- where and when a request is computed, and how much of its prompt ------------------------------------------------
 
 

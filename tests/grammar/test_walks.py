@@ -1,5 +1,7 @@
 """Random logits through the real sampler and the real parser: a sample of what `python -m tests.grammar.walks` does."""
 
+import json
+import re
 from random import Random
 
 import pytest
@@ -8,10 +10,10 @@ import torch
 from agent_server.generation.masks import Masks
 from agent_server.generation.sampler import RowSampling, Sampler
 from events.formats import registry
-from events.grammar import Stage
+from events.grammar import Function, Stage
 from events.options import SamplingParams, ToolChoice
 from tests.grammar.toolsets import tool_set
-from tests.grammar.walks import KINDS, Tally, _matchers, generate, judge, tally_of, walk, walker
+from tests.grammar.walks import KINDS, Tally, _matchers, generate, judge, read, tally_of, walk, walker
 
 FORMATS = sorted(set(KINDS.values()))
 
@@ -133,3 +135,28 @@ def test_neighbours_without_a_grammar_get_the_tokens_they_get_alone():
                 assert matchers[0].accept(tokens[1]) and matchers[1].accept(tokens[3])
             drawn.append((tokens[0], tokens[2]))
     assert alone == mixed
+
+
+TEXT = re.compile(r'"say"(\n[a-z"\\\n]{1,6})+\)', re.DOTALL)
+GRAMMAR = r"""
+start: "\"say\"" (LF /[a-z"\\\n]{1,6}/)+ ")"
+%import common.LF
+"""
+
+
+@pytest.mark.parametrize("name", KINDS.values(), ids=KINDS)
+def test_the_text_of_a_custom_tool_is_held_to_its_grammar(name):
+    text = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+    functions = [Function("patch", text, GRAMMAR)]
+    stage: Stage = "start" if registry.named(name).channels else "content"
+    asked = {"choice": ToolChoice("required"), "stage": stage, "parallel": False}
+    walking = walker(name)
+    if registry.named(name).tools.arguments.style in ("python", "object", "nested"):
+        with pytest.raises(ValueError, match="no place for a grammar"):
+            walk(walking, functions, 1, 1, **asked)
+        return
+    ended = [ids for ids, ended in walk(walking, functions, 1, 4, **asked) if ended]
+    assert ended
+    for ids in ended:
+        [(called, arguments)], _ = read(walking, functions, ids, stage)
+        assert called == "patch" and TEXT.fullmatch(json.loads(arguments)["input"]), arguments

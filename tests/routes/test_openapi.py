@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 
 import httpx
+import msgspec
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
@@ -77,6 +78,52 @@ async def test_the_data_of_every_event_fits_its_description(path: str, row: Oper
     assert len(events) > 3
     for event in events:
         validator.validate(event)
+
+
+CALL = '<tool_call>\n{"name": "write", "arguments": {"input": "a"}}\n</tool_call>'
+EXTENDED = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "logprobs": True},
+    "/v1/completions": {"prompt": "Hi", "logprobs": 1},
+}
+ASKED_FOR = {"timings_per_token": True, "return_token_ids": True, "cache_prompt": True, "stop": ["zz"]}
+
+
+@pytest.mark.parametrize("path", EXTENDED)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_fields_add_to_an_answer_is_described(path: str, stream: bool):
+    """Nothing in an answer is without a description, whatever was asked for."""
+    described = create_app(server_settings()).openapi()
+    content = described["paths"][path]["post"]["responses"]["200"]["content"]
+    schema = content["application/json"]["schema"]
+    if stream:
+        schema = content["text/event-stream"]["schema"]["properties"]["data"]["anyOf"][0]["contentSchema"]
+    validator = Draft202012Validator({**_closed(schema), "components": _closed(described["components"])})
+    body = {**EXTENDED[path], **ASKED_FOR, "stream": stream}
+    if path == "/v1/chat/completions":
+        body["tools"] = [{"type": "custom", "custom": {"name": "write"}}]
+    if not stream:
+        body["prompt_logprobs"] = 1
+    async with serving(scripted(CALL)) as running, httpx.AsyncClient(base_url=running.url) as client:
+        info = running.engine.info  # scripts have none, and the shape is what counts
+        running.engine.__dict__["_info"] = msgspec.structs.replace(info, sampling=info.sampling | {"prompt_logprobs"})
+        answer = await client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    lines = answer.text.splitlines()
+    told = [line[6:] for line in lines if line.startswith("data: {")] if stream else [answer.text]
+    for each in told:
+        validator.validate(json.loads(each))
+    assert all(f'"{name}"' in answer.text for name in ("timings", "extensions", "token_ids"))
+    assert stream or '"prompt_logprobs"' in answer.text
+
+
+def _closed(schema: object) -> object:
+    """The schema with no properties but those that it names."""
+    if isinstance(schema, list):
+        return [_closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    inner = {key: _closed(value) for key, value in schema.items()}
+    return {**inner, "additionalProperties": False} if "properties" in schema else inner
 
 
 def _streaming(path: str) -> dict[str, bool]:

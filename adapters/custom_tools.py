@@ -1,0 +1,110 @@
+"""OpenAI's custom tools: a tool that takes text, which a grammar may bound, instead of arguments.
+
+Inside they are tools with one argument, `input`; here that argument becomes the text again. Chat Completions nests what
+Responses writes flat (`custom`, `format.grammar`); both are read by the same function.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+from adapters.body import wrong
+from adapters.tool_list import ToolSpec
+from adapters.values import mapping, one_of, string
+
+INPUT = "input"
+MAX_GRAMMAR = 64 * 1024
+"""Characters of a definition."""
+
+
+def custom_spec(tool: Mapping[str, object], at: str) -> ToolSpec:
+    """A custom tool without what nests it: `name`, `description` and `format`. Raises RequestError."""
+    if unknown := next((key for key in tool if key not in ("name", "description", "format", "type")), None):
+        raise wrong(f"{at}.{unknown[:64]}", "is not a field of a custom tool")
+    syntax, definition = _grammar(tool.get("format"), f"{at}.format")
+    text: dict[str, object] = {"type": "string"}
+    if syntax == "regex":
+        text["pattern"] = f"^(?:{definition})$"
+    elif syntax == "lark":
+        text["description"] = f"Text of this Lark grammar:\n{definition}"
+    schema = {"type": "object", "properties": {INPUT: text}, "required": [INPUT], "additionalProperties": False}
+    strict = syntax is not None  # a grammar that cannot be kept is refused, as a strict schema is
+    lark = definition if syntax == "lark" else None
+    return ToolSpec(tool.get("name"), tool.get("description"), schema, strict, at, custom=True, grammar=lark)
+
+
+def _grammar(value: object, at: str) -> tuple[str | None, str]:
+    """The syntax and the definition; no syntax for any text."""
+    if value is None:
+        return None, ""
+    shape = mapping(at, value)
+    if one_of("text", "grammar")(f"{at}.type", shape.get("type")) == "text":
+        return None, ""
+    if "grammar" in shape:
+        at, shape = f"{at}.grammar", mapping(f"{at}.grammar", shape["grammar"])
+    syntax = one_of("lark", "regex")(f"{at}.syntax", shape.get("syntax"))
+    definition = string(f"{at}.definition", shape.get("definition"))
+    if not definition or len(definition) > MAX_GRAMMAR:
+        raise wrong(f"{at}.definition", f"must have 1 to {MAX_GRAMMAR} characters")
+    return syntax, definition
+
+
+def arguments_of(text: object, at: str) -> str:
+    """The arguments of a call that a client sends back by its text."""
+    if not isinstance(text, str):
+        raise wrong(at, "must be a string")
+    return msgspec.json.encode({INPUT: text}).decode()
+
+
+def input_of(arguments: str) -> str:
+    """The text of a whole call; arguments that are none of a custom tool's stand as they are."""
+    reader = InputText()
+    return reader.feed(arguments) + reader.finish()
+
+
+class InputText:
+    """Reads the text out of a call's arguments while they come, in time that is linear in their length."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._begun = self._done = False
+
+    def feed(self, piece: str) -> str:
+        """What this piece adds to the text."""
+        if self._done:
+            return ""
+        self._held += piece
+        if not self._begun:
+            head = _HEAD.match(self._held)
+            if head is None:
+                return ""
+            self._begun, self._held = True, self._held[head.end() :]
+        return self._text()
+
+    def finish(self) -> str:
+        """What is left when the call has ended: arguments of another form, or of a call that was cut off."""
+        left, self._held = self._held, ""
+        return left if not self._begun else ""
+
+    def _text(self) -> str:
+        whole = _WHOLE.match(self._held)
+        assert whole is not None
+        end = whole.end()
+        text: str = json.loads(f'"{self._held[:end]}"')
+        self._done = self._held[end : end + 1] == '"'
+        self._held = "" if self._done else self._held[end:]
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+_HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
+_WHOLE = re.compile(
+    r'(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}'
+    r"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    r"|\\u[dD][0-9a-fA-F]{3}(?=[^\\]|\\[^u]))*"
+)
+"""As much of a JSON string's inside as can be decoded: no half of an escape, nor of a pair of surrogates, unless what
+follows shows that its other half does not come."""
