@@ -50,7 +50,11 @@ class VLLM:
         raise RuntimeError(f"vLLM was not ready after {START_SECONDS:g} s:\n{self.log.read_text()[-3000:]}")
 
     def running(self) -> float:
-        """Requests that vLLM itself says it is at, running or waiting."""
+        """Requests that vLLM itself says it is at, running or waiting. It counts them when the engine takes a step, and
+        an engine whose last request was aborted takes none (vllm-project/vllm#22545, #29928): its gauges would stay at
+        what they were. So it is given a token to make before they are read."""
+        one = {"model": "demo", "prompt": [100], "max_tokens": 1}
+        httpx.post(f"{self.url}/v1/completions", json=one, timeout=30).raise_for_status()
         text = httpx.get(f"{self.url}/metrics", timeout=5).text
         names = ("vllm:num_requests_running{", "vllm:num_requests_waiting{")
         return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(names))
