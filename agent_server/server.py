@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 from collections.abc import Callable, Collection, Coroutine, Mapping, MutableMapping
 from dataclasses import dataclass, field
@@ -10,11 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from adapters.errors import RequestError
-from agent_server.audit import AuditLog
+from agent_server.audit import AuditLog, use_audit
 from agent_server.auth import Authority, Quotas
 from agent_server.engine.protocol import EngineStatus
 from agent_server.model_pool import AdaptedModel
 from agent_server.settings import Settings
+from agent_server.store.removal import SLICE, Extent, Removed
+from agent_server.store.retention import Retention
 from agent_server.telemetry import ServerTelemetry
 
 if TYPE_CHECKING:
@@ -185,9 +188,40 @@ class Server:
             self._spawn(self.embeddings.start())
         if self.transcriber is not None:
             self._spawn(self.transcriber.start())
+        if (retention := self._retention()).wanted:
+            # in a context of its own: it acts for no request, though one may have started the server
+            contextvars.Context().run(self._spawn, self._sweep(retention))
         await asyncio.sleep(0)  # what is asked next finds it loading
         if (mcp := self.mcp) is not None:
             self._spawn(mcp.look())
+
+    def _retention(self) -> Retention:
+        kept = self.settings.store
+        return Retention(
+            self.store, kept.keep_days, kept.keep_days_of, kept.keep_sweep,
+            lambda removed: self.telemetry.swept(None if removed is None else removed.threads.total()),
+        )  # fmt: skip
+
+    async def _sweep(self, retention: Retention) -> None:
+        use_audit(self.audit)
+        await retention.run()
+
+    async def erase(self, extent: Extent) -> Removed:
+        """Remove threads and responses for good, a slice at a time; what runs on a thread is stopped first, and what
+        ended on it is not replayed any more."""
+        removed, more = Removed(), True
+        while more:
+            threads = await self.store.threads_in(extent, SLICE)
+            for tenant, thread in threads:
+                for run in await self.runs.going_on(thread, tenant):
+                    await run.cancel()
+                    await run.wait()
+                self.runs.forget_thread(thread, tenant)
+            removed.add(await self.store.remove_slice(extent, threads))
+            more = len(threads) == SLICE  # a client that goes on all the time holds up nobody
+        removed.add(await self.store.remove(extent))
+        self.telemetry.removed.labels(reason="erasure").inc(removed.threads.total())
+        return removed
 
     async def _take_up(self) -> None:
         """Go on with runs of servers that ended, once the model can answer: they would fail before. Several models are

@@ -100,6 +100,14 @@ class ServerTelemetry(Telemetry):
         self.first_token = self.histogram("time_to_first_token_seconds", "Arrival to first token")
         self.run_seconds = self.histogram("e2e_request_latency_seconds", "Arrival to last event")
         self.constrained = self.counter("constrained_requests", "Requests whose output a grammar bound")
+        self.removed = self.counter("threads_removed", "Threads removed for good, by why", "reason")
+        self.sweeps = self.counter("retention_sweeps", "Looks for threads that are kept no longer", "result")
+
+    def swept(self, threads: int | None) -> None:
+        """Count a sweep by what it removed; None for one that failed."""
+        self.sweeps.labels(result="failed" if threads is None else "done").inc()
+        if threads:
+            self.removed.labels(reason="retention").inc(threads)
 
     def answered(self, route: str, status: int, refused: str = "") -> None:
         """Count an answer by its route's path and its status; `refused`: the error's kind."""

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 import re
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from sqlalchemy.exc import SQLAlchemyError
 
+from agent_server.audit import AuditLog, note, use_audit
 from agent_server.commands.serve import read_settings
+
+if TYPE_CHECKING:
+    from agent_server.store import Extent
+
+T = TypeVar("T")
 
 threads = typer.Typer(no_args_is_help=True, help="Back up, restore, prune and erase the stored threads.")
 StoreOption = Annotated[str | None, typer.Option(help="Database URL; the server's own if none.")]
@@ -26,7 +33,8 @@ def backup(place: Annotated[Path, typer.Argument(help="The file to make.")], sto
     """Write all threads into a new file (gzip). The server may go on meanwhile."""
     from agent_server.store import archive
 
-    print(f"{_done(archive.backup(_url(store), place))} rows are in {place}.")
+    rows = _done(store, "threads.backed_up", lambda url: archive.backup(url, place), lambda rows: {"rows": rows})
+    print(f"{rows} rows are in {place}.")
 
 
 @threads.command()
@@ -34,7 +42,8 @@ def restore(place: Annotated[Path, typer.Argument(help="The backup.")], store: S
     """Put a backup into an empty database, of the same kind or the other. Stop the server before."""
     from agent_server.store import archive
 
-    print(f"{_done(archive.restore(_url(store), place))} rows were restored.")
+    rows = _done(store, "threads.restored", lambda url: archive.restore(url, place), lambda rows: {"rows": rows})
+    print(f"{rows} rows were restored.")
 
 
 @threads.command()
@@ -44,41 +53,69 @@ def prune(
     store: StoreOption = None,
 ) -> None:
     """Remove threads that were not used for so long, for good."""
-    from agent_server.store import archive
+    from agent_server.store import Extent
 
     if (found := AGE.fullmatch(older_than)) is None:
         raise typer.BadParameter(f"{older_than} is no age; say 90d or 12w", param_hint="--older-than")
     days = int(found[1]) * (7 if found[2] == "w" else 1)
     before = time.time_ns() // 1_000_000 - days * DAY_MILLISECONDS
-    print(f"{_done(archive.remove(_url(store), tenant=tenant, before=before))} threads were removed.")
+    _remove(store, Extent(tenant=tenant, before=before), "age")
 
 
 @threads.command()
 def erase(
     tenant: Annotated[str, typer.Option(help="Whose threads; '' is the tenant of a server without keys.")],
+    key: Annotated[str | None, typer.Option(help="Of this key or user of the tenant alone, by the name.")] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     store: StoreOption = None,
 ) -> None:
-    """Remove all that is stored of a tenant, for good."""
+    """Remove all that is stored of a tenant, or of one of its keys, for good."""
+    from agent_server.store import Extent
+
+    whose = f"the tenant {tenant!r}" if key is None else f"the key {key!r} of the tenant {tenant!r}"
+    if not yes:
+        typer.confirm(f"Remove all threads of {whose} for good?", abort=True)
+    _remove(store, Extent(tenant=tenant, key=key), "erasure")
+
+
+def _remove(store: str | None, extent: Extent, reason: str) -> None:
     from agent_server.store import archive
 
-    if not yes:
-        typer.confirm(f"Remove all threads of the tenant {tenant!r} for good?", abort=True)
-    print(f"{_done(archive.remove(_url(store), tenant=tenant))} threads were removed.")
+    removed = _done(
+        store, "threads.removed", lambda url: archive.remove(url, extent),
+        lambda removed: {
+            "tenant": extent.tenant, "of_key": extent.key, "threads": removed.threads.total(),
+            "responses": removed.responses.total(), "reason": reason,
+        },
+    )  # fmt: skip
+    print(f"{removed.threads.total()} threads were removed.")
 
 
-def _url(store: str | None) -> str:
-    return read_settings({"store_url": store}).store.database_url
-
-
-def _done(work: Coroutine[Any, Any, int]) -> int:
+def _done(
+    store: str | None,
+    action: str,
+    work: Callable[[str], Coroutine[None, None, T]],
+    told: Callable[[T], Mapping[str, object]],
+) -> T:
+    """What was done to the database, which the server's audit log is told."""
     from agent_server.store.archive import ArchiveError
 
+    settings = read_settings({"store_url": store})
+    path = settings.watching.audit_log
     try:
-        return asyncio.run(work)
+        audit = None if path is None else AuditLog(path)
+        try:
+            done = asyncio.run(work(settings.store.database_url))
+            use_audit(audit)
+            note(action, **told(done), by=f"{getpass.getuser()} on the command line")
+        finally:
+            if audit is not None:
+                audit.close()
     except ArchiveError as error:
         said = str(error)
     except (SQLAlchemyError, OSError, ImportError) as error:
         said = f"The store cannot be used: {(str(error).splitlines() or [type(error).__name__])[0]}"
+    else:
+        return done
     print(f"agent-server: {said}", file=sys.stderr)
     raise typer.Exit(1)

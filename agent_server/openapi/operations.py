@@ -23,6 +23,7 @@ from adapters.request_fields import Field
 from agent_server.model_pool import ModelState
 from agent_server.openapi import answers
 from agent_server.routes.adapters_routes import AdapterRecord, NewAdapter
+from agent_server.routes.erasure_routes import Erased
 from agent_server.routes.models_routes import ModelChange
 from agent_server.routes.replicas_routes import ReplicaChange
 from agent_server.routes.threads_routes import Branch, Change, MessageFeedback
@@ -387,6 +388,10 @@ OTHERS: Mapping[tuple[str, str], Operation] = {
     ("POST", "/operator/replicas"): Operation(
         "Operation", "Drain a replica, or take it back", body=ReplicaChange, answer=answers.Replicas,
         example={"name": "gpu1", "draining": True},
+    ),
+    ("DELETE", "/operator/threads"): Operation(
+        "Operation", "Remove what is stored of a tenant, or of one of its keys or users, for good", answer=Erased,
+        query={"tenant": (TEXT, "Whose; empty for a server without keys."), "key": (TEXT, "Of this one alone.")},
     ),
     ("GET", "/operator/models"): Operation(
         "Operation", "Several models: which are loaded, used, idle", answer=Envelope("models", ModelState, many=True)

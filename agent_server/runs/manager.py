@@ -348,6 +348,15 @@ class RunManager:
     def _runs_of(self, caller: str) -> int:
         return sum(run.caller == caller for queue in self._threads.values() for run in queue)
 
+    def forget_thread(self, thread_id: str, tenant: str = "") -> None:
+        """Replay nothing of what ended on a thread any more."""
+        for run in [run for run in self._runs.values() if (run.tenant, run.thread_id) == (tenant, thread_id)]:
+            if run.finished:
+                self._finished.drop(run)
+                del self._runs[run.key]
+                if self.sharing is not None:
+                    self.sharing.forget(run)
+
     def _withdraw(self, run: Run) -> None:
         """Take a run out of its thread's queue and out of the counts."""
         thread = run.tenant, run.thread_id

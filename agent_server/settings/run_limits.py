@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from agent_server.settings.lists import Names
 from agent_server.settings.section import FIXED, Option, Section
 
 
@@ -83,12 +85,43 @@ class StoreSettings(Section):
     """SQLAlchemy URL of the database; empty for SQLite in `data_dir`, "memory" to keep nothing after the server
     stops."""
 
+    keep_days: float = Field(0, ge=0)
+    """Days after which threads and responses that were not used are removed; 0 keeps them."""
+    tenant_keep_days: Names = ()
+    """Days for tenants that have their own, `acme=30`; 0 keeps them. Of the others `keep_days` says it."""
+    keep_sweep: float = Field(3600, ge=1)
+    """Seconds between two looks for what is kept no longer."""
+
+    @field_validator("tenant_keep_days")
+    @classmethod
+    def _told_in_days(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        for each in given:
+            _tenant_days(each)
+        return given
+
+    @property
+    def keep_days_of(self) -> dict[str, float]:
+        """Tenant → days, of those that have their own."""
+        return dict(_tenant_days(each) for each in self.tenant_keep_days)
+
     @property
     def database_url(self) -> str:
         """The store's URL, with the default filled in."""
         if self.store_url == "memory":
             return "sqlite+aiosqlite:///:memory:"
         return self.store_url or f"sqlite+aiosqlite:///{self.data_dir / 'threads.db'}"
+
+
+def _tenant_days(given: str) -> tuple[str, float]:
+    """("acme", 30.0) of "acme=30". Raises ValueError."""
+    tenant, equals, days = given.rpartition("=")
+    try:
+        count = float(days)
+    except ValueError:
+        count = math.nan
+    if not equals or not 0 <= count < 1e6:
+        raise ValueError("name tenants with their days, such as acme=30,trial=7")
+    return tenant, count
 
 
 class SharingLimits(Section):

@@ -10,14 +10,17 @@ from agent_server.store.records import (
     ThreadRecord,
     ThreadState,
 )
+from agent_server.store.removal import Extent, Removed
 from agent_server.store.store import Store
 
 __all__ = [
     "Conclusion",
+    "Extent",
     "FeedbackRecord",
     "InterruptRecord",
     "KeptRecord",
     "Removal",
+    "Removed",
     "RunRecord",
     "Store",
     "ThreadRecord",

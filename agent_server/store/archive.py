@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
-from sqlalchemy import Table, column, delete, func, select, table, tuple_
+from sqlalchemy import Table, column, func, select, table, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from agent_server.store import schema
 from agent_server.store.database import is_memory, make_engine, make_file, with_driver
 from agent_server.store.migrate import begin_alone, downgrade, load, upgrade
+from agent_server.store.removal import Extent, Removed, remove_some
 
 FORMAT = "agent-server threads"
 PAGE = 500
@@ -154,37 +155,13 @@ async def _insert(connection: AsyncConnection, lines: Iterator[bytes]) -> int:
     raise EOFError
 
 
-async def remove(url: str, *, tenant: str | None = None, before: int | None = None) -> int:
-    """Remove threads for good, with all that belongs to them, and responses: those of a tenant, those that were last
-    used before a time (milliseconds since the epoch), or both together. How many threads."""
-    if tenant is None and before is None:
-        raise ValueError("neither a tenant nor a time")
+async def remove(url: str, extent: Extent) -> Removed:
+    """Remove threads and responses for good, with all that belongs to them, all in one transaction."""
+    removed = Removed()
     async with opened(url) as engine, engine.connect() as connection:
-        sqlite = connection.dialect.name == "sqlite"
-        if sqlite:
-            await connection.exec_driver_sql("PRAGMA secure_delete=ON")  # else the words stay in the file's free pages
-            await connection.commit()
         async with connection.begin():
-            count = await _remove(connection, tenant, before)
-        if sqlite:
+            while some := await remove_some(connection, extent):
+                removed.add(some)
+        if connection.dialect.name == "sqlite":
             await connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
-    return count
-
-
-async def _remove(connection: AsyncConnection, tenant: str | None, before: int | None) -> int:
-    def limits(source: Table, moment: Any) -> list[Any]:
-        return [
-            *([source.c.tenant == tenant] if tenant is not None else []),
-            *([moment < before] if before is not None else []),
-        ]
-
-    threads = schema.threads
-    old = select(threads.c.tenant, threads.c.id).where(*limits(threads, threads.c.updated_at))
-    for source in schema.OF_A_THREAD:
-        everything = before is None  # a tenant's rows, those of threads that are gone included
-        where = source.c.tenant == tenant if everything else tuple_(source.c.tenant, source.c.thread_id).in_(old)
-        await connection.execute(delete(source).where(where))
-    responses = schema.responses
-    await connection.execute(delete(responses).where(*limits(responses, responses.c.created_at)))
-    gone = await connection.execute(delete(threads).where(*limits(threads, threads.c.updated_at)))
-    return int(gone.rowcount)
+    return removed

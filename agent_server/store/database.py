@@ -138,6 +138,16 @@ class Database:
         async with self._engine.connect() as connection:
             return await work(connection)
 
+    async def forget_removed(self) -> None:
+        """Write what SQLite's log still has into the file and empty the log: it holds pages as they were before
+        something was removed from them. A reader may keep it; the next time empties it then."""
+        if self._file is not None:
+            await self._thread.run(self._empty_log)
+
+    async def _empty_log(self) -> None:
+        async with self._engine.connect() as connection:
+            await connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+
     async def rows(self, query: Executable) -> Sequence[FoundRow]:
         """All rows that a query finds."""
 

@@ -35,10 +35,12 @@ _CHANGE_RUN = update(schema.runs).where(of_bound(schema.runs), schema.runs.c.id 
 
 
 class RunEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as it is entered. run: a row of `runs`. messages: the client's, in wire form. removal: the id of what an
-    edit that they make takes away. edits: they may make one. recall: the client may leave out what is stored."""
+    """A run as it is entered. run: a row of `runs`. key: whose the thread is if the run begins it. messages: the
+    client's, in wire form. removal: the id of what an edit that they make takes away. edits: they may make one.
+    recall: the client may leave out what is stored."""
 
     run: dict[str, Any]
+    key: str = ""
     messages: Sequence[Mapping[str, Any]] = ()
     removal: str = ""
     edits: bool = False
@@ -50,7 +52,7 @@ class RunEntry(msgspec.Struct, frozen=True, kw_only=True):
         A thread that waits for an answer does not take the messages yet: the input may be refused.
         """
         run, thread = self.run, (self.run["tenant"], self.run["thread_id"])
-        state = await _touch(connection, *thread, run["agent"], name_from(self.messages))
+        state = await _touch(connection, *thread, run["agent"], name_from(self.messages), self.key)
         interrupts = await rows.load_interrupts(connection, *thread)
         owners = await _other_owners(connection, *thread, run["owner"])
         changed = [name for name in run if name not in ("tenant", "thread_id", "id")]
@@ -72,12 +74,12 @@ def _entering(dialect: str) -> Any:
     return rows.upserting(dialect, table, ("updated_at",)).returning(table.c.state, table.c.name)
 
 
-async def _touch(connection: AsyncConnection, tenant: str, thread_id: str, agent: str, name: str) -> Any:
+async def _touch(connection: AsyncConnection, tenant: str, thread_id: str, agent: str, name: str, key: str) -> Any:
     """Make the thread if it is new, note the time if not; the state it has."""
     now = now_ms()
     row = {
         "tenant": tenant, "id": thread_id, "name": name, "agent_id": agent, "archived": False, "state": None,
-        "metadata": "{}", "created_at": now, "updated_at": now,
+        "metadata": "{}", "created_at": now, "updated_at": now, "key": key,
     }  # fmt: skip
     found = (await connection.execute(_entering(connection.dialect.name), row)).one()
     if name and not found.name:

@@ -1,7 +1,8 @@
 """The store's tables. `tenant` is part of every key, so that no query can forget it.
 
 JSON is kept as text: the store never looks inside, and PostgreSQL's own types would refuse `\\u0000`. Times are integer
-milliseconds since the epoch. A change here needs a migration; a test compares the two.
+milliseconds since the epoch. `key` is the name of the key that began something, or a token's subject. A change here
+needs a migration; a test compares the two.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ threads = Table(
     Column("metadata", Text, nullable=False),
     Column("created_at", BigInteger, nullable=False),
     Column("updated_at", BigInteger, nullable=False),
+    Column("key", Text, nullable=False, server_default=""),
 )
 Index("threads_by_time", threads.c.tenant, threads.c.updated_at, threads.c.id)
 
@@ -113,6 +115,7 @@ responses = Table(
     Column("id", Text, primary_key=True),
     Column("body", Text, nullable=False),
     Column("created_at", BigInteger, nullable=False),
+    Column("key", Text, nullable=False, server_default=""),
 )
 
 WHOLE_MESSAGE = -1

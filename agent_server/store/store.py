@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from adapters.errors import RequestError
 from agent_server.audit import note
 from agent_server.ids import new_id
 from agent_server.store import messages as kept
-from agent_server.store import recording, rows, schema
+from agent_server.store import recording, removal, rows, schema
 from agent_server.store.database import Database
 from agent_server.store.records import (
     Conclusion,
@@ -25,9 +26,12 @@ from agent_server.store.records import (
     ThreadRecord,
     ThreadState,
 )
+from agent_server.store.removal import Extent, Removed
 from agent_server.store.rows import checked_id, decoded, encoded, now_ms, of
+from agent_server.telemetry import noted_ids
 
 PAGE = 100
+SLICE_PAUSE_SECONDS = 0.05
 END_PATIENCE_SECONDS = 20.0
 """How long the ending of a run waits for a database that is locked or out of reach."""
 
@@ -83,7 +87,7 @@ class Store:
         """
         entry = recording.RunEntry(
             run=self._row(tenant, thread_id, run_id, agent, parent_run_id, "running"),
-            messages=messages, removal=new_id("removal"), edits=edits, recall=recall,
+            key=_who(), messages=messages, removal=new_id("removal"), edits=edits, recall=recall,
         )  # fmt: skip
         state = await self._database.write(entry.write)
         if state.edited:
@@ -105,7 +109,7 @@ class Store:
     ) -> None:
         """Keep what a run was sent with while it waits for its thread. Nothing that is stored is edited by it."""
         run = self._row(tenant, thread_id, run_id, agent, parent_run_id, "waiting")
-        await self._database.write(recording.RunEntry(run=run, messages=messages).write)
+        await self._database.write(recording.RunEntry(run=run, key=_who(), messages=messages).write)
 
     def _row(
         self, tenant: str, thread_id: str, run_id: str, agent: str, parent_run_id: str | None, status: RunStatus
@@ -265,6 +269,24 @@ class Store:
             raise _no_thread()
         note("thread.deleted", thread=thread_id)
 
+    async def threads_in(self, extent: Extent, most: int) -> list[tuple[str, str]]:
+        """(tenant, id) of some of the threads of an extent."""
+        return await self._database.read(lambda connection: removal.threads_of(connection, extent, most))
+
+    async def remove_slice(self, extent: Extent, threads: Sequence[tuple[str, str]] | None = None) -> Removed:
+        """Remove some responses and some threads, or these, for good, with all that belongs to them."""
+        return await self._database.write(lambda connection: removal.remove_some(connection, extent, threads))
+
+    async def remove(self, extent: Extent) -> Removed:
+        """Remove all of an extent, in slices, between which others write."""
+        removed = Removed()
+        while some := await self.remove_slice(extent):
+            removed.add(some)
+            await asyncio.sleep(SLICE_PAUSE_SECONDS)
+        if removed:
+            await self._database.forget_removed()
+        return removed
+
     async def give_feedback(
         self,
         tenant: str,
@@ -305,7 +327,7 @@ class Store:
 
     async def save_response(self, tenant: str, response_id: str, body: object) -> None:
         """Keep a response of the Responses wire, in the place of an earlier one of that id."""
-        row = {"tenant": tenant, "id": response_id, "body": encoded(body), "created_at": now_ms()}
+        row = {"tenant": tenant, "id": response_id, "body": encoded(body), "created_at": now_ms(), "key": _who()}
         await self._database.write(lambda connection: rows.upsert(connection, schema.responses, [row], ["body"]))
 
     async def response(self, tenant: str, response_id: str) -> Any:
@@ -344,6 +366,11 @@ class Store:
         if dead:
             await self._database.write(lambda connection: recording.mark_broken(connection, dead, thread))
         return len(dead) == len(owners)
+
+
+def _who() -> str:
+    """The key that asks, by its name, or a token's subject."""
+    return noted_ids().get("key", "")
 
 
 def _no_thread() -> RequestError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from agent_server.cli import app
-from agent_server.store import Store, archive
+from agent_server.store import Extent, Store, archive
 from agent_server.store.archive import ArchiveError, backup, remove, restore
 from agent_server.store.database import make_engine, with_driver
 from agent_server.store.migrate import downgrade, load
@@ -123,7 +124,8 @@ async def test_a_backup_of_an_earlier_version_is_brought_to_the_newest(url: str,
     await backup(source, tmp_path / "b.gz")
     lines = gzip.decompress((tmp_path / "b.gz").read_bytes()).splitlines(keepends=True)
     head = lines[0].replace(str(load().get_current_head()).encode(), b"0001")
-    (tmp_path / "b.gz").write_bytes(gzip.compress(head + b"".join(lines[1:])))
+    rows = [line.replace(b',"key":""', b"") for line in lines[1:]]  # a column of a later version
+    (tmp_path / "b.gz").write_bytes(gzip.compress(head + b"".join(rows)))
     await restore(url, tmp_path / "b.gz")
     assert (await told(url))["a"][0] == before["a"][0]
 
@@ -135,7 +137,7 @@ def content(folder: Path) -> bytes:
 
 async def test_a_tenants_data_is_erased_and_nobody_elses(url: str, tmp_path: Path):
     before = await filled(url)
-    assert await remove(url, tenant="a") == 1
+    assert (await remove(url, Extent(tenant="a"))).threads == {"a": 1}
     after = await told(url)
     assert after["a"] == [[], [], [], [], None, []] and after["b"] == before["b"]
     if url.startswith("sqlite"):
@@ -148,15 +150,17 @@ async def test_threads_are_removed_by_age(url: str, monkeypatch):
     await store.open()
     used = {tenant: (await store.thread(tenant, "t")).updated_at for tenant in "ab"}
     await store.close()
-    assert await remove(url, tenant="b", before=used["b"]) == await remove(url, before=min(used.values())) == 0
+    assert not await remove(url, Extent(tenant="b", before=used["b"]))
+    assert not await remove(url, Extent(before=min(used.values())))
     assert await told(url) == before
-    assert await remove(url, tenant="b", before=used["b"] + 1) == 1
+    assert (await remove(url, Extent(tenant="b", before=used["b"] + 1))).threads == {"b": 1}
     assert (await told(url))["a"] == before["a"] and (await told(url))["b"][0] == []
 
 
-def test_the_command(tmp_path: Path):
+def test_the_command_says_in_the_audit_log_what_was_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     url = f"sqlite:///{tmp_path}/a.db"
     asyncio.run(filled(url))
+    monkeypatch.setenv("AGENT_SERVER_AUDIT_LOG", str(tmp_path / "audit.jsonl"))
 
     def run(*arguments: str) -> Any:
         return CliRunner().invoke(app, ["threads", *arguments, "--store", url])
@@ -168,3 +172,10 @@ def test_the_command(tmp_path: Path):
     assert run("erase", "--tenant", "a", "--yes").stdout == "1 threads were removed.\n"
     refused = run("restore", str(tmp_path / "b.gz"))
     assert refused.exit_code == 1 and "already" in refused.stderr
+    entries = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    assert all(entry.pop("time") and "command line" in entry.pop("by") for entry in entries)
+    assert [entry.pop("action") for entry in entries] == ["threads.backed_up", "threads.removed", "threads.removed"]
+    assert entries[1:] == [
+        {"threads": 0, "responses": 0, "reason": "age"},
+        {"tenant": "a", "threads": 1, "responses": 1, "reason": "erasure"},
+    ]

@@ -14,7 +14,8 @@ from sqlalchemy import create_engine, event
 from agent_server.store import Store, migrate
 from agent_server.store.schema import metadata
 
-THREAD = "INSERT INTO threads VALUES ('', 't', 'Kept', 'default', 0, NULL, '{}', 1, 1)"
+COLUMNS = "tenant, id, name, agent_id, archived, metadata, created_at, updated_at"
+THREAD = f"INSERT INTO threads ({COLUMNS}) VALUES ('', 't', 'Kept', 'default', 0, '{{}}', 1, 1)"
 
 
 def made_one_by_one() -> list[str]:
@@ -27,7 +28,7 @@ def made_one_by_one() -> list[str]:
     changes = [
         statement.replace("?", repr(given[0]) if given else "?")
         for statement, given in told
-        if statement.split()[0] in ("CREATE", "INSERT", "UPDATE")
+        if statement.split()[0] in ("CREATE", "ALTER", "INSERT", "UPDATE")
     ]
     assert all("?" not in each for each in changes)
     return [each.replace("IF NOT EXISTS ", "") for each in changes]

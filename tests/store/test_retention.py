@@ -1,0 +1,208 @@
+"""Threads and responses that are removed while the server runs: by age, by tenant and by key."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from agent_server.auth.keys_file import KeyEntry, add_key, digest, new_secret
+from agent_server.store import Extent, Removed, Store
+from agent_server.store import removal as removals
+from agent_server.store.faults import StoreUnavailable
+from agent_server.store.retention import DAY_MILLISECONDS, Retention
+from agent_server.store.rows import now_ms
+from agent_server.telemetry import note_ids
+from tests.hosted.talking import body
+from tests.hosted.talking import user as said
+from tests.server import scripted, serving
+from tests.store.test_store import ended, finished, user
+
+
+async def begun(store: Store, tenant: str, thread: str, *, over: bool = True) -> None:
+    await store.begin_run(tenant, thread, "r", messages=[user("u1", "hello")])
+    if over:
+        conclusion = ended(finished(), messages=[user("u1", "hello")])
+        await store.end_run(_of(conclusion, tenant, thread))
+
+
+def _of(conclusion: Any, tenant: str, thread: str) -> Any:
+    import msgspec
+
+    return msgspec.structs.replace(conclusion, tenant=tenant, thread_id=thread)
+
+
+async def left(store: Store, *tenants: str) -> dict[str, set[str]]:
+    return {tenant: {each.id for each in (await store.threads(tenant))[0]} for tenant in tenants}
+
+
+def retention(store: Store, days: float, **tenants: float) -> Retention:
+    return Retention(store, days, tenants, 3600, lambda removed: None)
+
+
+async def later(monkeypatch: pytest.MonkeyPatch, days: float) -> None:
+    now = now_ms()
+    monkeypatch.setattr("agent_server.store.retention.now_ms", lambda: now + round(days * DAY_MILLISECONDS))
+
+
+async def test_each_tenant_keeps_for_its_own_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for tenant in ("acme", "trial", "legal"):
+        await begun(store, tenant, "t")
+        await store.save_response(tenant, "resp", {"x": 1})
+    kept = retention(store, 30, trial=7, legal=0)
+    assert not await kept.sweep()
+    await later(monkeypatch, 8)
+    assert (await kept.sweep()).by_tenant() == {"trial": (1, 1)}
+    await later(monkeypatch, 31)
+    assert (await kept.sweep()).by_tenant() == {"acme": (1, 1)}
+    await later(monkeypatch, 9999)
+    assert not await kept.sweep()
+    assert await left(store, "acme", "trial", "legal") == {"acme": set(), "trial": set(), "legal": {"t"}}
+    assert await store.response("trial", "resp") is None and await store.response("legal", "resp") is not None
+
+
+async def test_what_runs_is_in_use_however_old(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    await begun(store, "", "running", over=False)
+    await begun(store, "", "over")
+    await later(monkeypatch, 2)
+    await retention(store, 1).sweep()
+    assert await left(store, "") == {"": {"running"}}
+
+
+async def test_it_goes_in_slices_between_which_others_write(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(removals, "SLICE", 2)
+    monkeypatch.setattr(removals.remove_some, "__defaults__", (None, 2))
+    slices: list[int] = []
+    inner = removals.remove_some
+
+    async def counted(*given: Any) -> Removed:
+        removed = await inner(*given)
+        slices.append(removed.threads.total())
+        return removed
+
+    monkeypatch.setattr(removals, "remove_some", counted)
+    for number in range(5):
+        await begun(store, "a", f"t{number}")
+    removing = asyncio.create_task(store.remove(Extent(tenant="a")))
+    while not slices:
+        await asyncio.sleep(0)
+    await begun(store, "b", "new")
+    assert not removing.done()
+    assert (await removing).threads == {"a": 5} and slices == [2, 2, 1, 0]
+    assert await left(store, "a", "b") == {"a": set(), "b": {"new"}}
+
+
+async def test_one_key_of_a_tenant_is_erased_and_the_others_stay(store: Store) -> None:
+    for key in ("ann", "bob"):
+        note_ids(key=key)
+        await begun(store, "acme", f"{key}s")
+        await store.save_response("acme", f"{key}s", {"x": 1})
+    await begun(store, "acme", "anns")  # bob asks in a thread of ann's
+    assert (await store.remove(Extent(tenant="acme", key="ann"))).by_tenant() == {"acme": (1, 1)}
+    assert await left(store, "acme") == {"acme": {"bobs"}}
+    assert await store.response("acme", "anns") is None and await store.response("acme", "bobs") is not None
+    with pytest.raises(ValueError, match="neither a tenant nor a time"):
+        Extent()
+
+
+async def test_a_store_that_cannot_be_used_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        async def remove(self, extent: Extent) -> Removed:
+            raise StoreUnavailable("the disk is full")
+
+    told: list[Removed | None] = []
+    enough = asyncio.Event()
+
+    def observe(removed: Removed | None) -> None:
+        told.append(removed)
+        if len(told) == 2:
+            enough.set()
+
+    task = asyncio.create_task(Retention(Broken(), 1, {}, 0.001, observe).run())
+    await enough.wait()
+    task.cancel()
+    assert told == [None, None]
+
+
+# ---- in a server ----------------------------------------------------------------------------------------------------
+
+
+def entries(place: Path) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in place.read_text().splitlines()]
+    for entry in found:
+        del entry["time"]
+    return found
+
+
+async def test_a_server_sweeps_and_says_so(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/threads.db"
+    store = Store(url)
+    await store.open()
+    await begun(store, "trial", "t")
+    await store.close()
+    audit = tmp_path / "audit.jsonl"
+    given = {"store_url": url, "audit_log": audit, "tenant_keep_days": "trial=0.00000001", "keep_sweep": 1}
+    async with serving(scripted("Yes."), **given) as running:
+        async with asyncio.timeout(20), httpx.AsyncClient(base_url=running.url) as client:
+            while "retention_sweeps_total{" not in (scrape := (await client.get("/metrics")).text):
+                await asyncio.sleep(0.01)
+        assert await left(running.server.store, "trial") == {"trial": set()}
+    samples = {
+        (each.name, *each.labels.values()): each.value
+        for family in text_string_to_metric_families(scrape)
+        for each in family.samples
+    }
+    assert samples["agent_server:threads_removed_total", "retention"] == 1
+    assert samples["agent_server:retention_sweeps_total", "done"] >= 1
+    assert entries(audit) == [
+        {"action": "threads.removed", "tenant": "trial", "threads": 1, "responses": 0, "reason": "retention"}
+    ]
+
+
+@pytest.mark.parametrize("given", ["trial", "trial=soon", "trial=-1", "trial=nan"])
+async def test_days_that_are_none_stop_the_start(given: str) -> None:
+    with pytest.raises(ValueError, match="name tenants with their days"):
+        async with serving(scripted("Yes."), tenant_keep_days=given):
+            pass
+
+
+async def test_an_operator_erases_a_key_s_data_and_what_runs_is_stopped(tmp_path: Path) -> None:
+    secrets = {name: new_secret() for name in ("ann", "bob", "ops")}
+    for name, secret in secrets.items():
+        scopes = ("operate",) if name == "ops" else ("use",)
+        add_key(tmp_path / "keys.toml", KeyEntry(name=name, hash=digest(secret), tenant="acme", scopes=scopes))
+    given = {"keys_file": tmp_path / "keys.toml", "audit_log": tmp_path / "audit.jsonl"}
+    async with serving(scripted("A long answer. " * 400), **given) as running:
+
+        def client(name: str) -> httpx.AsyncClient:
+            return httpx.AsyncClient(base_url=running.url, headers={"x-api-key": secrets[name]}, timeout=60)
+
+        async with client("ann") as ann, client("bob") as bob, client("ops") as ops:
+            await ann.post("/agui", json=body(said("hello"), thread="anns"))
+            await bob.post("/agui", json=body(said("hello"), thread="bobs", run="r2"))
+            assert (await ann.delete("/operator/threads?tenant=acme")).status_code == 403
+            assert (await ops.delete("/operator/threads")).status_code == 400
+            assert (await ops.delete("/operator/threads?tenant=acme&user=x")).status_code == 400
+            assert (await ann.get("/agui/runs/r1")).status_code == 200
+            erased = await ops.delete("/operator/threads?tenant=acme&key=ann")
+            assert erased.json() == {"threads": 1, "responses": 0}
+            assert (await ann.get("/agui/threads/anns")).status_code == 404
+            assert (await ann.get("/agui/runs/r1")).status_code == 404, "nor is it replayed"
+            assert (await bob.get("/agui/threads/bobs")).status_code == 200
+            async with bob.stream("POST", "/agui", json=body(said("go on", "u2"), thread="new", run="r3")) as stream:
+                lines = stream.aiter_lines()
+                while "RUN_STARTED" not in await anext(lines):
+                    pass
+                assert (await ops.delete("/operator/threads?tenant=acme")).json()["threads"] == 2
+                assert "cancelled" in "".join([line async for line in lines])
+            assert (await bob.get("/agui/threads/new")).status_code == 404
+    told = [entry for entry in entries(tmp_path / "audit.jsonl") if entry["action"] == "threads.removed"]
+    assert [(each["by"], each["tenant"], each.get("of_key"), each["threads"]) for each in told] == [
+        ("ops", "acme", "ann", 1),
+        ("ops", "acme", None, 2),
+    ]
