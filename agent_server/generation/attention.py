@@ -46,8 +46,15 @@ class Call:
 
     def to(self, dtype: torch.dtype) -> Call:
         """The same with queries, keys and values in another precision."""
+        return self._with(self.queries.to(dtype), self.keys.to(dtype), self.values.to(dtype))
+
+    def behind(self, count: int) -> Call:
+        """The same without its first tokens."""
+        return self._with(self.queries[count:], self.keys[count:], self.values[count:])
+
+    def _with(self, queries: Tensor, keys: Tensor, values: Tensor) -> Call:
         options = {"sliding_window": self.window, "softcap": self.softcap, "s_aux": self.sinks}
-        return Call(self.queries.to(dtype), self.keys.to(dtype), self.values.to(dtype), self.scale, options)
+        return Call(queries, keys, values, self.scale, options)
 
 
 _ATTENDING: ContextVar[Batch | None] = ContextVar("attending", default=None)

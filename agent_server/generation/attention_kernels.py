@@ -7,10 +7,11 @@ there is none, pages are gathered, one sequence after the other, and one line of
 
 from __future__ import annotations
 
+import importlib.util
 import logging
-import time
+import sys
 from collections.abc import Callable, Iterable
-from inspect import signature
+from functools import partial
 from itertools import accumulate
 from typing import Protocol
 
@@ -21,7 +22,9 @@ from agent_server.generation.attention import Call
 from agent_server.generation.device import send
 from agent_server.generation.faults import first_line, raise_if_lost
 from agent_server.generation.fp8 import Scales, pack
+from agent_server.generation.graphs import CudaCapture
 from agent_server.generation.kv_cache import LayerShape
+from agent_server.generation.library_kernels import FlashAttention, FlashInfer, VarlenKernel
 from agent_server.generation.paged_batch import Paging, attend_gathered
 
 logger = logging.getLogger("agent_server.generation")
@@ -30,7 +33,6 @@ TRIED = ((1, 70, 1100, 5), 0), ((40, 9), 33)
 """Lengths of sequences that decode together, and of a chunk beside them: one so long that its keys are split."""
 OLDEST_CAPABILITY = (8, 0)
 MEASURED_SEQUENCES, MEASURED_KEYS = 32, 1024
-REPEATS = 20
 
 
 class Kernel(Protocol):
@@ -80,57 +82,6 @@ class TritonKernel:
         )
 
 
-class VarlenKernel:
-    """torch's `varlen_attn` with a block table, from torch 2.13 on: flash attention, which wants pages of 256."""
-
-    name = "varlen_attn"
-    page_size = 256
-
-    def __init__(self, function: Callable[..., Tensor | tuple[Tensor, ...]]) -> None:
-        missing = {"block_table", "num_splits", "enable_gqa"} - set(signature(function).parameters)
-        if missing:
-            raise NotImplementedError(f"varlen_attn of torch {torch.__version__} has no {min(missing)}")
-        self._function = function
-
-    def refuses(self, layer: LayerShape, dtype: torch.dtype, kept: torch.dtype | None = None) -> str | None:
-        if dtype not in (torch.float16, torch.bfloat16):
-            return f"it does not compute in {dtype}"
-        if kept is not None:
-            return f"it does not read keys and values in {kept}"
-        if layer.softcap is not None or layer.sinks:
-            return "it has neither soft caps nor sinks"
-        fits = layer.key_dim == layer.value_dim <= 256 and layer.key_dim % 8 == 0
-        return None if fits else f"it does not take heads of {layer.key_dim} and {layer.value_dim}"
-
-    def write(self, call: Call, places: Tensor, keys: Tensor, values: Tensor, scales: Scales | None = None) -> None:
-        keys.index_copy_(0, places, call.keys)
-        values.index_copy_(0, places, call.values)
-
-    def attend(self, paging: Paging, keys: Tensor, values: Tensor, call: Call, scales: Scales | None = None) -> Tensor:
-        """A window of w tokens is w - 1 to the left. With a causal window and splits of its own choice it gives wrong
-        results for several sequences (pytorch issue 194167); so there is one split, except where every sequence has
-        one query and sees everything: the window may then be open, with which splits are right."""
-        open_window = paging.most_queries == 1 and call.window is None
-        causal = (-1 if call.window is None else call.window - 1, 0)
-        out = self._function(
-            call.queries.contiguous(),
-            keys,
-            values,
-            paging.starts,
-            paging.key_starts,
-            paging.most_queries,
-            paging.most_keys,
-            scale=call.scale,
-            window_size=(-1, -1) if open_window else causal,
-            enable_gqa=call.queries.shape[1] != keys.shape[2],
-            seqused_k=paging.lengths,
-            block_table=paging.tables,
-            **({} if open_window else {"num_splits": 1}),
-        )
-        assert isinstance(out, Tensor)  # a tuple only where more is asked for
-        return out
-
-
 def candidates(device: torch.device) -> Iterable[Callable[[], Kernel]]:
     """What makes each kernel that there may be for a device, or raises and says why there is none."""
 
@@ -142,7 +93,18 @@ def candidates(device: torch.device) -> Iterable[Callable[[], Kernel]]:
 
         return VarlenKernel(varlen_attn)
 
-    return (triton, varlen)
+    def flash_attn() -> Kernel:
+        return FlashAttention()
+
+    def flashinfer() -> Kernel:
+        return FlashInfer(triton(), device)
+
+    kept = [make for make in (flash_attn, flashinfer) if _installed(make.__name__)]
+    return (triton, varlen, *kept)
+
+
+def _installed(package: str) -> bool:
+    return package in sys.modules or importlib.util.find_spec(package) is not None
 
 
 @torch.inference_mode()
@@ -167,6 +129,7 @@ def choose(
             right.append(kernel)
         else:
             reasons.append(f"{make.__name__}: {reason}")
+            logger.info("Attention by %s is not used: %s.", make.__name__, reason)
     if not right:
         _say_gathered("; ".join(reasons))
         return None
@@ -272,12 +235,17 @@ def _fastest(
     seconds = {}
     for kernel in kernels:
         batch = example(kernel.page_size, device, dtype, layer, spans, kept)
-        kernel.attend(*batch)
-        torch.cuda.synchronize(device)
-        begun = time.perf_counter()
-        for _ in range(REPEATS):
-            kernel.attend(*batch)
-        torch.cuda.synchronize(device)
-        seconds[kernel] = (time.perf_counter() - begun) / REPEATS
+        try:
+            seconds[kernel] = measured(partial(kernel.attend, *batch))
+        except Exception as error:  # what cannot be captured would keep every step from it
+            raise_if_lost(error, device)
+            logger.info("Attention by %s is not used: it cannot be captured (%s).", kernel.name, first_line(error))
+            continue
         logger.info("Attention of a decoding batch by %s: %.0f us.", kernel.name, seconds[kernel] * 1e6)
-    return min(kernels, key=lambda kernel: seconds[kernel])
+    return min(seconds, key=lambda kernel: seconds[kernel], default=kernels[0])
+
+
+def measured(work: Callable[[], Tensor]) -> float:
+    """Seconds on the device, captured as steps are, so that what launching costs the host is left out."""
+    capture = CudaCapture()
+    return capture.seconds(capture(work))

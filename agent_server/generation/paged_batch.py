@@ -7,7 +7,7 @@ and the measure of the other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
@@ -43,6 +43,21 @@ class Paging:
     most_queries: int
     most_keys: int
     blocks: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+
+    def behind(self, count: int) -> Paging:
+        """Without the first `count` sequences, which have one query each."""
+        key_starts = self.key_starts[count:]
+        return replace(
+            self,
+            tables=self.tables[count:],
+            lengths=self.lengths[count:],
+            starts=self.starts[count:] - count,
+            key_starts=key_starts - key_starts[:1],
+            places=self.places[count:],
+            single=self.single - count,
+            spans=self.spans[count:],
+            counts=self.counts[count:],
+        )
 
 
 class PagedBatch:
