@@ -132,8 +132,13 @@ campaign: setup ## attack the server and take things away from it: one table in 
 wheel: setup demo ## dist/*.whl with the demo inside
 	$(BIN)/uv build --quiet --wheel
 
-release: setup demo ## dist/ with sdist and wheel, each checked, installed in an empty environment and served from
+release: setup demo ## dist/ with sdist, wheel and lists of packages (SBOM), each checked, installed in an empty environment and served from
 	$(PY) scripts/release.py
+
+advisories: setup ## known weaknesses of the pinned packages, where an advisory service can be reached
+	$(PY) scripts/advisories.py
+
+.PHONY: advisories
 
 screenshot: setup demo system ## take the README's picture
 	scripts/screenshot

@@ -1,10 +1,12 @@
 """`make release`: dist/ with an sdist and a wheel, each checked, installed in an empty environment and served from.
 
-Nothing is uploaded. What is in dist/ afterwards is what passed.
+Beside them are lists of all packages that an installation has (SBOMs, CycloneDX 1.6): the wheel's alone, and those with
+the extra `local`. Nothing is uploaded. What is in dist/ afterwards is what passed.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import socket
@@ -21,12 +23,15 @@ from pathlib import Path
 
 import httpx2
 from packaging.metadata import Metadata
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 PAGE = "agent_server/static/demo/index.html"
 BASE = {"extra": ""}
 """The markers' environment where no extra is asked for."""
 READY_SECONDS = 120
+CYCLONEDX = "cyclonedx-bom==7.5.0"
+"""What lists an environment's packages, in an environment of its own."""
 HELLO = {"threadId": "t", "runId": "r", "messages": [{"id": "u", "role": "user", "content": "Hello"}]}
 
 
@@ -156,8 +161,30 @@ def drive(url: str) -> str:
     return "".join(re.findall(r'"TEXT_MESSAGE_CONTENT".*?"delta":"((?:[^"\\]|\\.)*)"', answer.text))
 
 
+def bill_of_materials(python: Path, place: Path) -> Path:
+    """The file, with every package that is installed for that Python, its version, licence and address. Raises
+    ReleaseError for one that names not all of them."""
+    run(
+        uv(), "tool", "run", "--quiet", "--from", CYCLONEDX, "cyclonedx-py", "environment", "--sv", "1.6",
+        "--output-reproducible", "--of", "JSON", "-o", place, "--pyproject", ROOT / "pyproject.toml", python,
+    )  # fmt: skip
+    check_bill(place, json.loads(run(uv(), "pip", "list", "--quiet", "--format", "json", "--python", python)))
+    return place
+
+
+def check_bill(place: Path, installed: list[dict[str, str]]) -> None:
+    """Raises ReleaseError for a bill of materials that names not just what is installed."""
+    told = json.loads(place.read_text("utf-8"))
+    subject = told.get("metadata", {}).get("component", {})
+    named = {(canonicalize_name(each["name"]), each.get("version")) for each in [*told["components"], subject]}
+    there = {(canonicalize_name(each["name"]), each["version"]) for each in installed}
+    if odd := sorted(str(name) for name, _ in named ^ there):
+        raise ReleaseError(f"{place.name} and what is installed differ: {', '.join(odd)}.")
+
+
 def try_out(archive: Path, folder: Path) -> None:
-    """Install it alone and serve the scripts through an upstream; then with torch, and serve the bundled model."""
+    """Install it alone and serve the scripts through an upstream; then with torch, and serve the bundled model. Of
+    both, a wheel's packages are listed beside it."""
     python = empty_environment(folder)
     install(python, archive)
     said = run(python.with_name("agent-server"), "--version").strip()
@@ -165,10 +192,15 @@ def try_out(archive: Path, folder: Path) -> None:
         raise ReleaseError(f"{archive.name} installs version {said}, not {version()}.")
     with served(python, "--engine", "scripted") as upstream, served(python, "--engine", upstream) as url:
         print(f"{archive.name} alone, over an upstream: {drive(url)[:60]!r}", flush=True)
+    listed = archive.suffix == ".whl"
+    if listed:
+        bill_of_materials(python, archive.with_name(f"agent_server-{version()}.cdx.json"))
     install_torch(python)
     install(python, archive, "local")
     with served(python) as url:
         print(f"{archive.name} with torch, the bundled model: {drive(url)[:60]!r}", flush=True)
+    if listed:
+        bill_of_materials(python, archive.with_name(f"agent_server-{version()}-local.cdx.json"))
 
 
 def main() -> None:
@@ -180,9 +212,9 @@ def main() -> None:
             check_archive(archive)
             try_out(archive, folder / archive.suffix.lstrip("."))
         (ROOT / "dist").mkdir(exist_ok=True)
-        for archive in archives:
-            shutil.copy(archive, ROOT / "dist")
-            print(f"dist/{archive.name}: {archive.stat().st_size / 1e6:.1f} MB", flush=True)
+        for made in [*archives, *archives[0].parent.glob("*.cdx.json")]:
+            shutil.copy(made, ROOT / "dist")
+            print(f"dist/{made.name}: {made.stat().st_size / 1e6:.1f} MB", flush=True)
 
 
 if __name__ == "__main__":

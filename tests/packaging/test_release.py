@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zipfile
 from pathlib import Path
 
@@ -67,3 +68,18 @@ def test_the_changelogs_newest_version_is_the_projects(monkeypatch: pytest.Monke
     monkeypatch.setattr(release, "version", lambda: "9.9.9")
     with pytest.raises(ReleaseError, match=r"newest version is .*, pyproject\.toml.s is 9\.9\.9"):
         release.check_changelog()
+
+
+def bill(folder: Path, *components: dict[str, str]) -> Path:
+    place = folder / "a.cdx.json"
+    subject = {"name": "agent-server", "version": "1"}
+    place.write_text(json.dumps({"metadata": {"component": subject}, "components": components}))
+    return place
+
+
+def test_a_bill_of_materials_names_just_what_is_installed(tmp_path: Path):
+    installed = [{"name": "agent-server", "version": "1"}, {"name": "ag_ui", "version": "2"}]
+    release.check_bill(bill(tmp_path, {"name": "ag-ui", "version": "2"}), installed)
+    for wrong in ((), ({"name": "ag-ui", "version": "3"},), ({"name": "a", "version": "1"},) * 2):
+        with pytest.raises(ReleaseError, match="differ"):
+            release.check_bill(bill(tmp_path, *wrong), installed)
