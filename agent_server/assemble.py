@@ -56,12 +56,15 @@ def build_server(settings: Settings, *, agents: Sequence[object] = (), engine: E
     StartupError with one sentence."""
     telemetry = ServerTelemetry()
     authority, quotas = make_authority(settings), make_quotas(settings)
-    models = choose_models(settings, engine)
-    model = models.main
     try:
         named: Sequence[Named] = load_named(
             settings.served.agent, agents, settings.served.agent_headers
         ) or default_agents(settings)
+    except LoadError as error:
+        raise StartupError(str(error)) from error
+    models = choose_models(settings, engine, for_guests=engine is None and serves_guests_alone(settings, named))
+    model = models.main
+    try:
         guards = load_guards(settings.served.guard, models.models, model)
         named = [*with_mcp_files(named, settings.served.mcp), *models.agents({each.name for each in named})]
         found = serve_named(
@@ -109,6 +112,13 @@ def build_server(settings: Settings, *, agents: Sequence[object] = (), engine: E
         embeddings=make_embeddings(settings),
         transcriber=make_transcriber(settings),
     )
+
+
+def serves_guests_alone(settings: Settings, named: Sequence[Named]) -> bool:
+    """Whether there are agents of other frameworks alone, and no model is named."""
+    served = settings.served
+    model = served.model or served.models or served.models_file or served.engine
+    return bool(named) and not model and not any(isinstance(each, Agent) for each in named)
 
 
 def audit_log(settings: Settings) -> AuditLog | None:
@@ -210,14 +220,14 @@ def with_mcp_files(agents: Sequence[Named], files: Sequence[str]) -> Sequence[Na
     ]
 
 
-def choose_models(settings: Settings, engine: Engine | None) -> Served:
+def choose_models(settings: Settings, engine: Engine | None, *, for_guests: bool = False) -> Served:
     """The models that the settings name; engine: the one to use in place of theirs, of which there is then one."""
     making = Making(
         model=lambda own: chat_model(own, engine),
         prompts=lambda own: load_prompts(own, own.served.model or str(BUNDLED)),
         check=named_model,
     )
-    return serve_models(settings, making)
+    return serve_models(settings, making, for_guests=for_guests)
 
 
 def chat_model(settings: Settings, engine: Engine | None = None) -> ChatModel:

@@ -14,6 +14,8 @@ from pydantic import BaseModel, ValidationError
 
 from agent_server.agent import Agent, LoadError
 from agent_server.agent.agent import NAME
+from agent_server.engine.protocol import EngineError
+from agent_server.media.intake import Intake
 from agent_server.model_files import source_name
 from agent_server.model_pool import AdaptedModel, AnyModel, ModelPool, PooledModel
 from agent_server.server import BUNDLED, BUNDLED_NAME, StartupError
@@ -63,9 +65,12 @@ class Making(msgspec.Struct, frozen=True, kw_only=True):
     check: Callable[[Settings], object]
 
 
-def serve_models(settings: Settings, making: Making) -> Served:
-    """The models; none is loaded yet. Raises StartupError."""
+def serve_models(settings: Settings, making: Making, *, for_guests: bool = False) -> Served:
+    """The models; none is loaded yet. for_guests: nothing but agents of other frameworks is served, and no model is
+    named: the bundled one is loaded if an agent asks for it. Raises StartupError."""
     wanted = wanted_models(settings)
+    if for_guests:
+        return _when_asked(*next(iter(wanted.items())), making)
     if len(wanted) == 1 and not settings.pool.idle:
         own = next(iter(wanted.values()))
         model = making.model(own)
@@ -77,6 +82,24 @@ def serve_models(settings: Settings, making: Making) -> Served:
         pool.add(_pooled(name, each, making))
     models: dict[str, ChatModel | PooledModel] = dict(pool.models)
     return Served(main=next(iter(pool.models.values())), models=_with_adapters(models, wanted), pool=pool)
+
+
+def _when_asked(name: str, settings: Settings, making: Making) -> Served:
+    """One model that is loaded when it is first asked for. Until then nothing of it is looked at, so that a gateway
+    needs no package that computes models; whoever asks is told what is missing."""
+
+    def make() -> ChatModel:
+        try:
+            return making.model(settings)
+        except StartupError as error:
+            raise EngineError("unavailable", f"No model is served here that the agent could use. {error}") from error
+
+    pool = ModelPool(settings.pool)
+    prompts = functools.cache(lambda: making.prompts(settings))
+    pooled = PooledModel(name, make, prompts, settings.output, Intake(settings.media))
+    pool.add(pooled)
+    pool.begun = True
+    return Served(main=pooled, models={name: pooled}, pool=pool)
 
 
 def _with_adapters(

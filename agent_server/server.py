@@ -182,7 +182,8 @@ class Server:
         await self.runs.open()
         if self.authority.file is not None:
             self._spawn(self.authority.file.watch())
-        self._spawn(self.model.load())
+        if self.pool is None or not self.pool.begun:
+            self._spawn(self.model.load())
         self._spawn(self._take_up())
         if self.embeddings is not None:
             self._spawn(self.embeddings.start())

@@ -22,14 +22,16 @@ from ag_ui.core import (
 from anthropic import AsyncAnthropic
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from openai import AsyncOpenAI
+from openai import APIStatusError, AsyncOpenAI
 
 from agent_server.agent import LoadError
 from agent_server.hosted import load_named
+from agent_server.hosted.in_process import openai_client
 from agent_server.hosted.mending import Mender
 from events.encode import to_wire
 from events.lifecycle import Verifier
 from events.receive import receive
+from tests.dictated import ENGINE
 from tests.hosted.talking import PAINT, body, events_of, told, user
 from tests.server import scripted, serving
 
@@ -321,3 +323,39 @@ def test_a_framework_that_is_missing_is_named_with_its_extra(tmp_path: Path, imp
 def test_what_is_no_agent_is_refused(wrong: object) -> None:
     with pytest.raises(LoadError, match=r"is not an Agent, a LangGraph graph"):
         load_named([], [wrong])
+
+
+unnamed = pytest.mark.skipif(bool(ENGINE), reason="an engine is named")
+
+
+@unnamed
+async def test_guests_alone_load_no_model() -> None:
+    async with serving(agents=[Echo()], ready=False) as running:
+        frames = await events_of(running.url, body(user("two words")))
+        async with httpx.AsyncClient(base_url=running.url) as client:
+            ready = await client.get("/ready")
+        assert running.server.pool is not None
+        states = [each.state for each in running.server.pool.describe()]
+    assert told(frames) == [("text", "two.words."), ("finished", "success")]
+    assert states == ["unloaded"] and ready.status_code == 200
+
+
+@unnamed
+async def test_a_guest_that_asks_for_a_model_where_none_can_be_computed_is_told_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Asks:
+        name = "asks"
+
+        async def run(self, input: RunAgentInput) -> AsyncIterator[BaseEvent]:
+            client = openai_client()
+            try:
+                await client.chat.completions.create(model="default", messages=[{"role": "user", "content": "hi"}])
+            except APIStatusError as error:
+                yield RunErrorEvent(message=str(error))
+
+    monkeypatch.setattr("agent_server.assemble.LOCAL", ("a_package_that_is_missing",))
+    async with serving(agents=[Asks()], ready=False) as running:
+        frames = await events_of(running.url, body(user("hi")))
+    assert frames[-1]["type"] == "RUN_ERROR"
+    assert "No model is served here" in frames[-1]["message"] and "a_package_that_is_missing" in frames[-1]["message"]
