@@ -39,6 +39,12 @@ def proxied_request(forwarded: Mapping[str, object]) -> ProxiedRequest | None:
     return ProxiedRequest(server=server, method=method, params=params if isinstance(params, dict) else {})
 
 
+def is_proxied(wire: object) -> bool:
+    """Whether a decoded RunAgentInput carries one, well-formed or not."""
+    forwarded = wire.get("forwardedProps") if isinstance(wire, dict) else None
+    return isinstance(forwarded, dict) and forwarded.get(KEY) is not None
+
+
 def started(thread_id: str, run_id: str) -> Event:
     return RunStarted(thread_id=thread_id, run_id=run_id, protocol_version=PROTOCOL_VERSION)
 

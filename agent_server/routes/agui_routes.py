@@ -49,7 +49,8 @@ def routes(server: Server) -> list[BaseRoute]:
     settings = server.settings
 
     async def run(request: Request) -> Response:
-        inbound = await read_request(server, request, partial(agui.parse, new_id=new_id, media=server.takes))
+        parse = partial(agui.parse, new_id=new_id, media=server.takes)
+        inbound = await read_request(server, request, parse, apps=True)
         encoder = encoder_for(request, legacy=inbound.extra.legacy)
         agent = request.path_params.get("agent", "default")
         if (answer := app_answer(server, agent, inbound, request.state.tenant)) is not None:

@@ -19,6 +19,7 @@ from adapters import copilotkit
 from adapters.copilotkit import Card
 from adapters.errors import RequestError
 from adapters.inbound import read_json
+from adapters.proxied_requests import is_proxied
 from agent_server.engine.protocol import EngineError
 from agent_server.routes.app_answers import app_answer, stream_answer_of_app
 from agent_server.routes.copilotkit_replay import ThreadReplay
@@ -72,7 +73,7 @@ class Runtime:
         agent = request.path_params["agent"]
         if refusal := self._unknown(agent):
             return refusal
-        wire = await read_request(self._server, request, read_json)
+        wire = await read_request(self._server, request, read_json, apps=True)
         return await self._run(agent, wire, request.state.tenant)
 
     async def suggest(self, request: Request) -> Response:
@@ -180,7 +181,8 @@ class Runtime:
         return json_response(body, status)
 
     async def _run(self, agent: str, wire: object, tenant: str, *, suggests: bool = False) -> Response:
-        self._server.runs.check_room(tenant)  # the single endpoint knows only now that the call starts a run
+        if not is_proxied(wire):
+            self._server.runs.check_room(tenant)  # the single endpoint knows only now that the call starts a run
         messages = wire.get("messages") if isinstance(wire, dict) else None
         size = len(messages) * 1024 if isinstance(messages, list) else 0
         inbound = await parse_beside(size, copilotkit.from_wire, wire, media=self._server.takes)

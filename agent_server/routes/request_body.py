@@ -10,11 +10,13 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from threading import BoundedSemaphore
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from starlette.requests import Request
 
 from adapters.errors import RequestError
+from adapters.proxied_requests import KEY
 
 if TYPE_CHECKING:
     from agent_server.server import Server
@@ -26,6 +28,9 @@ LARGE = 64 * 1024
 PARSERS = 2
 """Large bodies that are parsed at once. More would not be faster, since each thread needs the interpreter's lock, and
 the event loop would wait for the lock behind all of them."""
+BESIDE_PLACES = 8
+"""Bodies that are read at a time although there is no place for a run."""
+beside = BoundedSemaphore(BESIDE_PLACES)
 _parsers = ThreadPoolExecutor(PARSERS, thread_name_prefix="parse")
 
 
@@ -57,9 +62,43 @@ async def read_run_body(server: Server, request: Request) -> bytes:
     return body
 
 
-async def read_request(server: Server, request: Request, parse: Callable[[bytes], T], *, starts_run: bool = True) -> T:
-    """Read the body and parse it. Raises RequestError, for a run without a place before anything is read."""
-    if starts_run:
+async def read_run_or_app_body(server: Server, request: Request) -> bytes:
+    """As `read_run_body`, for an endpoint that answers the pages of MCP apps, too: their requests are no runs and take
+    no place. Which one it is shows in the body, so where there is no place, and there are MCP servers, some bodies are
+    read all the same, at most BESIDE_PLACES at a time."""
+    tenant, limit = request.state.tenant, server.settings.http.max_body
+    refusal = _refusal(server, tenant)
+    if refusal is None:
+        body = await read_body(request, limit)
+        refusal = _refusal(server, tenant)
+    elif refusal.kind == "overloaded" and server.mcp is not None and beside.acquire(blocking=False):
+        try:
+            body = await read_body(request, limit)
+        finally:
+            beside.release()
+    else:
+        raise refusal
+    if refusal is not None and KEY.encode() not in body:
+        raise refusal
+    return body
+
+
+def _refusal(server: Server, tenant: str) -> RequestError | None:
+    try:
+        server.runs.check_room(tenant)
+    except RequestError as refusal:
+        return refusal
+    return None
+
+
+async def read_request(
+    server: Server, request: Request, parse: Callable[[bytes], T], *, starts_run: bool = True, apps: bool = False
+) -> T:
+    """Read the body and parse it. apps: see `read_run_or_app_body`. Raises RequestError, for a run without a place
+    before anything is read."""
+    if starts_run and apps:
+        body = await read_run_or_app_body(server, request)
+    elif starts_run:
         body = await read_run_body(server, request)
     else:
         body = await read_body(request, server.settings.http.max_body)

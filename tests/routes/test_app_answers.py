@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import httpx
 import pytest
@@ -11,6 +12,7 @@ from websockets.asyncio.client import connect
 from agent_server.agent import Agent, McpServer, tool
 from agent_server.agent.mcp import McpConnection
 from agent_server.engines.scripts import Script
+from agent_server.routes import request_body
 from tests.agent.app_server import PAGE, URI, app_server
 from tests.routes.test_copilotkit import body, events_of, types_of
 from tests.server import scripted, serving
@@ -74,6 +76,25 @@ async def test_a_page_does_not_wait_for_the_thread_s_run_nor_for_its_interrupts(
     assert shown["content"]["resourceUri"] == URI
     assert shown["id"] in {each["messageId"] for each in events if each["type"] == "ACTIVITY_SNAPSHOT"}
     assert replayed[-1]["outcome"]["type"] == "interrupt"
+
+
+async def test_a_page_is_answered_where_every_place_for_runs_is_taken(sky):
+    engine = scripted([Script(text="x " * 50, delay=60)])
+    async with (
+        serving(engine, agents=[sky], max_runs=1) as running,
+        httpx.AsyncClient(base_url=running.url) as client,
+        client.stream("POST", "/agui", json=ENDPOINTS["/agui"](body())) as going,
+    ):
+        assert going.status_code == 200
+        answers = [await client.post(path, json=make(proxied())) for path, make in ENDPOINTS.items()]
+        runs = [await client.post(path, json=make(body(runId="r2", threadId="t2"))) for path, make in ENDPOINTS.items()]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("agent_server.routes.request_body.beside", threading.BoundedSemaphore(1))
+            assert request_body.beside.acquire(blocking=False)  # one such body is being read already
+            full = await client.post("/agui", json=ENDPOINTS["/agui"](proxied()))
+        await running.server.runs.on_thread("t1")[0].cancel()
+    assert all("contents" in events_of(answer)[-1]["result"] for answer in answers)
+    assert [answer.status_code for answer in runs] == [503] * 3 and full.status_code == 503
 
 
 async def test_a_request_that_is_none_is_refused_before_anything_runs(sky):
