@@ -32,6 +32,7 @@ from adapters.request_fields import (
     warnings_of,
 )
 from adapters.request_options import read_options
+from adapters.response_shape import llama_shape
 from events.metadata import Scored, tokens_of
 from events.vocabulary import Event, RunError, RunFinished, TextMessageContent, TokenUsage
 
@@ -96,6 +97,8 @@ def parse(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS) -> Inb
     if flags.score_only:
         given["max_tokens"] = 1
     options, _ = read_options(given, wire="completions")
+    if (shape := llama_shape(values)) is not None:
+        options = msgspec.structs.replace(options, response_format=shape)
     sampling = options.sampling
     flags = msgspec.structs.replace(flags, prompt_logprobs=sampling.prompt_logprobs)
     wanted = [

@@ -7,7 +7,7 @@ What constrains nothing is refused: a schema that is missing, or misspelled, wou
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import islice
 
 import msgspec
@@ -96,6 +96,14 @@ def guided(key: str) -> Callable[[str, object], ResponseFormat | None]:
         return _STRUCTURED[key](path, value)
 
     return read
+
+
+def llama_shape(values: Mapping[str, object]) -> ResponseFormat | None:
+    """llama.cpp's fields: `json_schema`, and `grammar` in its own notation (GBNF), of which "" is none."""
+    schema, grammar = values.get("json_schema"), values.get("grammar")
+    if schema is not None:
+        return ResponseFormat(kind="json_schema", value=json_schema("json_schema", schema))
+    return ResponseFormat(kind="grammar", value=string("grammar", grammar)) if grammar else None
 
 
 def _choices(path: str, value: object) -> ResponseFormat:

@@ -90,3 +90,7 @@ def detokenize_body(text: str) -> bytes:
 def render_body(text: str, tokens: Sequence[int]) -> bytes:
     """The prompt as text, and as the ids that `/v1/completions` takes."""
     return json_bytes({"prompt": text, "token_ids": list(tokens), "count": len(tokens)})
+
+
+def input_tokens_body(tokens: int) -> bytes:
+    return json_bytes({"input_tokens": tokens})

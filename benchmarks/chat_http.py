@@ -1,13 +1,14 @@
 """`/v1/chat/completions` with many streams at once: tokens for each second of the serving process's CPU, beside peers.
 
-    python benchmarks/chat_http.py [--transformers FOLDER] [--vllm FOLDER] [--streams 256]
+    python benchmarks/chat_http.py [--transformers FOLDER] [--vllm FOLDER] [--before CHECKOUT] [--streams 256]
         [--load 1/0.05 100/0.05 100/0.0005 400/0.05 400/0.0005]
 
-FOLDER is an environment with the peer, as scripts/transformers-serving and scripts/vllm/install make them. The servers
-run one after the other with the same client, the same number of streams and the same bundled model's tokenizer and
-template. What is counted is the CPU time of the process that writes the frames, from the first request to the last
-frame, and of nothing else. Tokens are counted, as the servers' own usage says, not frames: a server that is behind may
-put several tokens into one.
+FOLDER is an environment with the peer, as scripts/transformers-serving and scripts/vllm/install make them. CHECKOUT
+is a folder with older code of this server, which is measured in this environment. The servers run one after the other
+with the same client, the same number of streams and the same bundled model's tokenizer and template. What is counted
+is the CPU time of the process that writes the frames, from the first request to the last frame, and of nothing else.
+Tokens are counted, as the servers' own usage says, not frames: a server that is behind may put several tokens into
+one.
 
 - ours: the whole server with the scripted engine, as `agent-server serve` runs it. Parsing the request, rendering and
   encoding the prompt, the run, its log, the output parser, the wire, and the engine's own work are in the figure.
@@ -34,6 +35,7 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,6 +92,10 @@ def targets(arguments: argparse.Namespace, load: Load) -> list[Target]:
     here, tokens = Path(__file__).parent, load.tokens
     own = [sys.executable, str(here / "_scripted_server.py"), "{descriptor}", str(tokens), str(load.step)]
     found = [Target("this server", own, "default", "/ready", tokens)]
+    if arguments.before:
+        older = [own[0], str(Path(arguments.before) / "benchmarks" / "_scripted_server.py"), *own[2:]]
+        path = {"PYTHONPATH": str(arguments.before)}
+        found.append(Target("before", older, "default", "/ready", tokens, path))
     if arguments.transformers:
         python = str(Path(arguments.transformers) / "bin" / "python")
         command = [python, str(here / "_transformers_wire.py"), str(MODEL), "{port}", str(load.step)]
@@ -114,8 +120,9 @@ def _vllm(folder: Path, tokens: int, streams: int) -> Target:
 
 @contextlib.contextmanager
 def running(target: Target) -> Iterator[tuple[int, int]]:
-    """(process id, port) of a started server; it and its children are ended afterwards."""
-    with socket.socket() as listener:
+    """(process id, port) of a started server; it and its children are ended afterwards. What it says is shown where it
+    fails."""
+    with socket.socket() as listener, tempfile.TemporaryFile() as said:
         listener.bind(("127.0.0.1", 0))
         listener.listen(2048)
         port = listener.getsockname()[1]
@@ -128,11 +135,16 @@ def running(target: Target) -> Iterator[tuple[int, int]]:
             [part.format(**places) if part in ("{port}", "{descriptor}") else part for part in target.command],
             env={**environment, **target.environment},
             pass_fds=[listener.fileno()] if inherits else [],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
         )
+        listener.close()  # or connections to a server that has died would wait in the queue for ever
         try:
             yield process.pid, port
+        except BaseException:
+            said.seek(0)
+            print(said.read()[-2000:].decode("utf-8", "replace"), file=sys.stderr)
+            raise
         finally:
             _end(process)
 
@@ -164,8 +176,12 @@ async def get_ready(target: Target, pid: int, port: int) -> None:
             with contextlib.suppress(OSError):
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
                 writer.write(b"GET %b HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n" % target.ready.encode())
-                status = await reader.readline()
-                writer.close()
+                try:
+                    status = await asyncio.wait_for(reader.readline(), 5.0)
+                except TimeoutError:
+                    status = b""
+                finally:
+                    writer.close()
                 if b" 200 " in status:
                     return
             await asyncio.sleep(0.2)
@@ -211,6 +227,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--transformers", help="folder of an environment with transformers[serving]")
     parser.add_argument("--vllm", help="folder of an environment with vLLM")
+    parser.add_argument("--before", help="folder of a checkout with older code")
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--vllm-tokens", type=int, default=40, help="for each of vLLM's streams, at most")
     parser.add_argument(

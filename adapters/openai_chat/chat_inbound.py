@@ -16,6 +16,7 @@ from adapters.openai_chat.chat_fields import FIELDS
 from adapters.openai_chat.chat_messages import ChatMessage, read_messages
 from adapters.request_fields import check_names, check_values, warnings_of
 from adapters.request_options import read_options
+from adapters.response_shape import llama_shape
 from adapters.tool_choice import check_tool_choice
 from adapters.tool_list import ToolList, ToolSpec, read_tools
 from events.options import GenerationOptions
@@ -128,6 +129,8 @@ def _options(values: dict[str, object], tools: ToolList) -> tuple[GenerationOpti
         "tool_grammars": dict(tools.grammars),
         "store": values.get("store") is True,
     }
+    if (shape := llama_shape(values)) is not None:
+        changes["response_format"] = shape
     flags = ChatFlags(
         include_usage=bool(stream_options.include_usage),
         logprobs=options.sampling.logprobs,

@@ -269,6 +269,13 @@ OPENAI: Mapping[tuple[str, str], Operation] = {
         answer=answers.Rendered,
         example={"model": "default", "messages": HELLO},
     ),
+    ("POST", "/v1/chat/completions/input_tokens"): Operation(
+        "OpenAI",
+        "The number of a prompt's tokens",
+        body=Fields("ChatInputTokensRequest", openai_chat.FIELDS, ("messages",)),
+        answer=answers.InputTokens,
+        example={"model": "default", "messages": HELLO},
+    ),
     ("POST", "/v1/embeddings"): Operation(
         "OpenAI",
         "Embeddings, where the server has a model for them",

@@ -16,7 +16,7 @@ from adapters.inbound import Inbound
 from adapters.openai_chat import ChatIdentity, ChatStream, chat_body
 from adapters.openai_completions import CompletionIdentity, CompletionStream, completion_body
 from adapters.openai_models import ModelCard, model_list, one_model
-from adapters.tokenize import render_body
+from adapters.tokenize import input_tokens_body, render_body
 from agent_server.ids import new_id
 from agent_server.routes.answering import (
     agent_for,
@@ -31,7 +31,7 @@ from agent_server.routes.answering import (
 )
 from agent_server.routes.http import guarded
 from agent_server.routes.request_body import read_request
-from agent_server.routes.tokenize_routes import loaded, rendered
+from agent_server.routes.tokenize_routes import loaded, prompt_tokens, rendered
 
 if TYPE_CHECKING:
     from agent_server.model_pool import AnyModel
@@ -61,6 +61,14 @@ def routes(server: Server) -> list[BaseRoute]:
         prompt = await run_in_threadpool(rendered, prompts, inbound, "chat")
         return Response(render_body(prompt.text, prompt.token_ids), media_type="application/json")
 
+    async def count(request: Request) -> Response:
+        """llama.cpp's form of counting: the tokens of the prompt that a request comes to."""
+        parse = partial(openai_chat.parse, new_id=new_id)
+        inbound = await read_request(server, request, parse, starts_run=False)
+        prompts = await loaded(server, inbound.options.model)
+        tokens = await run_in_threadpool(prompt_tokens, prompts, inbound, "chat")
+        return Response(input_tokens_body(tokens), media_type="application/json")
+
     async def completions(request: Request) -> Response:
         inbound = await read_request(server, request, partial(openai_completions.parse, new_id=new_id))
         identity = await completion_identity(server, inbound)
@@ -83,6 +91,7 @@ def routes(server: Server) -> list[BaseRoute]:
     return [
         Route("/v1/chat/completions", guarded(chat), methods=["POST"]),
         Route("/v1/chat/completions/render", guarded(render), methods=["POST"]),
+        Route("/v1/chat/completions/input_tokens", guarded(count), methods=["POST"]),
         Route("/v1/completions", guarded(completions), methods=["POST"]),
         Route("/v1/models", guarded(models)),
         Route("/v1/models/{name:path}", guarded(model)),

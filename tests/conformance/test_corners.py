@@ -460,6 +460,28 @@ async def test_a_custom_tools_grammar_is_refused_where_it_cannot_be_kept(patchin
         assert "cannot enforce the schema of the tool 'patch'" in told["error"]["message"]
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_llama_cpps_own_fields_shape_an_answer(running: Running, http: httpx.AsyncClient, path: str) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    for own, other in (
+        ({"json_schema": schema}, {"structured_outputs": {"json": schema}}),
+        ({"grammar": 'root ::= "a"{5,5}'}, {"structured_outputs": {"grammar": 'root ::= "a"{5,5}'}}),
+        ({"grammar": ""}, {}),
+    ):
+        assert (await post(http, path, **own)).get("error") is None
+        asked = running.engine.requests[-1].constraint
+        await post(http, path, **other)
+        assert asked == running.engine.requests[-1].constraint
+        assert (asked is None) == (own == {"grammar": ""})
+    told = await post(http, path, json_schema={"type": "hiccup"})
+    assert told["error"]["param"] == "json_schema.type"
+
+
+async def test_chats_prompt_is_counted_as_llama_cpp_counts_it(http: httpx.AsyncClient) -> None:
+    told = await post(http, "/tokenize", messages=HELLO)
+    assert await post(http, "/v1/chat/completions/input_tokens", messages=HELLO) == {"input_tokens": told["count"]}
+
+
 # ---- where and when a request is computed, and how much of its prompt ------------------------------------------------
 
 
