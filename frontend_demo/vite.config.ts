@@ -1,14 +1,19 @@
 import react from "@vitejs/plugin-react";
 import { fileURLToPath } from "node:url";
 import { defineConfig } from "vitest/config";
+import { LEAD } from "./src/chat/early";
 
 const local = (path: string): string => fileURLToPath(new URL(path, import.meta.url));
 
 const server = process.env.AGENT_SERVER_URL ?? "http://127.0.0.1:8000";
 
+/** The page's own words are put in, and are painted before the large script is waited for. */
+const early = (html: string): string =>
+  html.replace("<!--lead-->", LEAD).replace(/<script type="module"|<link rel="modulepreload"/g, '$& fetchpriority="low"');
+
 export default defineConfig({
   base: "./",
-  plugins: [react()],
+  plugins: [react(), { name: "lead", transformIndexHtml: { order: "post", handler: early } }],
   resolve: {
     alias: [
       // Each @ag-ui package brings a zod of its own, all with the same interface: one copy is enough.

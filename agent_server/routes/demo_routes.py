@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import mimetypes
+import re
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -31,8 +34,9 @@ BUILT = Path(__file__).parents[1] / "static" / "demo"
 WIRES = ("agui", "openai")
 MOST_EVENTS = 100_000
 PAGE_HEADERS = {
-    "content-security-policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
-    "connect-src 'self' http: https:; base-uri 'none'; form-action 'none'; frame-ancestors 'self'; object-src 'none'",
+    "content-security-policy": "default-src 'self'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data:; connect-src 'self' http: https:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'self'; object-src 'none'",
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }
@@ -51,13 +55,13 @@ ENCODINGS = {"br": ".br", "gzip": ".gz"}
 
 
 class Assets(StaticFiles):
-    """Files with content hashes in their names, kept for a year; theme.js alone has none."""
+    """Files with content hashes in their names, kept for a year."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         folder = Path(str(self.directory))
         coding = _coding(Headers(scope=scope).get("accept-encoding", ""), folder / path)
         response = await super().get_response(path + ENCODINGS.get(coding, ""), scope)
-        lasting = response.status_code < 400 and path != "theme.js"
+        lasting = response.status_code < 400
         response.headers["cache-control"] = "public, max-age=31536000, immutable" if lasting else "no-cache"
         response.headers.update(PAGE_HEADERS | _coded(coding, path))
         return response
@@ -127,9 +131,12 @@ def routes(server: Server) -> list[BaseRoute]:
 def _page() -> list[BaseRoute]:
     """The page by its few paths, not as a mount on everything: other paths keep their own 404 and 405."""
     fresh = PAGE_HEADERS | {"cache-control": "no-cache"}
+    index = BUILT / "index.html"
+    built = index.is_file()
+    with_scripts = fresh | _allowing(index.read_text(encoding="utf-8") if built else "")
 
     async def page(request: Request) -> Response:
-        return FileResponse(BUILT / "index.html", headers=fresh)
+        return FileResponse(index, headers=with_scripts)
 
     async def icon(request: Request) -> Response:
         return FileResponse(BUILT / "favicon.svg", headers=fresh)
@@ -137,9 +144,18 @@ def _page() -> list[BaseRoute]:
     async def hint(request: Request) -> Response:
         return HTMLResponse(HINT, headers=fresh)
 
-    if not (BUILT / "index.html").is_file():
+    if not built:
         return [Route("/", hint)]
     return [Route("/", page), Route("/favicon.svg", icon), Mount("/assets", Assets(directory=BUILT / "assets"))]
+
+
+def _allowing(html: str) -> dict[str, str]:
+    """The page's policy with the scripts that stand in the page, by their hashes (CSP level 3, section 2.3.1)."""
+    scripts = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
+    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    policy = PAGE_HEADERS["content-security-policy"]
+    allowed = " ".join(["script-src 'self'", *(f"'sha256-{each}'" for each in hashes)])
+    return {"content-security-policy": policy.replace("script-src 'self'", allowed)}
 
 
 def _wire(name: str, model: str, run_id: str) -> side_by_side.Outbound:

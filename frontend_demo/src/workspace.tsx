@@ -20,7 +20,7 @@ import { usePastRuns } from "./panel/pastRuns";
 import { usePredicted } from "./panel/usePredicted";
 import { StreamStore, useStream } from "./stream/store";
 import { branchThread, type ThreadEntry } from "./threads/api";
-import { chooseAgent, readPlace, writePlace, type Place } from "./threads/place";
+import { chooseAgent, namesThread, readPlace, writePlace, type Place } from "./threads/place";
 import { Threads } from "./threads/Threads";
 import { useSettings } from "./threads/useSettings";
 import { useThreadList } from "./threads/useThreadList";
@@ -45,6 +45,7 @@ const MEDIUM = "(min-width: 861px)";
 export function Workspace({ server, failure, setFailure, notify, forgive }: Props) {
   const { copilotkit, executingToolCallIds } = useCopilotKit();
   const [place, setPlace] = usePlace();
+  const [madeHere] = useState(() => (namesThread(location.hash) ? "" : place.threadId));
   const [theme, toggleTheme] = useTheme();
   const [threadsOpen, setThreadsOpen] = useState(() => matchMedia(WIDE).matches);
   const [inspectorOpen, setInspectorOpen] = useState(() => matchMedia(MEDIUM).matches);
@@ -179,7 +180,7 @@ export function Workspace({ server, failure, setFailure, notify, forgive }: Prop
         {threadsOpen && <button className="scrim for-threads" aria-label="Close the conversations" onClick={() => setThreadsOpen(false)} />}
         <Threads threads={threads.list} current={place.threadId} onNew={() => go({ agentId: place.agentId, threadId: randomUUID() })} onOpen={(threadId) => go({ agentId, threadId })}
           onRename={threads.rename} onDelete={remove} />
-        <Conversation title={threads.list?.find((entry) => entry.id === place.threadId)?.name || "New conversation"} thread={thread} modelName={model?.model ?? null} bundled={model?.bundled ?? false} blocked={blockedBy(server, thread.ready && thread.restored) ?? (interrupt || awaitsTool(agent, executingToolCallIds) ? "Waiting for your answer" : null)}
+        <Conversation title={threads.list?.find((entry) => entry.id === place.threadId)?.name || "New conversation"} thread={thread} modelName={model?.model ?? null} bundled={model?.bundled ?? false} isNew={place.threadId === madeHere} blocked={blockedBy(server, thread.ready && thread.restored) ?? (interrupt || awaitsTool(agent, executingToolCallIds) ? "Waiting for your answer" : null)}
           failure={failure} interrupt={interrupt} asked={asked} suggestions={suggestions}
           waiting={waitsFor(view.recording, blockedBy(server, true))} health={<Health reach={server.reach} model={model} />} connect={<Connect reach={server.reach} model={model} agentId={agentId} />}
           foot={<Foot threadId={place.threadId} empty={agent.messages.length === 0} running={thread.running} settings={settings} thinks={thinks(server.info?.agents[agentId])} view={view} room={model?.contextLength ?? 0} notify={notify} />}

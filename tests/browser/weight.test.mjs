@@ -1,7 +1,7 @@
 // What the first screen costs a visitor with a slow line.
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { browser, openPage, server, withServer } from "./harness.mjs";
+import { browser, openPage, PHONE, picture, server, WIDE, withServer } from "./harness.mjs";
 
 withServer();
 
@@ -55,5 +55,38 @@ test("scripts and styles come compressed, are kept for a year, and are not fetch
   await page.getByPlaceholder("Ask something").waitFor();
   const again = entries().slice(seen).filter(({ path, bytes }) => /-[\w-]{8}\.(js|css)$/.test(path) && bytes > 0);
   assert.deepEqual(again.filter(({ response }) => !response.fromDiskCache), [], told(again));
+  await page.leave();
+});
+
+test("what is written before the script has come is kept, and is sent once it can be", { timeout: 60_000 }, async () => {
+  for (const [name, viewport] of [["wide", WIDE], ["phone", PHONE]]) {
+    const page = await openPage(browser, null, { viewport });
+    let come;
+    const held = new Promise((resolve) => (come = resolve));
+    await page.route(/assets\/index-.*\.js$/, async (route) => { await held; await route.continue(); });
+    await page.goto(server.url, { waitUntil: "commit" });
+    const box = page.getByRole("textbox", { name: "Message" });
+    await page.getByText("Every token becomes an AG-UI event").waitFor();
+    await box.click();
+    await page.keyboard.type("hello");
+    await picture(page, `early-${name}`);
+    come();
+    await page.getByPlaceholder("Ask something").waitFor();
+    assert.equal(await box.inputValue(), "hello");
+    await page.keyboard.type(" you"); // the caret is still there
+    assert.equal(await box.inputValue(), "hello you");
+    await page.keyboard.press("Enter");
+    await page.locator('[data-role="assistant"]').waitFor();
+    assert.deepEqual(page.faults, []);
+    await page.leave();
+  }
+});
+
+test("an address that names a conversation greets nobody meanwhile", { timeout: 60_000 }, async () => {
+  const page = await openPage(browser);
+  await page.route(/assets\/index-.*\.js$/, () => undefined);
+  await page.goto(`${server.url}/#thread=1`, { waitUntil: "commit" });
+  await page.getByRole("textbox", { name: "Message" }).waitFor();
+  assert.equal(await page.getByText("Every token becomes an AG-UI event").isVisible(), false);
   await page.leave();
 });

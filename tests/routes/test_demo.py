@@ -19,9 +19,9 @@ RUN = {"threadId": "t1", "runId": "r1", "messages": [{"id": "u1", "role": "user"
 @pytest.fixture
 def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "assets").mkdir()
-    (tmp_path / "index.html").write_text("<!doctype html><title>built</title>")
+    (tmp_path / "index.html").write_text("<!doctype html><title>built</title><script>dark()</script>")
     (tmp_path / "assets" / "index-abc123.js").write_text("1")
-    (tmp_path / "assets" / "theme.js").write_text("2")
+    (tmp_path / "assets" / "other-def456.js").write_text("2")
     monkeypatch.setattr(demo_routes, "BUILT", tmp_path)
     return tmp_path
 
@@ -30,13 +30,13 @@ async def test_the_built_page_is_served_and_its_hashed_files_are_kept(built: Pat
     async with serving(scripted("x")) as running, httpx.AsyncClient(base_url=running.url) as client:
         page = await client.get("/")
         script = await client.get("/assets/index-abc123.js")
-        theme = await client.get("/assets/theme.js")
         missing = await client.get("/assets/none.js")
         outside = await client.get("/assets/%2e%2e/%2e%2e/%2e%2e/etc/passwd")
     assert "<title>built" in page.text and page.headers["cache-control"] == "no-cache"
-    assert "default-src 'self'" in page.headers["content-security-policy"]
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'self'" in policy
     assert "immutable" in script.headers["cache-control"]
-    assert theme.headers["cache-control"] == "no-cache"
+    assert "script-src 'self' 'sha256-fNefTR34fI4AKL70MFDWngBjZzPD/E9oLjTl18ee/nA=';" in policy, "of its script alone"
     assert missing.status_code == outside.status_code == 404
 
 
@@ -62,11 +62,11 @@ async def test_the_smallest_file_that_the_client_decodes_is_sent(
         request = client.build_request("GET", "/assets/index-abc123.js", headers=headers)
         response = await client.send(request, stream=True)
         sent = b"".join([each async for each in response.aiter_raw()])
-        theme = await client.get("/assets/theme.js", headers=headers)
+        plain = await client.get("/assets/other-def456.js", headers=headers)
     assert (response.headers.get("content-encoding"), sent) == (coding, body)
     assert response.headers["content-type"] == "text/javascript; charset=utf-8"
     assert response.headers["vary"] == "accept-encoding" and "immutable" in response.headers["cache-control"]
-    assert theme.text == "2" and "content-encoding" not in theme.headers, "none was built for it"
+    assert plain.text == "2" and "content-encoding" not in plain.headers, "none was built for it"
 
 
 async def test_without_a_build_a_page_says_how_to_make_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,6 +1,7 @@
 /** Where a person writes. Enter sends, Shift+Enter breaks the line, Escape stops. */
 
 import { useEffect, useRef, useState, type ClipboardEvent, type KeyboardEvent, type MouseEvent } from "react";
+import { takeEarlyWords } from "./early";
 import { isLong, sizeOf } from "./long";
 import { prepareMarkdown } from "./Markdown";
 import { Icon } from "../ui/icons";
@@ -24,12 +25,18 @@ const MAX_HEIGHT = 190;
 const SECOND_CLICK_MS = 400;
 
 export function Composer({ running, disabled, draft, onSend, onStop }: Props) {
-  const [text, setText] = useState("");
+  const [text, setText] = useState(takeEarlyWords);
   const [pasted, setPasted] = useState<readonly string[]>([]);
   const [refused, setRefused] = useState<string | null>(null);
   const box = useRef<HTMLTextAreaElement>(null);
   const sentAt = useRef(-Infinity);
 
+  useEffect(() => {
+    if (!text) return;
+    // words from before the script came: the caret stays behind them
+    box.current?.focus();
+    box.current?.setSelectionRange(text.length, text.length);
+  }, []);
   useEffect(() => {
     if (!draft) return;
     setText(draft.text);

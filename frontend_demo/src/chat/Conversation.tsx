@@ -5,6 +5,7 @@ import type { Conversation as Thread } from "../kit/conversation";
 import { Icon } from "../ui/icons";
 import { RunningContext } from "../tools/status";
 import type { Own } from "./Asked";
+import { LEAD } from "./early";
 import { Composer, type Draft } from "./Composer";
 import { prepareMarkdown } from "./Markdown";
 import { Messages } from "./Messages";
@@ -15,6 +16,8 @@ interface Props {
   thread: Thread;
   modelName: string | null;
   bundled: boolean;
+  /** The server cannot know this thread, so nothing has to come before a visitor is greeted. */
+  isNew?: boolean;
   blocked: string | null;
   failure: string | null;
   interrupt: ReactNode;
@@ -40,7 +43,7 @@ const NEAR_BOTTOM = 80;
 const NO_SUGGESTIONS: readonly Suggestion[] = [];
 const NOTHING_ASKED: ReadonlySet<string> = new Set();
 
-export function Conversation({ title, thread, modelName, bundled, blocked, failure, interrupt, asked = NOTHING_ASKED, readOnly = false, suggestions = NO_SUGGESTIONS, own, waiting = "Waiting for the model", health, connect, foot, onOpen, onSend, onRetry }: Props) {
+export function Conversation({ title, thread, modelName, bundled, isNew = false, blocked, failure, interrupt, asked = NOTHING_ASKED, readOnly = false, suggestions = NO_SUGGESTIONS, own, waiting = "Waiting for the model", health, connect, foot, onOpen, onSend, onRetry }: Props) {
   const { messages } = thread.agent;
   const scroller = useRef<HTMLDivElement>(null);
   const pinned = useRef(true);
@@ -93,7 +96,7 @@ export function Conversation({ title, thread, modelName, bundled, blocked, failu
       <h1 className="visually-hidden">{title}</h1>
       <div className="scroller" ref={scroller} onScroll={scrolled} tabIndex={0} role="region" aria-label="Conversation history">
         <div className="messages" role="log" aria-label="Messages" aria-busy={thread.running}>
-          {fresh && !readOnly && thread.restored && <Empty health={health} connect={connect} modelName={modelName} bundled={bundled} disabled={blocked !== null} suggestions={suggestions} onPick={pick} />}
+          {fresh && !readOnly && (isNew || thread.restored) && <Empty health={health} connect={connect} modelName={modelName} bundled={bundled} disabled={blocked !== null} suggestions={suggestions} onPick={pick} />}
           <RunningContext value={thread.running}>
             <Messages messages={visible} running={thread.running} asked={asked} onRetry={readOnly ? undefined : onRetry} own={readOnly || blocked !== null ? undefined : own} waiting={waiting} />
           </RunningContext>
@@ -128,16 +131,13 @@ function Empty({ health, connect, modelName, bundled, disabled, suggestions, onP
   return (
     <div className="empty">
       <h2>{bundled || !modelName ? "A model is running on this machine." : `${modelName} is running on this machine.`}</h2>
-      <p className="lead">
-        {bundled
-          ? "It is tiny and trained for this page, so keep questions small. What you see around it is the real thing: every token becomes an AG-UI event, and you can watch each one arrive."
-          : "Ask it anything. Every token becomes an AG-UI event, and you can watch each one arrive."}
-      </p>
+      <p className="lead">{LEAD}</p>
+      {bundled && <p className="about">This model is tiny and trained for this page: keep questions small.</p>}
       {health}
       <ul className="suggestions" aria-label="Suggestions">
         {suggestions.map((suggestion) => <li key={suggestion.title}><Card suggestion={suggestion} disabled={disabled} onPick={onPick} /></li>)}
       </ul>
-      {connect}
+      {modelName !== null && connect /* below the cards, which come with the model: it does not jump */}
     </div>
   );
 }

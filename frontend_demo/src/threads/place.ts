@@ -13,6 +13,11 @@ export function readPlace(hash: string): Place {
   return { agentId: fields.get("agent") ?? "", threadId: fields.get("thread") || randomUUID() };
 }
 
+/** Whether an address says which thread is to be shown. */
+export function namesThread(hash: string): boolean {
+  return new URLSearchParams(hash.replace(/^#/, "")).has("thread");
+}
+
 export function writePlace({ agentId, threadId }: Place): string {
   const fields = new URLSearchParams({ ...(agentId ? { agent: agentId } : {}), thread: threadId });
   return `#${fields.toString()}`;
