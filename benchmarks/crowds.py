@@ -18,6 +18,7 @@ import json
 import random
 import statistics
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
@@ -272,11 +273,12 @@ def soak(scale: float, seconds: float) -> None:
         return sizes, done
 
     target = [sys.executable, "-c", START, "serve", "--engine", "scripted", "--port", "{port}"]
-    settings = {"AGENT_SERVER_STORE_URL": "memory", "AGENT_SERVER_REPLAY_SECONDS": "1"}
-    server = Target("this server", target, "default", "/ready", 0, settings)
-    with running(server) as (pid, port):
-        asyncio.run(get_ready(server, pid, port))
-        sizes, done = asyncio.run(whole(port, pid))
+    with tempfile.TemporaryDirectory() as folder:  # what is kept goes to a file: in memory it would be what grows
+        settings = {"AGENT_SERVER_DATA_DIR": folder, "AGENT_SERVER_REPLAY_SECONDS": "1"}
+        server = Target("this server", target, "default", "/ready", 0, settings)
+        with running(server) as (pid, port):
+            asyncio.run(get_ready(server, pid, port))
+            sizes, done = asyncio.run(whole(port, pid))
     print(*(f"{count} {path}" for path, count in sorted(done.items())), sep="\n")
     third, last = (
         statistics.median(sizes[len(sizes) // 2 : len(sizes) * 3 // 4]),
@@ -284,6 +286,7 @@ def soak(scale: float, seconds: float) -> None:
     )
     grown = last / third - 1
     fine = grown <= 0.02 and not any("failed" in name for name in done)
+    print("MB at each tenth:", *(round(sizes[len(sizes) * at // 10] / 2**20) for at in range(10)))
     verdict(
         f"{done.total()} answers in {seconds:g} s; memory {last / 2**20:.0f} MB, {grown:+.1%} in the second half", fine
     )
