@@ -60,6 +60,12 @@ def picture() -> list[TextContent | ImageContent]:
 
 
 @server.tool()
+def traced(ctx: Context) -> str:
+    """The trace that the call belongs to, as it was told with it."""
+    return str((ctx.request_context.meta or {}).get("traceparent"))
+
+
+@server.tool()
 def environment() -> str:
     """What the server was given."""
     return " ".join(sorted(os.environ))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,13 +16,19 @@ from opentelemetry import trace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import TracerProvider
 
-from agent_server.agent import Agent, tool
+from agent_server.agent import Agent, McpServer, tool
 from agent_server.engines.scripts import Script
 from agent_server.tracing import CAPTURE, outgoing, start_exporting
+from tests.contract.engines import started, upstream
 from tests.server import scripted, serving
 
 TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SECRET = "canary-7731"
+MCP_SERVER = Path(__file__).parents[1] / "agent" / "mcp_server.py"
+CALLED = {"traceparent": f"00-{TRACE}-{CALLER}-01"}
+ASKED = {
+    "threadId": "t", "runId": "r", "protocolVersion": "1.0", "messages": [{"id": "u", "role": "user", "content": "So?"}],
+}  # fmt: skip
 
 
 class Collector:
@@ -49,11 +57,14 @@ class Collector:
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
-    def take(self) -> dict[str, Any]:
+    def take_all(self) -> list[Any]:
         provider = trace.get_tracer_provider()
         assert isinstance(provider, TracerProvider) and provider.force_flush()
-        found, self.spans = {each.name: each for each in self.spans}, []
+        found, self.spans = self.spans, []
         return found
+
+    def take(self) -> dict[str, Any]:
+        return {each.name: each for each in self.take_all()}
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +139,45 @@ async def test_what_was_said_is_in_a_trace_where_the_operator_wants_it(
     assert json.loads(call["gen_ai.tool.call.arguments"]) == {"harbour": SECRET}
     assert SECRET in call["gen_ai.tool.call.result"] and SECRET in chat["gen_ai.input.messages"]
     assert "At noon." in chat["gen_ai.output.messages"]
+
+
+async def test_an_mcp_server_is_told_the_trace(collector: Collector, tmp_path: Path):
+    """By the package's own span of the call, which stands below the tool's."""
+    box = McpServer(name="box", command=(sys.executable, str(MCP_SERVER), str(tmp_path / "pid")))
+    engine = scripted(
+        [Script(text='<tool_call>\n{"name": "traced", "arguments": {}}\n</tool_call>'), Script(text="So.")]
+    )
+    async with (
+        serving(engine, agents=[Agent(name="sailor", mcp_servers=[box])]) as running,
+        httpx.AsyncClient(base_url=running.url, timeout=60) as http,
+    ):
+        answer = (await http.post("/agui", json=ASKED, headers=CALLED)).text
+    spans = collector.take_all()
+    (call,) = [each for each in spans if each.name == "execute_tool traced"]
+    told = next(each for each in spans if f"00-{TRACE}-{each.span_id.hex()}-01" in answer)
+    above = {each.span_id: each for each in spans}
+    while told.span_id != call.span_id:
+        told = above[told.parent_span_id]
+
+
+async def test_an_upstream_server_s_spans_stand_below_the_turn(collector: Collector):
+    async with (
+        serving(scripted("Yes.")) as other,
+        started(upstream(other.url)) as engine,
+        serving(engine) as running,
+        httpx.AsyncClient(base_url=running.url, timeout=60) as http,
+    ):
+        assert "RUN_FINISHED" in (await http.post("/agui", json=ASKED, headers=CALLED)).text
+    spans = [each for each in collector.take_all() if each.trace_id.hex() == TRACE]
+    above = {each.span_id: each for each in spans}
+    here, there = [each for each in spans if each.name.startswith("chat")], []
+    for each in spans:
+        chain = [each]
+        while chain[-1].parent_span_id in above:
+            chain.append(above[chain[-1].parent_span_id])
+        there += [each] if sum(one.name.startswith("chat") for one in chain) == 2 else []
+    assert len(here) == 2 and here[0].span_id != here[1].span_id
+    assert [each.name.partition(" ")[0] for each in there] == ["chat"], "one turn stands below the other"
 
 
 async def test_a_run_that_fails_is_told_by_its_kind(collector: Collector):
