@@ -71,6 +71,12 @@ test-long: setup ## the long property and fuzz runs (SPLITS=, CASES= to change)
 	$(PY) tests/properties/long_runs.py --splits $(or $(SPLITS),100000) --cases $(or $(CASES),1000000)
 	STRANGERS=$(or $(STRANGERS),20) PYTHON="$(CURDIR)/$(PY)" node --test --test-timeout=3600000 --test-force-exit tests/browser/stranger.test.mjs
 
+test-prometheus: setup ## deploy/ against a real Prometheus (Debian's package `prometheus`, or any with promtool)
+	command -v promtool >/dev/null || { echo "Please install Prometheus: apt-get install prometheus" >&2; exit 1; }
+	$(PY) -m pytest -m slow tests/gateways/test_prometheus.py
+
+.PHONY: test-prometheus
+
 VLLM_ENV ?= .vllm
 LLAMACPP_ENV ?= .llamacpp
 
