@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from agent_server.prompting.prompt import PromptBuilder
 
 OWN = (
-    "model", "device", "dtype", "quantize", "kv_cache_dtype", "trust_remote_code", "adapter", "lora", "engine",
+    "model", "device", "dtype", "quantize", "kv_cache_dtype", "trust_remote_code", "adapter", "lora", "draft", "engine",
     "engine_key", "chat_template", "format", "reasoning_parser", "tool_call_parser", "max_batch", "max_queued",
     "step_tokens", "chunk_tokens", "kv_cache_bytes", "max_context", "cuda_graphs", "vllm",
 )  # fmt: skip
@@ -110,6 +110,8 @@ def _with_adapters(
     for root, settings in zip(models.values(), wanted.values(), strict=True):
         if settings.compute.lora and settings.served.engine:
             raise StartupError(f"--lora needs a model that is computed here, and {root.name} is computed elsewhere.")
+        if settings.compute.draft and settings.served.engine:
+            raise StartupError(f"--draft guesses for a model that is computed here; {root.name} is computed elsewhere.")
         for name in map(adapter_name, settings.compute.lora):
             if name in found:
                 raise StartupError(f"Two models are called {name}; give the adapter another name: --lora NAME=FOLDER.")
@@ -152,11 +154,11 @@ def wanted_models(settings: Settings) -> dict[str, Settings]:
         name, place = named_source(source)
         if not several:
             name = said.served_name or name
-        lora = () if found else settings.compute.lora
+        lora, draft = ((), "") if found else (settings.compute.lora, settings.compute.draft)
         shown = name if several else said.served_name
-        _add(found, name, _own(settings, {"model": place, "served_name": shown, "lora": lora}))
+        _add(found, name, _own(settings, {"model": place, "served_name": shown, "lora": lora, "draft": draft}))
     for name, row in read_models_file(said.models_file).items():
-        _add(found, name, _own(settings, {"lora": (), **row, "served_name": name}))
+        _add(found, name, _own(settings, {"lora": (), "draft": "", **row, "served_name": name}))
     if several:
         _check_names(found, settings)
     return found

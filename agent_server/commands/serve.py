@@ -53,6 +53,7 @@ def serve(
     dtype: Annotated[str | None, typer.Option(help="auto, bfloat16, float16, float32.")] = None,
     kv_cache_dtype: Annotated[str | None, typer.Option(help="The same for keys and values; fp8 on a GPU.")] = None,
     quantize: Annotated[str | None, typer.Option(help="Weights as int8 or int4, made when they are loaded.")] = None,
+    draft: Annotated[str | None, typer.Option(help="A smaller model that guesses ahead for the first one.")] = None,
     trust_remote_code: Annotated[bool | None, typer.Option(help="Run code that comes with the model.")] = None,
     max_context: Annotated[int | None, typer.Option(help="Tokens of prompt and answer, if not the model's.")] = None,
     engine: Annotated[
@@ -88,7 +89,7 @@ def serve(
         "host": host, "port": port, "listen": listen, "root_path": root_path,
         "device": device, "dtype": dtype, "kv_cache_dtype": kv_cache_dtype, "adapter": adapter, "engine": engine,
         "lora": lora,
-        "max_context": max_context, "quantize": quantize,
+        "max_context": max_context, "quantize": quantize, "draft": draft,
         "trust_remote_code": trust_remote_code, "embedding_model": embedding_model,
         "transcriber": transcriber,
         "agent": agent, "mcp": mcp, "guard": guard,

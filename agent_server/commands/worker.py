@@ -24,6 +24,7 @@ def worker(
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 ...")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, bfloat16, float16, float32.")] = None,
     quantize: Annotated[str | None, typer.Option(help="Weights as int8 or int4, made when they are loaded.")] = None,
+    draft: Annotated[str | None, typer.Option(help="A smaller model that guesses ahead.")] = None,
     trust_remote_code: Annotated[bool | None, typer.Option(help="Run code that comes with the model.")] = None,
     max_context: Annotated[int | None, typer.Option(help="Tokens of prompt and answer, if not the model's.")] = None,
     engine: Annotated[list[str] | None, typer.Option(help="Serve this engine instead of the embedded one.")] = None,
@@ -35,7 +36,7 @@ def worker(
     """Serve a model's engine to gateways: `agent-server serve MODEL --engine worker+http://HOST:PORT`."""
     given: dict[str, Any] = {
         "model": model or None, "host": host, "port": port, "device": device, "dtype": dtype, "engine": engine,
-        "max_context": max_context, "quantize": quantize, "adapter": adapter,
+        "max_context": max_context, "quantize": quantize, "draft": draft, "adapter": adapter,
         "served_name": served_name, "trust_remote_code": trust_remote_code,
         "api_keys": api_key, "log_level": log_level,
     }  # fmt: skip

@@ -24,6 +24,7 @@ from agent_server.generation.device import (
     indexed,
     weight_bytes,
 )
+from agent_server.generation.drafting import DRAFT_TOKENS, load_draft, make_draft
 from agent_server.generation.fallback import CachedRunner
 from agent_server.generation.faults import first_line
 from agent_server.generation.fused_sampler import make_sampler
@@ -103,7 +104,8 @@ def _load(config: EngineConfig, report: Report, compiler: MakeCompiler | None) -
     config = config.model_copy(update={"kv_cache_dtype": _cache_dtype(config, settings, model, device)})
     report(EngineStatus(state="loading", progress=0.95, message="tokenizer"))
     files = _files(config.model, trusted=config.trust_remote_code)
-    return assemble(config, model, files, device, compiler, report, _reader(config, model, files))
+    draft = load_draft(config, files, device, dtype, report)
+    return assemble(config, model, files, device, compiler, report, _reader(config, model, files), draft)
 
 
 def _halved(model: str, settings: PreTrainedConfig) -> bool:
@@ -148,8 +150,10 @@ def assemble(
     make_compiler: MakeCompiler | None,
     report: Report = lambda status: None,
     reader: PictureReader | None = None,
+    draft: PreTrainedModel | None = None,
 ) -> tuple[Core, EngineInfo]:
-    """A core around a model that is loaded, on its device and in evaluation mode. reader: for one that sees."""
+    """A core around a model that is loaded, on its device and in evaluation mode. reader: for one that sees. draft: a
+    smaller model that guesses for it."""
     device = indexed(device)
     model = VisionTextModel(model) if sees(model) else model
     text = model.config.get_text_config()
@@ -159,6 +163,11 @@ def assemble(
     sampler = make_sampler(config.max_batch, text.vocab_size, device)
     budget = config.step_tokens or (CUDA_STEP_TOKENS if device.type == "cuda" else STEP_TOKENS)
     adapters = _adapters(config, model)
+    drafts = (
+        None
+        if draft is None
+        else make_draft(config, draft, device, context=context, vocab_size=text.vocab_size, step_tokens=budget)
+    )
     runner, note, budget = choose_runner(config, model, context, sampler, budget)
     packed = runner if isinstance(runner, PackedRunner) else None
     if packed is not None:
@@ -190,6 +199,7 @@ def assemble(
         compiler=compiler,
         vision=vision,
         adapters=None if packed is None else packed.adapters,
+        draft_model=drafts if packed is not None else None,
         overlap=device.type == "cuda" if config.overlap is None else config.overlap,
         run_ahead=config.run_ahead and packed is not None,
     )
@@ -218,6 +228,7 @@ def assemble(
             "batching": note or "packed",
             "attention": "torch" if packed is None or packed.kernel is None else packed.kernel.name,
             "flat": packed is not None and packed.flat is not None,
+            "draft": config.draft or "no",
             "cuda_graphs": packed is not None and packed.graphs is not None,
         },
     )
@@ -227,14 +238,15 @@ def assemble(
 
 def _defaults(config: EngineConfig, model: PreTrainedModel, runner: object, ends: Iterable[int]) -> Defaults:
     defaults = defaults_of(model, ends)
-    if not config.num_speculative_tokens:
+    most = config.num_speculative_tokens or (DRAFT_TOKENS if config.draft else 0)
+    if not most:
         return defaults
     if not isinstance(runner, PackedRunner):
         logger.warning(
             "%s guesses nothing ahead: what its own caches hold cannot be taken back.", config.name or config.model
         )
         return defaults
-    return replace(defaults, num_speculative_tokens=config.num_speculative_tokens)
+    return replace(defaults, num_speculative_tokens=most)
 
 
 def _adapters(config: EngineConfig, model: PreTrainedModel) -> Adapters:

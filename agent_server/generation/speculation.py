@@ -24,13 +24,17 @@ from agent_server.generation.flight import details_of
 from agent_server.generation.sequence import Sequence
 
 if TYPE_CHECKING:
+    from agent_server.generation.draft_model import DraftModel
     from agent_server.generation.generation import Generation
     from agent_server.generation.step import Core
     from agent_server.generation.step_plan import StepPlan
 
 logger = logging.getLogger("agent_server.generation")
 LEAST_MATCH = 2
-"""Tokens at the end that must have stood together before; one alone says too little of what follows."""
+"""Tokens at the end that must have stood together before; one alone says too little of what follows, unless it stood in
+one place alone and such guesses were right of late."""
+SURE_MATCH = 8
+"""The same where a draft model guesses otherwise, which is mostly better than what followed a few words."""
 LONGEST_MATCH = 16
 """Tokens for which the end is compared with earlier places, to find the one that is most like it."""
 FIRST_LENGTH = 4
@@ -40,10 +44,15 @@ LONGEST_REST = 32
 
 
 class GuessSource(Protocol):
-    """Where guesses come from."""
+    """Where guesses come from. least: tokens at the end that must be as they were elsewhere."""
+
+    least: int
 
     def propose(self, tokens: list[int], count: int) -> Items[int]:
         """Up to `count` tokens that may follow these, which are those of the call before and more."""
+
+    def learn(self, kept: int) -> None:
+        """How many of those that were proposed last came."""
 
 
 class PromptLookup:
@@ -51,6 +60,8 @@ class PromptLookup:
     2023, "prompt lookup decoding"): edits, values out of a document, arguments out of a result."""
 
     def __init__(self) -> None:
+        self.least = LEAST_MATCH
+        self._trusts_one, self._by_one = True, False
         self._ids = np.empty(0, dtype=np.int64)
         self._length = 0
 
@@ -58,7 +69,8 @@ class PromptLookup:
         self._take(tokens)
         ids = self._ids[: self._length]
         found, matched = _alike(ids)
-        if matched < LEAST_MATCH:
+        self._by_one = matched == 1 < self.least <= LEAST_MATCH and len(found) == 1 and self._trusts_one
+        if matched < self.least and not self._by_one:
             return []
         # The latest place that has as much behind it as is wanted. Where there is none the text is in a loop, which
         # what is behind the place is one round of.
@@ -68,6 +80,10 @@ class PromptLookup:
         keys = np.flatnonzero(guess < 0)  # what stands for a picture
         known: list[int] = (guess[: keys[0]] if len(keys) else guess).tolist()
         return known
+
+    def learn(self, kept: int) -> None:
+        if self._by_one or kept:
+            self._trusts_one = kept > 0
 
     def _take(self, tokens: list[int]) -> None:
         if len(tokens) > len(self._ids):
@@ -107,10 +123,15 @@ class Speculation:
 
     def propose(self, tokens: list[int], room: int) -> tuple[int, ...]:
         """A draft behind these tokens, of no more than `room`; () where there is none."""
-        count = min(self.length, self.most, room)
+        count = self.count(room)
         return tuple(self.source.propose(tokens, count)) if count > 0 else ()
 
+    def count(self, room: int) -> int:
+        """Tokens of the next draft, of no more than `room`."""
+        return min(self.length, self.most, room)
+
     def learn(self, proposed: int, kept: int) -> None:
+        self.source.learn(kept)
         if kept == proposed:
             self.length = min(self.most, 2 * self.length)
         else:
@@ -131,15 +152,38 @@ def _ready(generation: Generation, sequence: Sequence) -> bool:
 
 def draft(core: Core) -> None:
     """Let each sequence that runs guess, for the step that is planned next."""
+    asked: list[tuple[Generation, int]] = []
     for sequence in core.scheduler.running:
         sequence.draft = ()
-        speculation = core.generations[sequence.number].speculation
+        generation = core.generations[sequence.number]
+        speculation = generation.speculation
         if speculation is None or sequence.prefilling:
             continue
         if speculation.rest:
             speculation.rest -= 1
-        elif not sequence.pending:  # one place is for the token that comes in any case
-            sequence.draft = speculation.propose(sequence.tokens, sequence.limit - len(sequence.tokens) - 1)
+        elif not sequence.pending:
+            room = sequence.limit - len(sequence.tokens) - 1  # one place is for the token that comes in any case
+            if core.draft_model is not None:
+                speculation.source.least = SURE_MATCH
+            sequence.draft = speculation.propose(sequence.tokens, room)
+            if not sequence.draft and (count := speculation.count(room)) > 0:
+                asked.append((generation, count))
+    if core.draft_model is not None:
+        _ask(core, core.draft_model, asked)
+
+
+def _ask(core: Core, model: DraftModel, asked: list[tuple[Generation, int]]) -> None:
+    """Have the draft model guess. One that fails guesses no more: generations go on without it."""
+    try:
+        model.keep({sequence.number for sequence in core.scheduler.running})
+        found = model.propose(asked) if asked else {}
+    except Exception as error:  # a model's code may raise anything
+        core.draft_model = None
+        logger.error("The draft model failed and is not asked again: %s", first_line(error), exc_info=error)
+        raise_if_lost(error, core.sampler.device)
+        return
+    for generation, _ in asked:
+        generation.sequence.draft = found.get(generation.number, ())
 
 
 @dataclass(slots=True)

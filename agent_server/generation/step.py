@@ -29,6 +29,7 @@ from agent_server.generation.adapters import Adapters
 from agent_server.generation.commands import carry_out
 from agent_server.generation.constraint import Compiler, lost
 from agent_server.generation.device import release_unused
+from agent_server.generation.draft_model import DraftModel
 from agent_server.generation.faults import first_line, out_of_memory, raise_if_lost
 from agent_server.generation.flight import Flight, details_of
 from agent_server.generation.generation import CoreLimits, Defaults, Generation
@@ -62,6 +63,7 @@ class Core:
     compiler: Compiler | None = None
     vision: Vision | None = None
     adapters: Adapters | None = None
+    draft_model: DraftModel | None = None
     overlap: bool = False
     run_ahead: bool = False
     clock: Callable[[], float] = time.monotonic

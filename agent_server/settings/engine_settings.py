@@ -58,7 +58,10 @@ class ComputeSettings(Section):
     max_context: int = Field(0, ge=0)
     """Tokens of prompt and answer together; 0 is the model's own limit."""
     num_speculative_tokens: int = Field(0, ge=0, le=32)
-    """The most tokens that are guessed ahead for a step, for requests that do not say; 0 guesses nothing."""
+    """The most tokens that are guessed ahead for a step, for requests that do not say; 0 guesses nothing, and 5 with a
+    draft model."""
+    draft: str = ""
+    """A smaller model with the same tokenizer that guesses ahead: folder, GGUF file or hub name."""
     kept_percent: int = Field(50, ge=0, le=100)
     """Percent of the memory for keys and values that may be kept for runs which wait for their tools or for a person.
     Others get it when they need it; 0 keeps nothing."""

@@ -20,10 +20,11 @@ CPU = torch.device("cpu")
 class Driver:
     """Submits, steps and collects."""
 
-    def __init__(self, model, *, compiler=None, **config):
+    def __init__(self, model, *, compiler=None, draft_model=None, **config):
         files = ModelFiles(tokenizer=make_tokenizer())
         settings = EngineConfig(**{"model": "tiny", "threads": 1, "flatten": False, **config})
-        self._begin(*assemble(settings, model, files, CPU, lambda files, size: compiler))
+        make_compiler = lambda files, size: compiler  # noqa: E731
+        self._begin(*assemble(settings, model, files, CPU, make_compiler, draft=draft_model))
 
     @classmethod
     def around(cls, core, info):

@@ -47,6 +47,9 @@ class Told:
         at = len(tokens) - self.prompt_length
         return [token if self.chance.random() > self.wrong else 7 for token in self.answer[at : at + count]]
 
+    def learn(self, kept):
+        pass
+
 
 def play(model, asked, *, guesses=0, told=None, wrong=0.3, compiler=None, step=None, **config):
     """Every request's outcome: ids, text, log probabilities and the end; and the driver."""
@@ -266,6 +269,8 @@ def test_look_up_goes_on_as_the_likest_earlier_place_did():
         "of several that are as like, the latest"
     )
     assert PromptLookup().propose([1, 2, 3], 4) == []
+    assert PromptLookup().propose([8, 1, 2, 3, 4, 1], 2) == [2, 3], "a token that stood in one place alone"
+    assert PromptLookup().propose([8, 1, 2, 3, 1, 4, 1], 2) == [], "it stood in two"
     assert PromptLookup().propose([5], 4) == []
     assert PromptLookup().propose([4, 4, 4, 4, 4, 4], 3) == [4, 4, 4], "a loop goes on"
     assert PromptLookup().propose([1, 2, 6, -5, 3, 1, 2], 3) == [6], "a picture's places are no tokens"
@@ -277,6 +282,17 @@ def test_look_up_remembers_what_it_was_shown(first, more):
     look = PromptLookup()
     look.propose(first, 4)
     assert look.propose(first + more, 4) == PromptLookup().propose(first + more, 4)
+
+
+def test_a_single_token_is_trusted_while_such_guesses_come():
+    look = PromptLookup()
+    text = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert look.propose([*text, 3], 2) == [4, 5]
+    look.learn(0)
+    assert look.propose([*text, 3, 20, 6], 2) == []
+    assert look.propose([*text, 3, 20, 6, 7], 2) == [8, 9]
+    look.learn(1)
+    assert look.propose([*text, 3, 20, 6, 7, 8, 21, 2], 2) == [3, 4]
 
 
 def test_guesses_grow_while_they_are_kept_and_rest_when_they_are_not():
