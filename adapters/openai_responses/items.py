@@ -75,10 +75,18 @@ _INPUT_ITEM = re.compile(r"(resp_\w{1,80})_in_\d{1,6}")
 
 
 def read_input(
-    value: object, *, new_id: NewId, limits: Limits, media: Collection[str] = (), items: Items = MappingProxyType({})
+    value: object,
+    *,
+    new_id: NewId,
+    limits: Limits,
+    media: Collection[str] = (),
+    items: Items = MappingProxyType({}),
+    before: Sequence[Mapping[str, object]] = (),
 ) -> list[Placed]:
-    """`input` as messages with their places; `items` are those that it may refer to. Raises
-    RequestError("invalid_request") naming the item."""
+    """`input` as messages with their places; `items` are those that it may refer to, `before` those of the conversation
+    that it goes on with. Raises RequestError("invalid_request") naming the item."""
+    if isinstance(value, str) and before:
+        value = [{"role": "user", "content": value}]
     if isinstance(value, str):
         return [Placed(UserMessage(id=new_id("msg"), content=value), "input")]
     if not isinstance(value, list) or not value:
@@ -86,6 +94,8 @@ def read_input(
     if len(value) > limits.messages:
         raise wrong("input", f"must have at most {limits.messages} items")
     reader = _ItemsReader(new_id, limits, media, items)
+    for item in before:
+        reader.read(dict(item), "conversation")
     for index, item in enumerate(value):
         reader.read(item, f"input.{index}")
     return reader.messages

@@ -51,7 +51,9 @@ FIELDS: dict[str, Field] = {
     "truncation": honoured('"auto" leaves out the oldest turns of a conversation that does not fit', STRING),
     "context_management": refused("conversations are not compacted", neutral=([],)),
     "access_programs": refused("there are no such programs"),
-    "conversation": refused("use `previous_response_id`"),
+    "conversation": honoured(
+        "its items come before the input, and the answer is added to it; needs `store`", {"type": ["string", "object"]}
+    ),
     "image": refused("there is no image compression"),
     "max_tool_calls": refused("it bounds built-in tools, of which there are none"),
     "moderation": refused("nothing is moderated"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -36,6 +36,7 @@ class ResponseFlags(msgspec.Struct, frozen=True, kw_only=True):
     echo: dict[str, Any] = {}
     items: list[dict[str, Any]] = []
     previous: str | None = None
+    conversation: str | None = None
     background: bool = False
     store: bool = True
     summary: bool = False
@@ -58,9 +59,10 @@ def parse(
     limits: Limits = DEFAULT_LIMITS,
     media: Collection[str] = (),
     items: Items = MappingProxyType({}),
+    before: Sequence[Mapping[str, object]] = (),
 ) -> Inbound:
     """The input's own messages; `with_history` puts a previous response's before them. `items`: those that the input
-    refers to, see `referenced`. Raises RequestError."""
+    refers to, see `referenced`. before: those of the conversation that it names. Raises RequestError."""
     values = read_object(body, limits, shape=_ResponsesHead)
     check_names(values, FIELDS)
     check_values(values, FIELDS)
@@ -68,7 +70,7 @@ def parse(
     options, flags = _options(values, tools)
     if flags.background and not flags.store:
         raise wrong("background", "needs store: the answer could not be fetched")
-    placed = read_input(values["input"], new_id=new_id, limits=limits, media=media, items=items)
+    placed = read_input(values["input"], new_id=new_id, limits=limits, media=media, items=items, before=before)
     instructions = values.get("instructions")
     if instructions is not None and not isinstance(instructions, str):
         raise wrong("instructions", "must be a string")
@@ -210,6 +212,7 @@ def _flags(
     previous = values.get("previous_response_id")
     if previous is not None and not isinstance(previous, str):
         raise wrong("previous_response_id", "must be a string")
+    conversation = _conversation(values, options)
     items = values["input"]
     if isinstance(items, str):
         items = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": items}]}]
@@ -217,12 +220,27 @@ def _flags(
         echo=_echo(values, options, reasoning),
         items=items,
         previous=previous,
+        conversation=conversation,
         background=flag(values, "background"),
         store=options.store,
         summary=(reasoning.summary or reasoning.generate_summary) is not None,
         encrypted=ENCRYPTED in include,
         logprobs=options.sampling.logprobs,
     )
+
+
+def _conversation(values: dict[str, Any], options: GenerationOptions) -> str | None:
+    value = values.get("conversation")
+    if value is None:
+        return None
+    named = value.get("id") if isinstance(value, dict) else value
+    if not isinstance(named, str) or not named:
+        raise wrong("conversation", "must be the id of a conversation")
+    if values.get("previous_response_id") is not None:
+        raise wrong("conversation", "cannot stand beside previous_response_id")
+    if not options.store:
+        raise wrong("conversation", "needs store: the answer is added to it")
+    return named
 
 
 def _echo(values: dict[str, object], options: GenerationOptions, reasoning: ReasoningConfig) -> dict[str, object]:
@@ -245,7 +263,13 @@ def _echo(values: dict[str, object], options: GenerationOptions, reasoning: Reas
         "top_p": options.sampling.top_p,
         "truncation": _truncation(values),
         "user": values.get("user"),
+        **_named_conversation(values.get("conversation")),
     }
+
+
+def _named_conversation(value: Any) -> dict[str, object]:
+    named = value.get("id") if isinstance(value, dict) else value
+    return {"conversation": {"id": named}} if isinstance(named, str) else {}
 
 
 class ResponseTool(msgspec.Struct):

@@ -82,7 +82,7 @@ def item_list(items: list[dict[str, object]], query: Mapping[str, str]) -> bytes
     if (after := query.get("after")) is not None:
         place = next((index for index, item in enumerate(found) if item["id"] == after), None)
         if place is None:
-            raise RequestError("not_found", "There is no such item in this response's input.", "after")
+            raise RequestError("not_found", "There is no such item.", "after")
         found = found[place + 1 :]
     page = found[:limit]
     ends = {"first_id": page[0]["id"] if page else None, "last_id": page[-1]["id"] if page else None}

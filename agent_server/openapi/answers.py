@@ -225,6 +225,13 @@ class ItemPage(Struct):
     has_more: bool
 
 
+class Conversation(Struct):
+    id: str
+    object: Literal["conversation"]
+    created_at: int
+    metadata: dict[str, str]
+
+
 class MessagesUsage(Struct):
     input_tokens: Annotated[int, Meta(description="Without what was read from the cache.")]
     output_tokens: int

@@ -89,6 +89,12 @@ TEXT: Mapping[str, object] = {"type": "string"}
 LIST: Mapping[str, object] = {"type": "array"}
 FLAG: Mapping[str, object] = {"type": "string", "enum": ["true", "false"]}
 NUMBER: Mapping[str, object] = {"type": "integer", "minimum": 0}
+PAGES: Mapping[str, tuple[Mapping[str, Any], str]] = {
+    "limit": ({"type": "integer", "minimum": 1, "maximum": 100}, "20 if absent."),
+    "order": ({"type": "string", "enum": ["asc", "desc"]}, "desc if absent."),
+    "after": (TEXT, "The id of the last item that the client has."),
+}
+CONVERSATION = Free(properties={"items": LIST, "metadata": {"type": "object"}})
 AFTER = {"after": (NUMBER, "The number of the last event that the client has; `Last-Event-ID` says the same.")}
 RUN_INPUT_EXAMPLE = {
     "threadId": "thread-1",
@@ -336,11 +342,28 @@ OPENAI: Mapping[tuple[str, str], Operation] = {
         "OpenAI",
         "The items that a response was asked with",
         answer=answers.ItemPage,
-        query={
-            "limit": ({"type": "integer", "minimum": 1, "maximum": 100}, "20 if absent."),
-            "order": ({"type": "string", "enum": ["asc", "desc"]}, "desc if absent."),
-            "after": (TEXT, "The id of the last item that the client has."),
-        },
+        query=PAGES,
+    ),
+    ("POST", "/v1/conversations"): Operation(
+        "OpenAI", "Begin a conversation that responses go on with", body=CONVERSATION, answer=answers.Conversation
+    ),
+    ("GET", "/v1/conversations/{id}"): Operation("OpenAI", "A conversation", answer=answers.Conversation),
+    ("POST", "/v1/conversations/{id}"): Operation(
+        "OpenAI",
+        "Change its metadata",
+        body=Free(properties={"metadata": {"type": "object"}}),
+        answer=answers.Conversation,
+    ),
+    ("DELETE", "/v1/conversations/{id}"): Operation("OpenAI", "Delete a conversation", answer=answers.Deleted),
+    ("GET", "/v1/conversations/{id}/items"): Operation(
+        "OpenAI", "What was said in it", answer=answers.ItemPage, query=PAGES
+    ),
+    ("POST", "/v1/conversations/{id}/items"): Operation(
+        "OpenAI", "Add items to it", body=Free(properties={"items": LIST}, required=("items",)), answer=answers.ItemPage
+    ),
+    ("GET", "/v1/conversations/{id}/items/{item}"): Operation("OpenAI", "One of them", answer=dict[str, Any]),
+    ("DELETE", "/v1/conversations/{id}/items/{item}"): Operation(
+        "OpenAI", "Delete one of them", answer=answers.Conversation
     ),
     ("GET", "/v1/models"): Operation("OpenAI", "The model, and each agent under its name", answer=answers.ModelList),
     ("GET", "/v1/models/{name}"): Operation("OpenAI", "One of them", answer=answers.Model),

@@ -18,6 +18,7 @@ from adapters import openai_responses
 from adapters.errors import RequestError
 from adapters.frame_json import json_bytes
 from adapters.inbound import Inbound
+from adapters.openai_conversations import conversation_of
 from adapters.openai_responses import (
     Continuation,
     ResponseFlags,
@@ -45,6 +46,7 @@ from agent_server.routes.answering import (
     start_runs,
     stream_answer,
 )
+from agent_server.routes.conversations_routes import Conversations, conversation_routes
 from agent_server.routes.http import guarded
 from agent_server.routes.request_body import parse_beside, read_body, read_run_body
 from agent_server.routes.tokenize_routes import loaded, prompt_tokens
@@ -64,17 +66,28 @@ TOO_LONG = "The response is longer than what the server keeps of a run."
 class Responses:
     """The wire's life on one server: what it starts, keeps and finds again."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, conversations: Conversations) -> None:
         self.server = server
+        self.conversations = conversations
         self._keeping: set[asyncio.Task[None]] = set()
 
     async def create(self, request: Request) -> Response:
         body = await read_run_body(self.server, request)
-        inbound = await self._inbound(request, body)
+        conversation = conversation_of(body)
+        release = self.conversations.take(request.state.tenant, conversation) if conversation else _nothing
+        try:
+            inbound = await self._inbound(request, body)
+            return await self._created(request, inbound, release)
+        except BaseException:
+            release()
+            raise
+
+    async def _created(self, request: Request, inbound: Inbound, release: Callable[[], None]) -> Response:
+        """release: the conversation, when the answer is added to it."""
         flags: ResponseFlags = inbound.extra
         identity = self._identity(inbound)
         (run,) = await start_runs(self.server, request, inbound, grace=FOR_EVER if flags.background else 0.0)
-        kept = await self._keep(run, identity, inbound) if flags.store else None
+        kept = await self._keep(run, identity, inbound, release) if flags.store else None
         if inbound.stream:
             encoder = ResponseStream(identity, flags)
             hold = not flags.background
@@ -89,8 +102,10 @@ class Responses:
         """The request with what it refers to: items of stored responses, and the conversation that it continues."""
         tenant, size = request.state.tenant, len(body)
         items = await self._items(tenant, await parse_beside(size, referenced, body))
+        named = conversation_of(body)
+        before = (await self.conversations.find(tenant, named)).items if named else []
         inbound = await parse_beside(
-            size, openai_responses.parse, body, new_id=new_id, items=items, media=self.server.takes
+            size, openai_responses.parse, body, new_id=new_id, items=items, before=before, media=self.server.takes
         )
         return await self._continued(inbound, tenant)
 
@@ -143,8 +158,10 @@ class Responses:
 
     # ---- keeping ----------------------------------------------------------------------------------------------------
 
-    async def _keep(self, run: Run, identity: ResponseIdentity, inbound: Inbound) -> Keeping:
-        """Keep the response from now on; the result waits until its end is kept, too."""
+    async def _keep(
+        self, run: Run, identity: ResponseIdentity, inbound: Inbound, release: Callable[[], None]
+    ) -> Keeping:
+        """Keep the response from now on; the result waits until its end is kept, too, and then calls `release`."""
         flags: ResponseFlags = inbound.extra
         record = ResponseRecord(
             id=identity.id,
@@ -158,6 +175,7 @@ class Responses:
         task = asyncio.create_task(self._keep_end(run, identity, record))
         self._keeping.add(task)
         task.add_done_callback(self._keeping.discard)
+        task.add_done_callback(lambda _: release())
         return Keeping(task)
 
     async def _keep_end(self, run: Run, identity: ResponseIdentity, record: ResponseRecord) -> None:
@@ -176,6 +194,9 @@ class Responses:
         )
         try:
             await self._save(run.tenant, record)
+            if record.flags.conversation and record.response["status"] in ("completed", "incomplete"):
+                said = [*record.flags.items, *record.response["output"]]
+                await self.conversations.add(run.tenant, record.flags.conversation, said)
         except Exception:
             logger.exception("a response could not be kept")
 
@@ -272,6 +293,10 @@ class Responses:
         )
 
 
+def _nothing() -> None:
+    pass
+
+
 def _lost(record: ResponseRecord, message: str) -> dict[str, object]:
     return {**record.response, "status": "failed", "error": {"code": "server_error", "message": message}}
 
@@ -303,7 +328,8 @@ def answer(response: dict[str, Any]) -> Response:
 
 
 def routes(server: Server) -> list[BaseRoute]:
-    wire = Responses(server)
+    conversations = Conversations(server)
+    wire = Responses(server, conversations)
     stored: list[tuple[str, str, Callable[[Request], Any]]] = [
         ("/v1/responses/{id}", "GET", wire.retrieve),
         ("/v1/responses/{id}", "DELETE", wire.delete),
@@ -315,4 +341,5 @@ def routes(server: Server) -> list[BaseRoute]:
         Route("/v1/responses/input_tokens", guarded(wire.count), methods=["POST"]),
         Route("/v1/responses/compact", guarded(wire.compact), methods=["POST"]),
         *(Route(path, guarded(endpoint), methods=[method]) for path, method, endpoint in stored),
+        *conversation_routes(conversations),
     ]

@@ -51,7 +51,7 @@ def environment(self):
     defaults = {"seed": self.seed}
     if self.n_predict:
         defaults["max_tokens"] = self.n_predict
-    named = {"AGENT_SERVER_SAMPLING_DEFAULTS": json.dumps(defaults), "AGENT_SERVER_ENGINE_PROCESS": "false"}
+    named = {"AGENT_SERVER_SAMPLING_DEFAULTS": json.dumps(defaults)}
     return {**os.environ, **named, "PYTHONPATH": os.environ["PEER_CODE"]}
 
 
@@ -83,7 +83,7 @@ def start(self, timeout_seconds=60):
             if requests.get(f"http://127.0.0.1:{self.server_port}/ready", timeout=5).status_code == 200:
                 self.ready = True
                 return
-        except requests.ConnectionError:
+        except requests.RequestException:
             pass
         time.sleep(0.1)
     raise RuntimeError("the server did not start")
@@ -122,7 +122,7 @@ def adapted(source: str) -> str:
 def run(tests: Path, code: Path, files: list[str]) -> ElementTree.Element:
     report = tests / "report.xml"
     named = [f"unit/test_{name}.py" for name in files]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "peer_plugin", "-p", "no:cacheprovider", "--rootdir", ".",
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "peer_plugin", "-p", "no:cacheprovider", "--timeout", "60", "--rootdir", ".",
                "-c", os.devnull, "--junitxml", str(report), *named]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(tests), "PEER_CODE": str(code)}
     subprocess.run(command, cwd=tests, env=environment, check=False, stdout=subprocess.DEVNULL)

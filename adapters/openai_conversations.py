@@ -1,0 +1,150 @@
+"""OpenAI's Conversations: items that are kept under one id, and that responses are asked with and add to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from adapters.body import convert, wrong
+from adapters.errors import RequestError
+from adapters.frame_json import json_bytes
+from adapters.inbound import DEFAULT_LIMITS, Limits, read_json
+from adapters.openai_responses.items import read_input
+from adapters.openai_responses.stored import item_list
+
+Item = dict[str, Any]
+MAX_ADDED = 20
+"""Items of one request, as in the protocol."""
+MAX_PAIRS, MAX_KEY, MAX_VALUE = 16, 64, 512
+"""Of metadata, as in the protocol."""
+
+
+class ConversationRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """items: each with a type and an id, in wire form. created: seconds since the epoch. number: of items that there
+    ever were, by which the next ones are named."""
+
+    id: str
+    created: int
+    metadata: dict[str, str] = {}
+    items: list[Item] = []
+    number: int = 0
+
+    def with_items(self, items: Sequence[Item]) -> ConversationRecord:
+        """With more items at the end; those without an id get one."""
+        named = [
+            {"type": "message", **item, "id": item.get("id") or f"{self.id}_{self.number + index}"}
+            for index, item in enumerate(items)
+        ]
+        taken = {item["id"] for item in named}
+        kept = [item for item in self.items if item["id"] not in taken]
+        number = self.number + len(named)
+        return msgspec.structs.replace(self, items=[*kept, *named], number=number)
+
+    def item(self, item_id: str) -> Item:
+        """Raises RequestError."""
+        found = next((item for item in self.items if item["id"] == item_id), None)
+        if found is None:
+            raise RequestError("not_found", "There is no such item in this conversation.", "item_id")
+        return found
+
+    def without(self, item_id: str) -> ConversationRecord:
+        gone = self.item(item_id)
+        return msgspec.structs.replace(self, items=[item for item in self.items if item is not gone])
+
+
+class ConversationBody(msgspec.Struct, forbid_unknown_fields=True):
+    items: list[Item] | None = None
+    metadata: object = None
+
+
+class ItemsBody(msgspec.Struct, forbid_unknown_fields=True):
+    items: list[Item]
+
+
+class MetadataBody(msgspec.Struct, forbid_unknown_fields=True):
+    metadata: object
+
+
+def read_new(body: bytes, new_id: Callable[[str], str], created: int) -> ConversationRecord:
+    """Raises RequestError."""
+    given: ConversationBody = convert(read_json(body) if body.strip() else {}, ConversationBody, "")
+    record = ConversationRecord(id=new_id("conv"), created=created, metadata=read_metadata(given.metadata))
+    return record.with_items(_checked(given.items or [], new_id))
+
+
+def read_items(body: bytes, new_id: Callable[[str], str]) -> list[Item]:
+    """Items that are to be added. Raises RequestError."""
+    given: ItemsBody = convert(read_json(body), ItemsBody, "")
+    if not given.items:
+        raise wrong("items", "must not be empty")
+    return _checked(given.items, new_id)
+
+
+def read_change(body: bytes) -> dict[str, str]:
+    given: MetadataBody = convert(read_json(body), MetadataBody, "")
+    return read_metadata(given.metadata)
+
+
+def read_metadata(value: object) -> dict[str, str]:
+    if value is None:
+        return {}
+    pairs: dict[str, str] = convert(value, dict[str, str], "metadata")
+    if len(pairs) > MAX_PAIRS or any(len(key) > MAX_KEY or len(text) > MAX_VALUE for key, text in pairs.items()):
+        raise wrong("metadata", f"may have {MAX_PAIRS} pairs of {MAX_KEY} and {MAX_VALUE} characters")
+    return pairs
+
+
+def _checked(items: list[Item], new_id: Callable[[str], str], limits: Limits = DEFAULT_LIMITS) -> list[Item]:
+    """Items that a response could be asked with. What media a model takes is checked when it is asked."""
+    if len(items) > MAX_ADDED:
+        raise wrong("items", f"must have at most {MAX_ADDED} items")
+    if items:
+        try:
+            read_input(items, new_id=new_id, limits=limits, media=("image", "audio", "video", "document"))
+        except RequestError as error:
+            place = "items" + (error.param or "input").removeprefix("input")
+            raise RequestError(error.kind, error.message.replace(error.param or "input", place, 1), place) from None
+    return items
+
+
+def conversation_body(record: ConversationRecord) -> bytes:
+    said = {"id": record.id, "object": "conversation", "created_at": record.created, "metadata": record.metadata}
+    return json_bytes(said)
+
+
+def items_body(items: list[Item], query: Mapping[str, str]) -> bytes:
+    """A page of items: `limit`, `order` (desc if absent), `after`. Raises RequestError."""
+    return item_list([shown(item) for item in items], query)
+
+
+def shown(item: Item) -> Item:
+    """An item as it is told: with its status, and a message's text as a list of parts."""
+    content = item.get("content")
+    if item["type"] == "message" and isinstance(content, str):
+        kind = "output_text" if item.get("role") == "assistant" else "input_text"
+        part = {"type": kind, "text": content, **({"annotations": []} if kind == "output_text" else {})}
+        return {"status": "completed", **item, "content": [part]}
+    return {"status": "completed", **item}
+
+
+def deleted_conversation(conversation_id: str) -> bytes:
+    return json_bytes({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
+
+
+def conversation_of(body: bytes) -> str | None:
+    """The conversation that a Responses request names, without reading the rest of it; a value of another form is
+    refused when it is read."""
+    if b'"conversation"' not in body:
+        return None
+    try:
+        value = msgspec.json.decode(body, type=_Named).conversation
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    named = value.get("id") if isinstance(value, dict) else value
+    return named if isinstance(named, str) and named else None
+
+
+class _Named(msgspec.Struct):
+    conversation: Any = None
