@@ -8,7 +8,9 @@ matrices (operations per second). Then prefill in tokens per second, with its sh
 each number of streams: tokens per second of our core and of transformers' continuous batching, over the same weights,
 from the first prompt to the last token; and of a step in which every stream decodes: its tokens per second, the
 bandwidth limit (the bytes of weights and of keys and values that it must read, at the copy's rate), the ratio, and the
-share of the step in which the host does not wait for the device.
+share of the step in which the host does not wait for the device. Before these: how much longer steps of 16 that decode
+last while a long prompt is computed beside them, and how many of --check greedy tokens are the same by graphs and
+without.
 
 `--device cpu --shape tiny` runs all of it without a GPU, to see that it works; its figures mean nothing.
 """
@@ -31,13 +33,15 @@ from engine import GREEDY, continuous, random_prompts, submit
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from agent_server.engine.protocol import Delta
+from agent_server.engine.protocol import Delta, GenerationRequest
 from agent_server.generation.config import EngineConfig
 from agent_server.generation.device import Arrival, indexed
 from agent_server.generation.loader import assemble
-from agent_server.generation.messages import Failed
+from agent_server.generation.messages import Cancel, Failed, Submit
+from agent_server.generation.runner import PackedRunner
 from agent_server.generation.step import Core
 from agent_server.model_files import ModelFiles
+from events.options import SamplingParams
 
 SHARED = {"head_dim": 128, "num_key_value_heads": 8, "vocab_size": 151936, "max_position_embeddings": 40960}
 SHAPES = {
@@ -56,6 +60,8 @@ SHAPES = {
 }  # fmt: skip
 BUNDLED = Path(__file__).parents[1] / "agent_server" / "models" / "demo"
 PAGE = 256
+TOGETHER = 16
+"""Sequences of what is measured beside the streams: a bucket of graphs."""
 
 
 @dataclass
@@ -90,6 +96,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=540.0, help="after which nothing more is begun")
     parser.add_argument("--peer", action=argparse.BooleanOptionalAction, default=True, help="transformers' batching")
     parser.add_argument("--cuda-graphs", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--kept", default="auto", help="--kv-cache-dtype: auto or fp8")
+    parser.add_argument("--check", type=int, default=10_000, help="tokens by graphs and without; 0 leaves that out")
     return parser.parse_args()
 
 
@@ -114,6 +122,9 @@ def run(options: argparse.Namespace, device: torch.device, card: Card, deadline:
     peer = twin(model) if options.peer else None
     core = our_core(options, model, device)
     prefill(core, options, card, model)
+    stall(core, options)
+    if options.check:
+        check(core, options)
     for count in options.streams:
         if time.perf_counter() > deadline:
             print(f"N={count}: not run, --seconds {options.seconds:.0f} are over")
@@ -177,11 +188,12 @@ def our_core(options: argparse.Namespace, model: AutoModelForCausalLM, device: t
     """With room for every stream and no more: the rest of the memory is the peer's."""
     shape = model.config
     per_token = 2 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim * 2
-    pages = max(options.streams) * (-(-(options.prompt + options.new) // PAGE) + 1) + 16
+    pages = max(options.streams) * (-(-(options.prompt + options.new) // PAGE) + 1)
+    pages = max(pages, TOGETHER * -(-context(options) // PAGE)) + 16
     settings = EngineConfig(
         model=options.shape, device=str(device), dtype="bfloat16", max_batch=max(options.streams), memory="paged",
-        kv_cache_bytes=pages * PAGE * per_token, max_context=2 * (options.prompt + options.new), flatten=False,
-        cuda_graphs=options.cuda_graphs,
+        kv_cache_bytes=pages * PAGE * per_token, max_context=context(options),
+        cuda_graphs=options.cuda_graphs, kv_cache_dtype=options.kept,
     )  # fmt: skip
     files = ModelFiles(tokenizer=Tokenizer.from_file(str(BUNDLED / "tokenizer.json")))
     begun = time.perf_counter()
@@ -190,7 +202,84 @@ def our_core(options: argparse.Namespace, model: AutoModelForCausalLM, device: t
     return core
 
 
+def context(options: argparse.Namespace) -> int:
+    """Tokens of the longest sequence: of an answer of the check, too."""
+    return max(2 * (options.prompt + options.new), options.prompt + checked(options)[1])
+
+
 # what is measured
+
+
+def checked(options: argparse.Namespace) -> tuple[int, int]:
+    """How many sequences have how many tokens of the check each."""
+    count = min(TOGETHER, max(options.streams))
+    return count, -(-options.check // count)
+
+
+def check(core: Core, options: argparse.Namespace) -> None:
+    """Sequences of one length, so that every step but the first ones has all of them, and as many as a bucket: by
+    graphs and without, products have the same shapes. Prompts are never beside graphs here."""
+    count, new = checked(options)
+    runner, scheduler = core.runner, core.scheduler
+    assert isinstance(runner, PackedRunner)
+    graphs, bound, scheduler.chunk_tokens = runner.graphs, scheduler.chunk_tokens, 0
+    found = []
+    for chosen, tenant in ((graphs, "with"), (None, "without")):  # what one computed is not found by the other
+        runner.graphs = chosen
+        prompts = random_prompts(count, options.prompt, core.limits.vocab_size, 77)
+        found.append(answers(core, prompts, new, tenant))
+    runner.graphs, scheduler.chunk_tokens = graphs, bound
+    same = sum(a == b for one, other in zip(*found, strict=True) for a, b in zip(one, other, strict=True))
+    what = "graphs against none" if graphs is not None else "there are no graphs, so twice without"
+    print(f"{what}: {same:,} of {count * new:,} greedy tokens the same", flush=True)
+
+
+def answers(core: Core, prompts: list[list[int]], new: int, tenant: str) -> list[list[int]]:
+    params = SamplingParams(max_tokens=new, ignore_eos=True, temperature=0.0)
+    for number, prompt in enumerate(prompts):
+        request = GenerationRequest(
+            request_id=str(number), prompt_token_ids=tuple(prompt), sampling=params, tenant=tenant
+        )
+        core.inbox.put(Submit(number, request))
+    ids: list[list[int]] = [[] for _ in prompts]
+    while not (core.idle and core.inbox.empty()):
+        for number, item in core.step():
+            if isinstance(item, Delta):
+                ids[number] += [token.id for token in item.tokens]
+    return ids
+
+
+def stall(core: Core, options: argparse.Namespace) -> None:
+    """Steps in which some decode, alone and while a prompt as long as fits is computed beside them."""
+    count = min(TOGETHER, max(options.streams) - 1)
+    longest = core.limits.context_length - 1
+    if count < 1:
+        return
+    vocab = core.limits.vocab_size
+    for number, prompt in enumerate(random_prompts(count, 32, vocab, 3)):
+        submit(core, number, prompt, longest - 32, GREEDY)
+    while not core.scheduler.running or any(sequence.prefilling for sequence in core.scheduler.running):
+        core.step()
+    alone = [seconds_of(core.step) for _ in range(20)]
+    submit(core, count, random_prompts(1, longest, vocab, 4)[0], 1, GREEDY)
+    beside = [seconds_of(core.step)]
+    while any(sequence.prefilling for sequence in core.scheduler.running):
+        beside.append(seconds_of(core.step))
+    for number in range(count):
+        core.inbox.put(Cancel(number))
+    core.step()
+    before, after = statistics.median(alone), statistics.median(beside)
+    print(
+        f"{count} that decode: {before * 1e3:.2f} ms a step, beside a prompt of {longest} tokens {after * 1e3:.2f} ms "
+        f"(x {after / before:.2f}), {core.scheduler.chunk_tokens or core.scheduler.step_tokens} of them a step",
+        flush=True,
+    )
+
+
+def seconds_of(step: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    step()
+    return time.perf_counter() - begun
 
 
 def prefill(core: Core, options: argparse.Namespace, card: Card, model: AutoModelForCausalLM) -> None:

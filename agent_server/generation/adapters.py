@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from agent_server.engine.protocol import EngineError
 from agent_server.generation.checkpoint import check_weights, weight_files
+from agent_server.generation.device import send
 from agent_server.generation.loaded import is_finite
 from agent_server.generation.lora import CONFIGURATION, STEM
 from agent_server.model_files import UnusableFile, read_json
@@ -125,7 +126,7 @@ class Adapters:
     def _share(self, key: str, keys: Sequence[str]) -> Share:
         places = [place for place, other in enumerate(keys) if other == key]
         everywhere = len(places) == len(keys)
-        return Share(self._loaded[key], None if everywhere else torch.tensor(places, device=self._device))
+        return Share(self._loaded[key], None if everywhere else send(places, torch.int64, self._device))
 
     def add(self, layer: str, x: Tensor, out: Tensor) -> Tensor | None:
         """A layer's output `[..., tokens, out]` for its input `[..., tokens, in]`, with what the adapters add; None for

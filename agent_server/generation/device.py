@@ -92,6 +92,11 @@ def send(values: list[int] | list[float] | list[list[int]], dtype: torch.dtype, 
     return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
 
 
+def put(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor of the host on the device, without waiting either."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
 class Arrival:
     """Tensors on their way to the host, behind everything that was launched on the device so far."""
 

@@ -168,7 +168,7 @@ def assemble(
         if draft is None
         else make_draft(config, draft, device, context=context, vocab_size=text.vocab_size, step_tokens=budget)
     )
-    runner, note, budget = choose_runner(config, model, context, sampler, budget)
+    runner, note, budget = choose_runner(config, model, context, sampler, budget, reader)
     packed = runner if isinstance(runner, PackedRunner) else None
     if packed is not None:
         packed.adapters = adapters

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from agent_server.engine.protocol import Picture
 from agent_server.generation.attention_kernels import Kernel
 from agent_server.generation.faults import out_of_memory
 from agent_server.generation.flat import Forward
@@ -18,7 +19,12 @@ from agent_server.generation.runner import PackedRunner
 from agent_server.generation.sampler import RowSampling, Sampler
 from agent_server.generation.sequence import Sequence
 from agent_server.generation.step_plan import Chunk, StepPlan
+from agent_server.generation.vision.encoder import KEPT_BYTES, PictureEncoder
+from agent_server.generation.vision.reader import PictureReader
 from events.options import SamplingParams
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 logger = logging.getLogger("agent_server.generation")
 MakeCache = Callable[[int], KVCache]
@@ -72,6 +78,28 @@ def _measured(
     plan = StepPlan([], [Chunk(sequence, 0, sequence.computed, True) for sequence in _sequences(memory, lengths)])
     _step(runner, sampler, plan)
     return torch.cuda.max_memory_allocated(device) - before
+
+
+PICTURE_SIDE = 4096
+"""Of a picture larger than which processors hand to a tower: Qwen2-VL's takes 12.8 million pixels by default."""
+
+
+@torch.inference_mode()
+def picture_step(whole: PreTrainedModel, reader: PictureReader) -> int:
+    """Bytes that a step with a picture takes while the tower computes the largest, and for embeddings that are kept
+    then. A picture for which the device is too small is said in the log, and is its request's error."""
+    device = whole.device
+    pixels = bytes(PICTURE_SIDE * PICTURE_SIDE * 3)
+    prepared = reader.prepare(Picture(width=PICTURE_SIDE, height=PICTURE_SIDE, pixels=pixels, digest=b"largest"))
+    before = _begin(device)
+    try:
+        PictureEncoder(whole).features(prepared)
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        torch.cuda.empty_cache()
+        logger.warning("The largest pictures that the model reads do not fit on %s.", device)
+    return torch.cuda.max_memory_allocated(device) - before + KEPT_BYTES
 
 
 def _lengths(budget: int, rows: int) -> list[int]:

@@ -29,12 +29,14 @@ from agent_server.generation.memory_plan import (
 )
 from agent_server.generation.pages import PagedMemory
 from agent_server.generation.probe import Unfit, check_positions, check_windows, fit, fit_flat
-from agent_server.generation.profile import MakeCache, largest_step
+from agent_server.generation.profile import MakeCache, largest_step, picture_step
 from agent_server.generation.quantised import parameter_count, quantise
 from agent_server.generation.runner import PackedRunner
 from agent_server.generation.sampler import Sampler
 from agent_server.generation.slabs import SlabMemory
 from agent_server.generation.step_plan import MOST_CHUNKS
+from agent_server.generation.vision.language import VisionTextModel
+from agent_server.generation.vision.reader import PictureReader
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -53,7 +55,12 @@ BATCHING = {
 
 
 def choose_runner(
-    config: EngineConfig, model: PreTrainedModel, context: int, sampler: Sampler, budget: int
+    config: EngineConfig,
+    model: PreTrainedModel | VisionTextModel,
+    context: int,
+    sampler: Sampler,
+    budget: int,
+    reader: PictureReader | None = None,
 ) -> tuple[PackedRunner | CachedRunner, str, int]:
     """The fast runner if the model fits, else the plain one and why; and the tokens of a step, fewer than `budget`
     where so many do not fit on the device."""
@@ -74,7 +81,7 @@ def choose_runner(
                 f"Keys and values in {config.kv_cache_dtype} beside a model in another dtype are for the CPU alone; "
                 "--kv-cache-dtype auto or fp8 is for GPUs.",
             )
-        runner, budget = _paged(config, model, layers, context, sampler, budget)
+        runner, budget = _paged(config, model, layers, context, sampler, budget, reader)
         return runner, "", budget
     if dtype == FP8:
         raise EngineError(
@@ -117,7 +124,13 @@ def _cached(
 
 
 def _paged(
-    config: EngineConfig, model: PreTrainedModel, layers: list[LayerShape], context: int, sampler: Sampler, budget: int
+    config: EngineConfig,
+    model: PreTrainedModel | VisionTextModel,
+    layers: list[LayerShape],
+    context: int,
+    sampler: Sampler,
+    budget: int,
+    reader: PictureReader | None,
 ) -> tuple[PackedRunner, int]:
     """Pages in what a step and graphs leave of the memory."""
     device = sampler.device
@@ -137,6 +150,9 @@ def _paged(
         graphs = graph_count(rows, context) if kernel is not None and config.cuda_graphs else 0
         tokens = rows + (config.chunk_tokens or CHUNK_TOKENS[0])
         reserve = graphs_reserve(graphs, rows + MOST_CHUNKS, tokens, sampler.vocab_size, step // budget)
+        if reader is not None and isinstance(model, VisionTextModel):  # the tower is done before the layers begin
+            step = max(step, picture_step(model.whole, reader))
+            release_unused(device)
         demand = Demand(per_token, size, wanted=2 * rows * _power_of_two(context))
         shares = share_out(free_bytes(device), demand, step=step, graphs=reserve)
         logger.info("Memory of %s beside the weights: %s.", device, shares)

@@ -50,6 +50,7 @@ class Driver:
         thought=None,
         salt="",
         place=None,
+        adapter="",
         **sampling,
     ):
         self.number += 1
@@ -66,6 +67,7 @@ class Driver:
             place=place,
             thought=thought,
             cache_salt=salt,
+            adapter=adapter,
         )
         self.items[self.number] = []
         self.core.inbox.put(Submit(self.number, request))

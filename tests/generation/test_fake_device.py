@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.nn.attention.varlen import varlen_attn
 
-from agent_server.generation import attention_kernels, loaded, loader, probe
+from agent_server.generation import adapters, attention_kernels, loaded, loader, probe, quantised
 from agent_server.generation import device as devices
 from agent_server.generation.attention_kernels import VarlenKernel
 from agent_server.generation.config import EngineConfig
@@ -22,6 +22,7 @@ from agent_server.generation.sampler import Sampler
 from agent_server.generation.step_plan import MOST_CHUNKS
 from tests.generation.fake_device import DEVICE, HiddenWait, fake_cuda
 from tests.generation.harness import Driver
+from tests.generation.test_adapters import make_adapter
 from tests.generation.tiny_models import make_model, save
 
 FAMILIES = ("llama", "gemma2", "gpt-oss", "qwen3-moe")
@@ -34,6 +35,11 @@ def folders(tmp_path_factory):
     return {family: save(make_model(family).to(torch.bfloat16), folder) for family, folder in kept.items()}
 
 
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory):
+    return make_adapter(tmp_path_factory.mktemp("red"), "red")
+
+
 @pytest.fixture
 def serve(folders, monkeypatch):
     """Loads a family as `serve` does and returns a driver over its core; steps are strict about waiting."""
@@ -41,6 +47,7 @@ def serve(folders, monkeypatch):
     monkeypatch.setattr(devices.Arrival, "wait", arrived)
     monkeypatch.setattr(probe, "compare", same_kind)
     monkeypatch.setattr(loaded, "is_finite", lambda parameter: parameter.device == DEVICE)  # there are no numbers
+    monkeypatch.setattr(adapters, "is_finite", lambda tensor: True)
     capture = PackedRunner.capture
     monkeypatch.setattr(PackedRunner, "capture", lambda *given, **named: capture(*given, **named, how=Graphs))
     with fake_cuda(monkeypatch) as bridge:
@@ -195,6 +202,42 @@ def test_steps_are_made_smaller_on_a_device_that_is_too_small_for_them(serve, mo
     driver = serve(kv_cache_bytes=0, max_context=512)
     assert tried[-3:] == [4096, 2048, 1024] and driver.core.scheduler.step_tokens == 1024
     assert "Steps of 2048 tokens do not fit on cuda:0; 1024 are tried." in caplog.messages
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_weights_in_eight_and_four_bits_stay_on_the_device(kind, serve, monkeypatch):
+    """By CUDA's kernels, whose products have shapes here and no numbers."""
+    monkeypatch.setattr(quantised, "_error", lambda product, weight: 0.0 * product(weight[:3]).shape[0])
+    driver = serve(quantize=kind, step_tokens=24)
+    layers = [module for module in driver.core.runner.model.modules() if isinstance(module, quantised.QuantisedLinear)]
+    assert len(layers) == 2 * 7 + 1 and driver.info.details["quantized"] == kind
+    numbers = [driver.submit([5 + n] * (20 * n + 3), max_tokens=4) for n in range(3)]
+    driver.finish()
+    assert [driver.end(number).reason for number in numbers] == ["length"] * 3
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
+def test_adapters_beside_graphs(serve, adapter):
+    """Rows with an adapter take the model's own forward, in one step with rows that have none."""
+    driver = serve(kernel=True, lora=(f"red={adapter}",), step_tokens=24)
+    before = len(Graphs.sizes)
+    numbers = [driver.submit([5] * 30, max_tokens=4, adapter=name) for name in ("red", "")]
+    driver.finish()
+    assert [driver.end(number).reason for number in numbers] == ["length"] * 2
+    number = driver.submit([5] * 30, max_tokens=4)
+    driver.finish()
+    assert driver.end(number).reason == "length" and len(Graphs.sizes) > before
+
+
+@pytest.mark.parametrize("kernel", [False, True])
+def test_guesses_wait_for_nothing_but_their_tokens(kernel, serve):
+    """What comes back are zeros, which is what was guessed."""
+    driver = serve(kernel=kernel, step_tokens=24)
+    number = driver.submit([0] * 30, max_tokens=12, num_speculative_tokens=4, temperature=0.8, top_p=0.9, seed=1)
+    beside = driver.submit([7] * 9, max_tokens=12)
+    driver.finish()
+    assert [driver.end(n).reason for n in (number, beside)] == ["length"] * 2
+    assert driver.core.counters.spec_decode_num_accepted_tokens_total > 0
 
 
 def test_a_scored_prompt_does_not_wait_either(serve):

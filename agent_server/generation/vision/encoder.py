@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from agent_server.generation.device import put
 from agent_server.generation.vision.inputs import PreparedPicture
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class PictureEncoder:
         self.encoded += 1
         device, dtype = self.model.device, self.model.dtype
         tensors = {
-            name: tensor.to(device, dtype if tensor.is_floating_point() else None)
+            name: put(tensor, device).to(dtype if tensor.is_floating_point() else tensor.dtype)
             for name, tensor in picture.tensors.items()
         }
         output = self.model.get_image_features(**tensors, return_dict=True)

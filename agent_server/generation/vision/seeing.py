@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agent_server.generation.device import send
+from agent_server.generation.device import put, send
 from agent_server.generation.sequence import Sequence
 from agent_server.generation.step_plan import Chunk, StepPlan
 from agent_server.generation.vision.encoder import Features
@@ -37,7 +37,7 @@ def seen(vision: Vision, plan: StepPlan, order: list[Sequence], last: Tensor) ->
     if step.places:
         at = send(step.places, torch.int64, device)
         embedded = embedded.index_copy(1, at, torch.cat(step.features)[None].to(embedded.dtype))
-    named: dict[str, Any] = {"inputs_embeds": embedded, "position_ids": _shaped(vision, positions.to(device))}
+    named: dict[str, Any] = {"inputs_embeds": embedded, "position_ids": _shaped(vision, put(positions, device))}
     return named | (step.deeper(embedded) if step.levels else {})
 
 
