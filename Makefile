@@ -71,6 +71,16 @@ test-long: setup ## the long property and fuzz runs (SPLITS=, CASES= to change)
 	$(PY) tests/properties/long_runs.py --splits $(or $(SPLITS),100000) --cases $(or $(CASES),1000000)
 	STRANGERS=$(or $(STRANGERS),20) PYTHON="$(CURDIR)/$(PY)" node --test --test-timeout=3600000 --test-force-exit tests/browser/stranger.test.mjs
 
+PHOENIX_ENV ?= .phoenix
+PHOENIX_VERSION := 20.26.1
+
+test-collector: setup ## a run's trace in a real collector, Arize Phoenix, in an environment of its own (PHOENIX_ENV=; 0.6 GB)
+	test -x $(PHOENIX_ENV)/bin/phoenix || { $(BIN)/uv venv -q $(PHOENIX_ENV) && \
+		$(BIN)/uv pip install -q --python $(PHOENIX_ENV)/bin/python arize-phoenix==$(PHOENIX_VERSION); }
+	PHOENIX_ENV=$(abspath $(PHOENIX_ENV)) $(PY) -m pytest -m slow tests/web/test_collector.py
+
+.PHONY: test-collector
+
 test-prometheus: setup ## deploy/ against a real Prometheus (Debian's package `prometheus`, or any with promtool)
 	command -v promtool >/dev/null || { echo "Please install Prometheus: apt-get install prometheus" >&2; exit 1; }
 	$(PY) -m pytest -m slow tests/gateways/test_prometheus.py
