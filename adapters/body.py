@@ -18,7 +18,7 @@ _MISSING = re.compile(r"missing required field `(?P<name>[^`]*)`")
 _EXPECTED = re.compile(r"Expected `(?P<kind>[\w |]+)`")
 
 
-def read_object(body: bytes, limits: Limits, *, shape: Any = dict) -> dict[str, Any]:
+def read_object(body: bytes, limits: Limits, *, shape: object = dict) -> dict[str, object]:
     """A JSON object; `shape` is a msgspec type with what it must have at least. Raises RequestError."""
     value: dict[str, Any] = read_json(body, limits, shape=shape)
     return value

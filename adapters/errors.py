@@ -201,8 +201,8 @@ def payload(
             return {"error": inner_ if where is None else {**inner_, "param": where}}
 
 
-def _websocket(entry: Row, text: str, retryable: bool, request_id: str | None) -> dict[str, Any]:
-    message: dict[str, Any] = {"type": "error", "error": entry.websocket, "message": text, "recoverable": retryable}
+def _websocket(entry: Row, text: str, retryable: bool, request_id: str | None) -> dict[str, object]:
+    message: dict[str, object] = {"type": "error", "error": entry.websocket, "message": text, "recoverable": retryable}
     if entry.action is not None:
         message["recovery_action"] = entry.action
     if request_id is not None:

@@ -87,7 +87,7 @@ CLOSING = ("payload_too_large", "unsupported_media_type")
 """Faults of a WebSocket message after which its connection is closed: the client's next one would have them too."""
 
 
-def read_text(data: str | bytes, limits: Limits) -> dict[str, Any]:
+def read_text(data: str | bytes, limits: Limits) -> dict[str, object]:
     """The JSON object in a WebSocket message. Raises RequestError; bytes are a binary message, which none of the
     protocols has."""
     if isinstance(data, bytes):

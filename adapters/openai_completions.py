@@ -268,7 +268,7 @@ class CompletionStream:
             return self._broken(error_object(None), state)
         state.ended = True
         state.usage = answer.usage
-        last: dict[str, Any] = {"finish_reason": reason}
+        last: dict[str, object] = {"finish_reason": reason}
         if answer.stop is not None:
             last["stop_reason"] = answer.stop
         text = json_string(stop_text(answer.stop, self._flags.include_stop))
@@ -342,7 +342,7 @@ def _choice(answer: Answer, index: int, identity: CompletionIdentity, flags: Com
     prompt = flags.prompts[index // flags.n]
     before = identity.prompt_texts[index // flags.n] if flags.echo else ""
     text = "" if flags.score_only else answer.text + stop_text(answer.stop, flags.include_stop)
-    choice: dict[str, Any] = {
+    choice: dict[str, object] = {
         "index": index,
         "text": before + text,
         "logprobs": _logprobs(answer, before, flags),

@@ -6,7 +6,7 @@ import base64
 import sys
 from array import array
 from collections.abc import Sequence
-from typing import Literal, cast
+from typing import Literal
 
 import msgspec
 
@@ -70,7 +70,7 @@ def parse(body: bytes, *, limits: Limits = DEFAULT_LIMITS) -> EmbeddingQuery:
         inputs=_inputs(values.get("input")),
         model=optional(string, "model", values.get("model")),
         dimensions=dimensions,
-        encoding=cast(Literal["float", "base64"], encoding),
+        encoding=encoding,
         truncate=optional(last_tokens, "truncate_prompt_tokens", values.get("truncate_prompt_tokens")),
     )
 

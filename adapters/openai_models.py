@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import msgspec
 
@@ -31,7 +30,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
 def model_object(card: ModelCard) -> dict[str, object]:
     """OpenAI's model object, with the extra fields under the names that vLLM and OpenRouter gave them."""
-    found: dict[str, Any] = {
+    found: dict[str, object] = {
         "id": card.id,
         "object": "model",
         "created": card.created,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 from ag_ui.core import RunAgentInput
@@ -66,7 +65,7 @@ def parse_tokenize(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMIT
 
 
 def tokenize_body(tokens: Sequence[int], context_length: int | None, strings: Sequence[str] | None = None) -> bytes:
-    found: dict[str, Any] = {"count": len(tokens), "max_model_len": context_length, "tokens": list(tokens)}
+    found: dict[str, object] = {"count": len(tokens), "max_model_len": context_length, "tokens": list(tokens)}
     return json_bytes(found if strings is None else {**found, "token_strs": list(strings)})
 
 

@@ -95,10 +95,9 @@ class Application(FastAPI):
         if self.openapi_schema is None:
             added = get_openapi(title=self.title, version=self.version, routes=self.routes)
             own = document(self.routes, version=self.version)
-            schemas = added.get("components", {}).get("schemas", {})
             own["paths"] |= added["paths"]
-            own["components"]["schemas"] |= schemas
-            self.openapi_schema = own
+            own["components"]["schemas"] |= added.get("components", {}).get("schemas", {})
+            self.openapi_schema = {**own}
         return self.openapi_schema
 
     @contextlib.asynccontextmanager

@@ -7,7 +7,7 @@ import functools
 import tomllib
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from pydantic import BaseModel, ValidationError
@@ -193,7 +193,7 @@ def named_source(source: str) -> tuple[str, str]:
     return (source_name(source) if source else BUNDLED_NAME), source
 
 
-def _own(settings: Settings, changes: Mapping[str, Any]) -> Settings:
+def _own(settings: Settings, changes: Mapping[str, object]) -> Settings:
     """The settings of one model, checked like all others."""
     changed: dict[str, BaseModel] = {}
     for name, values in nested(Settings, {"models": (), "models_file": None, **changes}).items():
@@ -207,7 +207,7 @@ def _own(settings: Settings, changes: Mapping[str, Any]) -> Settings:
     return settings.model_copy(update=changed)
 
 
-def read_models_file(path: Path | None) -> dict[str, dict[str, Any]]:
+def read_models_file(path: Path | None) -> dict[str, dict[str, object]]:
     """The tables of a models file: each model's name with its own settings. Raises StartupError."""
     if path is None:
         return {}

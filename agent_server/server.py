@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Collection, Coroutine, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from adapters.errors import RequestError
 from agent_server.audit import AuditLog, use_audit
@@ -269,7 +269,7 @@ class Server:
     def failed(self) -> bool:
         return self.model.status.state == "failed"
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -7,8 +7,8 @@ tokens that it did not ask for.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
+from events.metadata import Scored
 from events.vocabulary import Event, TextMessageContent, TextMessageEnd, TextMessageStart
 
 
@@ -24,10 +24,10 @@ class PlainTranslator:
         self.calls = 0
         self.failed = False
         self.reasoning = False
-        self.unsent: list[Any] = []
+        self.unsent: list[Scored] = []
 
     def feed(
-        self, text: str, token_id: int | None = None, detail: Any = None, is_reasoning: bool | None = None
+        self, text: str, token_id: int | None = None, detail: Scored | None = None, is_reasoning: bool | None = None
     ) -> list[Event]:
         """One delta for each token that has text; with `detail`, for each token, since its row must be seen too.
         is_reasoning: an engine's word, which plain text has no use for."""

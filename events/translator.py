@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from events.delivery import Delivery
 from events.formats.output_format import OutputFormat
+from events.metadata import Scored
 from events.parsing.machine import Parser
 from events.parsing.pieces import ArgumentText, CallEnd, CallStart, ContentText, ParseWarning, Piece, ReasoningText
 from events.parsing.policy import Policy, declared_tools
@@ -52,7 +53,7 @@ class Translator:
         self,
         output_format: OutputFormat,
         *,
-        tools: Iterable[Any] | None,
+        tools: Iterable[object] | None,
         opened: str | None,
         new_id: Callable[[str], str],
         message_id: str | None = None,
@@ -78,7 +79,7 @@ class Translator:
         self._reasoning_id: str | None = None
         self._call_id: str | None = None
         self._in_text = False
-        self._rows: list[Any] = []
+        self._rows: list[Scored] = []
         self._events: list[Event] = []
         self.warnings: list[str] = []
         self.calls = 0
@@ -92,7 +93,7 @@ class Translator:
         return self._message_id
 
     @property
-    def unsent(self) -> list[Any]:
+    def unsent(self) -> list[Scored]:
         """After `finish`: rows of tokens that no delta carried, as those that end an answer or close a call."""
         return self._rows
 
@@ -102,7 +103,7 @@ class Translator:
         return self._parser.mode == "reasoning"
 
     def feed(
-        self, text: str, token_id: int | None = None, detail: Any = None, is_reasoning: bool | None = None
+        self, text: str, token_id: int | None = None, detail: Scored | None = None, is_reasoning: bool | None = None
     ) -> list[Event]:
         """Events that `text` completes. token_id: it is the text of this one token. detail: the token's row
         `[id, text, logprob, alternatives]`, which goes with the delta that carries its text. is_reasoning: an engine's
@@ -153,7 +154,7 @@ class Translator:
         events, self._events = self._events, []
         return events
 
-    def _metadata(self) -> dict[str, Any] | None:
+    def _metadata(self) -> dict[str, object] | None:
         """The rows of the tokens whose text is sent now."""
         # A row is sent once, with the first delta behind its token: so each token is counted once whatever is gathered.
         if not self._rows:

@@ -130,7 +130,7 @@ class _ContentReader:
             id=self._new_id("msg"), content=text if text or not calls else None, tool_calls=calls or None
         )
 
-    def _reasoning(self, block: dict[str, Any], at: str) -> ReasoningMessage:
+    def _reasoning(self, block: dict[str, object], at: str) -> ReasoningMessage:
         """The text, and what was sealed with it. Raises RequestError for a thinking block that was altered."""
         if block["type"] == "redacted_thinking":
             sealed = block.get("data")

@@ -187,11 +187,11 @@ def message_body(events: Sequence[Event], identity: MessageIdentity, flags: Mess
     return json_bytes(message)
 
 
-def _content(events: Sequence[Event], identity: MessageIdentity, flags: MessageFlags) -> list[dict[str, Any]]:
+def _content(events: Sequence[Event], identity: MessageIdentity, flags: MessageFlags) -> list[dict[str, object]]:
     blocks = _blocks(identity, flags)
     own = (event for event in events if getattr(event, "subagent_run_id", None) is None)
     steps = [step for event in own for step in blocks.feed(event)] + blocks.close()
-    content: list[dict[str, Any]] = []
+    content: list[dict[str, object]] = []
     filled: dict[tuple[int, str], list[str]] = {}
     for step in steps:
         if isinstance(step, Opened):

@@ -124,7 +124,7 @@ def _options(values: dict[str, object], tools: ToolList) -> tuple[GenerationOpti
     check_tool_choice(options.tool_choice, tools.names)
     stream_options = read_stream_options(values)
     _check_unparsed(values, options, tools)
-    changes: dict[str, Any] = {
+    changes: dict[str, object] = {
         "strict_tools": tools.strict,
         "tool_grammars": dict(tools.grammars),
         "store": values.get("store") is True,
@@ -157,7 +157,7 @@ def _check_unparsed(values: Mapping[str, object], options: GenerationOptions, to
         raise wrong("skip_special_tokens", "must be true beside tools: calls are not parsed without")
 
 
-def _reasoning(values: dict[str, Any]) -> bool:
+def _reasoning(values: dict[str, object]) -> bool:
     """Reads `thinking`, `reasoning` and `include_reasoning` into the options' own names; whether to show reasoning."""
     thinking = values.get("thinking")
     if isinstance(thinking, dict) and thinking.get("type") in ("enabled", "disabled"):

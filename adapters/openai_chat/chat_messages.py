@@ -53,7 +53,7 @@ class ChatMessage(msgspec.Struct):
     reasoning: Any = None
     reasoning_content: object = None
     refusal: object = None
-    audio: Any = None
+    audio: object = None
 
 
 def read_messages(
@@ -254,7 +254,7 @@ def _string(value: object, at: str) -> str:
     return value
 
 
-def _source(address: Any, file_id: Any, mime: str, at: str) -> PartSource:
+def _source(address: object, file_id: object, mime: str, at: str) -> PartSource:
     """A data URL, a web address, bare base64 or the id of an uploaded file."""
     url = address.get("url") if isinstance(address, dict) else address
     if isinstance(url, str) and url.startswith(("http://", "https://")):
@@ -270,7 +270,7 @@ def _source(address: Any, file_id: Any, mime: str, at: str) -> PartSource:
     raise wrong(at, "must have a base64 data URL, a web address or a file id")
 
 
-def _audio(value: Any, at: str) -> DataSource:
+def _audio(value: object, at: str) -> DataSource:
     if not isinstance(value, dict) or not isinstance(value.get("data"), str):
         raise wrong(f"{at}.input_audio", "must have base64 data")
     kind = value.get("format")

@@ -244,7 +244,7 @@ class ChatStream:
         note = self._prompts[choice.index]() if self._flags.token_ids else None
         return b'"prompt_token_ids":%b,' % json_bytes(note.ids) if note is not None and note.ids is not None else b""
 
-    def _detailed(self, delta: bytes, metadata: dict[str, Any], choice: _ChatChoice, kind: str) -> bytes:
+    def _detailed(self, delta: bytes, metadata: dict[str, object], choice: _ChatChoice, kind: str) -> bytes:
         tokens = tokens_of(metadata)
         choice.tokens += len(tokens)
         logprobs = b"null"
@@ -262,7 +262,7 @@ class ChatStream:
         choice.usage = event.usage or ()
         metadata = finished_metadata(event)
         tokens = metadata.tokens or ()
-        last: dict[str, Any] = {"finish_reason": reason}
+        last: dict[str, object] = {"finish_reason": reason}
         if metadata.stop is not None:
             last["stop_reason"] = metadata.stop
         if self._flags.token_ids:
@@ -280,7 +280,7 @@ class ChatStream:
     def _error(self, event: RunError, choice: _ChatChoice) -> bytes:
         return self._broken(error_object(event), choice)
 
-    def _broken(self, error: dict[str, Any], choice: _ChatChoice) -> bytes:
+    def _broken(self, error: dict[str, object], choice: _ChatChoice) -> bytes:
         """One frame for both readings: a chunk that finished with "error", and an object with an `error`."""
         return choice.head + b'},"finish_reason":"error"}],"error":' + json_bytes(error) + b"}\n\n"
 
@@ -296,15 +296,15 @@ _HANDLERS: dict[type, Callable[[ChatStream, Any, _ChatChoice], bytes]] = {
 }
 
 
-def logprobs_object(kinds: Mapping[str, Sequence[Scored]], top: int) -> dict[str, Any]:
+def logprobs_object(kinds: Mapping[str, Sequence[Scored]], top: int) -> dict[str, object]:
     """`logprobs` of a choice: OpenAI's `content` and `refusal`; reasoning's and calls' tokens under their own names,
     since OpenAI has none for them."""
     shown = {kind: chat_logprobs(tokens, top) for kind, tokens in kinds.items() if tokens}
     return {"content": shown.pop("content", None), "refusal": None, **shown}
 
 
-def extensions_of(warnings: Sequence[str] | None, interrupts: Sequence[Any]) -> dict[str, Any]:
-    extensions: dict[str, Any] = {"warnings": list(warnings)} if warnings else {}
+def extensions_of(warnings: Sequence[str] | None, interrupts: Sequence[object]) -> dict[str, object]:
+    extensions: dict[str, object] = {"warnings": list(warnings)} if warnings else {}
     if interrupts:
         extensions["interrupts"] = list(interrupts)
     return extensions
@@ -339,8 +339,8 @@ def chat_body(runs: Sequence[Sequence[Event]], identity: ChatIdentity, flags: Ch
     return json_bytes(body)
 
 
-def _choice(answer: Answer, index: int, identity: ChatIdentity, flags: ChatFlags) -> dict[str, Any]:
-    choice: dict[str, Any] = {
+def _choice(answer: Answer, index: int, identity: ChatIdentity, flags: ChatFlags) -> dict[str, object]:
+    choice: dict[str, object] = {
         "index": index,
         "message": _message(answer, identity, flags),
         "logprobs": _body_logprobs(answer, flags),
@@ -377,7 +377,7 @@ def _called(call: FinishedCall, flags: ChatFlags) -> dict[str, object]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
-def _body_logprobs(answer: Answer, flags: ChatFlags) -> dict[str, Any] | None:
+def _body_logprobs(answer: Answer, flags: ChatFlags) -> dict[str, object] | None:
     if flags.logprobs is None:
         return None
     kinds = {
@@ -388,7 +388,7 @@ def _body_logprobs(answer: Answer, flags: ChatFlags) -> dict[str, Any] | None:
     return logprobs_object(kinds, flags.logprobs)
 
 
-def _body_extensions(answers: Sequence[Answer], flags: ChatFlags) -> dict[str, Any]:
+def _body_extensions(answers: Sequence[Answer], flags: ChatFlags) -> dict[str, object]:
     """The specification's `extensions`; with several choices the chunks of all, in their order."""
     interrupts = [interrupt for answer in answers for interrupt in answer.interrupts]
     warnings = [*flags.warnings, *(warning for answer in answers for warning in answer.warnings)]

@@ -174,7 +174,7 @@ class _ItemsReader:
         content = self._content(item.get("output"), at, "output")
         return ToolMessage(id=self._new_id("msg"), tool_call_id=call_id, content=content)
 
-    def _reasoning(self, item: dict[str, Any], at: str) -> ReasoningMessage:
+    def _reasoning(self, item: dict[str, object], at: str) -> ReasoningMessage:
         sealed = item.get("encrypted_content")
         if sealed is not None and not isinstance(sealed, str):
             raise wrong(f"{at}.encrypted_content", "must be a string")
@@ -211,7 +211,7 @@ class _ItemsReader:
         parts = self._parts(content, at, "content", ())
         return "".join(part.text for part in parts if isinstance(part, TextPart))
 
-    def _content(self, content: Any, at: str, field: str = "content") -> str | list[ContentPart]:
+    def _content(self, content: object, at: str, field: str = "content") -> str | list[ContentPart]:
         if content is None or isinstance(content, str):
             return content or ""
         parts = self._parts(content, at, field, self._media)
@@ -225,7 +225,7 @@ class _ItemsReader:
 
 def sealed_thread(value: object) -> str | None:
     """The thread that the last sealed reasoning item among these belongs to."""
-    items: Sequence[Any] = value if isinstance(value, list) else ()
+    items: Sequence[object] = value if isinstance(value, list) else ()
     seals = (item.get("encrypted_content") for item in items if isinstance(item, dict))
     opened = [seal for text in seals if isinstance(text, str) and (seal := unwrap(text)) is not None]
     return opened[-1].thread_id if opened else None

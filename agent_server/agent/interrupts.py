@@ -49,7 +49,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 def approval(tool: Tool, arguments: dict[str, object], call_id: str, interrupt_id: str, now: datetime) -> Interrupt:
     """The interrupt that asks whether a call may be made; with `editedArgs` if the person may change it."""
-    properties: dict[str, Any] = {"approved": {"type": "boolean"}}
+    properties: dict[str, object] = {"approved": {"type": "boolean"}}
     if tool.approval_edits:
         properties["editedArgs"] = {
             **tool.parameters,

@@ -101,7 +101,7 @@ class Loop:
             self._keeper.step = number
         return await self._stepped(number, self._turn_and_calls(number))
 
-    async def _stepped(self, number: int, work: Coroutine[Any, Any, Outcome | None]) -> Outcome | None:
+    async def _stepped(self, number: int, work: Coroutine[object, object, Outcome | None]) -> Outcome | None:
         """The work, told as a step where the agent has tools."""
         name = f"step {number}"
         stepped = bool(self._tools.callees)

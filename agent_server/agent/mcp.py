@@ -103,7 +103,7 @@ class McpConnection:
         client = await self._connected()
         return await self._while_alive(client.read_resource(uri))
 
-    async def _while_alive(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _while_alive(self, work: Coroutine[object, object, T]) -> T:
         """The result of a request, or the end of the connection."""
         calling = asyncio.ensure_future(work)
         task = self._task
@@ -228,7 +228,7 @@ class McpCallee:
         finally:
             context.cancel()
 
-    async def _once(self, arguments: dict[str, Any], context: ToolContext, *, last: bool) -> CallResult:
+    async def _once(self, arguments: dict[str, object], context: ToolContext, *, last: bool) -> CallResult:
         """One attempt. Raises Lost if it failed with its connection and is not the last."""
         try:
             async with asyncio.timeout(self._seconds) as deadline:

@@ -120,7 +120,7 @@ def _note_answers(context: RunContext, decisions: Sequence[Decision]) -> None:
         )
 
 
-async def _claim(thread: OpenThread, answers: dict[str, dict[str, Any]]) -> None:
+async def _claim(thread: OpenThread, answers: dict[str, dict[str, object]]) -> None:
     if not await thread.claim(answers):
         raise RequestError("conflict", "Another run is answering these interrupts.", "resume")
 

@@ -102,7 +102,7 @@ class FunctionCallee:
                 attempt.cancel()
         return failure(last)
 
-    async def _once(self, arguments: dict[str, Any], context: ToolContext) -> CallResult:
+    async def _once(self, arguments: dict[str, object], context: ToolContext) -> CallResult:
         """One attempt. Raises Passing."""
         try:
             async with asyncio.timeout(self._seconds) as deadline:
@@ -146,7 +146,7 @@ async def in_thread(call: Callable[[], object]) -> object:
     """The call's result from a thread of its own. The thread is a daemon: one that never ends holds up neither a pool
     that others need nor the end of the process."""
     loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
+    future: asyncio.Future[object] = loop.create_future()
     surroundings = contextvars.copy_context()
 
     def settle(result: object, error: BaseException | None) -> None:

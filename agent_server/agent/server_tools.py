@@ -76,7 +76,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
         """The tool as the protocol declares tools."""
         return ToolDeclaration(name=self.name, description=self.description, parameters=self.parameters)
 
-    def needs_approval(self, arguments: dict[str, Any]) -> bool:
+    def needs_approval(self, arguments: dict[str, object]) -> bool:
         """Whether a person must agree. A predicate that fails counts as yes."""
         if isinstance(self.requires_approval, bool):
             return self.requires_approval
@@ -148,7 +148,7 @@ def _make(
     )
 
 
-def _kind(function: Callable[..., Any]) -> Kind:
+def _kind(function: Callable[..., object]) -> Kind:
     if inspect.isasyncgenfunction(function):
         return "generator"
     return "async" if inspect.iscoroutinefunction(function) else "sync"
@@ -168,7 +168,7 @@ def _arguments_model(
     return create_model("Arguments", __config__=ConfigDict(extra="forbid"), **fields)
 
 
-def _schema(model: type[BaseModel]) -> dict[str, Any]:
+def _schema(model: type[BaseModel]) -> dict[str, object]:
     schema = model.model_json_schema()
     schema.pop("title", None)
     for each in schema.get("properties", {}).values():
@@ -176,7 +176,7 @@ def _schema(model: type[BaseModel]) -> dict[str, Any]:
     return schema
 
 
-def _checked(model: type[BaseModel], arguments: dict[str, Any]) -> dict[str, Any]:
+def _checked(model: type[BaseModel], arguments: dict[str, object]) -> dict[str, object]:
     """The arguments as the function takes them (models, dates, enums ...); ToolFault that says what is wrong."""
     try:
         checked = model.model_validate(arguments)
@@ -209,7 +209,7 @@ def read_docstring(text: str) -> tuple[str, dict[str, str]]:
     return "\n".join(summary).strip(), found
 
 
-def read_arguments(text: str) -> dict[str, Any]:
+def read_arguments(text: str) -> dict[str, object]:
     """A call's arguments as the model wrote them; ToolFault if they are not a JSON object."""
     try:
         arguments = msgspec.json.decode(text or "{}")
@@ -220,10 +220,10 @@ def read_arguments(text: str) -> dict[str, Any]:
     return arguments
 
 
-_ANY = TypeAdapter(Any)
+_ANY = TypeAdapter(object)
 
 
-def result_content(value: Any) -> str | list[Any]:
+def result_content(value: object) -> str | list[object]:
     """A tool's return value as a TOOL_CALL_RESULT carries it: text as it is, content parts as parts, the rest as
     JSON."""
     if isinstance(value, str):
@@ -241,11 +241,11 @@ def _is_part(item: Any) -> bool:
     return kind in ("image", "audio", "video", "document") and carries is not None
 
 
-def _wire(item: Any) -> Any:
+def _wire(item: object) -> object:
     return item.model_dump(mode="json", by_alias=True) if isinstance(item, BaseModel) else item
 
 
-def capped(content: str | list[Any], limit: int) -> str | list[Any]:
+def capped(content: str | list[object], limit: int) -> str | list[object]:
     """The result within `limit` characters: text is cut and says so, parts that do not fit become a sentence."""
     if isinstance(content, str):
         return (

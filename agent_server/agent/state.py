@@ -28,8 +28,8 @@ class SharedState:
     schema: a pydantic model that the state must always fit, or None for any object.
     """
 
-    def __init__(self, initial: Any, emit: Emit, schema: type[BaseModel] | None = None) -> None:
-        self.value: dict[str, Any] = _started(initial, schema)
+    def __init__(self, initial: object, emit: Emit, schema: type[BaseModel] | None = None) -> None:
+        self.value: dict[str, object] = _started(initial, schema)
         self._sent: dict[str, Any] = copied(self.value)
         self._emit = emit
         self._schema = schema

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from events.vocabulary import ActivityDelta, ActivitySnapshot, Event
 
@@ -22,10 +21,10 @@ class ToolActivity:
         self._id = id
         self._call = dict(call)
         self._emit = emit
-        self._shown: dict[str, Any] = {}
+        self._shown: dict[str, object] = {}
         self._streams = False
 
-    def progress(self, content: Mapping[str, Any]) -> None:
+    def progress(self, content: Mapping[str, object]) -> None:
         """Show how far it is, in the place of what was said of that before."""
         if not self._streams:
             self._shown = dict(content)
@@ -39,7 +38,7 @@ class ToolActivity:
         self._shown = dict(content)
         self._change([*gone, *new])
 
-    def partial(self, piece: Any) -> None:
+    def partial(self, piece: object) -> None:
         """Add a piece of the result."""
         if self._streams:
             self._change([{"op": "add", "path": f"/{PARTS}/-", "value": piece}])
@@ -48,7 +47,7 @@ class ToolActivity:
         self._shown.pop(PARTS, None)
         self._snapshot({PARTS: [piece]})
 
-    def _snapshot(self, more: Mapping[str, Any] | None = None) -> None:
+    def _snapshot(self, more: Mapping[str, object] | None = None) -> None:
         content = {**self._call, **self._shown, **(more or {})}
         self._emit(ActivitySnapshot(message_id=self._id, activity_type=KIND, content=content))
 

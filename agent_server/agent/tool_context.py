@@ -14,7 +14,7 @@ import msgspec
 class InputRequired(Exception):
     """A tool stopped to ask a person. Raised by `ToolContext.ask`; the run ends with an interrupt."""
 
-    def __init__(self, message: str, schema: dict[str, Any] | None, reason: str, seconds: float | None) -> None:
+    def __init__(self, message: str, schema: dict[str, object] | None, reason: str, seconds: float | None) -> None:
         super().__init__(message)
         self.message = message
         self.schema = schema
@@ -37,12 +37,12 @@ class ToolContext:
         thread_id: str,
         run_id: str,
         tenant: str,
-        forwarded_props: Any,
-        state: dict[str, Any],
+        forwarded_props: object,
+        state: dict[str, object],
         push_state: Callable[[], None],
-        progress: Callable[[Mapping[str, Any]], None],
-        partial: Callable[[Any], None],
-        answers: Sequence[Any] = (),
+        progress: Callable[[Mapping[str, object]], None],
+        partial: Callable[[object], None],
+        answers: Sequence[object] = (),
     ) -> None:
         self.tool_call_id = tool_call_id
         self.tool_name = tool_name
@@ -85,7 +85,7 @@ class ToolContext:
         shown = {"message": content} if isinstance(content, str) else dict(content)
         self._on_loop(lambda: self._progress(shown))
 
-    def partial(self, piece: Any) -> None:
+    def partial(self, piece: object) -> None:
         """Show a piece of the result that is there already: it is added to `parts` of the activity beside the call. Of
         each piece only itself is sent. The model is told the result alone."""
         shown = msgspec.json.decode(msgspec.json.encode(piece))  # as it is now, and an error here for what is no JSON

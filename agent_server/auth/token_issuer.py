@@ -53,7 +53,7 @@ async def fetch_json(url: str) -> Mapping[str, object]:
                     raise ValueError(f"more than {DOCUMENT_BYTES} bytes")
     except httpx2.HTTPError as error:
         raise OSError(f"{type(error).__name__} {error}".strip()) from error
-    return msgspec.json.decode(body, type=dict[str, Any])
+    return msgspec.json.decode(body, type=dict[str, object])
 
 
 class IssuerKeys:

@@ -28,7 +28,7 @@ def chat(
     """Talk to a running server. An empty line or Ctrl-D ends; Ctrl-C stops an answer."""
     console = Console(highlight=False)
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-    props: dict[str, Any] = {"enable_thinking": thinking}
+    props: dict[str, object] = {"enable_thinking": thinking}
     if temperature is not None:
         props["temperature"] = temperature
     session = ChatSession(console, props)
@@ -53,12 +53,12 @@ def _ask(console: Console, prompt: str) -> str:
 class ChatSession:
     """The messages and the state of a conversation, kept between runs as any AG-UI client does."""
 
-    def __init__(self, console: Console, props: dict[str, Any]) -> None:
+    def __init__(self, console: Console, props: dict[str, object]) -> None:
         self.console = console
         self.props = props
         self.thread_id = str(uuid.uuid4())
-        self.messages: list[dict[str, Any]] = []
-        self.state: Any = {}
+        self.messages: list[dict[str, object]] = []
+        self.state: object = {}
 
     def turn(self, client: httpx2.Client, path: str, text: str) -> None:
         """Send a message and show the answer. If the run stops with interrupts, ask the user and resume it."""

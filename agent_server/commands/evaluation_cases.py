@@ -131,7 +131,7 @@ def judge(expected: Expected, observed: Observed) -> list[str]:
     return faults
 
 
-def _faults_of_calls(wanted: Iterable[ExpectedCall], made: Sequence[tuple[str, Any]], *, more: bool) -> list[str]:
+def _faults_of_calls(wanted: Iterable[ExpectedCall], made: Sequence[tuple[str, object]], *, more: bool) -> list[str]:
     """Each expected call takes one that was made. The one with the most arguments chooses first, so that one that names
     few does not take its only match."""
     left, faults = list(made), []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
@@ -87,7 +87,7 @@ def examples(output_format: OutputFormat) -> dict[str, str]:
 
 def to_json(found: list[Inspection]) -> str:
     """One object, or a list of them where a model has several templates."""
-    values: list[Any] = [msgspec.to_builtins(each) for each in found]
+    values: list[object] = [msgspec.to_builtins(each) for each in found]
     return json.dumps(values[0] if len(values) == 1 else values, ensure_ascii=False, indent=2)
 
 

@@ -84,7 +84,7 @@ def serve(
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
 ) -> None:
     """Serve a model to AG-UI, OpenAI, Anthropic and WebSocket clients."""
-    given: dict[str, Any] = {
+    given: dict[str, object] = {
         "model": model[0] if model else None, "models": model[1:] if model else None, "models_file": models_file,
         "host": host, "port": port, "listen": listen, "root_path": root_path,
         "device": device, "dtype": dtype, "kv_cache_dtype": kv_cache_dtype, "adapter": adapter, "engine": engine,

@@ -276,7 +276,7 @@ class Engine(Protocol):
 
     async def resume(self, request_id: str) -> bool: ...
 
-    async def modify(self, request_id: str, changes: dict[str, Any]) -> bool:
+    async def modify(self, request_id: str, changes: dict[str, object]) -> bool:
         """Change sampling parameters (names of SamplingParams) from the very next token on."""
 
     def metrics(self) -> dict[str, float]:

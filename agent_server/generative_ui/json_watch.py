@@ -34,9 +34,9 @@ class JsonWatch:
         self._key: list[str] = []
         self.broken = False
 
-    def feed(self, delta: str) -> list[tuple[Path, Any]]:
+    def feed(self, delta: str) -> list[tuple[Path, object]]:
         """The values that this piece completes, inner ones first."""
-        found: list[tuple[Path, Any]] = []
+        found: list[tuple[Path, object]] = []
         for character in delta:
             if self.broken:
                 break

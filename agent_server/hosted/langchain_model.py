@@ -167,7 +167,7 @@ def _last(engine: OwnEngine, turn: Turn) -> dict[str, Any]:
     return {"usage_metadata": usage, "response_metadata": metadata, "chunk_position": "last"}
 
 
-def _tool(function: dict[str, Any]) -> Tool:
+def _tool(function: dict[str, object]) -> Tool:
     return Tool(
         name=function["name"],
         description=function.get("description") or "",

@@ -105,7 +105,7 @@ class LangGraphGuest:
         declares a place for them. A value that is unchanged is left out: a reducer would add it once more."""
         before = _shared(values)
         state = input.state if isinstance(input.state, dict) else {}
-        given: dict[str, Any] = {
+        given: dict[str, object] = {
             key: value for key, value in state.items()
             if key in self._inputs and key not in PRIVATE and before.get(key) != value
         }  # fmt: skip
@@ -113,7 +113,7 @@ class LangGraphGuest:
             {"type": "function", "function": each.model_dump(mode="json", by_alias=True)} for each in input.tools or ()
         ]
         context = [each.model_dump(mode="json") for each in input.context or ()]
-        places: dict[str, Any] = {
+        places: dict[str, object] = {
             "tools": tools,
             "copilotkit": {"actions": tools, "context": context},
             "ag-ui": {"tools": tools, "context": context},
@@ -156,7 +156,7 @@ def _shared(values: object) -> dict[str, object]:
     if not isinstance(values, dict):
         return {}
     kept = {key: value for key, value in values.items() if key not in PRIVATE and not str(key).startswith("__")}
-    found: dict[str, Any] = pydantic_core.to_jsonable_python(kept, serialize_unknown=True)
+    found: dict[str, object] = pydantic_core.to_jsonable_python(kept, serialize_unknown=True)
     return found
 
 

@@ -37,7 +37,7 @@ class OpenMessage:
         self.reasoning = False
         self.text = False
         self.call: str | None = None
-        self.calls: dict[Any, str] = {}
+        self.calls: dict[object, str] = {}
         self.spoken = False
 
     def read(self, chunk: AIMessage) -> Iterator[Event]:
@@ -156,7 +156,7 @@ class GraphStream:
             yield from whole.close()
             self._count(message)
 
-    def _task(self, data: dict[str, Any]) -> Iterator[Event]:
+    def _task(self, data: dict[str, object]) -> Iterator[Event]:
         """A node begins or has ended. Nodes of one name at once are one step."""
         id, name = str(data["id"]), str(data["name"])
         if "input" in data:

@@ -58,7 +58,7 @@ class Mender:
         warn: Callable[[str], None],
         new_id: Callable[[str], str],
         *,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Mapping[str, object]],
         clients: frozenset[str] = frozenset(),
         resumed: frozenset[str] = frozenset(),
         partial: bool = False,

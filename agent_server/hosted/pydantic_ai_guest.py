@@ -23,7 +23,7 @@ class PydanticAiGuest:
     careful = False
     partial_snapshots = False
 
-    def __init__(self, agent: AbstractAgent[Any, Any]) -> None:
+    def __init__(self, agent: AbstractAgent[object, object]) -> None:
         self._agent = agent
         self._state = _state_model(agent.deps_type)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 from pydantic import BaseModel, TypeAdapter
@@ -22,10 +22,25 @@ WIRES: tuple[Wire, ...] = ("agui", "openai", "anthropic", "copilotkit", "generat
 EVERYWHERE: tuple[ErrorKind, ...] = ("invalid_request", "unauthorized", "overloaded")
 
 
-def document(routes: Iterable[BaseRoute], *, version: str) -> dict[str, Any]:
+class Components(TypedDict):
+    schemas: dict[str, object]
+    securitySchemes: dict[str, object]
+
+
+class Description(TypedDict):
+    """The document: its parts as https://spec.openapis.org/oas/v3.1.1#openapi-object has them."""
+
+    openapi: str
+    info: dict[str, object]
+    paths: dict[str, dict[str, object]]
+    components: Components
+    security: list[dict[str, list[str]]]
+
+
+def document(routes: Iterable[BaseRoute], *, version: str) -> Description:
     """The description of those routes that have a row and can be asked over HTTP."""
     schemas = Schemas()
-    paths: dict[str, dict[str, Any]] = {}
+    paths: dict[str, dict[str, object]] = {}
     for route in routes:
         if isinstance(route, Route):
             path = PARAMETER.sub(r"{\1}", route.path)
@@ -58,7 +73,7 @@ class Schemas:
     """The schemas that operations refer to, each once, by name."""
 
     def __init__(self) -> None:
-        self.found: dict[str, Any] = {}
+        self.found: dict[str, object] = {}
         for wire in WIRES:
             self.found[_error_name(wire)] = error_schema(wire)
 
@@ -77,7 +92,7 @@ class Schemas:
             return self._struct(body)
         return self._pydantic(body)
 
-    def _struct(self, struct: type[msgspec.Struct]) -> dict[str, Any]:
+    def _struct(self, struct: type[msgspec.Struct]) -> dict[str, object]:
         (reference,), found = msgspec.json.schema_components([struct], ref_template=MSGSPEC_REF)
         self.found |= found
         return reference
@@ -90,13 +105,13 @@ class Schemas:
         self.found[name] = schema
         return {"$ref": REF.format(model=name)}
 
-    def _envelope(self, body: Envelope) -> dict[str, Any]:
+    def _envelope(self, body: Envelope) -> dict[str, object]:
         one = self.of(body.of)
         held = {"type": "array", "items": one} if body.many else one
         return {"type": "object", "properties": {body.name: held, **body.beside}, "required": [body.name]}
 
 
-def fields_schema(table: Mapping[str, Field], required: Iterable[str]) -> dict[str, Any]:
+def fields_schema(table: Mapping[str, Field], required: Iterable[str]) -> dict[str, object]:
     """A request body by its table. A refused field may have its neutral values, and null, and nothing else."""
     return {
         "type": "object",
@@ -106,15 +121,15 @@ def fields_schema(table: Mapping[str, Field], required: Iterable[str]) -> dict[s
     }
 
 
-def _field(field: Field) -> dict[str, Any]:
+def _field(field: Field) -> dict[str, object]:
     note = {"description": field.note[:1].upper() + field.note[1:]} if field.note else {}
     if field.status == "refused":
         return {"enum": [*field.neutral, None], "description": f"Refused: {field.note}."}
     return {**field.schema, **note}
 
 
-def _free(body: Free) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": "object"}
+def _free(body: Free) -> dict[str, object]:
+    schema: dict[str, object] = {"type": "object"}
     if body.description:
         schema["description"] = body.description
     if body.properties:
@@ -128,12 +143,12 @@ def _error_name(wire: Wire) -> str:
     return {"agui": "Error", "openai": "OpenAIErrorBody", "anthropic": "AnthropicError"}.get(wire, f"{wire}Error")
 
 
-def error_schema(wire: Wire) -> dict[str, Any]:
+def error_schema(wire: Wire) -> dict[str, object]:
     """The shape of a wire's refusals, read off one of them: what tells them apart is text."""
     return _shape(payload(wire, "invalid_request", "", param="messages", request_id="req_1"))
 
 
-def _shape(value: object) -> dict[str, Any]:
+def _shape(value: object) -> dict[str, object]:
     if not isinstance(value, dict):
         return {"type": [_NAMES[type(value)], "null"]}
     inner = {name: _shape(each) for name, each in value.items()}
@@ -148,8 +163,8 @@ def _operation_id(method: str, path: str) -> str:
     return re.sub(r"\W+", "_", f"{method.lower()}{path}").rstrip("_") + "_slash" * (path.endswith("/") and path != "/")
 
 
-def _operation(method: str, path: str, row: Operation, schemas: Schemas) -> dict[str, Any]:
-    found: dict[str, Any] = {
+def _operation(method: str, path: str, row: Operation, schemas: Schemas) -> dict[str, object]:
+    found: dict[str, object] = {
         "tags": [row.tag],
         "summary": row.summary,
         "operationId": _operation_id(method, path),
@@ -159,7 +174,7 @@ def _operation(method: str, path: str, row: Operation, schemas: Schemas) -> dict
     if row.description:
         found["description"] = row.description
     if row.body is not None:
-        content: dict[str, Any] = {"schema": schemas.of(row.body)}
+        content: dict[str, object] = {"schema": schemas.of(row.body)}
         if row.example is not None:
             content["example"] = dict(row.example)
         found["requestBody"] = {
@@ -169,7 +184,7 @@ def _operation(method: str, path: str, row: Operation, schemas: Schemas) -> dict
     return found
 
 
-def _parameters(path: str, row: Operation) -> list[dict[str, Any]]:
+def _parameters(path: str, row: Operation) -> list[dict[str, object]]:
     in_path = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
         for name in PARAMETER.findall(path)
@@ -181,9 +196,9 @@ def _parameters(path: str, row: Operation) -> list[dict[str, Any]]:
     return in_path + in_query
 
 
-def _responses(path: str, row: Operation, schemas: Schemas) -> dict[str, Any]:
-    good: dict[str, Any] = {"description": row.summary}
-    content: dict[str, Any] = {}
+def _responses(path: str, row: Operation, schemas: Schemas) -> dict[str, object]:
+    good: dict[str, object] = {"description": row.summary}
+    content: dict[str, object] = {}
     if isinstance(row.answer, str):
         content[row.answer] = {"schema": {"type": "string"}}
     elif row.answer is not None:
@@ -194,7 +209,7 @@ def _responses(path: str, row: Operation, schemas: Schemas) -> dict[str, Any]:
     if content:
         good["content"] = content
     refused = {"$ref": REF.format(model=_error_name(wire_at(path)))}
-    found: dict[str, Any] = {str(row.status): good}
+    found: dict[str, object] = {str(row.status): good}
     for status in row.answers_also:
         found[str(status)] = good if status != 204 else {"description": "Nothing to show."}
     body = {"application/json": {"schema": refused}}

@@ -78,7 +78,7 @@ class Operation(NamedTuple):
     stream: Any = None
     end_mark: str = ""
     accepts: tuple[str, ...] = ()
-    query: Mapping[str, tuple[Mapping[str, Any], str]] = {}
+    query: Mapping[str, tuple[Mapping[str, object], str]] = {}
     example: Mapping[str, object] | None = None
     answers_also: tuple[int, ...] = ()
 

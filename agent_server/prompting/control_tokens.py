@@ -194,7 +194,7 @@ class Disguise:
     that digits next to it cannot be mistaken for its beginning.
     """
 
-    def __init__(self, controls: ControlTokens, *data: Any) -> None:
+    def __init__(self, controls: ControlTokens, *data: object) -> None:
         self._controls = controls
         self._nonce = _nonce(strings(data))
         self.stand_ins: dict[str, str] = {}
@@ -218,7 +218,7 @@ class Disguise:
         self.stand_ins[name] = text
         return name
 
-    def cover_all(self, value: Any) -> Any:
+    def cover_all(self, value: object) -> Any:
         """JSON-like data with every string in it covered, keys too."""
         if isinstance(value, str):
             return self.cover(value)

@@ -44,11 +44,11 @@ def _flat(normalizer: dict[str, Any] | None) -> list[dict[str, Any]]:
     return [normalizer] if inner is None else [step for each in inner for step in _flat(each)]
 
 
-def _writes_space(step: dict[str, Any]) -> bool:
+def _writes_space(step: dict[str, object]) -> bool:
     return bool(step["type"] == "Replace" and step["pattern"] == {"String": " "} and step["content"] == SPACE)
 
 
-def _finds_no_space(splitter: dict[str, Any]) -> bool:
+def _finds_no_space(splitter: dict[str, object]) -> bool:
     """Gemma's: it splits at spaces, of which the normalizer has left none."""
     return bool(splitter["type"] == "Split" and splitter["pattern"] == {"String": " "})
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from agent_server.engine.protocol import EngineInfo, Thought
@@ -87,7 +85,7 @@ def _kwargs(
 ) -> tuple[dict[str, object], list[str]]:
     known = HARMLESS | allowed | {switch.name for switch in analysis.switches}
     read = variables(source)
-    chosen: dict[str, Any] = {}
+    chosen: dict[str, object] = {}
     warnings: list[str] = []
     for name, value in given.items():
         if name in _OURS or name not in known or not _is_plain(value):

@@ -111,7 +111,7 @@ class Responses:
 
     async def _items(self, tenant: str, ids: list[str]) -> dict[str, dict[str, object]]:
         """Those of these items that are stored."""
-        found: dict[str, dict[str, Any]] = {}
+        found: dict[str, dict[str, object]] = {}
         records: dict[str, ResponseRecord | None] = {}
         for item_id in ids:
             response_id = response_of(item_id)

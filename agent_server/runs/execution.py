@@ -85,7 +85,7 @@ class Recorder:
     """
 
     def __init__(self, log: EventLog, state: object, note_prompt: Callable[[PromptNote], None]) -> None:
-        self.messages: Callable[[], Iterable[dict[str, Any]]] = list
+        self.messages: Callable[[], Iterable[dict[str, object]]] = list
         self.state = state
         self.interrupts: list[dict[str, object]] = []
         self.constrained = False

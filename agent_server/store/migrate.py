@@ -64,7 +64,7 @@ def begin_alone(connection: Connection) -> None:
 
 
 def _run(connection: Connection, scripts: ScriptDirectory, target: str, steps: Steps) -> None:
-    def chosen(revision: Any, _: Any) -> Any:
+    def chosen(revision: object, _: object) -> object:
         return steps(target, revision)
 
     with EnvironmentContext(Config(), scripts, fn=chosen, destination_rev=target) as environment:

@@ -65,7 +65,7 @@ class _GenerationBlock(jinja2.ext.Extension):
 class _Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**"})
 
-    def getattr(self, obj: Any, attribute: str) -> Any:
+    def getattr(self, obj: object, attribute: str) -> object:
         """As jinja2's, by a shorter way to what templates ask for at every message: a key of a dictionary, which none
         of a dictionary's own attributes hides."""
         if type(obj) is dict and not hasattr(dict, attribute):
@@ -238,7 +238,7 @@ class ChatTemplate:
         tools: Sequence[dict[str, object]] | None = None,
         now: Clock | None = None,
         max_characters: int = DEFAULT_MAX_CHARACTERS,
-        **extra: Any,
+        **extra: object,
     ) -> tuple[str, int]:
         """The text with the generation prompt, and the place in it where that begins: the text up to there is what
         `render` gives without one. For templates that are `prompts_last`; arguments and errors as for `render`."""
@@ -251,7 +251,7 @@ class ChatTemplate:
     def _context(
         self,
         messages: Sequence[Message],
-        tools: Sequence[dict[str, Any]] | None,
+        tools: Sequence[dict[str, object]] | None,
         now: Clock | None,
         extra: Mapping[str, object],
     ) -> dict[str, object]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+
+from ag_ui.core import ContentPart
 
 from events.template.environment import Message
 
@@ -23,14 +24,14 @@ class Marks:
         longest = max((len(run) for text in texts for run in re.findall(f"{OPEN}+", text)), default=0)
         self._open = OPEN * (longest + 1)
         self._pattern = re.compile(f"{self._open}(\\d+){CLOSE}")
-        self.pictures: list[object] = []
+        self.pictures: list[ContentPart] = []
 
-    def mark(self, picture: object) -> str:
+    def mark(self, picture: ContentPart) -> str:
         """What stands for the picture in a text."""
         self.pictures.append(picture)
         return f"{self._open}{len(self.pictures) - 1}{CLOSE}"
 
-    def unmark(self, messages: Sequence[Message]) -> tuple[list[Message], tuple[Any, ...]]:
+    def unmark(self, messages: Sequence[Message]) -> tuple[list[Message], tuple[ContentPart, ...]]:
         """The messages with parts of type image in place of the marks, and the pictures in the order of these parts.
         One whose text went elsewhere than into a message's content is not among them."""
         found: list[int] = []
@@ -53,7 +54,7 @@ class Marks:
                 yield {"type": "text", "text": piece}
 
 
-def said(value: Any) -> Iterable[str]:
+def said(value: object) -> Iterable[str]:
     """All texts in messages as data."""
     if isinstance(value, str):
         yield value

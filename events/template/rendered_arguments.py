@@ -6,8 +6,6 @@ value, value to the end. What the stretches around the two arguments share are t
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from events.formats.output_format import Arguments
@@ -150,7 +148,7 @@ def _without_quotes(s: Stretches, typed: Stretches | None) -> tuple[Stretches, S
     quoted = s.key.endswith('"') and s.middle.startswith('"') and s.end.startswith('"')
     if not quoted or typed is None or typed.key.endswith('"'):
         return s, typed
-    changes: dict[str, Any] = {"key": s.key[:-1], "middle": s.middle[1:], "end": s.end[1:]}
+    changes: dict[str, object] = {"key": s.key[:-1], "middle": s.middle[1:], "end": s.end[1:]}
     return msgspec.structs.replace(s, **changes), typed
 
 

@@ -67,7 +67,7 @@ def _json_call(tools: Tools, call: WrittenCall, index: int) -> str:
     keys = tools.json
     if keys.name_is_key:
         return _json({call.name: call.arguments})
-    inner: dict[str, Any] = {keys.name: call.name, keys.arguments: call.arguments}
+    inner: dict[str, object] = {keys.name: call.name, keys.arguments: call.arguments}
     if keys.id:
         inner[keys.id] = call.id or str(index)
     return _json({"type": keys.wrapper, keys.wrapper: inner} if keys.wrapper else inner)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from agent_server.engine.protocol import Engine, EngineStatus
 from agent_server.engines.replicas.breaker import Breaker
@@ -78,7 +77,7 @@ def distinct(names: Sequence[str]) -> list[str]:
     return numbered
 
 
-def described(replica: Replica, now: float) -> dict[str, Any]:
+def described(replica: Replica, now: float) -> dict[str, object]:
     """A replica as the operator's command and route show it."""
     counts = replica.counts
     return {

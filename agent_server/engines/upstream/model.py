@@ -54,7 +54,7 @@ def load_model(source: str, name: str) -> UpstreamModel:
     )
 
 
-def generation_config(source: str) -> dict[str, Any]:
+def generation_config(source: str) -> dict[str, object]:
     """The content of generation_config.json; empty if there is none."""
     if is_gguf(source):
         return {}

@@ -12,7 +12,7 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from adapters.errors import RequestError
 from agent_server.runs.sharing.control import GatewayCommands
@@ -209,7 +209,7 @@ class Gateway:
             return []
         return [(place.run_id, place.gateway != self.id) for place in map(place_of, entries)]
 
-    async def _ask(self, run: RemoteRun, action: str, changes: dict[str, object]) -> Mapping[str, Any]:
+    async def _ask(self, run: RemoteRun, action: str, changes: dict[str, object]) -> Mapping[str, object]:
         if not self.link.up:
             raise RequestError("unavailable", "The servers cannot reach each other now.", retry_after=1.0)
         return await self._controls.ask(run.place, action, changes)

@@ -91,8 +91,8 @@ class RedisLink:
         if not self.up:
             raise Unreachable("Redis does not answer")
 
-    def _send(self, *command: Any) -> Awaitable[Any]:
-        sent: Awaitable[Any] = self._client.execute_command(*command)  # type: ignore[no-untyped-call]
+    def _send(self, *command: object) -> Awaitable[object]:
+        sent: Awaitable[object] = self._client.execute_command(*command)  # type: ignore[no-untyped-call]
         return sent
 
     async def _do(self, work: Awaitable[Any]) -> Any:
