@@ -283,6 +283,19 @@ class Engine(Protocol):
         """Gauges and counters under vLLM's metric names without their prefix, for example num_requests_running."""
 
 
+class OnlyCancelled:
+    """The control of an engine whose generations can be cancelled and nothing else: no command reaches one."""
+
+    async def pause(self, request_id: str) -> bool:
+        return False
+
+    async def resume(self, request_id: str) -> bool:
+        return False
+
+    async def modify(self, request_id: str, changes: dict[str, object]) -> bool:
+        return False
+
+
 @runtime_checkable
 class TakesAdapters(Protocol):
     """An engine whose LoRA adapters can be changed while it runs."""

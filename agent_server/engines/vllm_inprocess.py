@@ -22,6 +22,7 @@ from agent_server.engine.protocol import (
     EngineStatus,
     Finished,
     GenerationRequest,
+    OnlyCancelled,
 )
 from agent_server.engines.upstream.connection import Upstream
 from agent_server.engines.upstream.dialects import Piece, UpstreamInfo
@@ -39,7 +40,7 @@ MISSING = (
 )
 
 
-class VLLMEngine:
+class VLLMEngine(OnlyCancelled):
     """load: reads the model's tokenizer and defaults, in a thread. arguments: vLLM's engine arguments by name (dtype,
     tensor_parallel_size, max_model_len ...)."""
 
@@ -142,15 +143,6 @@ class VLLMEngine:
         if self._closed:
             return EngineError("unavailable", "The engine was closed.", retryable=True)
         return EngineError("connection" if started else "unavailable", f"vLLM: {_sentence(error)}", retryable=True)
-
-    async def pause(self, request_id: str) -> bool:
-        return False
-
-    async def resume(self, request_id: str) -> bool:
-        return False
-
-    async def modify(self, request_id: str, changes: dict[str, object]) -> bool:
-        return False
 
     def metrics(self) -> dict[str, float]:
         running = sum(self._running.values())

@@ -21,6 +21,7 @@ from agent_server.engine.protocol import (
     EngineItem,
     EngineStatus,
     GenerationRequest,
+    OnlyCancelled,
 )
 from agent_server.engines.upstream.address import UpstreamAddress
 from agent_server.engines.upstream.connection import Upstream
@@ -38,7 +39,7 @@ FAILED_PROBES = 2
 CLOSED = "The engine was closed."
 
 
-class UpstreamEngine:
+class UpstreamEngine(OnlyCancelled):
     """load: reads the model's tokenizer and defaults; called once, in a thread. The dialect is the address's; without
     one it is found by asking the server."""
 
@@ -222,17 +223,6 @@ class UpstreamEngine:
         if error.kind == "connection" and request_id not in self._started:
             return EngineError("unavailable", error.message, retryable=error.retryable, param=error.param)
         return error
-
-    # control: no upstream can pause or change a running generation
-
-    async def pause(self, request_id: str) -> bool:
-        return False
-
-    async def resume(self, request_id: str) -> bool:
-        return False
-
-    async def modify(self, request_id: str, changes: dict[str, object]) -> bool:
-        return False
 
     def metrics(self) -> dict[str, float]:
         running = len(self._started)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
 from agent_server.engine.detokenizer import Vocabulary
 from agent_server.engine.protocol import EngineError, GenerationRequest
 from agent_server.engines.upstream.dialects.words import Words
+from agent_server.engines.upstream.errors import error_frame
 from agent_server.engines.upstream.grammar import UpstreamGrammar
 from agent_server.engines.upstream.transport import Transport
 from events.options import SamplingParams
+
+DONE = b"[DONE]"
 
 
 class UpstreamInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +58,32 @@ class Piece(msgspec.Struct, kw_only=True):
     finish: str | None = None
     stop: str | int | None = None
     cached: int | None = None
+
+
+class Frame(msgspec.Struct):
+    """What a dialect's frames have in common. error: what the server says went wrong; None while nothing did."""
+
+    error: object = None
+
+
+F = TypeVar("F", bound=Frame)
+
+
+class FrameDecoder(Generic[F]):
+    """Reads one dialect's frames."""
+
+    def __init__(self, kind: type[F]) -> None:
+        self._decoder = msgspec.json.Decoder(kind)
+
+    def read(self, data: bytes) -> F | None:
+        """None for the mark at the end. Raises EngineError for a frame that tells of one, and msgspec's errors for what
+        is no frame of this dialect."""
+        if data == DONE:
+            return None
+        frame = self._decoder.decode(data)
+        if frame.error is not None:
+            raise error_frame(frame.error)
+        return frame
 
 
 class Reader(Protocol):

@@ -11,9 +11,18 @@ from typing import Any
 import msgspec
 
 from agent_server.engine.detokenizer import Vocabulary
-from agent_server.engines.upstream.dialects.dialect import OutgoingRequest, Piece, Reader, UpstreamInfo, ids_of, known
+from agent_server.engines.upstream.dialects.dialect import (
+    Frame,
+    FrameDecoder,
+    OutgoingRequest,
+    Piece,
+    Reader,
+    UpstreamInfo,
+    ids_of,
+    known,
+)
 from agent_server.engines.upstream.dialects.words import HERE, Word, Words, sampling_fields
-from agent_server.engines.upstream.errors import error_frame, error_of
+from agent_server.engines.upstream.errors import error_of
 from agent_server.engines.upstream.transport import Transport
 
 ORDER = ("penalties", "temperature", "top_k", "top_p", "min_p", "typ_p")
@@ -101,7 +110,7 @@ class _Probability(_Top):
     top_logprobs: list[_Top] = []
 
 
-class _LlamacppFrame(msgspec.Struct):
+class _LlamacppFrame(Frame):
     content: str = ""
     tokens: list[int] = []
     stop: bool = False
@@ -109,7 +118,6 @@ class _LlamacppFrame(msgspec.Struct):
     tokens_predicted: int = 0
     tokens_cached: int = 0
     completion_probabilities: list[_Probability] = []
-    error: Any = None
 
 
 class LlamaCppReader:
@@ -119,14 +127,12 @@ class LlamaCppReader:
         self._vocabulary = vocabulary
         self._alternatives = alternatives
         self._seen = 0
-        self._decoder = msgspec.json.Decoder(_LlamacppFrame)
+        self._decoder = FrameDecoder(_LlamacppFrame)
 
     def read(self, data: bytes) -> Piece | None:
-        if data == b"[DONE]":
+        frame = self._decoder.read(data)
+        if frame is None:
             return None
-        frame = self._decoder.decode(data)
-        if frame.error is not None:
-            raise error_frame(frame.error)
         if frame.stop:
             return Piece(finish=REASONS.get(frame.stop_type, frame.stop_type))
         if not frame.tokens:

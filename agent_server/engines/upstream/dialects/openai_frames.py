@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from agent_server.engine.protocol import EngineError
-from agent_server.engines.upstream.dialects.dialect import Piece
-from agent_server.engines.upstream.errors import error_frame
+from agent_server.engines.upstream.dialects.dialect import Frame, FrameDecoder, Piece
 
-DONE = b"[DONE]"
 ID_PREFIX = "token_id:"
 
 
@@ -35,10 +31,9 @@ class UsageFrame(msgspec.Struct):
     prompt_tokens_details: _Details | None = None
 
 
-class _ChunkFrame(msgspec.Struct):
+class _ChunkFrame(Frame):
     choices: list[_ChoiceFrame] = []
     usage: UsageFrame | None = None
-    error: Any = None
 
 
 class CompletionReader:
@@ -48,14 +43,12 @@ class CompletionReader:
     def __init__(self, *, ids: bool, alternatives: int | None) -> None:
         self._ids = ids
         self._alternatives = alternatives
-        self._decoder = msgspec.json.Decoder(_ChunkFrame)
+        self._decoder = FrameDecoder(_ChunkFrame)
 
     def read(self, data: bytes) -> Piece | None:
-        if data == DONE:
+        chunk = self._decoder.read(data)
+        if chunk is None:
             return None
-        chunk = self._decoder.decode(data)
-        if chunk.error is not None:
-            raise error_frame(chunk.error)
         cached = None
         if chunk.usage is not None and chunk.usage.prompt_tokens_details is not None:
             cached = chunk.usage.prompt_tokens_details.cached_tokens

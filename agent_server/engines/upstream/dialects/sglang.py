@@ -14,6 +14,8 @@ import msgspec
 from agent_server.engine.protocol import EngineError
 from agent_server.engines.upstream.cache_salt import cache_salt
 from agent_server.engines.upstream.dialects.dialect import (
+    Frame,
+    FrameDecoder,
     OutgoingRequest,
     Piece,
     Reader,
@@ -24,7 +26,7 @@ from agent_server.engines.upstream.dialects.dialect import (
 )
 from agent_server.engines.upstream.dialects.vllm import SPELLING, models
 from agent_server.engines.upstream.dialects.words import IN_BODY, Word, Words, folded, sampling_fields, spelled_ids
-from agent_server.engines.upstream.errors import error_frame, error_of
+from agent_server.engines.upstream.errors import error_of
 from agent_server.engines.upstream.grammar import UpstreamGrammar
 from agent_server.engines.upstream.transport import Transport
 
@@ -132,10 +134,9 @@ class _Meta(msgspec.Struct):
     output_top_logprobs: list[list[tuple[float | None, int, object]] | None] = []
 
 
-class _SglangFrame(msgspec.Struct):
+class _SglangFrame(Frame):
     output_ids: list[int] | None = None
     meta_info: _Meta | None = None
-    error: Any = None
 
 
 class SGLangReader:
@@ -144,15 +145,11 @@ class SGLangReader:
     def __init__(self, alternatives: int | None) -> None:
         self._alternatives = alternatives
         self._seen = 0
-        self._decoder = msgspec.json.Decoder(_SglangFrame)
+        self._decoder = FrameDecoder(_SglangFrame)
 
     def read(self, data: bytes) -> Piece | None:
-        if data == b"[DONE]":
-            return None
-        frame = self._decoder.decode(data)
-        if frame.error is not None:
-            raise error_frame(frame.error)
-        if frame.meta_info is None:
+        frame = self._decoder.read(data)
+        if frame is None or frame.meta_info is None:
             return None
         meta = frame.meta_info
         new = meta.completion_tokens - self._seen

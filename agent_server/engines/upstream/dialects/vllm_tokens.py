@@ -11,11 +11,10 @@ import msgspec
 
 from agent_server.engine.protocol import EngineError
 from agent_server.engines.upstream.cache_salt import cache_salt
-from agent_server.engines.upstream.dialects.dialect import OutgoingRequest, Piece, Reader
+from agent_server.engines.upstream.dialects.dialect import Frame, FrameDecoder, OutgoingRequest, Piece, Reader
 from agent_server.engines.upstream.dialects.openai_frames import UsageFrame
 from agent_server.engines.upstream.dialects.vllm import SAMPLING_WORDS, SPELLING, VLLM, grammar_words
 from agent_server.engines.upstream.dialects.words import HERE, Word, Words, sampling_fields
-from agent_server.engines.upstream.errors import error_frame
 
 
 class VLLMTokens(VLLM):
@@ -69,10 +68,9 @@ class _TokensChoice(msgspec.Struct):
     logprobs: _TokensLogprobs | None = None
 
 
-class _TokensChunk(msgspec.Struct):
+class _TokensChunk(Frame):
     choices: list[_TokensChoice] = []
     usage: UsageFrame | None = None
-    error: Any = None
 
 
 class TokensReader:
@@ -80,14 +78,12 @@ class TokensReader:
 
     def __init__(self, alternatives: int | None) -> None:
         self._alternatives = alternatives
-        self._decoder = msgspec.json.Decoder(_TokensChunk)
+        self._decoder = FrameDecoder(_TokensChunk)
 
     def read(self, data: bytes) -> Piece | None:
-        if data == b"[DONE]":
+        chunk = self._decoder.read(data)
+        if chunk is None:
             return None
-        chunk = self._decoder.decode(data)
-        if chunk.error is not None:
-            raise error_frame(chunk.error)
         piece = Piece()
         if chunk.usage is not None and chunk.usage.prompt_tokens_details is not None:
             piece.cached = chunk.usage.prompt_tokens_details.cached_tokens
