@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from typing import Self
 
 import msgspec
 
@@ -122,8 +123,30 @@ class EventLog:
                 future.set_result(None)
 
 
-class LogReader:
-    """One reader's place in a log: an async iterator of (sequence, event) that ends after the last event.
+class ItemReader:
+    """An async iterator of (sequence, event) over what is there and what arrives."""
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> tuple[int, Event]:
+        while (item := self.ready()) is None:
+            if (arrival := self.arrival()) is None:
+                raise StopAsyncIteration
+            await arrival
+        return item
+
+    def ready(self) -> tuple[int, Event] | None:
+        """The next item if it is there already; None otherwise. A sender can put several into one write."""
+        raise NotImplementedError
+
+    def arrival(self) -> asyncio.Future[None] | None:
+        """What to await when nothing is `ready`; None if nothing will be."""
+        raise NotImplementedError
+
+
+class LogReader(ItemReader):
+    """One reader's place in a log. It ends after the last event.
 
     It counts as present from its creation until it is closed, exhausted or dropped. When it falls behind, `lost`
     makes the last event it is given, so that even that stream says how it ended.
@@ -142,18 +165,7 @@ class LogReader:
         self._lost = lost
         self._left: Callable[[], None] | None = left
 
-    def __aiter__(self) -> LogReader:
-        return self
-
-    async def __anext__(self) -> tuple[int, Event]:
-        while (item := self.ready()) is None:
-            if (arrival := self.arrival()) is None:
-                raise StopAsyncIteration
-            await arrival
-        return item
-
     def ready(self) -> tuple[int, Event] | None:
-        """The next item if it is there already; None otherwise. A sender can put several into one write."""
         if self._log.last <= self._cursor or self._left is None:
             return None
         try:
@@ -165,7 +177,6 @@ class LogReader:
         return self._cursor, event
 
     def arrival(self) -> asyncio.Future[None] | None:
-        """What to await when nothing is `ready`; None if nothing will be."""
         if self.over:
             self._leave()
             return None

@@ -12,7 +12,7 @@ from ag_ui.core import RunAgentInput
 
 from adapters.errors import RequestError
 from agent_server.audit import note
-from agent_server.runs.log import EventLog, LogReader
+from agent_server.runs.log import EventLog, ItemReader, LogReader
 from agent_server.runs.run import check_position, lost
 from agent_server.runs.sharing.entries import TERMINAL
 from agent_server.runs.sharing.keys import RunPlace
@@ -192,7 +192,7 @@ class RemoteRun:
             self._present(self, False)
 
 
-class RemoteReader:
+class RemoteReader(ItemReader):
     """A reader of the copy. Its stream ends with a terminal event or, after a cut, with the run's last word."""
 
     def __init__(self, run: RemoteRun, after: int, inner: LogReader) -> None:
@@ -201,18 +201,8 @@ class RemoteReader:
         self._inner = inner
         self._ended = False
 
-    def __aiter__(self) -> RemoteReader:
-        return self
-
-    async def __anext__(self) -> tuple[int, Event]:
-        while (item := self.ready()) is None:
-            if (arrival := self.arrival()) is None:
-                raise StopAsyncIteration
-            await arrival
-        return item
-
     def ready(self) -> tuple[int, Event] | None:
-        """As `Reader.ready`; at the end of the copy the last word, if there is one."""
+        """At the end of the copy the last word, if there is one."""
         item = None if self._ended else self._inner.ready()
         if item is None and not self._ended and self._inner.over:
             self._ended = True
@@ -223,7 +213,6 @@ class RemoteReader:
         return item
 
     def arrival(self) -> asyncio.Future[None] | None:
-        """As `Reader.arrival`."""
         return None if self._ended else self._inner.arrival()
 
     async def aclose(self) -> None:
