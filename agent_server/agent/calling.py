@@ -7,10 +7,10 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 from ag_ui.core import ActivityMessage, Context, ToolCall, ToolMessage
+from ag_ui.core import Tool as ToolDeclaration
 
 from agent_server.agent import interrupts
 from agent_server.agent.conversation import Conversation
@@ -27,11 +27,12 @@ from agent_server.agent.tool_places import ToolPlaces
 from agent_server.guardrails import Forbidden, Guards, strings
 from agent_server.prompting.schemas import validate
 from agent_server.runs import Recorder, RunContext
+from agent_server.store.records import AskedPerson, HeldCall
 from agent_server.tracing import failed, note_content, span
 from events.vocabulary import ActivitySnapshot, Event, Interrupt, ToolCallResult
 
 Emit = Callable[[Event], None]
-Waiting = list[dict[str, Any]]
+Waiting = list[AskedPerson]
 CANNOT_ASK = "This call needs a person's agreement, and this connection cannot ask for it. It was not made."
 
 NOT_MADE = "A guard of this server stopped the message, so the call was not made."
@@ -44,7 +45,7 @@ class Toolset(msgspec.Struct, frozen=True, kw_only=True):
     the client runs. context: the client's, as the model is told it."""
 
     callees: Mapping[str, Callee]
-    declarations: Sequence[Any]
+    declarations: Sequence[ToolDeclaration]
     approvals: Mapping[str, Tool] = {}
     early: frozenset[str] = frozenset()
     clients: frozenset[str] = frozenset()
@@ -109,7 +110,7 @@ class Caller:
                 pending.append(one.pending)
             else:
                 pending.append(self._pending(call.id, call.function.name, arguments, callee))
-        asked = [KeptCall(asks=True, **_told_of(each["call"])) for each in waiting]
+        asked = [_told_of(each["call"]) for each in waiting]
         return waiting + await self._answer_pending(pending, begun, asked)
 
     async def take_up(self, calls: Sequence[KeptCall]) -> Waiting:
@@ -132,7 +133,7 @@ class Caller:
                 found = self._pending(call.id, call.name, call.arguments, callee, answers=call.answers)
             ids = {"interrupt_id": call.interrupt_id, "message_id": call.message_id}
             pending.append(msgspec.structs.replace(found, **ids))
-        asked = [KeptCall(asks=True, **_told_of(each["call"])) for each in waiting]
+        asked = [_told_of(each["call"]) for each in waiting]
         return waiting + await self._answer_pending(pending, {}, asked)
 
     def _asking(self, call: KeptCall, callee: Callee | None) -> Tool | None:
@@ -150,7 +151,7 @@ class Caller:
         for call in calls:
             self._answer(call.id, failure(NOT_MADE))
 
-    def _judge(self, call: ToolCall, invalid: Mapping[str, str]) -> tuple[Callee, dict[str, Any], Tool | None]:
+    def _judge(self, call: ToolCall, invalid: Mapping[str, str]) -> tuple[Callee, dict[str, object], Tool | None]:
         """What answers a call, its arguments, and what a person must agree to first. ToolFault for a call that is not
         made."""
         name = call.function.name
@@ -289,7 +290,7 @@ class Caller:
     def _kept(self, calls: Sequence[KeptCall]) -> AbstractAsyncContextManager[None]:
         return contextlib.nullcontext() if self._keeper is None else self._keeper.during(calls)
 
-    async def _record(self, interrupt_id: str, content: Any, message_id: str | None) -> None:
+    async def _record(self, interrupt_id: str, content: object, message_id: str | None) -> None:
         assert self._context.thread is not None
         await self._context.thread.record_result(interrupt_id, content, message_id)
 
@@ -330,10 +331,10 @@ class Caller:
         self,
         call_id: str,
         name: str,
-        arguments: dict[str, Any],
+        arguments: dict[str, object],
         callee: Callee | None,
         *,
-        answers: Sequence[Any] = (),
+        answers: Sequence[object] = (),
         stage: Stage | None = None,
     ) -> Pending:
         context = self._tool_context(call_id, name, answers, stage)
@@ -343,7 +344,7 @@ class Caller:
         """A call that is answered without being made."""
         return msgspec.structs.replace(self._pending(call_id, name, {}, None), known=answer)
 
-    def _tool_context(self, call_id: str, name: str, answers: Sequence[Any], stage: Stage | None) -> ToolContext:
+    def _tool_context(self, call_id: str, name: str, answers: Sequence[object], stage: Stage | None) -> ToolContext:
         given = self._context
         emit = self._emit if stage is None else stage.emit
         activity = ToolActivity(given.new_id("activity"), {"toolCallId": call_id, "toolName": name}, emit)
@@ -361,25 +362,28 @@ class Caller:
             answers=answers,
         )
 
-    def _ask_approval(self, tool: Tool, arguments: dict[str, Any], call_id: str) -> dict[str, Any]:
+    def _ask_approval(self, tool: Tool, arguments: dict[str, object], call_id: str) -> AskedPerson:
         asked = interrupts.approval(tool, arguments, call_id, self._context.new_id("int"), datetime.now(UTC))
         return self._asked(asked, call_id, tool.name, arguments, [])
 
-    def _ask_person(self, each: Pending, question: InputRequired) -> dict[str, Any]:
+    def _ask_person(self, each: Pending, question: InputRequired) -> AskedPerson:
         asked = interrupts.question(question, each.call_id, self._context.new_id("int"), datetime.now(UTC))
         return self._asked(asked, each.call_id, each.name, each.arguments, each.context.answers)
 
     def _asked(
-        self, asked: Interrupt, call_id: str, name: str, arguments: dict[str, Any], answers: Sequence[Any]
-    ) -> dict[str, Any]:
+        self, asked: Interrupt, call_id: str, name: str, arguments: dict[str, object], answers: Sequence[object]
+    ) -> AskedPerson:
         """An interrupt with what the store keeps beside it: the call that it stops, and whose it is."""
-        call = {"id": call_id, "name": name, "arguments": arguments, "answers": answers, "agent": self._agent}
+        call: HeldCall = {
+            "id": call_id, "name": name, "arguments": arguments, "answers": answers, "agent": self._agent,
+        }  # fmt: skip
         return {"interrupt": asked, "call": call}
 
 
-def _told_of(call: Mapping[str, Any]) -> dict[str, Any]:
+def _told_of(call: HeldCall) -> KeptCall:
     """What is kept of a call that a person is asked about."""
-    return {"id": call["id"], "name": call["name"], "arguments": call["arguments"], "answers": list(call["answers"])}
+    answers = list(call.get("answers", ()))
+    return KeptCall(id=call["id"], name=call["name"], arguments=call["arguments"], answers=answers, asks=True)
 
 
 def _kept_call(each: Pending) -> KeptCall:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import jsonschema
 import msgspec
@@ -16,7 +15,7 @@ from ag_ui.core import ResumeEntry
 from adapters.errors import RequestError
 from agent_server.agent.server_tools import Tool
 from agent_server.agent.tool_context import InputRequired
-from agent_server.store.records import InterruptRecord
+from agent_server.store.records import AskedPerson, InterruptAnswer, InterruptRecord
 from events.vocabulary import Interrupt
 
 DENIED = "The user did not approve this call; it was not made."
@@ -41,8 +40,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
     record: InterruptRecord
     entry: ResumeEntry
-    arguments: dict[str, Any]
-    answers: tuple[Any, ...] = ()
+    arguments: dict[str, object]
+    answers: tuple[object, ...] = ()
     refusal: str | None = None
     fault: str | None = None
 
@@ -103,7 +102,7 @@ def is_replay(resume: Sequence[ResumeEntry], records: Sequence[InterruptRecord])
     )
 
 
-def answer_of(entry: ResumeEntry) -> dict[str, object]:
+def answer_of(entry: ResumeEntry) -> InterruptAnswer:
     return {"status": entry.status, "payload": entry.payload}
 
 
@@ -186,7 +185,7 @@ def _fault(payload: object, schema: object) -> str | None:
     return f"The resume's payload does not fit the interrupt's responseSchema at {where}: {said}."
 
 
-def asked_again(record: InterruptRecord, faults: Mapping[str, str]) -> dict[str, object]:
+def asked_again(record: InterruptRecord, faults: Mapping[str, str]) -> AskedPerson:
     """An open interrupt as it is asked once more, under its id: with what was wrong before its question, where the
     last answer to it was."""
     fault, question = faults.get(record.id), record.call.get("question", record.interrupt.get("message"))

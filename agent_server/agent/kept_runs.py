@@ -39,9 +39,9 @@ class KeptCall(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     id: str
     name: str
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, object] = {}
     asks: bool = False
-    answers: list[Any] = []
+    answers: list[object] = []
     interrupt_id: str | None = None
     message_id: str | None = None
     ended: bool = False
@@ -62,7 +62,7 @@ class KeptRun(msgspec.Struct, kw_only=True):
     in wire form. step: the number of the model's turn whose calls it waits for; 0 for calls that a person agreed to.
     """
 
-    input: dict[str, Any]
+    input: dict[str, object]
     options: GenerationOptions
     messages: list[dict[str, Any]]
     step: int

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Sequence
-from typing import Any
 
 import msgspec
 from ag_ui.core import RunAgentInput, ToolCall
@@ -19,8 +18,9 @@ from agent_server.agent.resuming import Opening
 from agent_server.agent.turn import TurnTaker
 from agent_server.guardrails import Forbidden
 from agent_server.runs import Ending
+from agent_server.store.records import AskedPerson
 from events.options import GenerationOptions, ToolChoice
-from events.vocabulary import Interrupt, InterruptOutcome, StepFinished, StepStarted, SuccessOutcome
+from events.vocabulary import InterruptOutcome, StepFinished, StepStarted, SuccessOutcome
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +29,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
     reason: str = "stop"
     pending: tuple[str, ...] = ()
-    waiting: tuple[dict[str, Any], ...] = ()
+    waiting: tuple[AskedPerson, ...] = ()
 
 
 class Loop:
@@ -61,12 +61,7 @@ class Loop:
         """Settle what was interrupted, then go on. The calls themselves are not told again."""
         for settled in opening.settled:
             await self._caller.settle(settled)
-        waiting = await self._caller.follow(opening.decisions)
-        if waiting:
-            return Outcome(reason="tool_calls", waiting=tuple(waiting))
-        if left := self._unanswered_by_client():
-            return Outcome(reason="tool_calls", pending=left)
-        return await self.run()
+        return self._left(await self._caller.follow(opening.decisions)) or await self.run()
 
     async def take_up(self, kept: KeptRun) -> Outcome:
         """Go on with a run whose server ended while its tools worked."""
@@ -77,7 +72,10 @@ class Loop:
         return outcome or await self.run(kept.step + 1)
 
     async def _calls_again(self, kept: KeptRun) -> Outcome | None:
-        waiting = await self._caller.take_up(kept.calls)
+        return self._left(await self._caller.take_up(kept.calls))
+
+    def _left(self, waiting: Sequence[AskedPerson]) -> Outcome | None:
+        """What a run ends with before the model's next turn: questions, or calls that the client has not answered."""
         if waiting:
             return Outcome(reason="tool_calls", waiting=tuple(waiting))
         if left := self._unanswered_by_client():
@@ -194,7 +192,7 @@ class Loop:
 def ending_of(outcome: Outcome) -> Ending:
     """An outcome as RUN_FINISHED carries it."""
     if outcome.waiting:
-        asked: list[Interrupt] = [each["interrupt"] for each in outcome.waiting]
+        asked = [each["interrupt"] for each in outcome.waiting]
         return Ending(outcome=InterruptOutcome(interrupts=asked), reason="tool_calls")
     if outcome.pending:
         return Ending(outcome=SuccessOutcome(pending_tool_call_ids=list(outcome.pending)), reason="tool_calls")

@@ -60,5 +60,7 @@ def app_activity(server: str, tool: McpTool, arguments: dict[str, object], resul
     if (size := len(msgspec.json.encode(whole))) > RESULT_BYTES:
         logger.warning("MCP server %s: a result of %s has %d bytes; its app is not shown", server, tool.name, size)
         return None
-    content = {"result": whole, "resourceUri": uri, "serverHash": server, "serverId": server, "toolInput": arguments}
+    content: dict[str, object] = {
+        "result": whole, "resourceUri": uri, "serverHash": server, "serverId": server, "toolInput": arguments,
+    }  # fmt: skip
     return Activity(kind=ACTIVITY, content=content)

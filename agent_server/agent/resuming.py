@@ -16,7 +16,7 @@ from agent_server.agent.kept_runs import KeptRun
 from agent_server.audit import note
 from agent_server.pacing import in_turns
 from agent_server.runs import Ending, OpenThread, RunContext
-from agent_server.store.records import InterruptRecord, RunRecord
+from agent_server.store.records import AskedPerson, InterruptAnswer, InterruptRecord, RunRecord
 from events.message import each_model
 from events.vocabulary import Event, MessagesSnapshot, RunOutcome, SuccessOutcome, ToolCallResult
 
@@ -40,7 +40,7 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
     decisions: Sequence[Decision] = ()
     settled: Sequence[Settled] = ()
     repeated: RunRecord | None = None
-    waiting: Sequence[dict[str, Any]] = ()
+    waiting: Sequence[AskedPerson] = ()
     kept: KeptRun | None = None
 
     @property
@@ -120,7 +120,7 @@ def _note_answers(context: RunContext, decisions: Sequence[Decision]) -> None:
         )
 
 
-async def _claim(thread: OpenThread, answers: dict[str, dict[str, object]]) -> None:
+async def _claim(thread: OpenThread, answers: Mapping[str, InterruptAnswer]) -> None:
     if not await thread.claim(answers):
         raise RequestError("conflict", "Another run is answering these interrupts.", "resume")
 

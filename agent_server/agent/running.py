@@ -9,7 +9,7 @@ import contextvars
 import functools
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -28,7 +28,7 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
     for a new one; one that is there already is replaced. told: it was sent before, and is only to be kept."""
 
     kind: str
-    content: dict[str, Any]
+    content: dict[str, object]
     id: str | None = None
     told: bool = False
 
@@ -64,7 +64,7 @@ class Callee(Protocol):
     repeats: bool
     asks: Tool | None
 
-    async def answer(self, arguments: dict[str, Any], context: ToolContext) -> CallResult:
+    async def answer(self, arguments: dict[str, object], context: ToolContext) -> CallResult:
         """Never raises but for cancellation: what goes wrong is the answer."""
 
 
@@ -87,7 +87,7 @@ class FunctionCallee:
         self.repeats = tool.idempotent or tool.early
         self.asks = tool if tool.interrupted == "ask" else None
 
-    async def answer(self, arguments: dict[str, Any], context: ToolContext) -> CallResult:
+    async def answer(self, arguments: dict[str, object], context: ToolContext) -> CallResult:
         retries, last = self._tool.retries, ""
         for number in range(retries + 1):
             if number:
@@ -119,7 +119,7 @@ class FunctionCallee:
         except Exception as error:
             raise Passing(f"{self._tool.name} failed: {_said(error)}") from error
 
-    async def _call(self, arguments: dict[str, Any], context: ToolContext) -> Any:
+    async def _call(self, arguments: dict[str, object], context: ToolContext) -> object:
         keywords = self._tool.check(arguments)
         if self._tool.context_parameter is not None:
             keywords[self._tool.context_parameter] = context
@@ -131,9 +131,9 @@ class FunctionCallee:
         async with contextlib.aclosing(self._tool.call(**keywords)) as items:
             return await self._drain(items, context)
 
-    async def _drain(self, items: Any, context: ToolContext) -> Any:
+    async def _drain(self, items: AsyncIterator[object], context: ToolContext) -> object:
         """The last item of a generator; those before it are progress."""
-        last: Any = None
+        last: object = None
         first = True
         async for item in items:
             if not first:
@@ -189,7 +189,7 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
 
     call_id: str
     name: str
-    arguments: dict[str, Any]
+    arguments: dict[str, object]
     callee: Callee | None
     context: ToolContext
     known: CallResult | None = None

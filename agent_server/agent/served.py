@@ -236,7 +236,7 @@ class ServedAgent:
         )
         conversation = Conversation(await in_turns(each), opening.messages)
         for record in context.thread.interrupts if context.thread is not None else ():
-            approved, edited = interrupts.approval_of((record.answer or {}).get("payload"))
+            approved, edited = interrupts.approval_of(None if record.answer is None else record.answer.get("payload"))
             if approved and edited is not None:
                 conversation.use_arguments(record.call["id"], edited)
         return conversation

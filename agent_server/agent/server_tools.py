@@ -43,10 +43,10 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     description: str
-    parameters: dict[str, Any]
+    parameters: dict[str, object]
     call: Callable[..., Any]
     kind: Kind
-    check: Callable[[dict[str, Any]], dict[str, Any]]
+    check: Callable[[dict[str, object]], dict[str, object]]
     context_parameter: str | None = None
     time_limit: float | None = None
     result_limit: int | None = None
@@ -85,7 +85,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
         except Exception:
             return True
 
-    def question(self, arguments: dict[str, Any]) -> str:
+    def question(self, arguments: dict[str, object]) -> str:
         """What the person is asked."""
         if callable(self.approval_message):
             return self.approval_message(arguments)

@@ -20,6 +20,7 @@ from agent_server.hosted.guest import Guest, GuestError, GuestInput
 from agent_server.hosted.mending import Mender
 from agent_server.hosted.own_engine import OwnEngine
 from agent_server.runs import Ending, Recorder, RunContext
+from agent_server.store.records import AskedPerson, HeldCall
 from events.message import Folder
 from events.run_output import Wire
 from events.vocabulary import (
@@ -254,18 +255,18 @@ class Stay:
         clients = {tool.name for tool in self._context.input.tools or ()}
         return [id for id, name in self._mender.calls().items() if name in clients]
 
-    def _question(self, asked: Interrupt) -> dict[str, Any]:
+    def _question(self, asked: Interrupt) -> AskedPerson:
         """A guest's interrupt with what the store keeps beside it. Its id is changed where the thread has it already:
         LangGraph gives two questions of one node the same."""
         thread = self._context.thread
         taken = {record.id for record in thread.interrupts} if thread is not None else set()
         id = asked.id if asked.id not in taken else self._context.new_id("int")
         name, arguments = self._call(asked.tool_call_id)
-        call = {"id": asked.tool_call_id or id, "name": name, "arguments": arguments, "answers": [],
+        call: HeldCall = {"id": asked.tool_call_id or id, "name": name, "arguments": arguments, "answers": [],
                 "agent": self._name, "own": asked.id}  # fmt: skip
         return {"interrupt": msgspec.structs.replace(asked, id=id), "call": call}
 
-    def _old_question(self, value: Any) -> dict[str, Any]:
+    def _old_question(self, value: object) -> AskedPerson:
         message = value if isinstance(value, str) else None
         metadata = None if message is not None else {"value": value}
         asked = Interrupt(id=self._context.new_id("int"), reason="input_required", message=message, metadata=metadata)
@@ -273,14 +274,14 @@ class Stay:
         question["call"]["old"] = True
         return question
 
-    def _call(self, call_id: str | None) -> tuple[str, dict[str, Any]]:
+    def _call(self, call_id: str | None) -> tuple[str, dict[str, object]]:
         for message in self._folder.messages:
             for call in message.get("toolCalls") or ():
                 if call["id"] == call_id:
                     return call["function"]["name"], _object(call["function"]["arguments"])
         return "", {}
 
-    def _asking(self, waiting: list[dict[str, Any]]) -> Ending:
+    def _asking(self, waiting: list[AskedPerson]) -> Ending:
         if self._context.thread is None:
             raise RequestError("invalid_request", NOBODY_TO_ASK)
         recorder = self._recorder

@@ -15,6 +15,7 @@ from agent_server.engine.protocol import Finished, Token
 from agent_server.runs.controls import Controls
 from agent_server.runs.log import EventLog
 from agent_server.store import InterruptRecord, RunRecord, Store, ThreadState
+from agent_server.store.records import AskedPerson, InterruptAnswer
 from events.lifecycle import Verifier
 from events.metadata import Alternative, FinishedMetadata, RunTimings, Scored, as_metadata
 from events.options import GenerationOptions
@@ -49,7 +50,7 @@ class OpenThread:
     async def run(self, run_id: str) -> RunRecord | None:
         return await self._store.run(*self._key, run_id)
 
-    async def claim(self, answers: Mapping[str, Mapping[str, object]]) -> bool:
+    async def claim(self, answers: Mapping[str, InterruptAnswer]) -> bool:
         """Accept answers to open interrupts for this run, all or none; see `Store.claim`."""
         return await self._store.claim(*self._key, answers, self._run_id)
 
@@ -87,7 +88,7 @@ class Recorder:
     def __init__(self, log: EventLog, state: object, note_prompt: Callable[[PromptNote], None]) -> None:
         self.messages: Callable[[], Iterable[dict[str, object]]] = list
         self.state = state
-        self.interrupts: list[dict[str, object]] = []
+        self.interrupts: list[AskedPerson] = []
         self.constrained = False
         self.kept = False
         self.turns = 0

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from agent_server.store import messages as kept
 from agent_server.store import rows, schema
-from agent_server.store.records import Conclusion, KeptRecord, RunStatus, ThreadState
+from agent_server.store.records import AskedPerson, Conclusion, InterruptAnswer, KeptRecord, RunStatus, ThreadState
 from agent_server.store.rows import bound, decoded, encoded, now_ms, of, of_bound
 from events.vocabulary import CancelledOutcome, Event, InterruptOutcome, RunError, RunFinished
 
@@ -128,7 +128,7 @@ async def conclude(connection: AsyncConnection, ended: Conclusion, at: int) -> N
         await rows.upsert(connection, schema.interrupts, asked, ["interrupt", "call", "status"])
 
 
-def _interrupt(ended: Conclusion, asked: Mapping[str, Any]) -> dict[str, Any]:
+def _interrupt(ended: Conclusion, asked: AskedPerson) -> dict[str, object]:
     return {
         "tenant": ended.tenant, "thread_id": ended.thread_id, "id": asked["interrupt"].id, "run_id": ended.run_id,
         "interrupt": encoded(asked["interrupt"]), "call": encoded(asked["call"]), "status": "open",
@@ -146,7 +146,7 @@ def status_of(terminal: Event) -> tuple[RunStatus, str | None]:
 
 
 async def claim(
-    connection: AsyncConnection, tenant: str, thread_id: str, answers: Mapping[str, Mapping[str, object]], run_id: str
+    connection: AsyncConnection, tenant: str, thread_id: str, answers: Mapping[str, InterruptAnswer], run_id: str
 ) -> bool:
     """Turn open interrupts into claimed ones, all or none."""
     table = schema.interrupts

@@ -3,32 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired, TypedDict
 
 import msgspec
 
-from events.vocabulary import Event
+from events.vocabulary import Event, Interrupt
 
 RunStatus = Literal["waiting", "running", "finished", "interrupted", "cancelled", "failed", "broken"]
 InterruptStatus = Literal["open", "claimed", "answered"]
 RemovalKind = Literal["regenerated", "edited", "changed", "deleted"]
 
 
+class HeldCall(TypedDict):
+    """The call that an interrupt stopped. answers: those to what its tool asked before. agent: whose call it is.
+    question: what was asked at first, where it was asked again. own: the interrupt's id at the guest that asked. old:
+    the guest asked in the manner of before there were interrupts."""
+
+    id: str
+    name: str
+    arguments: dict[str, object]
+    answers: NotRequired[Sequence[object]]
+    agent: NotRequired[str]
+    question: NotRequired[str | None]
+    own: NotRequired[str]
+    old: NotRequired[bool]
+
+
+class AskedPerson(TypedDict):
+    """What a run asks a person, and the call that waits for the answer."""
+
+    interrupt: Interrupt
+    call: HeldCall
+
+
+class InterruptAnswer(TypedDict):
+    """A resume entry's status, or "expired", and its payload."""
+
+    status: str
+    payload: object
+
+
 class InterruptRecord(msgspec.Struct, frozen=True, kw_only=True):
     """An interrupt and what became of it.
 
-    interrupt: as the protocol has it. call: what it stopped, {id, name, arguments (object), answers (list), and for
-    a subagent its own conversation}. answer: {status, payload}. "claimed": an answer was accepted and its call begun,
-    but no result was recorded. result: what TOOL_CALL_RESULT carried, with `result_message_id`.
+    interrupt: as the protocol has it. "claimed": an answer was accepted and its call begun, but no result was recorded.
+    result: what TOOL_CALL_RESULT carried, with `result_message_id`.
     """
 
     id: str
     thread_id: str
     run_id: str
     interrupt: dict[str, Any]
-    call: dict[str, Any]
+    call: HeldCall
     status: InterruptStatus = "open"
-    answer: dict[str, Any] | None = None
+    answer: InterruptAnswer | None = None
     result: object = None
     result_message_id: str | None = None
     resumed_by: str | None = None
@@ -44,8 +72,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     status: RunStatus
     parent_run_id: str | None = None
     error: str | None = None
-    outcome: dict[str, Any] | None = None
-    usage: list[dict[str, Any]] | None = None
+    outcome: dict[str, object] | None = None
+    usage: list[dict[str, object]] | None = None
     created_at: int = 0
     ended_at: int | None = None
 
@@ -59,7 +87,7 @@ class ThreadRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     archived: bool
     created_at: int
     updated_at: int
-    metadata: dict[str, Any] = {}
+    metadata: dict[str, object] = {}
 
 
 class ThreadState(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +95,7 @@ class ThreadState(msgspec.Struct, frozen=True, kw_only=True):
     on in it, as far as the records tell. messages: the conversation, in wire form, where the client does not show it
     itself; else (). edited: how many stored messages the client's replaced or took away."""
 
-    state: Any = None
+    state: object = None
     messages: tuple[dict[str, Any], ...] = ()
     owners: tuple[int, ...] = ()
     interrupts: tuple[InterruptRecord, ...] = ()
@@ -91,7 +119,7 @@ class KeptRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 class Conclusion(msgspec.Struct, frozen=True, kw_only=True):
     """What is saved of a run at its end. messages: the conversation in wire form, as the run left it. interrupts: what
-    it asks a person: {"interrupt", "call"}, see `InterruptRecord`. state: None leaves the thread's. kept: something
+    it asks a person. state: None leaves the thread's. kept: something
     may be kept of the run, to go on with it, which ends now."""
 
     tenant: str
@@ -99,8 +127,8 @@ class Conclusion(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     terminal: Event
     messages: Sequence[Mapping[str, Any]] = ()
-    interrupts: Sequence[Mapping[str, Any]] = ()
-    state: Any = None
+    interrupts: Sequence[AskedPerson] = ()
+    state: object = None
     kept: bool = False
 
 
@@ -116,7 +144,7 @@ class Removal(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     kind: RemovalKind
     after_id: str | None
     removed_at: int
-    messages: list[dict[str, Any]]
+    messages: list[dict[str, object]]
 
 
 class FeedbackRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

@@ -18,6 +18,7 @@ from agent_server.store.database import Database
 from agent_server.store.records import (
     Conclusion,
     FeedbackRecord,
+    InterruptAnswer,
     InterruptRecord,
     KeptRecord,
     Removal,
@@ -139,9 +140,7 @@ class Store:
         """Record such a run as broken."""
         await self._database.write(lambda connection: recording.give_up(connection, record))
 
-    async def claim(
-        self, tenant: str, thread_id: str, answers: Mapping[str, Mapping[str, object]], run_id: str
-    ) -> bool:
+    async def claim(self, tenant: str, thread_id: str, answers: Mapping[str, InterruptAnswer], run_id: str) -> bool:
         """Accept the answers to open interrupts, all or none. False if one of them was not open any more."""
         return await self._database.write(
             lambda connection: recording.claim(connection, tenant, thread_id, answers, run_id)
