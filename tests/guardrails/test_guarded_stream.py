@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+from typing import get_args
 
+import msgspec
 import pytest
 import re2
 from hypothesis import given, settings
@@ -10,8 +12,9 @@ from hypothesis import strategies as st
 
 from agent_server.guardrails import GuardedStream, Guards, HookGuard, PatternGuard
 from agent_server.guardrails.beginnings import Unreadable, beginnings
-from agent_server.guardrails.guarded_stream import Unescaped
+from agent_server.guardrails.guarded_stream import DELTAS, WHOLE, Unescaped
 from agent_server.guardrails.pattern_guard import MOST_HELD
+from events.chunks import KIND
 from events.vocabulary import (
     Event,
     ReasoningEnd,
@@ -188,3 +191,22 @@ def test_a_guard_that_only_notes_lets_everything_through(caplog):
     guards = Guards([PatternGuard("g", phrases=["blue"], stops=False)])
     assert deltas(asyncio.run(through(guards, message(["a blu", "e one, blue"])))) == "a blue one, blue"
     assert [record.getMessage() for record in caplog.records] == ["the guard g found something in: text (let through)"]
+
+
+NO_TEXT = {
+    "timestamp", "raw_event", "metadata", "subagent_run_id", "thread_id", "run_id", "protocol_version",
+    "parent_run_id", "message_id", "role", "name", "tool_call_id", "step_name", "parent_subagent_run_id",
+    "parent_tool_call_id", "parent_message_id", "entity_id", "subtype",
+}  # fmt: skip
+"""Fields of ids, and of names that whoever wrote the agent gave."""
+NOT_SAID = {"RUN_STARTED": {"input"}, "REASONING_ENCRYPTED_VALUE": {"encrypted_value"},
+            "SUBAGENT_STARTED": {"description"}}  # fmt: skip
+"""What was read as a request, what nobody can read, and what whoever wrote the agent says of it."""
+
+
+@pytest.mark.parametrize("kind", get_args(Event), ids=lambda kind: kind.__name__)
+def test_an_event_that_guards_do_not_read_carries_no_text(kind: type[msgspec.Struct]):
+    if kind in DELTAS or kind in WHOLE or kind in KIND:  # chunks are expanded before guards see them
+        return
+    named = {field.name for field in msgspec.structs.fields(kind)}
+    assert named <= NO_TEXT | NOT_SAID.get(str(kind.__struct_config__.tag), set())
