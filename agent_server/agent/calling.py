@@ -4,70 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 
 import msgspec
-from ag_ui.core import ActivityMessage, Context, ToolCall, ToolMessage
-from ag_ui.core import Tool as ToolDeclaration
+from ag_ui.core import ActivityMessage, ToolCall, ToolMessage
 
 from agent_server.agent import interrupts
-from agent_server.agent.conversation import Conversation
 from agent_server.agent.early_calls import Begun, EarlyCalls, Stage
-from agent_server.agent.kept_runs import KeptCall, RunKeeper
+from agent_server.agent.kept_runs import KeptCall
 from agent_server.agent.resuming import Settled
 from agent_server.agent.running import Activity, Callee, CallResult, Pending, answer_all, failure
 from agent_server.agent.server_tools import Tool, ToolFault, read_arguments
-from agent_server.agent.state import SharedState
-from agent_server.agent.surfaces import Surfaces
+from agent_server.agent.talk import Talk, Toolset
 from agent_server.agent.tool_activity import ToolActivity
 from agent_server.agent.tool_context import InputRequired, ToolContext
-from agent_server.agent.tool_places import ToolPlaces
 from agent_server.guardrails import Forbidden, Guards, strings
 from agent_server.prompting.schemas import validate
-from agent_server.runs import Recorder, RunContext
 from agent_server.store.records import AskedPerson, HeldCall
 from agent_server.tracing import failed, note_content, span
-from events.vocabulary import ActivitySnapshot, Event, Interrupt, ToolCallResult
+from events.vocabulary import ActivitySnapshot, Interrupt, ToolCallResult
 
-Emit = Callable[[Event], None]
 Waiting = list[AskedPerson]
 CANNOT_ASK = "This call needs a person's agreement, and this connection cannot ask for it. It was not made."
 
 NOT_MADE = "A guard of this server stopped the message, so the call was not made."
 WITHHELD = "A guard of this server withheld the result."
-
-
-class Toolset(msgspec.Struct, frozen=True, kw_only=True):
-    """What the model may call. declarations: of the server's tools, for the prompt. approvals: tools that may need a
-    person's yes. early: names of those that may begin before their message is done. clients: names of the tools that
-    the client runs. context: the client's, as the model is told it."""
-
-    callees: Mapping[str, Callee]
-    declarations: Sequence[ToolDeclaration]
-    approvals: Mapping[str, Tool] = {}
-    early: frozenset[str] = frozenset()
-    clients: frozenset[str] = frozenset()
-    context: Sequence[Context] = ()
-
-
-class Talk(msgspec.Struct, frozen=True, kw_only=True):
-    """One conversation within a run: the run's own, or a subagent's. emit: where its events go (a subagent's are marked
-    on the way). may_ask: a person can be asked, since what is asked is stored. surfaces: the run's. places: the
-    server's, for tool calls. keeper: keeps the run while its tools work; None for a subagent, which is part of a
-    call. guards: what reads it; None if nothing does."""
-
-    context: RunContext
-    recorder: Recorder
-    conversation: Conversation
-    state: SharedState
-    emit: Emit
-    may_ask: bool
-    surfaces: Surfaces
-    places: ToolPlaces
-    keeper: RunKeeper | None = None
-    guards: Guards | None = None
 
 
 class Caller:
@@ -101,10 +64,13 @@ class Caller:
             except ToolFault as fault:
                 pending.append(self._known(call.id, call.function.name, failure(str(fault))))
                 continue
+            # Where nobody can be asked (a subagent's call, a run of which nothing is stored) a call that needs a yes is
+            # not made, and the model is told so.
             if approving is not None and self._may_ask:
                 waiting.append(self._ask_approval(approving, arguments, call.id))
             elif approving is not None:
                 pending.append(self._known(call.id, call.function.name, failure(CANNOT_ASK)))
+            # Begun while the message was written: it goes on, and is not made a second time.
             elif (one := early.take(call.id)) is not None:
                 begun[call.id] = one
                 pending.append(one.pending)
@@ -126,6 +92,7 @@ class Caller:
             elif asking is not None:
                 waiting.append(self._ask_approval(asking, call.arguments, call.id))
                 continue
+            # Nobody knows how far a call came that has no result. It is made again only where that does no harm.
             elif call.ended or not (call.asked or (callee is not None and callee.repeats)):
                 unknown = CallResult(content=interrupts.UNKNOWN, failed=True)
                 found = self._known(call.id, call.name, call.result or unknown)
@@ -140,8 +107,10 @@ class Caller:
         """The tool for which a person is asked before a call of an interrupted run is made; None if nobody is."""
         if callee is None or call.ended or not self._may_ask:
             return None
+        # Never begun, since a person was to be asked first; so they are asked now.
         if call.asks:
             return self._tools.approvals.get(call.name)
+        # Begun, perhaps. Nobody is asked twice about one call, nor about what is harmless or was only a question.
         if callee.asks is None or callee.repeats or call.asked or call.interrupt_id is not None:
             return None
         return msgspec.structs.replace(callee.asks, approval_message=f"{interrupts.UNKNOWN} Make it again?")
@@ -159,11 +128,13 @@ class Caller:
         callee = self._tools.callees.get(name)
         if callee is None:
             raise ToolFault(f"There is no tool called {name}.")
+        # A server tool takes more than its schema says: what can be converted fits.
         if call.id in invalid and not callee.checks:
             raise ToolFault(f"Invalid arguments: {invalid[call.id]}")
         approving = self._tools.approvals.get(name)
         if approving is None:
             return callee, arguments, None
+        # Before a person is asked: they must not agree to a call that could not be made.
         approving.check(arguments)
         return callee, arguments, approving if approving.needs_approval(arguments) else None
 
@@ -257,11 +228,13 @@ class Caller:
         async def tell(each: Pending, answer: CallResult) -> None:
             if answer.question is not None and self._may_ask:
                 waiting.append(self._ask_person(each, answer.question))
+            # A resume may bring a conversation that has the result already; it is told once.
             elif not self._conversation.answered(each.call_id):
                 one = begun.get(each.call_id)
                 self._answer(each.call_id, self._final(answer), each.message_id, None if one is None else one.stage)
 
         try:
+            # The message is done, and with it what was held back of early calls.
             for one in begun.values():
                 one.stage.release()
             async with self._kept([*asked, *map(_kept_call, pending)]):

@@ -62,6 +62,8 @@ class Stage:
     def merge(self) -> None:
         """Make the changes of the copy in the shared state. ToolFault for what is no JSON, and where another call
         changed what this one builds on."""
+        # The call worked on a copy, while others changed the state. Its own changes are made in the state as it is now,
+        # behind a test of each value that they replace: a later call must not undo an earlier one's in silence.
         try:
             now = copied(self.state)
             changes = jsonpatch.make_patch(self._before, now).patch
@@ -128,5 +130,6 @@ class EarlyCalls:
             begun.pending.context.cancel()
             happened("tool_call_discarded", tool__name=begun.pending.name, tool__call__id=begun.pending.call_id)
             log.info("tool %s was begun early and discarded with its message (it was %s)", begun.pending.name, state)
+        # Not longer than a moment: a tool may swallow its cancellation, and the turn must not wait for it.
         if left:
             await asyncio.wait([begun.task for begun in left], timeout=DISCARD_SECONDS)

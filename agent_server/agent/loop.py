@@ -8,13 +8,14 @@ import msgspec
 from ag_ui.core import RunAgentInput, ToolCall
 
 from agent_server.agent.agent import Agent
-from agent_server.agent.calling import Caller, Talk, Toolset
+from agent_server.agent.calling import Caller
 from agent_server.agent.compaction import Compactor
 from agent_server.agent.conversation import instructions_of
 from agent_server.agent.early_calls import EarlyCalls
 from agent_server.agent.kept_runs import KeptRun
 from agent_server.agent.read_ahead import Asked
 from agent_server.agent.resuming import Opening
+from agent_server.agent.talk import Talk, Toolset
 from agent_server.agent.turn import TurnTaker
 from agent_server.guardrails import Forbidden
 from agent_server.runs import Ending

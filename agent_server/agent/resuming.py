@@ -59,8 +59,10 @@ async def open_run(context: RunContext, agent: str) -> Opening:
         if resume:
             raise RequestError("invalid_request", "Nothing was kept of this thread to be resumed.", "resume")
         return Opening(messages=context.input.messages)
+    # A client need not send what the thread holds.
     held = await in_turns(each_model(thread.found.messages)) if thread.found.messages else context.input.messages
     now = datetime.now(UTC)
+    # A client that got no answer sends its resume again: before the rules, for its interrupts are not open any more.
     if interrupts.is_replay(resume, thread.interrupts):
         return await _replay(thread, resume, held)
     try:
@@ -70,10 +72,12 @@ async def open_run(context: RunContext, agent: str) -> Opening:
         asked = [interrupts.asked_again(record, wrong.faults) for record in waiting]
         return Opening(messages=await _messages(thread, waiting, held), waiting=asked)
     messages = await _messages(thread, [each.record for each in decisions], held)
+    # Accepted before any call is made: of two runs that answer the same question one alone goes on.
     if decisions:
         await _claim(thread, {each.record.id: interrupts.answer_of(each.entry) for each in decisions})
         _note_answers(context, decisions)
         return Opening(messages=messages, decisions=decisions)
+    # No answer came in time: each call gets a result that says so, since a call without one is an error to models.
     late = [record for record in thread.interrupts if record.status == "open"]
     if late:
         await _claim(thread, {record.id: {"status": "expired", "payload": None} for record in late})
@@ -130,6 +134,7 @@ async def _replay(thread: OpenThread, resume: Sequence[ResumeEntry], held: Seque
     given = {entry.interrupt_id for entry in resume}
     answered = [record for record in thread.interrupts if record.id in given]
     run = await thread.run(answered[0].resumed_by or "")
+    # A run that failed or broke is followed again, from the results that were recorded before it did.
     if run is not None and run.status in ("finished", "interrupted", "cancelled"):
         return Opening(messages=await in_turns(each_model(await thread.messages())), repeated=run)
     messages = await _messages(thread, answered, held)

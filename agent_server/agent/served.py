@@ -12,7 +12,6 @@ from pydantic import BaseModel
 
 from agent_server.agent import interrupts, subagents
 from agent_server.agent.agent import Agent
-from agent_server.agent.calling import Talk, Toolset
 from agent_server.agent.capabilities import capabilities_of
 from agent_server.agent.compaction import INSTRUCTIONS as SUMMARISE_CONVERSATION
 from agent_server.agent.compaction import SUMMARY, Compactor
@@ -29,6 +28,7 @@ from agent_server.agent.sealing import Sealer
 from agent_server.agent.state import Predictor, SharedState
 from agent_server.agent.subagents import SubagentCallee
 from agent_server.agent.surfaces import Surfaces, page_catalog
+from agent_server.agent.talk import Talk, Toolset
 from agent_server.agent.tool_places import ToolPlaces
 from agent_server.agent.turn import LanguageModel, TurnTaker
 from agent_server.generative_ui.catalog import RENDER

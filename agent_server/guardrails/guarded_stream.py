@@ -134,6 +134,7 @@ class Reading:
 
     async def _read(self, text: str, *, last: bool) -> tuple[list[Event], Forbidden | None]:
         self._spoken += len(text)
+        # What may leave is the least that all guards let go of: each holds back what may be the beginning of a match.
         free, refused = self._spoken, None
         kept: list[tuple[Guard, Watch]] = []
         for guard, watch in self._watches:
@@ -148,6 +149,7 @@ class Reading:
             free = min(free, upto)
             kept.append((guard, watch))
         self._watches = kept
+        # At the end all of it may leave, also an escape that was never finished and so spells nothing.
         whole = last and refused is None and free >= self._spoken
         return list(self._release(self._total if whole else self._written(free))), refused
 
@@ -156,6 +158,7 @@ class Reading:
         if self._unescaped is None:
             return spoken
         ends = self._unescaped.ends
+        # Ends of characters that left already are dropped on the way, so that the queue is as long as what waits.
         gone = self._spoken - len(ends)
         while gone < spoken - 1:
             ends.popleft()
@@ -166,6 +169,7 @@ class Reading:
         while self._waiting and self._left < upto:
             event, end = self._waiting[0]
             begin = end - len(event.delta)
+            # A part of a delta has no metadata: its tokens' rows would spell the rest of it.
             if end <= upto:
                 self._waiting.popleft()
                 whole = self._left <= begin
@@ -197,6 +201,7 @@ class GuardedStream:
     async def take(self, event: Event) -> list[Event]:
         if isinstance(event, TextMessageContent | ReasoningMessageContent | ToolCallArgs):
             return self._kept(await self._reading(DELTAS[type(event)], _id(event)).take(event))
+        # The end of a message decides on what still waits of it, which is sent before the end itself.
         kind, before = type(event), list[Event]()
         if kind in ENDS:
             before = await self._end(ENDS[kind], _id(event))
@@ -204,6 +209,7 @@ class GuardedStream:
             await self._read_whole(event, WHOLE[kind])
         if self.forbidden is not None:
             return before
+        # What was begun is remembered: readers must be told its end where the turn is stopped.
         if (ender := CLOSERS.get(kind)) is not None:
             self._told[ender, _id(event)] = _end_of(ender, event)
         elif kind in ENDERS:
@@ -239,6 +245,7 @@ class GuardedStream:
         return events
 
     def _reading(self, where: Where, id: str) -> Reading:
+        # Watches go on from message to message, since some clients see the texts of both as one; see `_end`.
         if (reading := self._open.get((where, id))) is None:
             reading = self._free.pop(where, None)
             if reading is None:

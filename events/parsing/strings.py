@@ -40,15 +40,18 @@ def ends_string(text: str, position: int, depth: int, final: bool) -> bool | Non
     """Whether a quote that ends at `position` ends its string: what follows must go on with the call. None: more text
     is needed to tell. depth: 1 for the call's own arguments, more inside of lists and dictionaries."""
     at = _past(text, position, " \t\r\n")
+    # Bounded, so that a page of white space behind a quote costs no more than a look at its beginning.
     if at - position > _FARTHEST:
         return True
     if at >= len(text):
         return True if final else None
     char = text[at]
+    # Within a list nothing more is known of what may follow: only what looks like text goes on with the string.
     if depth > 1:
         return not char.isalnum() and char not in "/\\.-_$"
     if char == ",":
         return _argument(text, _past(text, at + 1, " \t\r\n"), final)
+    # A bracket closes the call only if nothing follows that a call could not be followed by; `say("a) b")` has text.
     if char == ")":
         at = _past(text, at, ") \t")
         if at >= len(text):
@@ -106,6 +109,7 @@ def read_escape(text: str, position: int, final: bool) -> tuple[str, int]:
     char = text[position + 1 : position + 2]
     if not char and not final:
         return "", position
+    # `\x41` and `\U0001F600` are Python's; JSON has four digits alone.
     if char in _HEX_DIGITS:
         return _hexadecimal(text, position, _HEX_DIGITS[char], final)
     if char and char in _SIMPLE_ESCAPES:
@@ -122,6 +126,7 @@ def _hexadecimal(text: str, position: int, digits: int, final: bool) -> tuple[st
         return "", position
     if len(code) < digits or not valid:
         return "\\\\", position + 1
+    # Beyond the four digits a character may need a surrogate pair, which the JSON writer makes.
     written = "\\u" + code.zfill(4) if digits < 8 else json.dumps(chr(min(int(code, 16), 0x10FFFF)))[1:-1]
     return written, position + 2 + digits
 
@@ -144,6 +149,7 @@ def word_end(text: str, position: int, final: bool, ends: re.Pattern[str], stops
     found = ends.search(text, position)
     end = found.start() if found else len(text)
     ended = found is not None
+    # A stop counts where it begins before the end that was found; one that is only begun holds back its beginning.
     for stop in stops:
         at = text.find(stop, position, end + len(stop))
         if at >= 0 and at <= end:

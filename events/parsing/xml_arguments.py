@@ -22,6 +22,7 @@ def nested_arguments(call: ArgumentContext) -> Reading[None]:
     try:
         yield from _elements(call, call_ends, opened)
     except NoCall:
+        # Nothing was told of the call yet, so it may still be text. Once an argument was told, the call must end well.
         if not opened:
             raise
         call.write("".join(reversed(opened)))
@@ -65,18 +66,22 @@ def _element(call: ArgumentContext, name: str, schema: Schema, opened: list[str]
     prefix = call.calls.tools.arguments.element_prefix
     schema = resolved(schema, call.schema)
     kinds = types(schema, call.schema)
+    # A string is text whatever it contains: only what the schema lets nest, or says nothing of, is looked into.
     if len(opened) < _DEPTH and (kinds == ANY or kinds <= _NESTS or (prefix and kinds & _NESTS)):
         yield from call.source.space()
         tag = yield from call.source.ahead(call.syntax.scanner(prefix + "<", prefix + "</"))
         if tag == prefix + "<":
             yield from _children(call, name, schema, opened)
             return
+        # It closes at once. Where the schema asks for an object or a list that is an empty one, and no text.
         if tag and "string" not in kinds and kinds & {"object", "array"}:
             call.write("{}" if "object" in kinds else "[]")
             kinds = frozenset()
+    # Without a prefix of its own an element ends by its name alone, since `</` may be part of a value.
     ends = argument_ends(call.calls)
     end = prefix + "</" if prefix else f"</{name}>"
     found = yield from _text_value(call, kinds, call.syntax.scanner(end, *(ends if prefix else ())))
+    # The call's end came before the element's: it is left for who reads the call.
     if found in ends:
         call.source.position -= len(found)
     elif prefix:

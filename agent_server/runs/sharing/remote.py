@@ -112,6 +112,7 @@ class RemoteRun:
 
     async def wait(self) -> Event:
         """As `Run.wait`; RequestError("unavailable") if the run cannot be followed to its end."""
+        # Counted so that the copy is followed on; the run is not told, since waiting for its end is not reading it.
         self._readers += 1
         try:
             await self.done.wait()
@@ -136,6 +137,7 @@ class RemoteRun:
         return await self._control("modify", changes)
 
     async def _control(self, action: str, changes: dict[str, object] | None = None) -> bool:
+        # Its own gateway has let go of a run that ended, and would not answer.
         if self.finished:
             return False
         answer = await self._ask(self, action, changes or {})
@@ -149,8 +151,10 @@ class RemoteRun:
         for number, event in events:
             if self.done.is_set():
                 return
+            # An entry holds several events, some of which an earlier reading may have brought.
             if number <= self.log.last:
                 continue
+            # The copy begins where the run's log does, which may have dropped its first events.
             if self.log.last == 0:
                 self.log.last = number - 1
             if number != self.log.last + 1:
