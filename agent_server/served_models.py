@@ -134,7 +134,7 @@ def _pooled(name: str, settings: Settings, making: Making) -> PooledModel:
         made.load_prompts = prompts
         return made
 
-    size = file_bytes(settings.served.model) + settings.compute.kv_cache_bytes
+    size = _weights(settings) + settings.compute.kv_cache_bytes
     pooled = PooledModel(name, make, prompts, sample.output, sample.intake, size)
     pooled.adapters = {adapter_name(given): given.partition("=")[2] for given in settings.compute.lora}
     return pooled
@@ -233,12 +233,18 @@ def with_caches(wanted: Mapping[str, Settings], budget: int) -> dict[str, Settin
     the weights leave, and at least of a quarter of all."""
     if not budget:
         return dict(wanted)
-    weights = sum(file_bytes(each.served.model) for each in wanted.values())
+    weights = sum(map(_weights, wanted.values()))
     share = max(budget - weights, budget // CACHE_SHARE) // len(wanted)
     return {
         name: each if each.compute.kv_cache_bytes else _own(each, {"kv_cache_bytes": share, "served_name": name})
         for name, each in wanted.items()
     }
+
+
+def _weights(settings: Settings) -> int:
+    """Bytes of the model's weights, and of those of the one that guesses for it."""
+    draft = settings.compute.draft
+    return file_bytes(settings.served.model) + (file_bytes(draft) if draft else 0)
 
 
 def file_bytes(source: str) -> int:
