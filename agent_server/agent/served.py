@@ -12,13 +12,13 @@ from pydantic import BaseModel
 
 from agent_server.agent import interrupts, subagents
 from agent_server.agent.agent import Agent
+from agent_server.agent.agent_family import family, guards_of, mcp_connections, mcp_of, model_of
 from agent_server.agent.capabilities import capabilities_of
 from agent_server.agent.compaction import INSTRUCTIONS as SUMMARISE_CONVERSATION
 from agent_server.agent.compaction import SUMMARY, Compactor
 from agent_server.agent.compaction_settings import CompactionMode
 from agent_server.agent.conversation import Conversation
 from agent_server.agent.effective_options import effective_options
-from agent_server.agent.family import family, guards_of, mcp_connections, mcp_of, model_of
 from agent_server.agent.kept_runs import KeptRun, RunKeeper, input_of
 from agent_server.agent.loop import Loop, Outcome, ending_of
 from agent_server.agent.reasoning_policy import ReasoningPolicy, unsealed

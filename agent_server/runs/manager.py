@@ -13,7 +13,7 @@ import msgspec
 from ag_ui.core import RunAgentInput
 
 from adapters.errors import RequestError
-from agent_server.runs.admission import RETRY_AFTER, Admission, Capacity, RunQuotas, check_ids
+from agent_server.runs.capacity import RETRY_AFTER, Admission, Capacity, RunQuotas, check_ids
 from agent_server.runs.driver import Driver, Screen
 from agent_server.runs.execution import Runnable, TakesUp
 from agent_server.runs.finished_runs import FinishedRuns

@@ -19,7 +19,7 @@ from events.formats.output_format import OutputFormat
 from events.template.declarations import tool_declaration
 from events.template.environment import Message
 from events.template.history import HistoryCall, HistoryTurn, read_history
-from events.template.pictures import Marks, said
+from events.template.pictures import Marks
 from events.template.probe import Capabilities, with_reasoning
 from events.template.writer import WrittenCall, write_calls
 
@@ -85,9 +85,21 @@ def _pictured(messages: Sequence[InputMessage]) -> bool:
 
 
 def _all_said(messages: Sequence[InputMessage], instructions: str | None, context: Sequence[Context]) -> Iterable[str]:
-    yield from said([message.model_dump(exclude={"metadata"}) for message in messages])
-    yield from said([entry.model_dump() for entry in context])
+    yield from _said([message.model_dump(exclude={"metadata"}) for message in messages])
+    yield from _said([entry.model_dump() for entry in context])
     yield instructions or ""
+
+
+def _said(value: object) -> Iterable[str]:
+    """All texts in messages as data."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for inner in value.values():
+            yield from _said(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _said(inner)
 
 
 # --- arrange

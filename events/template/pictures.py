@@ -52,15 +52,3 @@ class Marks:
                 yield {"type": "image"}
             elif piece:
                 yield {"type": "text", "text": piece}
-
-
-def said(value: object) -> Iterable[str]:
-    """All texts in messages as data."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for inner in value.values():
-            yield from said(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from said(inner)
