@@ -65,6 +65,8 @@ UNHONOURED = (
     "sequence_bias", "stop_strings", "top_h", "watermarking_config",
 )  # fmt: skip
 """What a generation_config may ask for, and no sampler here does."""
+NUMBERS = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "max_new_tokens")
+"""What it may ask for in numbers, which transformers takes as they are."""
 PACKED_ONLY = frozenset({"prompt_logprobs", "num_speculative_tokens"})
 """Parameters that only packed batches honour."""
 STEP_TOKENS, CUDA_STEP_TOKENS = 512, 4096
@@ -320,6 +322,12 @@ def defaults_of(model: PreTrainedModel, ends: Iterable[int] = ()) -> Defaults:
     generation beside those that it names."""
     generation: GenerationConfig | None = model.generation_config
     said = generation.to_diff_dict() if generation is not None else {}
+    for name in NUMBERS:
+        if not isinstance(said.get(name), int | float | None):
+            raise EngineError(
+                "unavailable",
+                f"generation_config.json has {name}={said[name]!r}, which is not a number; download it again.",
+            )
     eos = said.get("eos_token_id", getattr(model.config, "eos_token_id", None))
     if ignored := [f"{name}={said[name]}" for name in UNHONOURED if said.get(name)]:
         logger.warning(

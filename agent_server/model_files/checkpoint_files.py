@@ -161,10 +161,18 @@ def _templates(folder: Path, configured: object) -> dict[str, str]:
     found = named_templates(configured)
     found.update(named_templates(_json(folder / "chat_template.json").get("chat_template")))
     if (folder / "chat_template.jinja").is_file():
-        found["default"] = (folder / "chat_template.jinja").read_text("utf-8")
+        found["default"] = _text(folder / "chat_template.jinja")
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        found[path.stem] = path.read_text("utf-8")
+        found[path.stem] = _text(path)
     return found
+
+
+def _text(path: Path) -> str:
+    readable(path)
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise UnusableFile(f"{path} is not a text in UTF-8; download it again.") from error
 
 
 def named_templates(value: object) -> dict[str, str]:

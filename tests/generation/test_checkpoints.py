@@ -199,6 +199,18 @@ CASES: dict[str, tuple[Callable[[Path], object], str]] = {
         write("config.json", '{"model_type": "nonesuch"}'),
         f"{{}} is of an architecture that transformers {transformers.__version__} does not know.",
     ),
+    "a generation_config.json with text for a number": (
+        write("generation_config.json", '{"temperature": "hot"}'),
+        "generation_config.json has temperature='hot', which is not a number; download it again.",
+    ),
+    "a chat template that is no text": (
+        write("chat_template.jinja", b"\xff\xfe\x00"),
+        "{}/chat_template.jinja is not a text in UTF-8; download it again.",
+    ),
+    "a broken chat template": (
+        write("chat_template.jinja", "{% if"),
+        "the chat template is not valid: unexpected 'end of template'",
+    ),
     "a broken generation_config.json": (
         write("generation_config.json", "nonsense"),
         "{}/generation_config.json is not JSON (Expecting value: line 1 column 1 (char 0)); download it again.",
