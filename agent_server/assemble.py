@@ -28,6 +28,7 @@ from agent_server.media.intake import Intake
 from agent_server.model_files import is_gguf, source_name
 from agent_server.runs import Run, RunManager
 from agent_server.runs.driver import Screen
+from agent_server.runs.webhooks import Webhooks
 from agent_server.served_models import Making, Served, serve_models
 from agent_server.server import BUNDLED, BUNDLED_NAME, Server, ServesRuns, StartupError
 from agent_server.settings import Settings
@@ -80,12 +81,13 @@ def build_server(settings: Settings, *, agents: Sequence[object] = (), engine: E
     except (LoadError, ValueError) as error:
         raise StartupError(str(error)) from error
     store = make_store(settings)
+    webhooks = make_webhooks(settings, store)
     runs = RunManager(
         served,
         store=store,
         limits=settings.runs.model_copy(update={"tenants": authority.tenants}),
         new_id=new_id,
-        observe=lambda run: count_run(telemetry, run),
+        observe=lambda run: observe(telemetry, webhooks, run),
         sharing=(gateway := sharing(settings)),
         quotas=quotas,
         screen=screen_of(served, guards, model.intake),
@@ -109,6 +111,7 @@ def build_server(settings: Settings, *, agents: Sequence[object] = (), engine: E
         authority=authority,
         quotas=quotas,
         audit=audit_log(settings),
+        webhooks=webhooks,
         embeddings=make_embeddings(settings),
         transcriber=make_transcriber(settings),
     )
@@ -397,6 +400,19 @@ def sharing(settings: Settings) -> Gateway | None:
         raise StartupError(
             f"The URL of Redis cannot be used: {error}. Give redis://, rediss:// or unix:// with --redis."
         ) from error
+
+
+def make_webhooks(settings: Settings, store: Store) -> Webhooks:
+    try:
+        return Webhooks(store, settings.webhooks)
+    except ValueError as error:
+        raise StartupError(f"{error}.") from error
+
+
+def observe(telemetry: ServerTelemetry, webhooks: Webhooks, run: Run) -> None:
+    """A run has ended."""
+    count_run(telemetry, run)
+    webhooks.wake()
 
 
 def count_run(telemetry: ServerTelemetry, run: Run) -> None:

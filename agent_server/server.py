@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from agent_server.guardrails import Guards
     from agent_server.model_pool import AnyModel, ModelPool, PooledModel
     from agent_server.runs import Ending, Recorder, RunContext, RunManager
+    from agent_server.runs.webhooks import Webhooks
     from agent_server.store import Store
 
 logger = logging.getLogger("agent_server")
@@ -93,6 +94,7 @@ class Server:
     models: MutableMapping[str, AnyModel] = field(default_factory=dict)
     pool: ModelPool | None = None
     audit: AuditLog | None = None
+    webhooks: Webhooks | None = None
     make_agent: Callable[[str, AnyModel], ServesRuns] | None = None
     """Makes the agent that is a model alone, for one that comes while the server runs."""
     closing: bool = False
@@ -185,6 +187,8 @@ class Server:
         if self.pool is None or not self.pool.begun:
             self._spawn(self.model.load())
         self._spawn(self._take_up())
+        if self.webhooks is not None:
+            self.webhooks.start()
         if self.embeddings is not None:
             self._spawn(self.embeddings.start())
         if self.transcriber is not None:
@@ -243,6 +247,8 @@ class Server:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.webhooks is not None:
+            await self.webhooks.close()
         await self.model.close()
         if self.embeddings is not None:
             await self.embeddings.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from ipaddress import IPv6Address, ip_address
 from ssl import SSLContext
 
@@ -46,7 +46,7 @@ class _Nat64:
 NAT64 = _Nat64()
 
 
-class _Lookup(AbstractResolver):
+class PublicLookup(AbstractResolver):
     """Addresses of a host, if all of them may be connected to. The connector goes to these and asks nobody else."""
 
     def __init__(self, allowed: Callable[[str], bool]) -> None:
@@ -68,6 +68,31 @@ class _Lookup(AbstractResolver):
 
     async def close(self) -> None:
         pass
+
+
+def allowed_place(
+    url: str, hosts: Collection[str], allowed: Callable[[str], bool], *, nowhere: str, option: str, verb: str = "fetch"
+) -> URL:
+    """The URL, if its form and its host are allowed; what is connected to is taken from the same reading of it.
+    nowhere: said where no host is named; option: with which an operator names them. Raises Refused."""
+    try:
+        where = URL(url)
+        host, port = (where.raw_host or "").rstrip(".").lower(), where.port
+    except ValueError:
+        raise Refused("The URL cannot be read.") from None
+    if not hosts:
+        raise Refused(nowhere)
+    if where.scheme != "https":
+        raise Refused("Content is fetched over https only." if verb == "fetch" else "Webhooks go over https only.")
+    if where.user or where.password:
+        raise Refused(f"A URL with a name or a password is not {'fetched' if verb == 'fetch' else 'taken'}.")
+    named = host if port == HTTPS_PORT else f"{host}:{port}"
+    if named not in hosts:
+        way = "from" if verb == "fetch" else "to"
+        raise Refused(f"This server does not {verb} {way} {named}; its operator names hosts with {option}.")
+    if _is_address(host) and not allowed(host):
+        raise Refused(f"{host} is not a public address.")
+    return where
 
 
 class Fetcher:
@@ -92,27 +117,11 @@ class Fetcher:
             raise Refused(f"{where.host} cannot be read ({type(error).__name__}).") from error
 
     def _checked(self, url: str) -> URL:
-        """The URL, if its form and its host are allowed; what is connected to is taken from the same reading of it."""
-        try:
-            where = URL(url)
-            host, port = (where.raw_host or "").rstrip(".").lower(), where.port
-        except ValueError:
-            raise Refused("The URL cannot be read.") from None
-        if not self._limits.hosts:
-            raise Refused("This server fetches nothing from URLs; send the content itself, as data or a data: URL.")
-        if where.scheme != "https":
-            raise Refused("Content is fetched over https only.")
-        if where.user or where.password:
-            raise Refused("A URL with a name or a password is not fetched.")
-        named = host if port == HTTPS_PORT else f"{host}:{port}"
-        if named not in self._limits.hosts:
-            raise Refused(f"This server does not fetch from {named}; its operator names hosts with --media-host.")
-        if _is_address(host) and not self._allowed(host):
-            raise Refused(f"{host} is not a public address.")
-        return where
+        nowhere = "This server fetches nothing from URLs; send the content itself, as data or a data: URL."
+        return allowed_place(url, self._limits.hosts, self._allowed, nowhere=nowhere, option="--media-host")
 
     async def _follow(self, where: URL) -> bytes:
-        connector = aiohttp.TCPConnector(resolver=_Lookup(self._allowed), use_dns_cache=False, force_close=True)
+        connector = aiohttp.TCPConnector(resolver=PublicLookup(self._allowed), use_dns_cache=False, force_close=True)
         async with aiohttp.ClientSession(
             connector=connector, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False, trust_env=False
         ) as session:

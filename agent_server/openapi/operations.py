@@ -110,7 +110,7 @@ RUN = Operation(
     "Run an agent and stream its events",
     "Takes a RunAgentInput; `forwardedProps` may hold sampling parameters. The stream is server-sent events, or "
     "AG-UI's protobuf where `Accept` asks for it. With `Prefer: respond-async` the answer is 202 with the run's "
-    "place in `Location`, and the run goes on without a reader.",
+    "place in `Location`, and the run goes on without a reader; a `Webhook-Url` is then told of its end.",
     body=RunAgentInput,
     stream=Event,
     accepts=("application/vnd.ag-ui.event+proto",),

@@ -36,6 +36,20 @@ def wants_no_reader(request: Request) -> bool:
     return any(each.partition(";")[0].strip().lower() == "respond-async" for each in preferences)
 
 
+def webhook_of(request: Request) -> str | None:
+    """The URL that is to be told of the run's end."""
+    return request.headers.get("webhook-url")
+
+
+def check_webhook(server: Server, url: str, alone: bool) -> None:
+    """Raises RequestError."""
+    if not alone:
+        raise RequestError("invalid_request", "A webhook is for runs with Prefer: respond-async.", "webhook-url")
+    if server.webhooks is None:
+        raise RequestError("invalid_request", "This server sends no webhooks.", "webhook-url")
+    server.webhooks.check(url)
+
+
 def accepted(request: Request, run: Run) -> Response:
     """202: where the run can be read, steered and asked for its state."""
     place = f"{request.scope.get('root_path', '')}/agui/runs/{quote(run.id, safe='')}"
@@ -55,7 +69,9 @@ def routes(server: Server) -> list[BaseRoute]:
         agent = request.path_params.get("agent", "default")
         if (answer := app_answer(server, agent, inbound, request.state.tenant)) is not None:
             return stream_answer_of_app(answer, encoder, settings.http.keep_alive)
-        alone = wants_no_reader(request)
+        alone, webhook = wants_no_reader(request), webhook_of(request)
+        if webhook is not None:
+            check_webhook(server, webhook, alone)
         started = await server.runs.start(
             inbound.input,
             inbound.options,
@@ -64,6 +80,8 @@ def routes(server: Server) -> list[BaseRoute]:
             grace=float("inf") if alone else settings.runs.grace,
             warnings=inbound.extra.warnings,
         )
+        if webhook is not None and server.webhooks is not None:
+            await server.webhooks.register(started.tenant, started.thread_id, started.id, webhook)
         if alone:
             return accepted(request, started)
         return stream_run(started, encoder, interval=settings.http.keep_alive)

@@ -28,7 +28,14 @@ from agent_server.settings.http_settings import (
     WatchSettings,
     read_address,
 )
-from agent_server.settings.run_limits import LogLimits, RunLimits, SharingLimits, StoreSettings, ToolLimits
+from agent_server.settings.run_limits import (
+    LogLimits,
+    RunLimits,
+    SharingLimits,
+    StoreSettings,
+    ToolLimits,
+    WebhookSettings,
+)
 from agent_server.settings.section import ENV_FILE, faults, from_environment, nested, places
 from agent_server.settings.served_settings import OutputSettings, PoolSettings, PromptSettings, ServedSettings
 
@@ -57,7 +64,7 @@ __all__ = [
     "ToolLimits",
     "UpstreamSettings",
     "WatchSettings",
-    "fault_text",
+    "WebhookSettings", "fault_text",
     "read_address",
 ]  # fmt: skip
 
@@ -89,6 +96,7 @@ class Settings(BaseModel):
     runs: RunLimits = RunLimits()
     tools: ToolLimits = ToolLimits()
     media: MediaLimits = MediaLimits()
+    webhooks: WebhookSettings = WebhookSettings()
     compute: ComputeSettings = ComputeSettings()
     process: ProcessSettings = ProcessSettings()
     upstream: UpstreamSettings = UpstreamSettings()

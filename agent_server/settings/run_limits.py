@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, field_validator
 
-from agent_server.settings.lists import Names
+from agent_server.settings.lists import Names, Secrets
 from agent_server.settings.section import FIXED, Option, Section
 
 
@@ -72,6 +72,23 @@ class ToolLimits(Section):
     """Begin calls of tools that are safe to begin early while the model still writes the message that makes them."""
     keep_after: Annotated[float, FIXED] = 0.25
     """Seconds that a run's calls take before it is kept, so that another server can go on with it."""
+
+
+class WebhookSettings(Section):
+    """Telling applications of the end of runs that they did not wait for."""
+
+    title: ClassVar[str] = "Where"
+    prefix: ClassVar[str] = "webhook_"
+
+    hosts: Names = ()
+    """Hosts (`name` or `name:port`) that may be told of a run's end, over https and at public addresses."""
+    secrets: Secrets = ()
+    """`whsec_` and 24 to 64 bytes in base64 each; webhooks are signed with all of them, so that they can be rotated."""
+
+    @field_validator("hosts")
+    @classmethod
+    def _compared(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(host.rstrip(".").lower() for host in hosts)
 
 
 class StoreSettings(Section):

@@ -52,6 +52,18 @@ removed_messages = Table(
     Column("removed_at", BigInteger, nullable=False),
 )
 
+webhooks = Table(
+    "webhooks",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("thread_id", Text, primary_key=True),
+    Column("run_id", Text, primary_key=True),
+    Column("id", Text, nullable=False),
+    Column("url", Text, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("due_at", BigInteger, nullable=False),
+)
+
 kept_runs = Table(
     "kept_runs",
     metadata,
@@ -121,4 +133,4 @@ responses = Table(
 WHOLE_MESSAGE = -1
 """A feedback's `position` where it is on no place in particular."""
 
-OF_A_THREAD = (messages, removed_messages, kept_runs, runs, interrupts, feedback)
+OF_A_THREAD = (messages, removed_messages, kept_runs, webhooks, runs, interrupts, feedback)

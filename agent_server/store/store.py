@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from sqlalchemy import and_, delete, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -35,6 +35,9 @@ PAGE = 100
 SLICE_PAUSE_SECONDS = 0.05
 END_PATIENCE_SECONDS = 20.0
 """How long the ending of a run waits for a database that is locked or out of reach."""
+
+
+T = TypeVar("T")
 
 
 class Store:
@@ -125,6 +128,13 @@ class Store:
         """Record how a run ended: its messages, the state, what it asks, all at once."""
         at = now_ms()
         await self._database.write(lambda connection: recording.conclude(connection, ended, at), END_PATIENCE_SECONDS)
+
+    async def write(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
+        """For what a room above keeps in a table of its own (`callbacks`): what `work` returned, once committed."""
+        return await self._database.write(work)
+
+    async def read(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
+        return await self._database.read(work)
 
     async def keep_run(self, tenant: str, thread_id: str, run_id: str, body: str) -> None:
         """Keep a run as it stands, in the place of what was kept before. `find_broken` tells of it if this server ends

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
+import httpx
 import pytest
 from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
@@ -13,6 +15,7 @@ from langgraph.prebuilt import ToolNode, tools_condition
 from openai import BadRequestError
 from pydantic_ai import Agent as PydanticAgent
 
+from adapters import sse
 from agent_server import ServerModel, openai_client
 from agent_server.engine.protocol import GenerationRequest
 from agent_server.engines.scripts import Script
@@ -125,10 +128,16 @@ async def test_a_generation_ends_with_the_run_that_it_belongs_to() -> None:
 
 
 async def test_more_runs_than_places_for_generations_all_end() -> None:
-    async with serving(scripted(turn), agents=[langgraph()], max_runs=24) as running:
-        runs = [events_of(running.url, body(user("hi"), thread=f"t{n}", run=f"r{n}")) for n in range(24)]
-        ended = await asyncio.gather(*runs)
-    assert [told(frames)[-1] for frames in ended] == [("finished", "success")] * 24
+    """200 at once over CopilotKit, each with two generations, of which 64 go on at a time."""
+    path = "/copilotkit/agent/own/run"
+    async with serving(scripted(turn, max_running=64), agents=[langgraph()], max_runs=200) as running:
+        async with httpx.AsyncClient(base_url=running.url, timeout=60, limits=httpx.Limits(max_connections=200)) as to:
+            runs = [to.post(path, json=body(user("hi"), thread=f"t{n}", run=f"r{n}")) for n in range(200)]
+            answers = await asyncio.gather(*runs)
+        assert len(running.engine.requests) == 400
+    for answer in answers:
+        frames = [json.loads(frame["data"]) for frame in sse.parse([answer.content])]
+        assert told(frames)[-1] == ("finished", "success") and ("text", "Sunny.") in told(frames)
 
 
 async def test_the_requests_parameters_hold_where_the_framework_states_none() -> None:
