@@ -107,6 +107,7 @@ class Recorder:
 
     def emit(self, event: Event) -> None:
         """Number an event and hand it to the readers; LifecycleError, before anyone sees it, if it may not come."""
+        # Before it has a number: readers may be sent whatever has one.
         self._verifier.check(event)
         self._log.append(event)
 
@@ -120,6 +121,7 @@ class Recorder:
         self._verifier.check(terminal)
 
     def warn(self, message: str) -> None:
+        # Each turn of a run may find the same again.
         if message not in self.warnings:
             self.warnings.append(message)
 
@@ -145,6 +147,7 @@ class Recorder:
     def describe_prompt(self, token_ids: Sequence[int], finished: Finished) -> None:
         """Keep the first prompt's ids, and its log probabilities where the engine gave any, for requests that asked for
         them."""
+        # A run of several turns has several prompts; what the request asked about is the one it wrote.
         if self._prompt is None:
             scores = finished.prompt_logprobs
             rows = None if scores is None else [None if token is None else token_row(token) for token in scores]

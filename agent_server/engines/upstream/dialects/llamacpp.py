@@ -133,10 +133,12 @@ class LlamaCppReader:
         frame = self._decoder.read(data)
         if frame is None:
             return None
+        # In a stream the last frame carries no tokens, only how the generation ended.
         if frame.stop:
             return Piece(finish=REASONS.get(frame.stop_type, frame.stop_type))
         if not frame.tokens:
             return None
+        # Tokens that end within a character are counted by the server, but not sent.
         missing = frame.tokens_predicted - self._seen - len(frame.tokens)
         self._seen = frame.tokens_predicted
         piece = Piece(ids=frame.tokens) if missing <= 0 else self._whole(frame, missing)

@@ -152,6 +152,7 @@ class SGLangReader:
         if frame is None or frame.meta_info is None:
             return None
         meta = frame.meta_info
+        # The lists are cumulative or not, as the server was started; the count is the same in both, so it tells.
         new = meta.completion_tokens - self._seen
         self._seen = meta.completion_tokens
         piece = Piece(ids=_last(frame.output_ids or [], new, "ids"), cached=meta.cached_tokens)
@@ -172,6 +173,7 @@ class SGLangReader:
 
 
 def _last(values: Sequence[Any], count: int, what: str) -> Sequence[Any]:
+    # Fewer than were counted: tokens are missing, and the answer must not go on as if they were never there.
     if not 0 <= count <= len(values):
         raise EngineError("connection", f"The upstream left out {what}.", retryable=True)
     return values[len(values) - count :]
