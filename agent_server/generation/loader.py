@@ -43,6 +43,7 @@ from agent_server.generation.vision.reader import PictureReader, PicturesUnreada
 from agent_server.generation.vision.trial import fit_vision
 from agent_server.generation.vision.vision import Vision
 from agent_server.generation.weights import (
+    SEVERAL_GPUS,
     Report,
     check_files,
     check_memory,
@@ -81,7 +82,7 @@ def load(config: EngineConfig, report: Report, compiler: MakeCompiler | None = N
     except EngineError:
         raise
     except TooLittle as error:
-        raise EngineError("out_of_memory", f"{config.model} does not fit: {error}") from None
+        raise EngineError("out_of_memory", f"{config.model} does not fit: {error}{SEVERAL_GPUS}") from None
     except (torch.OutOfMemoryError, MemoryError):
         raise EngineError("out_of_memory", f"Too little memory to load {config.model}.") from None
     except ImportError as error:

@@ -11,6 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.nn.attention.varlen import varlen_attn
 
+from agent_server.engine.protocol import EngineError
 from agent_server.generation import adapters, attention_kernels, loaded, loader, probe, quantised
 from agent_server.generation import device as devices
 from agent_server.generation.attention_kernels import VarlenKernel
@@ -20,7 +21,7 @@ from agent_server.generation.messages import Failed
 from agent_server.generation.runner import PackedRunner
 from agent_server.generation.sampler import Sampler
 from agent_server.generation.step_plan import MOST_CHUNKS
-from tests.generation.fake_device import DEVICE, HiddenWait, fake_cuda
+from tests.generation.fake_device import DEVICE, GIB, HiddenWait, fake_cuda
 from tests.generation.harness import Driver
 from tests.generation.test_adapters import make_adapter
 from tests.generation.tiny_models import make_model, save
@@ -238,6 +239,18 @@ def test_guesses_wait_for_nothing_but_their_tokens(kernel, serve):
     driver.finish()
     assert [driver.end(n).reason for n in (number, beside)] == ["length"] * 2
     assert driver.core.counters.spec_decode_num_accepted_tokens_total > 0
+
+
+@pytest.mark.parametrize(("free", "what"), [(1000, "GiB for its weights alone"), (2 * GIB, "are free beside")])
+def test_a_model_that_does_not_fit_on_one_gpu_names_the_way_to_several(free, what, serve, monkeypatch):
+    """Weights that are larger than what is free; a step that is."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (free, free))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device=None: 4 * GIB)
+    with pytest.raises(
+        EngineError, match=rf"{what}.*one that needs several GPUs is served with --engine vllm"
+    ) as error:
+        serve(kv_cache_bytes=0, max_context=512)
+    assert error.value.kind == "out_of_memory"
 
 
 def test_a_scored_prompt_does_not_wait_either(serve):
