@@ -38,6 +38,8 @@ from events.options import SamplingParams
 from events.sampling import PARAMETERS
 
 Now = Callable[[], float]
+KEPT = 1000
+"""Requests that are remembered, for tests to look at: the last ones."""
 
 
 class Clock(Protocol):
@@ -251,6 +253,7 @@ class ScriptedEngine:
         check_length(request, self._info.context_length)
         check_supported(request, self._info)
         self.requests.append(request)
+        del self.requests[:-KEPT]
         self._prompted += len(request.prompt_token_ids)
 
     async def _take_slot(self) -> None:

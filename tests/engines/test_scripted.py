@@ -235,3 +235,11 @@ async def test_a_paused_engine_makes_nothing_meanwhile():
     assert await taking == Control(action="resumed", position=1)
     assert text([await anext(items)]) == "b"
     await items.aclose()
+
+
+async def test_a_long_life_keeps_the_last_requests_alone(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("agent_server.engines.scripted.KEPT", 3)
+    made = await engine(*[Script(text="a")] * 9)
+    for number in range(9):
+        await collect(made, request(f"r{number}"))
+    assert [each.request_id for each in made.requests] == ["r6", "r7", "r8"]
