@@ -37,7 +37,7 @@ ADAPTED = re.compile(
     r"match_regex|system_fingerprint|n_prompt\b|n_predicted\b|n_cache\b|prompt_tokens\"\] ==|completion_tokens\"\] =="
     r"|cached_tokens\"\] ==|\"tokens_(?:evaluated|predicted|cached)\"\]|\"prompt_n\"\] ==|\"(?:cache|predicted)_n\"\] =="
 )
-NAMES = re.compile(r'"(?:gpt-3\.5-turbo-instruct|gpt-4\.1|codellama70b|davinci-002)"')
+NAMES = re.compile(r'"(?:gpt-3\.5-turbo-instruct|gpt-4\.1|codellama70b|davinci-002)"|(?<="model": )"test"')
 PLUGIN = """
 import atexit, json, os, socket, subprocess, sys, time, types
 import requests
