@@ -22,6 +22,13 @@ WIRES: tuple[Wire, ...] = ("agui", "openai", "anthropic", "copilotkit", "generat
 EVERYWHERE: tuple[ErrorKind, ...] = ("invalid_request", "unauthorized", "overloaded")
 
 
+def _anything(kind: type) -> dict[str, object]:
+    """The schema of a value that is only passed on: annotated as `object`, which msgspec does not describe."""
+    if kind is object:
+        return {"description": "Any JSON value."}
+    raise NotImplementedError
+
+
 class Components(TypedDict):
     schemas: dict[str, object]
     securitySchemes: dict[str, object]
@@ -93,7 +100,7 @@ class Schemas:
         return self._pydantic(body)
 
     def _struct(self, struct: type[msgspec.Struct]) -> dict[str, object]:
-        (reference,), found = msgspec.json.schema_components([struct], ref_template=MSGSPEC_REF)
+        (reference,), found = msgspec.json.schema_components([struct], schema_hook=_anything, ref_template=MSGSPEC_REF)
         self.found |= found
         return reference
 
