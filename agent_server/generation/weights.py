@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, modeling_gguf_pytorch_utils
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from agent_server.engine.protocol import EngineError, EngineStatus
@@ -169,6 +169,8 @@ def _known(auto: Any, config: PreTrainedConfig) -> bool:
 def _reporting(report: Report) -> Iterator[None]:
     """transformers' progress goes to `report`, and its table of what was missing nowhere: `check_loaded` says it."""
     before = transformers.utils.logging.set_tqdm_hook(_progress_hook(report))
+    bar = modeling_gguf_pytorch_utils.tqdm  # GGUF files are unpacked under tqdm's own bar, which knows no hook
+    modeling_gguf_pytorch_utils.tqdm = lambda items, **_: items
     levels = {name: logging.getLogger(name).level for name in QUIET_WHILE_LOADING}
     for name in levels:
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -176,6 +178,7 @@ def _reporting(report: Report) -> Iterator[None]:
         yield
     finally:
         transformers.utils.logging.set_tqdm_hook(before)
+        modeling_gguf_pytorch_utils.tqdm = bar
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
 

@@ -3,6 +3,7 @@
 import { useCopilotKit, useInterrupt } from "@copilotkit/react-core/v2/headless";
 import { randomUUID, type AbstractAgent, type Interrupt, type Message } from "@ag-ui/client";
 import { useCallback, useEffect, useMemo, useRef, useState, type ReactNode } from "react";
+import { contentOf, reworded, type Attachment, type Takes } from "./chat/attachments";
 import { Connect, Health } from "./chat/Connect";
 import { Conversation } from "./chat/Conversation";
 import { Foot } from "./chat/Foot";
@@ -102,13 +103,13 @@ export function Workspace({ server, failure, setFailure, notify, forgive }: Prop
   };
   /** Null when `text` fits behind these messages, else why it does not. */
   const refused = (text: string, before: readonly Message[]) => refusal(text, textOf(before), server.info?.server?.contextLength ?? 0, countTokens).catch((error: Error) => error.message);
-  const send = async (text: string) => {
+  const send = async (text: string, files: readonly Attachment[]) => {
     const reason = await refused(text, agent.messages);
     if (reason !== null) return reason;
     await Promise.all([settings.ready(), edited.current]);
     forgive();
     history.replaceState(null, "", writePlace({ agentId, threadId: place.threadId }));
-    thread.send(text);
+    thread.send(contentOf(text, files));
     return null;
   };
   const editMessage = async (id: string, words: string) => {
@@ -116,7 +117,7 @@ export function Workspace({ server, failure, setFailure, notify, forgive }: Prop
     if (reason !== null) return reason;
     await Promise.all([settings.ready(), edited.current]);
     forgive();
-    thread.edit(id, words);
+    thread.edit(id, reworded(agent.messages.find((message) => message.id === id), words));
     return null;
   };
   // the server edits no history under a run, so what is asked meanwhile waits for the edit
@@ -182,7 +183,7 @@ export function Workspace({ server, failure, setFailure, notify, forgive }: Prop
           onRename={threads.rename} onDelete={remove} />
         <Conversation title={threads.list?.find((entry) => entry.id === place.threadId)?.name || "New conversation"} thread={thread} modelName={model?.model ?? null} bundled={model?.bundled ?? false} isNew={place.threadId === madeHere} blocked={blockedBy(server, thread.ready && thread.restored) ?? (interrupt || awaitsTool(agent, executingToolCallIds) ? "Waiting for your answer" : null)}
           failure={failure} interrupt={interrupt} asked={asked} suggestions={suggestions}
-          waiting={waitsFor(view.recording, blockedBy(server, true))} health={<Health reach={server.reach} model={model} />} connect={<Connect reach={server.reach} model={model} agentId={agentId} />}
+          waiting={waitsFor(view.recording, blockedBy(server, true))} health={<Health reach={server.reach} model={model} />} takes={takesFiles(server.info?.agents[agentId])} connect={<Connect reach={server.reach} model={model} agentId={agentId} />}
           foot={<Foot threadId={place.threadId} empty={agent.messages.length === 0} running={thread.running} settings={settings} thinks={thinks(server.info?.agents[agentId])} view={view} room={model?.contextLength ?? 0} notify={notify} />}
           own={{ onEdit: editMessage, onDelete: deleteTurn, onBranch: branch }} onOpen={open} onSend={send} onRetry={retry} />
         {inspectorOpen && <button className="scrim for-inspector" aria-label="Close the inspector" onClick={() => setInspectorOpen(false)} />}
@@ -200,6 +201,12 @@ export function Workspace({ server, failure, setFailure, notify, forgive }: Prop
 function toolsOf(agent: AgentInfo | undefined): readonly ToolInfo[] {
   const told = agent?.capabilities?.tools as { supported?: boolean; items?: ToolInfo[] } | undefined;
   return told?.supported ? [...(told.items ?? []), ...PAGE_TOOLS] : [];
+}
+
+/** Which files the agent's model takes beside words. */
+function takesFiles(agent: AgentInfo | undefined): Takes {
+  const input = (agent?.capabilities?.multimodal as { input?: { image?: boolean; file?: boolean } } | undefined)?.input;
+  return { image: input?.image === true, document: input?.file === true };
 }
 
 /** Whether the model's reasoning can be switched, as far as the server tells. */

@@ -145,6 +145,15 @@ def test_inspect_reads_a_file(good, capsys):
     assert json.loads(capsys.readouterr().out)["name"] == "default"
 
 
+def test_loading_is_told_as_progress_and_writes_nothing(good, capfd):
+    told = []
+    config = EngineConfig(model=str(good), device="cpu", dtype="float32", threads=1, flatten=False)
+    load(config, told.append, lambda files, size: None)
+    assert capfd.readouterr().err == ""
+    shares = [status.progress for status in told if status.message == "weights"]
+    assert shares == sorted(shares) and shares[-1] > 0.8
+
+
 async def test_it_is_served_by_its_name(good):
     async with serving(model=str(good)) as running, httpx.AsyncClient(base_url=running.url, timeout=60) as client:
         assert (await client.get("/v1/models")).json()["data"][0]["id"] == "tiny-Q8_0"

@@ -3,6 +3,8 @@
 import { useState } from "react";
 import { Copy } from "../ui/copy";
 import { Icon } from "../ui/icons";
+import { Attached } from "./Attached";
+import type { Attachment } from "./attachments";
 import { beginningOf, isLong, sizeOf } from "./long";
 
 export interface Own {
@@ -17,15 +19,17 @@ export interface Own {
 interface Props {
   id: string;
   text: string;
+  files?: readonly Attachment[];
   own: Own | undefined;
 }
 
-export function Asked({ id, text, own }: Props) {
+export function Asked({ id, text, files = [], own }: Props) {
   const [editing, setEditing] = useState(false);
   if (editing && own) return <Edit text={text} onDone={() => setEditing(false)} onSend={(next) => own.onEdit(id, next)} />;
   return (
     <div className="asked">
-      <div className="message user" data-role="user">{isLong(text) ? <Folded text={text} /> : text}</div>
+      <Attached files={files} />
+      {(text || !files.length) && <div className="message user" data-role="user">{isLong(text) ? <Folded text={text} /> : text}</div>}
       {own && (
         <div className="message-actions">
           <Copy text={text} label="Copy message" />

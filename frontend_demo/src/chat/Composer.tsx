@@ -1,6 +1,8 @@
 /** Where a person writes. Enter sends, Shift+Enter breaks the line, Escape stops. */
 
-import { useEffect, useRef, useState, type ClipboardEvent, type KeyboardEvent, type MouseEvent } from "react";
+import { useEffect, useRef, useState, type ClipboardEvent, type DragEvent, type KeyboardEvent, type MouseEvent } from "react";
+import { Attached } from "./Attached";
+import { attach, type Attachment, type Takes } from "./attachments";
 import { takeEarlyWords } from "./early";
 import { isLong, sizeOf } from "./long";
 import { prepareMarkdown } from "./Markdown";
@@ -11,8 +13,11 @@ interface Props {
   disabled: string | null;
   /** Words to begin with, as often as they change. */
   draft: Draft | null;
+  takes: Takes;
+  /** Bytes of files that the conversation has already. */
+  heldBytes: number;
   /** Why this cannot be sent, for a person; null when it was. What was refused stays to be shortened. */
-  onSend: (text: string) => Promise<string | null>;
+  onSend: (text: string, files: readonly Attachment[]) => Promise<string | null>;
   onStop: () => void;
 }
 
@@ -24,10 +29,12 @@ const MAX_HEIGHT = 190;
 /** Stop stands where Send was: what is clicked there this soon after sending was a second click on Send. */
 const SECOND_CLICK_MS = 400;
 
-export function Composer({ running, disabled, draft, onSend, onStop }: Props) {
+export function Composer({ running, disabled, draft, takes, heldBytes, onSend, onStop }: Props) {
   const [text, setText] = useState(takeEarlyWords);
   const [pasted, setPasted] = useState<readonly string[]>([]);
+  const [files, setFiles] = useState<readonly Attachment[]>([]);
   const [refused, setRefused] = useState<string | null>(null);
+  const picker = useRef<HTMLInputElement>(null);
   const box = useRef<HTMLTextAreaElement>(null);
   const sentAt = useRef(-Infinity);
 
@@ -63,22 +70,42 @@ export function Composer({ running, disabled, draft, onSend, onStop }: Props) {
   }, []);
 
   const whole = [text.trim(), ...pasted].filter(Boolean).join("\n\n");
-  const ready = whole !== "" && !running && disabled === null;
+  const ready = (whole !== "" || files.length > 0) && !running && disabled === null;
   const send = async (at: number) => {
     if (!ready) return;
     sentAt.current = at;
     setText("");
     setPasted([]);
-    const reason = await onSend(whole);
+    setFiles([]);
+    const reason = await onSend(whole, files);
     setRefused(reason);
     if (reason === null) return;
     setText(text);
     setPasted(pasted);
+    setFiles(files);
+  };
+  const add = async (more: readonly File[]) => {
+    if (!more.length) return;
+    const held = files.reduce((sum, { data }) => sum + data.length * 0.75, heldBytes);
+    const { taken, refused } = await attach(more, takes, held);
+    setFiles((now) => [...now, ...taken]);
+    setRefused(refused.join(" ") || null);
+    box.current?.focus();
+  };
+  const drop = (event: DragEvent) => {
+    if (!event.dataTransfer.files.length) return;
+    event.preventDefault(); // or the browser leaves the page for the file
+    void add([...event.dataTransfer.files]);
   };
   const stop = (event: MouseEvent) => {
     if (event.timeStamp - sentAt.current >= SECOND_CLICK_MS) onStop();
   };
   const paste = (event: ClipboardEvent) => {
+    if (event.clipboardData.files.length) {
+      event.preventDefault();
+      void add([...event.clipboardData.files]);
+      return;
+    }
     const more = event.clipboardData.getData("text/plain");
     if (!isLong(more)) return;
     event.preventDefault();
@@ -99,7 +126,7 @@ export function Composer({ running, disabled, draft, onSend, onStop }: Props) {
   return (
     <>
     {refused && <p className="refused" role="alert">{refused}</p>}
-    <form className="composer" onSubmit={(event) => { event.preventDefault(); void send(event.timeStamp); }}>
+    <form className="composer" onDragOver={(event) => event.preventDefault()} onDrop={drop} onSubmit={(event) => { event.preventDefault(); void send(event.timeStamp); }}>
       {pasted.length > 0 && (
         <ul className="pasted" aria-label="Pasted text">
           {pasted.map((part, index) => (
@@ -110,6 +137,13 @@ export function Composer({ running, disabled, draft, onSend, onStop }: Props) {
             </li>
           ))}
         </ul>
+      )}
+      <Attached files={files} onRemove={(index) => setFiles(files.filter((_, at) => at !== index))} />
+      {(takes.image || takes.document) && (
+        <>
+          <input ref={picker} type="file" multiple hidden aria-label="Files to add" onChange={(event) => { void add([...(event.target.files ?? [])]); event.target.value = ""; }} />
+          <button type="button" className="attach" aria-label="Add files" title={takes.image ? "Add pictures or documents" : "Add documents"} onClick={() => picker.current?.click()}><Icon name="clip" /></button>
+        </>
       )}
       <label className="visually-hidden" htmlFor="message">Message</label>
       <textarea id="message" ref={box} rows={1} value={text} autoFocus={matchMedia("(pointer: fine)").matches} autoComplete="off"

@@ -5,6 +5,7 @@ import type { Conversation as Thread } from "../kit/conversation";
 import { Icon } from "../ui/icons";
 import { RunningContext } from "../tools/status";
 import type { Own } from "./Asked";
+import { bytesOf, type Attachment, type Takes } from "./attachments";
 import { LEAD } from "./early";
 import { Composer, type Draft } from "./Composer";
 import { prepareMarkdown } from "./Markdown";
@@ -31,19 +32,22 @@ interface Props {
   /** How the model is, and how to reach it from elsewhere: for an empty conversation. */
   health?: ReactNode;
   connect?: ReactNode;
+  /** Which files may be sent beside words. */
+  takes?: Takes;
   /** What stands below the composer. */
   foot?: ReactNode;
   onOpen?: (tab: "state" | "document") => void;
   /** Resolves to why this cannot be sent, or to null when it was. */
-  onSend: (text: string) => Promise<string | null>;
+  onSend: (text: string, files: readonly Attachment[]) => Promise<string | null>;
   onRetry: () => void;
 }
 
 const NEAR_BOTTOM = 80;
 const NO_SUGGESTIONS: readonly Suggestion[] = [];
+const NO_FILES: Takes = { image: false, document: false };
 const NOTHING_ASKED: ReadonlySet<string> = new Set();
 
-export function Conversation({ title, thread, modelName, bundled, isNew = false, blocked, failure, interrupt, asked = NOTHING_ASKED, readOnly = false, suggestions = NO_SUGGESTIONS, own, waiting = "Waiting for the model", health, connect, foot, onOpen, onSend, onRetry }: Props) {
+export function Conversation({ title, thread, modelName, bundled, isNew = false, blocked, failure, interrupt, asked = NOTHING_ASKED, readOnly = false, suggestions = NO_SUGGESTIONS, own, waiting = "Waiting for the model", health, connect, foot, takes = NO_FILES, onOpen, onSend, onRetry }: Props) {
   const { messages } = thread.agent;
   const scroller = useRef<HTMLDivElement>(null);
   const pinned = useRef(true);
@@ -80,10 +84,10 @@ export function Conversation({ title, thread, modelName, bundled, isNew = false,
     setAway(false);
     follow();
   };
-  const send = (text: string) => {
+  const send = (text: string, files: readonly Attachment[] = []) => {
     toBottom();
     prepareMarkdown();
-    return onSend(text);
+    return onSend(text, files);
   };
   const pick = ({ prompt, unfinished, opens }: Suggestion) => {
     if (opens) onOpen?.(opens);
@@ -114,7 +118,7 @@ export function Conversation({ title, thread, modelName, bundled, isNew = false,
         <div className="dock">
           {away && !fresh && <button className="to-bottom" aria-label="To the newest message" onClick={toBottom}><Icon name="down" /></button>}
           {!fresh && !thread.running && blocked === null && <Chips suggestions={suggestions} onPick={pick} />}
-          <Composer running={thread.running} disabled={blocked} draft={draft} onSend={send} onStop={thread.stop} />
+          <Composer running={thread.running} disabled={blocked} draft={draft} takes={takes} heldBytes={bytesOf(messages)} onSend={send} onStop={thread.stop} />
           {foot}
         </div>
       )}
@@ -132,7 +136,7 @@ function Empty({ health, connect, modelName, bundled, disabled, suggestions, onP
     <div className="empty">
       <h2>{bundled || !modelName ? "A model is running on this machine." : `${modelName} is running on this machine.`}</h2>
       <p className="lead">{LEAD}</p>
-      {bundled && <p className="about">This model is tiny and trained for this page: keep questions small.</p>}
+      {bundled && <p className="note">This model is tiny and trained for this page: keep questions small.</p>}
       {health}
       <ul className="suggestions" aria-label="Suggestions">
         {suggestions.map((suggestion) => <li key={suggestion.title}><Card suggestion={suggestion} disabled={disabled} onPick={onPick} /></li>)}

@@ -6,6 +6,7 @@ import { memo } from "react";
 import { titleOf } from "../tools/status";
 import { Copy, CopyAs } from "../ui/copy";
 import { Icon } from "../ui/icons";
+import { attachmentsOf } from "./attachments";
 import { Asked, type Own } from "./Asked";
 import { Markdown } from "./Markdown";
 import { Reasoning } from "./Reasoning";
@@ -48,7 +49,7 @@ interface OneProps<Kind = Message> {
 function One({ message, messages, asked, streaming, onRetry, own }: OneProps) {
   switch (message.role) {
     case "user":
-      return <Asked id={message.id} text={plainText(message.content)} own={own} />;
+      return <Asked id={message.id} text={plainText(message.content)} files={attachmentsOf(message.content)} own={own} />;
     case "reasoning":
       return <Reasoning text={message.content} thinking={streaming} />;
     case "assistant":

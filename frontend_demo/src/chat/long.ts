@@ -17,7 +17,10 @@ export function beginningOf(text: string): string {
 
 /** "812 bytes", "50 kB", "1.2 MB". */
 export function sizeOf(text: string): string {
-  const bytes = new TextEncoder().encode(text).length;
+  return sizeInWords(new TextEncoder().encode(text).length);
+}
+
+export function sizeInWords(bytes: number): string {
   if (bytes < 1_000) return `${bytes} bytes`;
   return bytes < 1_000_000 ? `${Math.round(bytes / 1_000)} kB` : `${(bytes / 1_000_000).toFixed(1)} MB`;
 }

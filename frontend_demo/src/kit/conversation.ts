@@ -1,6 +1,6 @@
 /** One thread of one agent: restoring it, sending, stopping, trying again. */
 
-import { HttpAgent, randomUUID, type AbstractAgent, type Message, type RunAgentInput } from "@ag-ui/client";
+import { HttpAgent, randomUUID, type AbstractAgent, type Message, type RunAgentInput, type UserMessage } from "@ag-ui/client";
 import { useAgent, useCopilotKit } from "@copilotkit/react-core/v2/headless";
 import { useCallback, useEffect, useLayoutEffect, useRef, useState } from "react";
 import { authorization, url } from "./core";
@@ -16,11 +16,11 @@ export interface Conversation {
   running: boolean;
   /** The line broke in the middle of a run, and is being taken up again. */
   reconnecting: boolean;
-  send: (text: string) => void;
+  send: (content: UserMessage["content"]) => void;
   stop: () => void;
   retry: () => void;
   /** Asks once more from this message of the person's, in these words; what followed it goes. */
-  edit: (id: string, text: string) => void;
+  edit: (id: string, content: UserMessage["content"]) => void;
   /** The thread as the server has it, once more. */
   refresh: () => void;
 }
@@ -112,8 +112,8 @@ export function useConversation(agentId: string, threadId: string, reconnections
   }, [copilotkit, agent]);
 
   const send = useCallback(
-    (text: string) => {
-      agent.addMessage({ id: randomUUID(), role: "user", content: text });
+    (content: UserMessage["content"]) => {
+      agent.addMessage({ id: randomUUID(), role: "user", content });
       run();
     },
     [agent, run],
@@ -127,11 +127,11 @@ export function useConversation(agentId: string, threadId: string, reconnections
   }, [agent, run]);
 
   const edit = useCallback(
-    (id: string, text: string) => {
+    (id: string, content: UserMessage["content"]) => {
       const at = agent.messages.findIndex((message) => message.id === id);
       if (at < 0) return;
       // under its own id: the thread then knows that these are other words for the same message
-      agent.setMessages([...agent.messages.slice(0, at), { id, role: "user", content: text } satisfies Message]);
+      agent.setMessages([...agent.messages.slice(0, at), { id, role: "user", content } satisfies Message]);
       run();
     },
     [agent, run],

@@ -3,6 +3,7 @@
 import type { Message } from "@ag-ui/core";
 import { ask } from "../kit/core";
 import { frames } from "../stream/sse";
+import { attachmentsOf } from "../chat/attachments";
 import { plainText } from "../chat/Messages";
 
 export type Form = "markdown" | "json" | "events";
@@ -43,7 +44,7 @@ function spoken(message: Message, messages: readonly Message[]): string[] {
     case "developer":
       return text ? ["**Instructions**", text] : [];
     case "user":
-      return ["**You**", text];
+      return ["**You**", ...attachmentsOf(message.content).map(({ name }) => `(${name})`), ...(text ? [text] : [])];
     case "reasoning":
       return text ? [text.split("\n").map((line) => `> ${line}`.trimEnd()).join("\n")] : [];
     case "assistant":

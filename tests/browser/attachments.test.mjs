@@ -1,0 +1,67 @@
+// Files beside a message: picked, dropped and pasted, refused in words, shown, kept over a reload and an edit.
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { becomes, browser, converse, openDemo, picture, PHONE, server, settled, WIDE, withServer } from "./harness.mjs";
+
+withServer();
+
+const LIMITS = { timeout: 60_000 };
+const NOTES = { name: "notes.txt", mimeType: "text/plain", buffer: Buffer.from("Owls hunt at night.") };
+const DOT = { name: "dot.png", mimeType: "image/png", buffer: Buffer.from("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==", "base64") };
+
+/** Hands files to the composer as the browser does when somebody drops or pastes them. */
+function hand(page, event, ...files) {
+  return page.getByRole("textbox", { name: "Message" }).evaluate((box, [kind, given]) => {
+    const data = new DataTransfer();
+    for (const { name, type, text } of given) data.items.add(new File([text], name, { type }));
+    const made = kind === "drop"
+      ? new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true })
+      : new ClipboardEvent("paste", { clipboardData: data, bubbles: true, cancelable: true });
+    box.dispatchEvent(made);
+  }, [event, files]);
+}
+
+const names = (page) => page.getByRole("list", { name: "Files" }).locator("li").evaluateAll((items) => items.map((item) => item.title));
+
+test("documents go with the message, are shown with it, and stay over a reload and in other words", LIMITS, async () => {
+  const page = await openDemo(browser, server.url);
+  await page.getByLabel("Files to add").setInputFiles(NOTES);
+  await hand(page, "drop", { name: "dropped.md", type: "", text: "# More" });
+  await hand(page, "paste", { name: "pasted.csv", type: "text/csv", text: "a,b" });
+  await becomes(() => names(page), ["notes.txt", "dropped.md", "pasted.csv"]);
+  await page.getByRole("button", { name: "Leave out dropped.md" }).click();
+  await picture(page, "files");
+  await converse(page, "What is the weather?");
+  await page.locator('[data-role="assistant"]').first().waitFor();
+  await becomes(() => names(page), ["notes.txt", "pasted.csv"]);
+  const threadId = new URLSearchParams(new URL(page.url()).hash.slice(1)).get("thread");
+  const kept = await (await fetch(`${server.url}/agui/threads/${threadId}`)).json();
+  assert.deepEqual(kept.messages[0].content.map(({ type, text, source }) => text ?? `${type} ${source.mimeType} ${atob(source.value)}`), ["document text/plain Owls hunt at night.", "document text/csv a,b", "What is the weather?"]);
+  await page.reload();
+  await page.locator('[data-role="assistant"]').first().waitFor();
+  await becomes(() => names(page), ["notes.txt", "pasted.csv"]);
+  await page.locator(".asked").hover();
+  await page.getByRole("button", { name: "Change message" }).click();
+  await page.getByRole("textbox", { name: "Your message in other words" }).fill("And the weather now?");
+  await page.getByRole("button", { name: "Send again" }).click();
+  await page.locator('.message.user', { hasText: "And the weather now?" }).waitFor();
+  await settled(page);
+  await becomes(() => names(page), ["notes.txt", "pasted.csv"]);
+  assert.deepEqual(page.faults, []);
+  await page.leave();
+});
+
+test("a picture is refused in words where the model takes none, and a file can be sent without words", LIMITS, async () => {
+  for (const viewport of [WIDE, PHONE]) {
+    const page = await openDemo(browser, server.url, { viewport });
+    await page.getByLabel("Files to add").setInputFiles([DOT, NOTES]);
+    await page.getByRole("alert").getByText("This model takes no pictures: dot.png was not added.").waitFor();
+    await becomes(() => names(page), ["notes.txt"]);
+    await picture(page, `files-refused-${viewport.width}`);
+    await page.getByRole("button", { name: "Send", exact: true }).click();
+    await page.locator('[data-role="assistant"]').waitFor();
+    await becomes(() => names(page), ["notes.txt"]);
+    assert.deepEqual(page.faults, []);
+    await page.leave();
+  }
+});
