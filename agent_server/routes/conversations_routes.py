@@ -52,17 +52,25 @@ class Conversations:
             raise RequestError("not_found", "There is no such conversation.", "conversation")
         return msgspec.convert(found, ConversationRecord)
 
-    async def save(self, tenant: str, record: ConversationRecord) -> None:
-        """Raises RequestError for a conversation that is too long."""
-        if len(record.items) > MAX_ITEMS:
-            message = f"A conversation may have {MAX_ITEMS} items; delete some, or begin another."
-            raise RequestError("invalid_request", message, "conversation")
-        await self._server.store.save_response(tenant, record.id, msgspec.to_builtins(record))
+    async def put(
+        self, tenant: str, conversation_id: str, change: Callable[[ConversationRecord], ConversationRecord]
+    ) -> ConversationRecord:
+        """The conversation as `change` made it, with what other servers put into it meanwhile. Raises RequestError."""
+
+        def changed(found: object) -> object:
+            return msgspec.to_builtins(change(msgspec.convert(found, ConversationRecord)))
+
+        await self.find(tenant, conversation_id)
+        kept = await self._server.store.change_response(tenant, conversation_id, changed)
+        if kept is None:  # deleted in between
+            raise RequestError("not_found", "There is no such conversation.", "conversation")
+        return msgspec.convert(kept, ConversationRecord)
 
     async def add(self, tenant: str, conversation_id: str, items: Sequence[Item]) -> None:
-        """Add what a response was asked with and has answered. A conversation that was deleted meanwhile stays so."""
+        """Add what a response was asked with and has answered, however many that makes: it was told already. A
+        conversation that was deleted meanwhile stays so."""
         with contextlib.suppress(RequestError):
-            await self.save(tenant, (await self.find(tenant, conversation_id)).with_items(items))
+            await self.put(tenant, conversation_id, lambda record: record.with_items(items))
 
     def take(self, tenant: str, conversation_id: str) -> Callable[[], None]:
         """Keep others from changing a conversation until what is returned is called. Raises RequestError."""
@@ -84,8 +92,8 @@ class Conversations:
     # ---- routes -----------------------------------------------------------------------------------------------------
 
     async def create(self, request: Request) -> Response:
-        record = read_new(await self._body(request), new_id, int(time.time()))
-        await self.save(request.state.tenant, record)
+        record = checked(read_new(await self._body(request), new_id, int(time.time())))
+        await self._server.store.save_response(request.state.tenant, record.id, msgspec.to_builtins(record))
         return _json(conversation_body(record))
 
     async def retrieve(self, request: Request) -> Response:
@@ -94,8 +102,9 @@ class Conversations:
     async def change(self, request: Request) -> Response:
         metadata = read_change(await self._body(request))
         with self.changing(request) as (tenant, conversation_id):
-            record = msgspec.structs.replace(await self.find(tenant, conversation_id), metadata=metadata)
-            await self.save(tenant, record)
+            record = await self.put(
+                tenant, conversation_id, lambda found: msgspec.structs.replace(found, metadata=metadata)
+            )
         return _json(conversation_body(record))
 
     async def delete(self, request: Request) -> Response:
@@ -110,8 +119,7 @@ class Conversations:
     async def add_items(self, request: Request) -> Response:
         added = read_items(await self._body(request), new_id)
         with self.changing(request) as (tenant, conversation_id):
-            record = (await self.find(tenant, conversation_id)).with_items(added)
-            await self.save(tenant, record)
+            record = await self.put(tenant, conversation_id, lambda found: checked(found.with_items(added)))
         return _json(items_body(record.items[-len(added) :], {"order": "asc"}))
 
     async def item(self, request: Request) -> Response:
@@ -119,8 +127,8 @@ class Conversations:
 
     async def delete_item(self, request: Request) -> Response:
         with self.changing(request) as (tenant, conversation_id):
-            record = (await self.find(tenant, conversation_id)).without(request.path_params["item"])
-            await self.save(tenant, record)
+            gone = request.path_params["item"]
+            record = await self.put(tenant, conversation_id, lambda found: found.without(gone))
         return _json(conversation_body(record))
 
     async def _found(self, request: Request) -> ConversationRecord:
@@ -128,6 +136,14 @@ class Conversations:
 
     async def _body(self, request: Request) -> bytes:
         return await read_body(request, self._server.settings.http.max_body)
+
+
+def checked(record: ConversationRecord) -> ConversationRecord:
+    """Raises RequestError for a conversation that is too long."""
+    if len(record.items) > MAX_ITEMS:
+        message = f"A conversation may have {MAX_ITEMS} items; delete some, or begin another."
+        raise RequestError("invalid_request", message, "conversation")
+    return record
 
 
 def _json(body: bytes) -> Response:

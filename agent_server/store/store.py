@@ -335,9 +335,26 @@ class Store:
         return [rows.feedback_of(row) for row in await self._database.rows(query)]
 
     async def save_response(self, tenant: str, response_id: str, body: object) -> None:
-        """Keep a response of the Responses wire, in the place of an earlier one of that id."""
+        """Keep a response of the Responses wire, in the place of an earlier one of that id. Its age begins anew."""
         row = {"tenant": tenant, "id": response_id, "body": encoded(body), "created_at": now_ms(), "key": _who()}
-        await self._database.write(lambda connection: rows.upsert(connection, schema.responses, [row], ["body"]))
+        changed = ["body", "created_at"]
+        await self._database.write(lambda connection: rows.upsert(connection, schema.responses, [row], changed))
+
+    async def change_response(self, tenant: str, response_id: str, change: Callable[[Any], object]) -> Any:
+        """Put what `change` makes of what was kept in its place, whatever other servers change meanwhile; it may run
+        more than once. What is kept then; None if nothing was. Raises what `change` raises, and keeps what was."""
+        table = schema.responses
+        here = (table.c.tenant == tenant, table.c.id == response_id)
+
+        async def work(connection: AsyncConnection) -> Any:
+            # written before it is read: other servers wait from here on, for the row or, with SQLite, for the file
+            if not (await connection.execute(update(table).where(*here).values(created_at=now_ms()))).rowcount:
+                return None
+            changed = change(decoded(await connection.scalar(select(table.c.body).where(*here))))
+            await connection.execute(update(table).where(*here).values(body=encoded(changed)))
+            return changed
+
+        return await self._database.write(work)
 
     async def response(self, tenant: str, response_id: str) -> Any:
         """What `save_response` kept; None if there is nothing."""

@@ -66,6 +66,19 @@ async def test_each_tenant_keeps_for_its_own_time(store: Store, monkeypatch: pyt
     assert await store.response("trial", "resp") is None and await store.response("legal", "resp") is not None
 
 
+async def test_a_conversation_is_as_old_as_its_last_change(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    long_ago = now_ms() - 9 * DAY_MILLISECONDS
+    with monkeypatch.context() as then:
+        then.setattr("agent_server.store.store.now_ms", lambda: long_ago)
+        for name in ("changed", "kept anew", "left"):
+            await store.save_response("", name, {"x": 1})
+    await store.change_response("", "changed", lambda found: {"x": 2})
+    await store.save_response("", "kept anew", {"x": 2})
+    assert (await retention(store, 7).sweep()).by_tenant() == {"": (0, 1)}
+    assert await store.response("", "left") is None
+    assert await store.response("", "changed") == await store.response("", "kept anew") == {"x": 2}
+
+
 async def test_what_runs_is_in_use_however_old(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     await begun(store, "", "running", over=False)
     await begun(store, "", "over")

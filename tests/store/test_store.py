@@ -248,6 +248,29 @@ async def test_two_servers_never_work_on_one_thread_at_the_same_time(url: str):
     await second.close()
 
 
+async def test_what_two_servers_change_in_a_response_at_once_is_all_kept(url: str):
+    stores = [Store(url), Store(url)]
+    for each in stores:
+        await each.open()
+    await stores[0].save_response("", "conv", {"items": []})
+
+    def adding(number: int):
+        return lambda found: {"items": [*found["items"], number]}
+
+    await asyncio.gather(*(stores[n % 2].change_response("", "conv", adding(n)) for n in range(40)))
+    assert sorted((await stores[1].response("", "conv"))["items"]) == list(range(40))
+    assert await stores[0].change_response("", "none", adding(1)) is None
+    with pytest.raises(ValueError, match="refused"):
+        await stores[0].change_response("", "conv", refuse)
+    assert len((await stores[0].response("", "conv"))["items"]) == 40
+    for each in stores:
+        await each.close()
+
+
+def refuse(found: object) -> object:
+    raise ValueError("refused")
+
+
 async def test_the_migrations_make_the_schema(tmp_path):
     made = Store(f"sqlite:///{tmp_path}/a.db")
     await made.open()
