@@ -50,8 +50,8 @@ def worker(
 
 
 async def _serve(settings: Settings, listener: Listener) -> int:
-    from agent_server.assemble import choose_engine, named_model
     from agent_server.auth import Keys
+    from agent_server.engine_choice import choose_engine, named_model
     from agent_server.server import StartupError
     from agent_server.telemetry import configure_logging
     from agent_server.worker_app import Worker, worker_app

@@ -80,6 +80,7 @@ FLOORS: list[set[str]] = [
     {"commands"},
     {"app", "worker_app"},
     {"assemble", "openapi"},
+    {"engine_choice"},
     {"routes", "served_models"},
     {"server"},
     {"demonstration", "hosted", "model_pool"},

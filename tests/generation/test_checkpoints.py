@@ -14,8 +14,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from agent_server.assemble import chat_model
 from agent_server.engine.protocol import EngineStatus
+from agent_server.engine_choice import chat_model
 from agent_server.generation import quantised_checkpoints
 from agent_server.generation.loader import defaults_of
 from agent_server.model_files import UnusableFile, load_model_files

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_server.assemble import chat_model
+from agent_server.engine_choice import chat_model
 from agent_server.generation.constraint import Compiler
 from agent_server.generation.drafting import DRAFT_TOKENS
 from agent_server.generation.grammar import GrammarBackend

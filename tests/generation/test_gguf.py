@@ -10,9 +10,9 @@ import torch
 import transformers
 from gguf import GGMLQuantizationType as Kind
 
-from agent_server.assemble import StartupError, chat_model
 from agent_server.commands.inspect import inspect
 from agent_server.engine.protocol import EngineError
+from agent_server.engine_choice import StartupError, chat_model
 from agent_server.generation.config import EngineConfig
 from agent_server.generation.gguf_model import checked, configuration
 from agent_server.generation.loader import load

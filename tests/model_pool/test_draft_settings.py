@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_server.assemble import choose_models
+from agent_server.engine_choice import choose_models
 from agent_server.served_models import wanted_models, with_caches
 from agent_server.server import StartupError
 from tests.server import settings

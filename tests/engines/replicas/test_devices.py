@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from agent_server.assemble import StartupError, choose_engine
 from agent_server.engine.protocol import Finished, GenerationRequest
+from agent_server.engine_choice import StartupError, choose_engine
 from agent_server.engines.embedded import EmbeddedEngine
 from agent_server.engines.replicas import ReplicaSet
 from agent_server.settings import Settings

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_server.assemble import choose_engine, vllm_arguments
 from agent_server.engine.detokenizer import ByteVocabulary, TokenizerVocabulary
 from agent_server.engine.protocol import Constraint, EngineError, GenerationRequest
+from agent_server.engine_choice import choose_engine, vllm_arguments
 from agent_server.engines.upstream import UpstreamAddress, load_model, parse_address
 from agent_server.engines.upstream.constraint_verifier import ConstraintVerifiers
 from agent_server.engines.upstream.dialects import DIALECTS, OutgoingRequest, UpstreamInfo
