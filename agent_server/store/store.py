@@ -13,7 +13,7 @@ from adapters.errors import RequestError
 from agent_server.audit import note
 from agent_server.ids import new_id
 from agent_server.store import messages as kept
-from agent_server.store import recording, removal, rows, schema
+from agent_server.store import recording, removal, responses, rows, schema
 from agent_server.store.database import Database
 from agent_server.store.records import (
     Conclusion,
@@ -336,41 +336,21 @@ class Store:
 
     async def save_response(self, tenant: str, response_id: str, body: object) -> None:
         """Keep a response of the Responses wire, in the place of an earlier one of that id. Its age begins anew."""
-        row = {"tenant": tenant, "id": response_id, "body": encoded(body), "created_at": now_ms(), "key": _who()}
-        changed = ["body", "created_at"]
-        await self._database.write(lambda connection: rows.upsert(connection, schema.responses, [row], changed))
+        who = _who()  # here: the store's own thread does not know who asks
+        await self._database.write(lambda connection: responses.save(connection, tenant, response_id, body, who))
+
+    async def response(self, tenant: str, response_id: str) -> Any:
+        """What `save_response` kept; None if there is nothing."""
+        return await self._database.read(lambda connection: responses.find(connection, tenant, response_id))
 
     async def change_response(self, tenant: str, response_id: str, change: Callable[[Any], object]) -> Any:
         """Put what `change` makes of what was kept in its place, whatever other servers change meanwhile; it may run
         more than once. What is kept then; None if nothing was. Raises what `change` raises, and keeps what was."""
-        table = schema.responses
-        here = (table.c.tenant == tenant, table.c.id == response_id)
-
-        async def work(connection: AsyncConnection) -> Any:
-            # written before it is read: other servers wait from here on, for the row or, with SQLite, for the file
-            if not (await connection.execute(update(table).where(*here).values(created_at=now_ms()))).rowcount:
-                return None
-            changed = change(decoded(await connection.scalar(select(table.c.body).where(*here))))
-            await connection.execute(update(table).where(*here).values(body=encoded(changed)))
-            return changed
-
-        return await self._database.write(work)
-
-    async def response(self, tenant: str, response_id: str) -> Any:
-        """What `save_response` kept; None if there is nothing."""
-        table = schema.responses
-        query = select(table.c.body).where(table.c.tenant == tenant, table.c.id == response_id)
-        return decoded(await self._database.read(lambda connection: connection.scalar(query)))
+        return await self._database.write(lambda connection: responses.put(connection, tenant, response_id, change))
 
     async def delete_response(self, tenant: str, response_id: str) -> bool:
         """False if there was none."""
-        table = schema.responses
-        removal = delete(table).where(table.c.tenant == tenant, table.c.id == response_id)
-
-        async def work(connection: AsyncConnection) -> int:
-            return (await connection.execute(removal)).rowcount
-
-        found = bool(await self._database.write(work))
+        found = await self._database.write(lambda connection: responses.remove(connection, tenant, response_id))
         if found:
             note("response.deleted", response=response_id)
         return found

@@ -69,7 +69,7 @@ async def test_each_tenant_keeps_for_its_own_time(store: Store, monkeypatch: pyt
 async def test_a_conversation_is_as_old_as_its_last_change(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     long_ago = now_ms() - 9 * DAY_MILLISECONDS
     with monkeypatch.context() as then:
-        then.setattr("agent_server.store.store.now_ms", lambda: long_ago)
+        then.setattr("agent_server.store.responses.now_ms", lambda: long_ago)
         for name in ("changed", "kept anew", "left"):
             await store.save_response("", name, {"x": 1})
     await store.change_response("", "changed", lambda found: {"x": 2})
