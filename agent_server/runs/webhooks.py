@@ -129,6 +129,10 @@ class Webhooks:
             async with asyncio.timeout(ATTEMPT_SECONDS):
                 status = await self._post(callback)
             failure = f"it answered {status}"
+        except asyncio.CancelledError:  # this server ends: the next one need not wait for the lease
+            now = int(self._now() * 1000)
+            await self._store.write(lambda connection: callbacks.postpone(connection, callback, now))
+            raise
         except (Refused, aiohttp.ClientError, OSError, TimeoutError) as error:
             status, failure = 0, error.message if isinstance(error, Refused) else type(error).__name__
         if 200 <= status < 300 or status == GONE:

@@ -55,7 +55,7 @@ async def test_it_drives_tools_approvals_plans_and_predictions(node_clients, age
         node_clients,
         agents,
         [
-            {"agent": "two_tools", "turns": ["What is the weather in Oslo and what is 12*7?"]},
+            {"agent": "two_tools", "turns": ["What is the weather in Rome and what is 12*7?"]},
             {
                 "agent": "interrupt",
                 "turns": ["send an email to anna@example.com with the subject lunch and the body see you in Oslo"],

@@ -213,7 +213,7 @@ async def test_log_probabilities(client: AsyncOpenAI) -> None:
 async def test_errors_name_their_field(client: AsyncOpenAI) -> None:
     refused: list[tuple[dict[str, Any], str]] = [
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
-        ({"conversation": "conv_1"}, "conversation"),
+        ({"conversation": 5}, "conversation"),
         ({"background": True, "store": False}, "background"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0"),
         ({"include": ["file_search_call.results"]}, "include"),

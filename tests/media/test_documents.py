@@ -6,7 +6,7 @@ import codecs
 import pytest
 from ag_ui.core import DataSource, DocumentPart, TextPart, ToolMessage, UserMessage
 
-from agent_server.media.documents import PagePicture
+from agent_server.media.documents import DocumentText, PagePicture
 from agent_server.media.intake import Intake
 from agent_server.media.refusal import Refused
 from agent_server.settings import MediaLimits
@@ -75,7 +75,7 @@ TEXTS = {
 @pytest.mark.parametrize("mime", ["text/plain", "application/pdf", "application/octet-stream"])
 async def test_text_is_text_whatever_it_is_called(intake, name, mime):
     [found] = await intake.documents([asked(document(TEXTS[name], "notes.md", mime))], sees=False)
-    assert found.content[1] == TextPart(text="Document notes.md:\nGrüße")
+    assert found.content[1] == DocumentText.of("Document notes.md:\nGrüße", "Grüße\n", 0)
 
 
 REFUSED = {
@@ -107,7 +107,7 @@ async def test_a_scan_is_shown_to_a_model_that_sees(intake):
 async def test_what_a_tool_returned_and_cannot_be_read_stays_for_the_prompt_to_leave_out(intake):
     result = ToolMessage(id="m2", tool_call_id="c", content=[document(b"\0\0"), document(b"a table")])
     [found] = await intake.documents([result], sees=False)
-    assert found.content == [result.content[0], TextPart(text="Document:\na table")]
+    assert found.content == [result.content[0], DocumentText.of("Document:\na table", "a table", 0)]
 
 
 async def test_the_same_document_is_read_once(intake, monkeypatch):

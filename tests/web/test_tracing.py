@@ -57,6 +57,10 @@ class Collector:
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
     def take_all(self) -> list[Any]:
         provider = trace.get_tracer_provider()
         assert isinstance(provider, TracerProvider) and provider.force_flush()
@@ -75,6 +79,7 @@ def collector() -> Iterator[Collector]:
         assert start_exporting()
     yield made
     trace.get_tracer_provider().shutdown()  # type: ignore[attr-defined]
+    made.close()
 
 
 @tool
