@@ -1,6 +1,7 @@
 """Pictures that mean well and pictures that do not."""
 
 import asyncio
+import signal
 import sys
 import zlib
 from pathlib import Path
@@ -112,6 +113,7 @@ async def test_a_decoder_that_dies_is_replaced(decoder):
 async def test_a_decoder_that_dies_of_a_picture_is_that_pictures_refusal(decoder, monkeypatch):
     await decoder.decode(encoded(gradient()), MOST)
     (process,) = decoder.pictures._idle
+    process.send_signal(signal.SIGSTOP)  # or it may have answered before it dies
     monkeypatch.setattr(process.stdin, "drain", _killing(process))
     with pytest.raises(Refused, match="its decoder died of it"):
         await decoder.decode(encoded(gradient()), MOST)
