@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -49,6 +49,28 @@ def agent_for(server: Server, model: str | None) -> str:
         return "default"
     if model in server.agents:
         return str(model)
+    raise no_such_model()
+
+
+class NamedModel(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+BesideModel = TypeVar("BesideModel", bound=NamedModel)
+
+
+def chosen_beside(
+    server: Server, beside: BesideModel | None, model: str | None, missing: str, instead: str
+) -> BesideModel:
+    """The model beside those that chat, if the request means it. missing: what to say where there is none; instead:
+    what a model that chats does with such a request. Raises RequestError."""
+    if beside is None:
+        raise RequestError("invalid_request", missing, "model")
+    if model in (None, "default", beside.name):
+        return beside
+    if model in (server.model.name, *server.models, *server.agents):
+        raise RequestError("invalid_request", f"{model} chats and {instead}; {beside.name} does.", "model")
     raise no_such_model()
 
 

@@ -9,13 +9,11 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from adapters import openai_embeddings
-from adapters.errors import RequestError
-from adapters.openai_models import no_such_model
+from agent_server.routes.answering import chosen_beside
 from agent_server.routes.http import guarded
 from agent_server.routes.request_body import read_request
 
 if TYPE_CHECKING:
-    from agent_server.engines.embeddings import Embeddings
     from agent_server.server import Server
 
 NO_MODEL = (
@@ -27,20 +25,9 @@ NO_MODEL = (
 def routes(server: Server) -> list[BaseRoute]:
     async def embeddings(request: Request) -> Response:
         query = await read_request(server, request, openai_embeddings.parse, starts_run=False)
-        found = _chosen(server, query.model)
+        found = chosen_beside(server, server.embeddings, query.model, NO_MODEL, "makes no embeddings")
         made = await found.embed(query.inputs, dimensions=query.dimensions, truncate=query.truncate)
         body = openai_embeddings.embedding_body(made.vectors, made.tokens, found.name, query)
         return Response(body, media_type="application/json")
 
     return [Route("/v1/embeddings", guarded(embeddings), methods=["POST"])]
-
-
-def _chosen(server: Server, model: str | None) -> Embeddings:
-    found = server.embeddings
-    if found is None:
-        raise RequestError("invalid_request", NO_MODEL, "model")
-    if model in (None, "default", found.name):
-        return found
-    if model in (server.model.name, *server.models, *server.agents):
-        raise RequestError("invalid_request", f"{model} chats and makes no embeddings; {found.name} does.", "model")
-    raise no_such_model()

@@ -14,9 +14,9 @@ from starlette.routing import BaseRoute, Route
 
 from adapters import copilotkit, openai_transcriptions
 from adapters.errors import RequestError
-from adapters.openai_models import no_such_model
 from agent_server.engine.protocol import EngineError, SpeechOptions
 from agent_server.media.sources import from_base64
+from agent_server.routes.answering import chosen_beside
 from agent_server.routes.health_routes import json_response
 from agent_server.routes.http import guarded
 from agent_server.routes.request_body import read_body
@@ -112,11 +112,4 @@ async def _file(form: FormData, name: str) -> bytes:
 
 
 def _chosen(server: Server, model: str | None) -> Transcriber:
-    found = server.transcriber
-    if found is None:
-        raise RequestError("invalid_request", NO_MODEL, "model")
-    if model in (None, "default", found.name):
-        return found
-    if model in (server.model.name, *server.models, *server.agents):
-        raise RequestError("invalid_request", f"{model} chats and does not transcribe; {found.name} does.", "model")
-    raise no_such_model()
+    return chosen_beside(server, server.transcriber, model, NO_MODEL, "does not transcribe")
