@@ -62,6 +62,12 @@ async def postpone(connection: AsyncConnection, callback: Callback, until: int) 
     await connection.execute(update(schema.webhooks).where(_one(callback)).values(due_at=until))
 
 
+async def release(connection: AsyncConnection, callback: Callback, until: int, now: int) -> None:
+    """Give an attempt back that was claimed until `until`; what another server has claimed stays that server's."""
+    mine = and_(_one(callback), schema.webhooks.c.due_at == until)
+    await connection.execute(update(schema.webhooks).where(mine).values(due_at=now))
+
+
 async def done(connection: AsyncConnection, callback: Callback) -> None:
     await connection.execute(delete(schema.webhooks).where(_one(callback)))
 

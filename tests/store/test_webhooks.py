@@ -8,15 +8,18 @@ import contextlib
 import hashlib
 import hmac
 import json
+import time
 from collections.abc import AsyncIterator
 from typing import Any
+from unittest import mock
 
 import httpx
 import pytest
 from aiohttp import web
+from sqlalchemy import select
 
-from agent_server.runs.webhooks import key_of
-from agent_server.store import Store, callbacks
+from agent_server.runs.webhooks import Webhooks, key_of
+from agent_server.store import Store, callbacks, schema
 from agent_server.store.callbacks import Callback
 from tests.hosted.talking import body, user
 from tests.media.test_fetching import certificate as certificate
@@ -65,12 +68,17 @@ async def receiving(receiver: Receiver, certificate: Any, monkeypatch: Any, port
 async def gateway(url: str, port: int, certificate: Any, **changes: Any) -> AsyncIterator[Running]:
     hosts = (f"media.test:{port}",)
     options = {"store_url": url, "webhook_hosts": hosts, "webhook_secrets": (SECRET, OLDER), **changes}
-    async with serving(scripted("Done."), **options) as running:
-        told = running.server.webhooks
+    real = Webhooks.start
+
+    def start(told: Webhooks) -> None:
         told._allowed, told._ssl = (lambda address: address == "127.0.0.1"), certificate[1]
-        told._backoff, told._poll = (0.0,) * 9, 0.02
-        told.wake()
-        yield running
+        told._backoff, told._poll = (0.0,) * 10_000, 0.02  # a slow end of a server must not use the attempts up
+        real(told)
+
+    # Before it starts: what an earlier server has left is attempted at once.
+    with mock.patch.object(Webhooks, "start", start):
+        async with serving(scripted("Done."), **options) as running:
+            yield running
 
 
 async def begin(running: Running, port: int, run: str = "r1") -> httpx.Response:
@@ -108,6 +116,37 @@ async def test_what_was_not_told_is_told_by_the_next_server(url: str, certificat
     async with receiving(receiver, certificate, monkeypatch, port), gateway(url, port, certificate):
         again, _ = await receiver.told.get()
     assert again["webhook-id"] == headers["webhook-id"]
+
+
+async def test_an_attempt_that_a_servers_end_breaks_off_is_due_at_once(
+    url: str, certificate: Any, monkeypatch: Any
+) -> None:
+    receiver, held = Receiver(200), asyncio.Event()
+
+    async def never(request: web.Request) -> web.Response:
+        receiver.told.put_nowait((dict(request.headers), await request.read()))
+        await held.wait()
+        return web.Response()
+
+    monkeypatch.setattr(receiver, "answer", never)
+    async with receiving(receiver, certificate, monkeypatch) as port:
+        async with gateway(url, port, certificate) as running:
+            await begin(running, port)
+            await receiver.told.get()
+        held.set()
+        async with serving(scripted("Done."), store_url=url) as without_hosts:
+            store = without_hosts.server.store
+            due = await store.read(lambda connection: callbacks.due(connection, int(time.time() * 1000), 9))
+    assert [callback.run_id for callback in due] == ["r1"]
+
+
+async def test_an_attempt_of_another_server_is_not_given_back(store: Store) -> None:
+    callback = Callback(tenant="", thread_id="t", run_id="r", id="msg_1", url="https://x/")
+    await store.write(lambda connection: callbacks.register(connection, callback))
+    assert await store.write(lambda connection: callbacks.claim(connection, callback, 60_000))
+    await store.write(lambda connection: callbacks.release(connection, callback, 50_000, 0))
+    kept = await store.read(lambda connection: connection.execute(select(schema.webhooks.c.due_at)))
+    assert kept.scalars().all() == [60_000]
 
 
 async def test_one_of_several_servers_makes_an_attempt(store: Store) -> None:
