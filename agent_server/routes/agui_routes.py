@@ -19,7 +19,10 @@ from agent_server.routes.http import Encoder, guarded, id_headers, stream_run
 from agent_server.routes.request_body import read_request
 
 if TYPE_CHECKING:
+    from ag_ui.core import RunAgentInput
+
     from agent_server.runs import Run
+    from agent_server.runs.driver import Written
     from agent_server.server import Server
 
 
@@ -41,13 +44,16 @@ def webhook_of(request: Request) -> str | None:
     return request.headers.get("webhook-url")
 
 
-def check_webhook(server: Server, url: str, alone: bool) -> None:
-    """Raises RequestError."""
+def webhook_for(server: Server, url: str | None, alone: bool, input: RunAgentInput, tenant: str) -> Written | None:
+    """What the store is to write so that the URL is told of the run's end. Raises RequestError."""
+    if url is None:
+        return None
     if not alone:
         raise RequestError("invalid_request", "A webhook is for runs with Prefer: respond-async.", "webhook-url")
     if server.webhooks is None:
         raise RequestError("invalid_request", "This server sends no webhooks.", "webhook-url")
     server.webhooks.check(url)
+    return server.webhooks.registered(tenant, input.thread_id, input.run_id, url)
 
 
 def accepted(request: Request, run: Run) -> Response:
@@ -69,9 +75,8 @@ def routes(server: Server) -> list[BaseRoute]:
         agent = request.path_params.get("agent", "default")
         if (answer := app_answer(server, agent, inbound, request.state.tenant)) is not None:
             return stream_answer_of_app(answer, encoder, settings.http.keep_alive)
-        alone, webhook = wants_no_reader(request), webhook_of(request)
-        if webhook is not None:
-            check_webhook(server, webhook, alone)
+        alone = wants_no_reader(request)
+        webhook = webhook_for(server, webhook_of(request), alone, inbound.input, request.state.tenant)
         started = await server.runs.start(
             inbound.input,
             inbound.options,
@@ -79,9 +84,8 @@ def routes(server: Server) -> list[BaseRoute]:
             tenant=request.state.tenant,
             grace=float("inf") if alone else settings.runs.grace,
             warnings=inbound.extra.warnings,
+            also=webhook,
         )
-        if webhook is not None and server.webhooks is not None:
-            await server.webhooks.register(started.tenant, started.thread_id, started.id, webhook)
         if alone:
             return accepted(request, started)
         return stream_run(started, encoder, interval=settings.http.keep_alive)

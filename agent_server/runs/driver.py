@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from opentelemetry.trace import Span
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from adapters.errors import RequestError
 from agent_server.engine.protocol import EngineError
@@ -32,6 +33,7 @@ from events.vocabulary import (
 
 log = logging.getLogger("agent_server.runs")
 GOES_ON = "The server stopped. The run goes on at the next one: read it again under its id."
+BEFORE = "The server stopped before the run began."
 STOPPED_SECONDS = 1.0
 RECORD_SECONDS = 30.0  # how long the store may take to record an ending
 
@@ -46,6 +48,8 @@ class ThreadTurn(Protocol):
         """Wait for it."""
 
 
+Written = Callable[[AsyncConnection], Awaitable[object]]
+"""A part of a transaction of the store's."""
 Screen = Callable[[Run], Awaitable[None]]
 """Reads what a run was sent with. Raises RequestError for what may not go on."""
 
@@ -72,8 +76,19 @@ class Driver:
         self._thread: OpenThread | None = None
         self._run_seconds = run_seconds
         self._kept = kept
-        self._accepted = False
+        self._accepted = False  # its messages are in the store
+        self._entered = False  # the store knows of it: its ending must follow
         self._screen = screen
+
+    async def accept(self, store: Store, also: Written) -> None:
+        """Keep that the run was accepted, before it begins, and `also` with it. Its messages are not kept by it: nobody
+        has read them yet. Raises what the store raises; the run must not begin then."""
+        self._entered = True
+        try:
+            await self._enter(store, also=also)
+        except asyncio.CancelledError:  # what the store was handed it writes
+            await self._record(self._failed("unavailable", BEFORE, retryable=True))
+            raise
 
     async def drive(self, turn: ThreadTurn) -> None:
         """turn: the run's turn on its thread."""
@@ -137,19 +152,25 @@ class Driver:
 
     async def _wait_behind(self, before: Sequence[str]) -> None:
         """Keep what the run was sent with, and say that it waits: its client may be gone before it begins."""
-        run, store = self.run, self._store
-        if store is not None:
-            self._accepted = True  # also where this is cancelled: what the store was handed it writes
-            await store.accept_run(
-                run.tenant,
-                run.thread_id,
-                run.id,
-                agent=run.agent,
-                parent_run_id=run.input.parent_run_id,
-                messages=await in_turns(each_dict(run.input.messages)),
-            )
+        if self._store is not None:
+            self._accepted = self._entered = True  # also where this is cancelled
+            await self._enter(self._store, await in_turns(each_dict(self.run.input.messages)))
         self.recorder.emit(self._started())
         self.recorder.emit(Custom(name=WAITING_EVENT, value={"behind": list(before)}))
+
+    async def _enter(
+        self, store: Store, messages: Sequence[dict[str, object]] = (), also: Written | None = None
+    ) -> None:
+        run = self.run
+        await store.accept_run(
+            run.tenant,
+            run.thread_id,
+            run.id,
+            agent=run.agent,
+            parent_run_id=run.input.parent_run_id,
+            messages=messages,
+            also=also,
+        )
 
     async def _open(self) -> None:
         run, store = self.run, self._store
@@ -157,7 +178,7 @@ class Driver:
             try:
                 found = await self._begin(store) if self._kept is None else self._kept.thread
             except asyncio.CancelledError:
-                self._accepted = True  # what the store was handed it writes: the ending must follow
+                self._entered = True  # what the store was handed it writes
                 raise
             self._thread = OpenThread(store, run.tenant, run.thread_id, run.id, found)
         if run.log.empty:  # a run that waited has said so before
@@ -236,13 +257,13 @@ class Driver:
     def abandoned(self) -> None:
         """End a run whose task was killed from outside before it could say anything."""
         if not self.run.finished:
-            self.run.finish(self._failed("unavailable", "The server stopped before the run began.", retryable=True))
+            self.run.finish(self._failed("unavailable", BEFORE, retryable=True))
 
     async def _record(self, terminal: Event) -> Event:
         """Close what is open and make the ending durable before anyone is told of it."""
         self.recorder.close_open()
         store = self._store
-        if store is None or (self._thread is None and not self._accepted):
+        if store is None or (self._thread is None and not self._entered):
             return terminal
         if isinstance(terminal, RunError) and terminal.message == GOES_ON:
             return terminal  # what is kept of it stays, for whoever goes on with it

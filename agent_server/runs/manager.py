@@ -14,7 +14,7 @@ from ag_ui.core import RunAgentInput
 
 from adapters.errors import RequestError
 from agent_server.runs.capacity import RETRY_AFTER, Admission, Capacity, RunQuotas, check_ids
-from agent_server.runs.driver import Driver, Screen
+from agent_server.runs.driver import Driver, Screen, Written
 from agent_server.runs.execution import Runnable, TakesUp
 from agent_server.runs.finished_runs import FinishedRuns
 from agent_server.runs.run import INSIST_SECONDS, Observer, Run
@@ -149,12 +149,14 @@ class RunManager:
         grace: float | None = None,
         whole: bool = False,
         warnings: Sequence[str] = (),
+        also: Written | None = None,
     ) -> Run:
         """Begin a run and return at once; what happens is in its events.
 
         grace: seconds the run outlives its last reader; None is the server's. `float("inf")`: for ever. whole: on this
         wire the messages are the whole conversation, whatever the thread holds. warnings: what the wire noticed about
-        the request, for RUN_FINISHED's metadata.
+        the request, for RUN_FINISHED's metadata. also: what the store is to write with the acceptance of the run;
+        where that fails, no run begins, and the store's error is raised.
         Raises RequestError: "not_found" (no such agent), "invalid_request" (an id that no store, header or log could
         carry), "overloaded", "unavailable" (shutting down), "conflict" (the
         run id is in use, or its thread is busy and queueing is off or full).
@@ -178,7 +180,7 @@ class RunManager:
             whole=whole,
             caller="" if admission is None else admission.caller,
         )
-        await self._begin(run, runnable, admission=admission, warnings=warnings)
+        await self._begin(run, runnable, admission=admission, warnings=warnings, also=also)
         return run
 
     async def _begin(
@@ -189,6 +191,7 @@ class RunManager:
         admission: Admission | None = None,
         warnings: Sequence[str] = (),
         kept: KeptRecord | None = None,
+        also: Written | None = None,
     ) -> None:
         """Enter a run that was admitted, and start its task. RequestError "conflict" if other gateways refuse it."""
         earlier = self._enter(run)  # before the first await: two runs must not both find the last place free
@@ -196,8 +199,8 @@ class RunManager:
         driver = Driver(run, runnable, store, self.new_id, self.limits.run_seconds, kept, screen)
         for warning in warnings:
             driver.recorder.warn(warning)
-        if self.sharing is not None:
-            await self._share(self.sharing, run, driver, earlier)
+        if self.sharing is not None or also is not None:
+            await self._share(run, driver, earlier, also)
         run.task = asyncio.create_task(driver.drive(QueuedTurn(run, earlier, self.sharing)), name=f"run {run.id}")
         run.task.add_done_callback(lambda _: self._leave(run, driver, admission))
         run.await_reader()
@@ -317,11 +320,15 @@ class RunManager:
         queue.append(run)
         return earlier
 
-    async def _share(self, sharing: Sharing, run: Run, driver: Driver, earlier: Sequence[Run]) -> None:
-        """Make a run known to the other gateways. What they refuse is as if it had never been entered here."""
+    async def _share(self, run: Run, driver: Driver, earlier: Sequence[Run], also: Written | None) -> None:
+        """Make a run known to the other gateways, and to the store where something is written with it. What they refuse
+        is as if it had never been entered here."""
         try:
-            await sharing.enter(run, earlier, self.limits.queued_per_thread)
+            if self.sharing is not None:
+                await self.sharing.enter(run, earlier, self.limits.queued_per_thread)
             self._capacity.check_open()
+            if self.store is not None and also is not None:
+                await driver.accept(self.store, also)
         except BaseException:
             # Also after a cancellation: a run that was entered and never left would hold its thread for ever.
             driver.abandoned()
@@ -329,7 +336,8 @@ class RunManager:
             # The id may be another run's by now, which was entered while this one waited.
             if self._runs.get(run.key) is run:
                 del self._runs[run.key]
-            sharing.leave(run)
+            if self.sharing is not None:
+                self.sharing.leave(run)
             raise
 
     def _leave(self, run: Run, driver: Driver, admission: Admission | None) -> None:

@@ -110,10 +110,19 @@ class Store:
         agent: str = "default",
         parent_run_id: str | None = None,
         messages: Sequence[Mapping[str, object]] = (),
+        also: Callable[[AsyncConnection], Awaitable[object]] | None = None,
     ) -> None:
-        """Keep what a run was sent with while it waits for its thread. Nothing that is stored is edited by it."""
+        """Keep what a run was sent with while it waits for its thread. Nothing that is stored is edited by it. also:
+        what is written with it, both or neither."""
         run = self._row(tenant, thread_id, run_id, agent, parent_run_id, "waiting")
-        await self._database.write(recording.RunEntry(run=run, key=_who(), messages=messages).write)
+        entry = recording.RunEntry(run=run, key=_who(), messages=messages)
+
+        async def write(connection: AsyncConnection) -> None:
+            await entry.write(connection)
+            if also is not None:
+                await also(connection)
+
+        await self._database.write(write)
 
     def _row(
         self, tenant: str, thread_id: str, run_id: str, agent: str, parent_run_id: str | None, status: RunStatus

@@ -18,6 +18,7 @@ import pytest
 from aiohttp import web
 from sqlalchemy import select
 
+from adapters.errors import RequestError
 from agent_server.runs.webhooks import Webhooks, key_of
 from agent_server.store import Store, callbacks, schema
 from agent_server.store.callbacks import Callback
@@ -103,6 +104,57 @@ async def test_the_end_is_told_signed_and_again_until_it_is_taken(url: str, cert
     for secret, signature in zip((SECRET, OLDER), signatures, strict=True):
         over = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + content
         assert signature == "v1," + base64.b64encode(hmac.digest(key_of(secret), over, hashlib.sha256)).decode()
+
+
+async def test_a_run_whose_webhook_cannot_be_kept_does_not_begin(url: str, certificate: Any, monkeypatch: Any) -> None:
+    receiver, real = Receiver(204), callbacks.register
+
+    async def failing(connection: Any, callback: Callback) -> None:
+        await real(connection, callback)
+        raise RequestError("unavailable", "The store is full.")
+
+    async with receiving(receiver, certificate, monkeypatch) as port, gateway(url, port, certificate) as running:
+        with monkeypatch.context() as patched:
+            patched.setattr(callbacks, "register", failing)
+            refused = await begin(running, port)
+        assert (refused.status_code, running.server.runs.active) == (503, 0) and "store is full" in refused.text
+        assert await running.server.store.runs("", "t-r1") == []
+        again = await begin(running, port)
+        _, content = await receiver.told.get()
+    assert again.status_code == 202 and json.loads(content)["type"] == "run.finished" and receiver.told.empty()
+
+
+async def test_the_end_of_a_run_that_never_began_is_told(url: str, certificate: Any, monkeypatch: Any) -> None:
+    receiver = Receiver(204)
+
+    async def refuse(run: Any) -> None:
+        raise RequestError("content_filter", "This may not be asked.")
+
+    async with receiving(receiver, certificate, monkeypatch) as port, gateway(url, port, certificate) as running:
+        running.server.runs._screen = refuse
+        answer = await begin(running, port)
+        _, content = await receiver.told.get()
+        (kept,) = await running.server.store.runs("", "t-r1")
+        messages = await running.server.store.messages("", "t-r1")
+    assert answer.status_code == 202 and json.loads(content)["type"] == "run.failed"
+    assert (kept.status, kept.error, messages) == ("failed", "content_filter", [])
+
+
+async def test_the_end_of_an_earlier_run_of_that_id_is_not_told(url: str, certificate: Any, monkeypatch: Any) -> None:
+    receiver, held = Receiver(204), asyncio.Event()
+
+    async def hold(run: Any) -> None:
+        await held.wait()
+
+    async with receiving(receiver, certificate, monkeypatch) as port, gateway(url, port, certificate) as running:
+        await begin(running, port)
+        first = json.loads((await receiver.told.get())[1])
+        running.server.runs._screen = hold
+        await begin(running, port)
+        due = await running.server.store.read(lambda connection: callbacks.due(connection, 2**62, 9))
+        held.set()
+        second = json.loads((await receiver.told.get())[1])
+    assert due == [] and first["data"]["createdAt"] <= second["data"]["createdAt"] and receiver.told.empty()
 
 
 async def test_what_was_not_told_is_told_by_the_next_server(url: str, certificate: Any, monkeypatch: Any) -> None:
