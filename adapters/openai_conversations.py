@@ -97,12 +97,14 @@ def read_metadata(value: object) -> dict[str, str]:
 
 
 def _checked(items: list[Item], new_id: Callable[[str], str], limits: Limits = DEFAULT_LIMITS) -> list[Item]:
-    """Items that a response could be asked with. What media a model takes is checked when it is asked."""
+    """Items that a response could be asked with. What media a model takes, and what compaction items hold, is checked
+    when it is asked."""
     if len(items) > MAX_ADDED:
         raise wrong("items", f"must have at most {MAX_ADDED} items")
     if items:
         try:
-            read_input(items, new_id=new_id, limits=limits, media=("image", "audio", "video", "document"))
+            every = ("image", "audio", "video", "document")
+            read_input(items, new_id=new_id, limits=limits, media=every, opened=str)
         except RequestError as error:
             place = "items" + (error.param or "input").removeprefix("input")
             raise RequestError(error.kind, error.message.replace(error.param or "input", place, 1), place) from None

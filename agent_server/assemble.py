@@ -62,7 +62,7 @@ def build_server(settings: Settings, *, agents: Sequence[object] = (), engine: E
         found = serve_named(
             named,
             model,
-            sealer=sealer(settings),
+            sealer=(shared := sealer(settings)),
             limits=settings.tools,
             models=models.models,
             guards=guards,
@@ -94,6 +94,7 @@ def build_server(settings: Settings, *, agents: Sequence[object] = (), engine: E
         model=model,
         models=models.models,
         pool=models.pool,
+        sealer=shared,
         make_agent=partial(plain_agent, settings, guards),
         agents=served,
         runs=runs,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from adapters.errors import RequestError
+from agent_server.agent.sealing import Sealer
 from agent_server.audit import AuditLog, use_audit
 from agent_server.auth import Authority, Quotas
 from agent_server.engine.protocol import EngineStatus
@@ -97,6 +98,8 @@ class Server:
     webhooks: Webhooks | None = None
     make_agent: Callable[[str, AnyModel], ServesRuns] | None = None
     """Makes the agent that is a model alone, for one that comes while the server runs."""
+    sealer: Sealer = field(default_factory=Sealer)
+    """Seals what a client keeps for this server."""
     closing: bool = False
     on_stop: Callable[[], None] | None = None
     _starting: asyncio.Task[None] | None = None

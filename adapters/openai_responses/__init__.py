@@ -1,5 +1,6 @@
 """OpenAI's Responses."""
 
+from adapters.openai_responses.compacted import COMPACT_FIELDS, compacted_body, parse_compact, summary_run
 from adapters.openai_responses.items import referenced, response_of
 from adapters.openai_responses.responses_fields import FIELDS
 from adapters.openai_responses.responses_inbound import Continuation, ResponseFlags, parse, with_history
@@ -7,18 +8,22 @@ from adapters.openai_responses.responses_outbound import ResponseIdentity, Respo
 from adapters.openai_responses.stored import ResponseRecord, deleted_body, item_list, read_query
 
 __all__ = [
+    "COMPACT_FIELDS",
     "FIELDS",
     "Continuation",
     "ResponseFlags",
     "ResponseIdentity",
     "ResponseRecord",
     "ResponseStream",
+    "compacted_body",
     "deleted_body",
     "item_list",
     "parse",
+    "parse_compact",
     "read_query",
     "referenced",
     "response_object",
     "response_of",
+    "summary_run",
     "with_history",
 ]

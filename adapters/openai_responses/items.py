@@ -7,7 +7,7 @@ its reasoning before it, as the model wrote it.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -36,6 +36,16 @@ from adapters.sealed import unwrap
 Items = Mapping[str, Mapping[str, object]]
 """Items of stored responses by their ids."""
 MAX_REFERENCES = 256
+COMPACTION = "cmp"
+"""Prefix of the ids of compaction items, and of the messages that they are told as."""
+SUMMARY_ASKED = "Summarise our conversation so far."
+Opened = Callable[[str], str | None]
+"""The summary in a compaction item's `encrypted_content`; None for one that was not sealed here, for this tenant."""
+
+
+def unknown_seal(_: str) -> None:
+    """For those who have no keys."""
+    return None
 
 
 class _Reference(msgspec.Struct):
@@ -82,9 +92,10 @@ def read_input(
     media: Collection[str] = (),
     items: Items = MappingProxyType({}),
     before: Sequence[Mapping[str, object]] = (),
+    opened: Opened = unknown_seal,
 ) -> list[Placed]:
     """`input` as messages with their places; `items` are those that it may refer to, `before` those of the conversation
-    that it goes on with. Raises RequestError("invalid_request") naming the item."""
+    that it goes on with; `opened` reads compaction items. Raises RequestError("invalid_request") naming the item."""
     if isinstance(value, str) and before:
         value = [{"role": "user", "content": value}]
     if isinstance(value, str):
@@ -93,7 +104,7 @@ def read_input(
         raise wrong("input", "must be text or an array of items")
     if len(value) > limits.messages:
         raise wrong("input", f"must have at most {limits.messages} items")
-    reader = _ItemsReader(new_id, limits, media, items)
+    reader = _ItemsReader(new_id, limits, media, items, opened)
     for item in before:
         reader.read(dict(item), "conversation")
     for index, item in enumerate(value):
@@ -104,8 +115,9 @@ def read_input(
 class _ItemsReader:
     """`messages` grows; `_turn` is the assistant message that calls may still join."""
 
-    def __init__(self, new_id: NewId, limits: Limits, media: Collection[str], items: Items) -> None:
+    def __init__(self, new_id: NewId, limits: Limits, media: Collection[str], items: Items, opened: Opened) -> None:
         self._items = items
+        self._opened = opened
         self.messages: list[Placed] = []
         self._new_id = new_id
         self._limits = limits
@@ -128,6 +140,8 @@ class _ItemsReader:
                 self._add(self._output(item, at), at)
             case "reasoning":
                 self._add(self._reasoning(item, at), at)
+            case "compaction":
+                self._compaction(item, at)
             case "item_reference":
                 self._referred(item, at)
             case _:
@@ -185,6 +199,19 @@ class _ItemsReader:
             or self._said(item.get("summary"), f"{at}.summary"),
             encrypted_value=seal.value if seal else sealed or None,
         )
+
+    def _compaction(self, item: dict[str, object], at: str) -> None:
+        """A summary is told as a question and its answer, so that users and assistants still take turns, and never as
+        instructions: what users wrote is in it."""
+        sealed = item.get("encrypted_content")
+        summary = self._opened(sealed) if isinstance(sealed, str) else None
+        if summary is None:
+            message = "was not made by this server for this key, or before its encryption key changed"
+            raise wrong(f"{at}.encrypted_content", f"{message}; send the conversation itself")
+        id = self._new_id(COMPACTION)
+        self._add(UserMessage(id=f"{id}_asked", content=SUMMARY_ASKED), at)
+        self._add(AssistantMessage(id=f"{id}_summary", content=summary), at)
+        self._turn = None  # calls that follow are no part of the summary
 
     def _said(self, parts: object, at: str) -> str:
         if parts is None:

@@ -13,7 +13,7 @@ from adapters.body import convert, flag, read_object, wrong
 from adapters.client_history import NewId, Placed, put_in_order
 from adapters.custom_tools import custom_spec
 from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
-from adapters.openai_responses.items import Items, read_input, sealed_thread
+from adapters.openai_responses.items import Items, Opened, read_input, sealed_thread, unknown_seal
 from adapters.openai_responses.responses_fields import FIELDS
 from adapters.request_fields import check_names, check_values
 from adapters.request_options import read_options
@@ -60,17 +60,37 @@ def parse(
     media: Collection[str] = (),
     items: Items = MappingProxyType({}),
     before: Sequence[Mapping[str, object]] = (),
+    opened: Opened = unknown_seal,
 ) -> Inbound:
     """The input's own messages; `with_history` puts a previous response's before them. `items`: those that the input
-    refers to, see `referenced`. before: those of the conversation that it names. Raises RequestError."""
+    refers to, see `referenced`. before: those of the conversation that it names. opened: what a compaction item holds.
+    Raises RequestError."""
     values = read_object(body, limits, shape=_ResponsesHead)
     check_names(values, FIELDS)
     check_values(values, FIELDS)
+    return read_values(values, new_id=new_id, limits=limits, media=media, items=items, before=before, opened=opened)
+
+
+def read_values(
+    values: dict[str, Any],
+    *,
+    new_id: NewId,
+    limits: Limits,
+    media: Collection[str],
+    items: Items,
+    before: Sequence[Mapping[str, object]] = (),
+    opened: Opened = unknown_seal,
+) -> Inbound:
+    """As `parse`, of a body whose fields are checked. An `input` of None adds nothing to what it goes on with."""
     tools = _tools(values.get("tools"), limits)
     options, flags = _options(values, tools)
     if flags.background and not flags.store:
         raise wrong("background", "needs store: the answer could not be fetched")
-    placed = read_input(values["input"], new_id=new_id, limits=limits, media=media, items=items, before=before)
+    placed: list[Placed] = []
+    if values["input"] is not None:
+        placed = read_input(
+            values["input"], new_id=new_id, limits=limits, media=media, items=items, before=before, opened=opened
+        )
     instructions = values.get("instructions")
     if instructions is not None and not isinstance(instructions, str):
         raise wrong("instructions", "must be a string")
@@ -218,7 +238,7 @@ def _flags(
         items = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": items}]}]
     return ResponseFlags(
         echo=_echo(values, options, reasoning),
-        items=items,
+        items=items or [],
         previous=previous,
         conversation=conversation,
         background=flag(values, "background"),

@@ -260,6 +260,14 @@ class InputTokens(Struct):
     input_tokens: int
 
 
+class CompactedResponse(Struct):
+    id: str
+    object: Literal["response.compaction"]
+    created_at: int
+    output: list[dict[str, Any]]
+    usage: dict[str, Any]
+
+
 class ResponseInputTokens(Struct):
     object: Literal["response.input_tokens"]
     input_tokens: int

@@ -322,7 +322,12 @@ OPENAI: Mapping[tuple[str, str], Operation] = {
         example={"model": "default", "input": "What can you do?"},
     ),
     ("POST", "/v1/responses/compact"): Operation(
-        "OpenAI", "Refused: conversations are not compacted here", body=Free(), status=400
+        "OpenAI",
+        "A conversation made short: its user's messages and a sealed summary",
+        "The output is sent as the input of the next response.",
+        body=Fields("ResponsesCompactRequest", openai_responses.COMPACT_FIELDS, ()),
+        answer=answers.CompactedResponse,
+        example={"model": "default", "input": [{"role": "user", "content": "What can you do?"}]},
     ),
     ("GET", "/v1/responses/{id}"): Operation(
         "OpenAI",

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -27,6 +28,7 @@ from adapters.openai_responses import (
     ResponseStream,
     deleted_body,
     item_list,
+    parse_compact,
     read_query,
     referenced,
     response_object,
@@ -46,6 +48,7 @@ from agent_server.routes.answering import (
     start_runs,
     stream_answer,
 )
+from agent_server.routes.compacting import compact, opened
 from agent_server.routes.conversations_routes import Conversations, conversation_routes
 from agent_server.routes.http import guarded
 from agent_server.routes.request_body import parse_beside, read_body, read_run_body
@@ -99,14 +102,19 @@ class Responses:
         return await self._whole(request, run, identity, flags, kept)
 
     async def _inbound(self, request: Request, body: bytes) -> Inbound:
-        """The request with what it refers to: items of stored responses, and the conversation that it continues."""
+        """The request with the conversation that it names."""
+        named = conversation_of(body)
+        before = (await self.conversations.find(request.state.tenant, named)).items if named else []
+        return await self._conversation(request, body, partial(openai_responses.parse, before=before))
+
+    async def _conversation(self, request: Request, body: bytes, parse: Callable[..., Inbound]) -> Inbound:
+        """The request with the items of stored responses that it refers to, and the response that it continues."""
         tenant, size = request.state.tenant, len(body)
         items = await self._items(tenant, await parse_beside(size, referenced, body))
-        named = conversation_of(body)
-        before = (await self.conversations.find(tenant, named)).items if named else []
         inbound = await parse_beside(
-            size, openai_responses.parse, body, new_id=new_id, items=items, before=before, media=self.server.takes
-        )
+            size, parse, body, new_id=new_id, items=items, media=self.server.takes,
+            opened=partial(opened, self.server, tenant),
+        )  # fmt: skip
         return await self._continued(inbound, tenant)
 
     async def _items(self, tenant: str, ids: list[str]) -> dict[str, dict[str, object]]:
@@ -222,8 +230,8 @@ class Responses:
         return answer({"object": "response.input_tokens", "input_tokens": tokens})
 
     async def compact(self, request: Request) -> Response:
-        message = "Conversations are not compacted here; send the items that are to be kept."
-        raise RequestError("invalid_request", message)
+        body = await read_run_body(self.server, request)
+        return await compact(self.server, request, await self._conversation(request, body, parse_compact))
 
     # ---- stored responses -------------------------------------------------------------------------------------------
 

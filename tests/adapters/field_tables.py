@@ -14,7 +14,7 @@ from anthropic.types import message_create_params
 from openai.types import completion_create_params, embedding_create_params
 from openai.types.audio import transcription_create_params
 from openai.types.chat import completion_create_params as chat_create_params
-from openai.types.responses import response_create_params
+from openai.types.responses import response_compact_params, response_create_params
 
 from adapters import (
     anthropic_messages,
@@ -73,6 +73,12 @@ TABLES = (
         anthropic_messages.FIELDS,
     ),
 )
+COMPACT = Table(
+    "A shorter conversation",
+    "/v1/responses/compact",
+    keys(response_compact_params.ResponseCompactParams),
+    openai_responses.COMPACT_FIELDS,
+)
 EMBEDDINGS = Table(
     "Embeddings",
     "/v1/embeddings",
@@ -105,8 +111,9 @@ def table_text(table: Table) -> str:
     own = [name for name in table.fields if name not in table.package]
     lines = [f"\n## {table.title}: `POST {table.path}`\n", "| field | | note |", "|---|---|---|"]
     lines += [_row(name, table.fields[name]) for name in sorted(table.package)]
-    lines += ["\nBeyond the protocol:\n", "| field | | note |", "|---|---|---|"]
-    lines += [_row(name, table.fields[name]) for name in sorted(own)]
+    if own:
+        lines += ["\nBeyond the protocol:\n", "| field | | note |", "|---|---|---|"]
+        lines += [_row(name, table.fields[name]) for name in sorted(own)]
     return "\n".join(lines) + "\n"
 
 
@@ -120,7 +127,7 @@ def _json(value: Any) -> str:
 
 
 def document() -> str:
-    return HEAD + "".join(table_text(table) for table in (*TABLES, EMBEDDINGS, TRANSCRIPTIONS))
+    return HEAD + "".join(table_text(table) for table in (*TABLES, COMPACT, EMBEDDINGS, TRANSCRIPTIONS))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -222,3 +223,101 @@ async def test_errors_name_their_field(client: AsyncOpenAI) -> None:
         with pytest.raises(openai.BadRequestError) as caught:
             await client.responses.create(**{"model": "default", "input": "x", **fields})
         assert caught.value.param == param
+
+
+class Summariser:
+    """Answers "Noted.", or, where it is asked for a summary, what it was given to summarise of."""
+
+    def __init__(self, context: int = 4096) -> None:
+        self.summarised: list[str] = []
+        self.engine = scripted(self, context_length=context)
+
+    def __call__(self, request: Any) -> Script:
+        prompt = self.engine_text(request)
+        if "Summarise this beginning" not in prompt:
+            return Script(text="Noted.")
+        self.summarised.append(prompt)
+        return Script(text=f"Summary {len(self.summarised)}: the ship is the Fram.")
+
+    def engine_text(self, request: Any) -> str:
+        return str(self.prompts.detokenize(request.prompt_token_ids))
+
+    prompts: Any = None
+
+
+@contextlib.asynccontextmanager
+async def summarising(context: int = 4096) -> AsyncIterator[tuple[Summariser, Running, AsyncOpenAI]]:
+    script = Summariser(context)
+    async with serving(script.engine) as running, client_of(running) as client:
+        script.prompts = running.server.model.prompts
+        yield script, running, client
+
+
+TALK: list[Any] = [
+    {"role": "developer", "content": "Be brief."},
+    {"role": "user", "content": "My ship is the Fram."},
+    {"role": "assistant", "content": "A fine ship."},
+    {"type": "function_call", "call_id": "c1", "name": "get_weather", "arguments": '{"city": "Oslo"}'},
+    {"type": "function_call_output", "call_id": "c1", "output": "sunny"},
+]
+
+
+async def test_a_compacted_conversation_is_gone_on_with() -> None:
+    async with summarising() as (script, running, client):
+        made = await client.responses.compact(model="default", input=TALK, instructions="Speak of ships.")
+        assert made.object == "response.compaction" and made.id.startswith("resp_")
+        assert [(item.type, getattr(item, "role", None)) for item in made.output] == [
+            ("message", "developer"), ("message", "user"), ("compaction", None),
+        ]  # fmt: skip
+        sealed = made.output[-1]
+        assert sealed.type == "compaction" and "Fram" not in sealed.encrypted_content
+        assert made.usage.input_tokens > 20 and made.usage.output_tokens > 4
+        assert made.usage.total_tokens == made.usage.input_tokens + made.usage.output_tokens
+        (summarised,) = script.summarised
+        for part in ("Speak of ships.", "A fine ship.", "calls get_weather", "tool: sunny"):
+            assert part in summarised
+        items: list[Any] = [item.model_dump(exclude_none=True, warnings=False) for item in made.output]
+        items.append({"role": "user", "content": "Which ship?"})
+        answered = await client.responses.create(model="default", input=items)
+        assert answered.output_text == "Noted."
+        prompt = script.engine_text(running.engine.requests[-1])
+        assert "Summary 1: the ship is the Fram." in prompt and prompt.count("My ship is the Fram.") == 1
+        assert "A fine ship." not in prompt and "sunny" not in prompt
+        again = await client.responses.compact(model="default", previous_response_id=answered.id)
+        assert [getattr(item, "role", None) for item in again.output] == ["developer", "user", "user", None]
+        assert "Summary 1: the ship is the Fram." in script.summarised[1]
+        counted = await client.responses.input_tokens.count(model="default", input=items)
+        assert counted.input_tokens == len(running.engine.requests[1].prompt_token_ids)
+
+
+async def test_what_is_longer_than_the_context_is_summarised_in_pieces() -> None:
+    async with summarising(context=600) as (script, running, client):
+        talk: list[Any] = []
+        for number in range(12):
+            talk += [{"role": "user", "content": f"Number {number}: " + "word " * 40}]
+            talk += [{"role": "assistant", "content": f"I have number {number}."}]
+        made = await client.responses.compact(model="default", input=talk)
+        assert len(made.output) == 13 and len(script.summarised) > 2
+        for earlier, prompt in enumerate(script.summarised[1:], 1):
+            assert f"Summary {earlier}: the ship" in prompt
+        assert made.usage.input_tokens == sum(len(each.prompt_token_ids) for each in running.engine.requests)
+
+
+async def test_a_compaction_item_that_was_not_sealed_here_is_refused() -> None:
+    async with summarising() as (_, _, client):
+        item: Any = {"type": "compaction", "encrypted_content": "gAAAA"}
+        with pytest.raises(openai.BadRequestError, match="send the conversation itself") as caught:
+            await client.responses.create(model="default", input=[item])
+        assert caught.value.param == "input.0.encrypted_content"
+        with pytest.raises(openai.BadRequestError, match="input is required"):
+            await client.responses.compact(model="default")
+        with pytest.raises(openai.BadRequestError, match="temperature"):
+            await client.responses.compact(model="default", input="x", extra_body={"temperature": 1})
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.compact(model="default", previous_response_id="resp_none")
+
+
+async def test_a_summary_that_fails_is_an_error() -> None:
+    async with serving(scripted([Script(text=" ")])) as running, client_of(running) as client:
+        with pytest.raises(openai.InternalServerError, match="no summary"):
+            await client.responses.compact(model="default", input="Hello")
