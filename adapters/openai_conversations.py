@@ -17,8 +17,14 @@ from adapters.openai_responses.stored import item_list
 Item = dict[str, Any]
 MAX_ADDED = 20
 """Items of one request, as in the protocol."""
+PREFIX = "conv_"
+"""Ids of conversations begin with it: they are kept in the same table as responses."""
 MAX_PAIRS, MAX_KEY, MAX_VALUE = 16, 64, 512
 """Of metadata, as in the protocol."""
+
+
+def is_conversation(id: str) -> bool:
+    return id.startswith(PREFIX)
 
 
 class ConversationRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 import sys
 import time
 from collections.abc import Callable, Container, Iterable, Mapping
@@ -24,6 +25,7 @@ PREFIX = "agent_server:"
 OUTAGES = frozenset({"OperationalError", "InterfaceError", "PostgresConnectionError", "CannotConnectNowError"})
 """Classes of SQLAlchemy, sqlite3, asyncpg and redis that say that a server or a file is not there, besides OSError."""
 MAX_LINE = 500
+CONTROLS = re.compile("[\\x00-\\x1f\\x7f-\\x9f\u2028\u2029]")
 SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 
 
@@ -149,7 +151,11 @@ class RepeatFilter(logging.Filter):
 
 class LineFormatter(logging.Formatter):
     """One line a record, and a trace behind it where the fault may be ours; a database or a network that is not there
-    is told by the exception's own first line."""
+    is told by the exception's own first line. What ends a line, or steers a terminal, is written as its escape: a path
+    that a client asked for may hold it."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return CONTROLS.sub(lambda found: ascii(found[0])[1:-1], super().formatMessage(record))
 
     def format(self, record: logging.LogRecord) -> str:
         error = _error_of(record)

@@ -127,6 +127,8 @@ class _ItemsReader:
     def read(self, item: object, at: str) -> None:
         if not isinstance(item, dict):
             raise wrong(at, "must be an object")
+        if not isinstance(item.get("id") or "", str):
+            raise wrong(f"{at}.id", "must be a string")
         kind = item.get("type") or ("message" if "role" in item else None)
         match kind:
             case "message":

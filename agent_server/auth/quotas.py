@@ -53,10 +53,12 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Admission(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that may begin. caller: who asks, for counting runs. spent: to be told its tokens when it has ended."""
+    """A run that may begin. caller: who asks, for counting runs. most_tokens: of one answer; 0 sets no limit.
+    spent: to be told its tokens when it has ended."""
 
     options: GenerationOptions
     caller: str
+    most_tokens: int
     spent: Callable[[int], None]
 
 
@@ -121,6 +123,7 @@ class Quotas:
         return Admission(
             options=_shortened(options, quota.max_tokens),
             caller=caller,
+            most_tokens=quota.max_tokens,
             spent=lambda used: self._spend(tokens, used),
         )
 

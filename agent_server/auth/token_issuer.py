@@ -148,7 +148,8 @@ class Issuer:
             header = jwt.get_unverified_header(token)
         except jwt.PyJWTError:
             raise _refused("it cannot be read") from None
-        if header.get("alg") not in ALGORITHMS:
+        algorithm: object = header.get("alg")  # any JSON value: nothing of it has been checked yet
+        if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
             raise _refused("it is not signed with a published key")
         key = await self._keys.find(header.get("kid"))
         if key is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from itertools import chain
 
 from ag_ui.core import AssistantMessage, DocumentPart, Message, RunAgentInput
 
@@ -29,7 +30,7 @@ async def screen(guards: Guards, input: RunAgentInput, options: GenerationOption
     if raw is not None and not isinstance(raw, str):
         raise RequestError("invalid_request", IDS, "prompt")
     newest = "\n\n".join(text for message in _after_answer(input.messages) for text in _said(message))
-    await guards.check_prompt(_texts(input, raw), raw or newest)
+    await guards.check_prompt(chain(_texts(input, raw), _options_texts(options)), raw or newest)
 
 
 async def _screen_documents(guards: Guards, messages: Sequence[Message], opened: Opened) -> None:
@@ -63,10 +64,12 @@ def _texts(input: RunAgentInput, raw: str | None) -> Iterator[str]:
         yield raw
     for message in input.messages:
         yield from _said(message)
+        yield getattr(message, "name", None) or ""
         for call in getattr(message, "tool_calls", None) or ():
             yield call.function.name
             yield Unescaped().read(call.function.arguments)
     for tool in input.tools or ():
+        yield tool.name
         yield tool.description
         yield from strings(tool.parameters)
     for each in input.context or ():
@@ -74,6 +77,16 @@ def _texts(input: RunAgentInput, raw: str | None) -> Iterator[str]:
     for answer in input.resume or ():
         yield from strings(answer.payload)
     yield from strings(input.state)
+    yield from strings(input.forwarded_props)  # agents of other frameworks are given them
+
+
+def _options_texts(options: GenerationOptions) -> Iterator[str]:
+    """What templates write besides the conversation: their variables, and the shape that an answer must have."""
+    yield from strings(options.template_kwargs)
+    yield from options.tool_grammars.values()
+    if options.response_format is not None:
+        yield options.response_format.name or ""
+        yield from strings(options.response_format.value)
 
 
 def _said(message: Message) -> Iterator[str]:

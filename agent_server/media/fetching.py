@@ -31,7 +31,7 @@ def is_public(address: str) -> bool:
         inner = found.ipv4_mapped or found.sixtofour or (found.teredo[1] if found.teredo else None)
         if inner is not None and not (inner.is_global and not inner.is_multicast):
             return False
-        if found in NAT64:
+        if found in NAT64 or found.is_site_local or found.packed[:12] == bytes(12):  # ::a.b.c.d (RFC 4291, 2.5.5.1)
             return False
     return found.is_global and not found.is_multicast
 

@@ -19,6 +19,7 @@ from adapters.openai_conversations import (
     Item,
     conversation_body,
     deleted_conversation,
+    is_conversation,
     items_body,
     read_change,
     read_items,
@@ -46,7 +47,7 @@ class Conversations:
     async def find(self, tenant: str, conversation_id: str) -> ConversationRecord:
         """Raises RequestError."""
         found = None
-        if conversation_id.startswith("conv_"):  # responses are kept in the same table
+        if is_conversation(conversation_id):
             found = await self._server.store.response(tenant, conversation_id)
         if found is None:
             raise RequestError("not_found", "There is no such conversation.", "conversation")

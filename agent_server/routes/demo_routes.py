@@ -22,6 +22,7 @@ from starlette.types import Scope
 from adapters import agui, side_by_side
 from adapters.errors import RequestError
 from adapters.openai_chat import ChatIdentity, ChatStream
+from agent_server.pacing import in_turns
 from agent_server.routes.http import guarded, stream_run
 from agent_server.routes.request_body import read_request
 from events.metadata import checked
@@ -116,7 +117,7 @@ def routes(server: Server) -> list[BaseRoute]:
         """An event log, one event a line, on the wires asked for."""
         events = await read_request(server, request, _read_log, starts_run=False)
         encoder = encoder_for(request, "recorded")
-        frames = [encoder.encode(event, sequence=number) for number, event in enumerate(events, 1)]
+        frames = await in_turns(encoder.encode(event, sequence=number) for number, event in enumerate(events, 1))
         return Response(b"".join([*frames, encoder.finish()]), headers={"content-type": encoder.content_type})
 
     if not settings.watching.demo:

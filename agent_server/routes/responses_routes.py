@@ -19,7 +19,7 @@ from adapters import openai_responses
 from adapters.errors import RequestError
 from adapters.frame_json import json_bytes
 from adapters.inbound import Inbound
-from adapters.openai_conversations import conversation_of
+from adapters.openai_conversations import conversation_of, is_conversation
 from adapters.openai_responses import (
     Continuation,
     ResponseFlags,
@@ -72,7 +72,7 @@ class Responses:
     def __init__(self, server: Server, conversations: Conversations) -> None:
         self.server = server
         self.conversations = conversations
-        self._keeping: set[asyncio.Task[None]] = set()
+        self._keeping: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     async def create(self, request: Request) -> Response:
         body = await read_run_body(self.server, request)
@@ -181,8 +181,8 @@ class Responses:
         )
         await self._save(run.tenant, record)
         task = asyncio.create_task(self._keep_end(run, identity, record))
-        self._keeping.add(task)
-        task.add_done_callback(self._keeping.discard)
+        self._keeping[run.tenant, record.id] = task
+        task.add_done_callback(lambda _: self._keeping.pop((run.tenant, record.id), None))
         task.add_done_callback(lambda _: release())
         return Keeping(task)
 
@@ -220,7 +220,7 @@ class Responses:
         return found
 
     async def _stored(self, tenant: str, response_id: str) -> ResponseRecord | None:
-        found = await self.server.store.response(tenant, response_id)
+        found = None if is_conversation(response_id) else await self.server.store.response(tenant, response_id)
         return None if found is None else msgspec.convert(found, ResponseRecord)
 
     async def count(self, request: Request) -> Response:
@@ -262,7 +262,8 @@ class Responses:
         if (run := await self._run(record, tenant)) is not None and not run.finished:
             await run.cancel()
             await run.wait()
-            await asyncio.gather(*self._keeping)
+            if (keeping := self._keeping.get((tenant, response_id))) is not None:  # of no other response
+                await asyncio.wait({keeping})
         await self.server.store.delete_response(tenant, response_id)
         return Response(deleted_body(response_id), media_type="application/json")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from adapters.part_kinds import check_parts
 from adapters.tokenize import detokenize_body, parse_detokenize, parse_tokenize, tokenize_body
 from agent_server.engine.protocol import EngineError
 from agent_server.ids import new_id
+from agent_server.pacing import in_turns
 from agent_server.routes.answering import expected_context, model_for
 from agent_server.routes.http import guarded
 from agent_server.routes.request_body import read_body, read_request
@@ -47,6 +49,15 @@ def token_ids(prompts: PromptBuilder, inbound: Inbound) -> list[int]:
         raise RequestError(error.kind, error.message, error.param) from None
 
 
+def token_texts(prompts: PromptBuilder, tokens: Sequence[int]) -> Iterator[str]:
+    """The text of each token, looked up once."""
+    known: dict[int, str] = {}
+    for token in tokens:
+        if token not in known:
+            known[token] = prompts.detokenize([token])
+        yield known[token]
+
+
 def rendered(prompts: PromptBuilder, inbound: Inbound, wire: Wire) -> Prompt:
     """The prompt of a request. Raises RequestError."""
     check_parts(inbound.input.messages, ())
@@ -73,7 +84,7 @@ def routes(server: Server) -> list[BaseRoute]:
         inbound = await read_request(server, request, partial(parse_tokenize, new_id=new_id), starts_run=False)
         prompts = await loaded(server, inbound.options.model)
         tokens = await run_in_threadpool(token_ids, prompts, inbound)
-        strings = [prompts.detokenize([token]) for token in tokens] if inbound.extra.strings else None
+        strings = await in_turns(token_texts(prompts, tokens)) if inbound.extra.strings else None
         length = await expected_context(model_for(server, inbound.options.model))
         return Response(tokenize_body(tokens, length, strings), media_type="application/json")
 

@@ -179,6 +179,7 @@ class RunManager:
             limits=self.limits.log,
             whole=whole,
             caller="" if admission is None else admission.caller,
+            most_tokens=0 if admission is None else admission.most_tokens,
         )
         await self._begin(run, runnable, admission=admission, warnings=warnings, also=also)
         return run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 from ag_ui.core import Message, RunAgentInput
@@ -31,7 +31,7 @@ class Run:
 
     `grace` is in seconds: how long the run lives on when its last reader is gone; None: for ever. whole: its messages
     are the whole conversation, so that nothing that its thread holds is missing from them. caller: who asked for
-    it, for counting. begins: see `EventLog`.
+    it, for counting. most_tokens: of one answer, as its caller's key allows; 0: any. begins: see `EventLog`.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class Run:
         limits: LogLimits,
         whole: bool = False,
         caller: str = "",
+        most_tokens: int = 0,
         begins: int = 0,
     ) -> None:
         self.id = input.run_id
@@ -55,6 +56,7 @@ class Run:
         self.tenant = tenant
         self.whole = whole
         self.caller = caller
+        self._most_tokens = most_tokens
         self.state: State = "created"
         self.log = EventLog(limits, begins)
         self.controls = Controls()
@@ -136,7 +138,9 @@ class Run:
         return not self.finished and await self.controls.resume()
 
     async def modify(self, changes: dict[str, object]) -> bool:
-        """Change sampling parameters from the next token on; RequestError("invalid_request") for unknown ones."""
+        """Change sampling parameters from the next token on; RequestError("invalid_request") for unknown ones, and for
+        more tokens than the run's key allows."""
+        check_tokens(changes, self._most_tokens)
         return not self.finished and await self.controls.modify(changes)
 
     def stop(self, reason: StopReason) -> bool:
@@ -194,6 +198,13 @@ def _size_of(message: Message) -> int:
     if isinstance(content, list):
         return 500 + sum(len(part.text if part.type == "text" else part.source.value) + 200 for part in content)
     return 500 + sum(len(call.function.arguments) for call in getattr(message, "tool_calls", None) or ())
+
+
+def check_tokens(changes: Mapping[str, object], most: int) -> None:
+    """RequestError("invalid_request") for a limit on tokens above `most`, or for taking it away; 0 allows all."""
+    asked = changes.get("max_tokens", 0)
+    if most and (not isinstance(asked, int) or asked > most):
+        raise RequestError("invalid_request", f"This key may ask for {most} tokens at most.", "max_tokens")
 
 
 def check_position(log: EventLog, after: int) -> None:

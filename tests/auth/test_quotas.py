@@ -90,6 +90,26 @@ async def test_runs_at_once_and_the_length_of_an_answer(tmp_path: Path):
         assert (await ask("small", max_tokens=8)).status_code == 200
 
 
+@pytest.mark.parametrize("most", [9, 1000, None])
+async def test_a_run_s_answer_is_not_lengthened_beyond_what_its_key_allows(tmp_path: Path, most: int | None):
+    engine = scripted([Script(text="x" * 400, delay=0.05)])
+    async with asking_as(tmp_path, engine, key("small", max_tokens=8), key("free")) as ask:
+        message = {"id": "m", "role": "user", "content": "Hi"}
+        body = {"threadId": "t", "protocolVersion": "1.0", "messages": [message], "tools": [], "context": []}
+        going = [asyncio.create_task(ask(name, path="/agui", **body, runId=name)) for name in ("small", "free")]
+        while len(engine.requests) != 2:
+            await asyncio.sleep(0.01)
+        answers = []
+        for name in ("small", "free"):
+            url = f"{ask.url}/agui/runs/{name}/modify"
+            async with httpx.AsyncClient(headers={"x-api-key": "free"}) as client:
+                answers.append(await client.post(url, json={"max_tokens": most}))
+        ends = [await each for each in going]
+    assert [each.status_code for each in answers] == [400, 202], [each.text for each in answers]
+    assert "8 tokens at most" in answers[0].text
+    assert '"outputTokens":8' in ends[0].text
+
+
 async def test_runs_on_a_websocket_are_requests(tmp_path: Path):
     async with asking_as(tmp_path, None, key("small", requests_per_minute=1)) as ask:
         address = ask.url.replace("http", "ws") + "/agui/ws?api_key=small"

@@ -105,7 +105,7 @@ async def test_the_claims_are_named_by_settings(house: TestIssuer):
     assert (found.tenant, found.scopes, house.asked) == ("ada", {"use"}, [f"{URL}/direct"])
 
 
-def forged(house: TestIssuer, algorithm: str, sign: Any) -> str:
+def forged(house: TestIssuer, algorithm: Any, sign: Any) -> str:
     def part(value: Any) -> bytes:
         return base64.urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=")
 
@@ -131,6 +131,8 @@ BAD = {
     "none": (lambda house: forged(house, "none", lambda _: b""), "published key"),
     "hmac": (hmac_with_the_public_key, "published key"),
     "algorithm of another key": (lambda house: house.token(EC, algorithm="ES256"), "signature"),
+    "algorithms": (lambda house: forged(house, ["RS256"], lambda _: b""), "published key"),
+    "algorithm of no kind": (lambda house: forged(house, {}, lambda _: b""), "published key"),
     "changed": (lambda house: house.token()[:-8] + "AAAAAAAA", "signature"),
     "no jwt": (lambda house: "ey.x.y", "cannot be read"),
     "no tenant": (lambda house: house.token(tenant=None), "no tenant"),

@@ -60,6 +60,40 @@ async def test_a_forbidden_prompt_is_refused_and_never_reaches_the_model(url):
     assert not url.engine.requests
 
 
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": "blue\\u0020heron"}'}}
+FUNCTION = {"name": "f", "description": "", "parameters": {"type": "object", "properties": {}}}
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"enum": ["blue heron"]}}}
+PLACES: dict[str, tuple[str, dict[str, Any]]] = {
+    "an earlier message": ("/agui", {"messages": [*body(user("blue heron", "u0"))["messages"], user("Hi", "u1")]}),
+    "a call": ("/agui", {"messages": [user("Hi", "u1"), {"id": "a", "role": "assistant", "toolCalls": [CALL]}]}),
+    "a result": ("/agui", {"messages": [
+        user("Hi", "u1"), {"id": "a", "role": "assistant", "toolCalls": [{**CALL, "function": {"name": "f", "arguments": "{}"}}]},
+        {"id": "t", "role": "tool", "toolCallId": "c", "content": "a blue heron"},
+    ]}),
+    "a name": ("/agui", {"messages": [{**user("Hi", "u1"), "name": "blue heron"}]}),
+    "a tool's name": ("/agui", {"tools": [{**FUNCTION, "name": "blue heron"}]}),
+    "a tool's description": ("/agui", {"tools": [{**FUNCTION, "description": "blue heron"}]}),
+    "a tool's schema": ("/agui", {"tools": [{**FUNCTION, "parameters": {"type": "object", "title": "blue heron"}}]}),
+    "context": ("/agui", {"context": [{"description": "bird", "value": "blue heron"}]}),
+    "state": ("/agui", {"state": {"bird": ["blue heron"]}}),
+    "forwardedProps": ("/agui", {"forwardedProps": {"bird": "blue heron"}}),
+    "an answer's shape": ("/v1/chat/completions", {"messages": HELLO, "response_format": SCHEMA}),
+    "a template's variable": (
+        "/v1/chat/completions", {"messages": HELLO, "chat_template_kwargs": {"persona": "blue heron"}}
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", PLACES)
+async def test_it_is_found_wherever_it_stands(url, place):
+    path, more = PLACES[place]
+    sent = {**body(user("Hi")), **more} if path == "/agui" else {"model": "default", **more}
+    async with httpx.AsyncClient(base_url=url.url, timeout=60) as client:
+        answer = await client.post(path, json=sent)
+    assert "We do not speak of that." in answer.text, answer.text
+    assert not url.engine.requests
+
+
 async def test_agui_shows_it_and_the_thread_keeps_nothing_of_it(url):
     async with httpx.AsyncClient(base_url=url.url, timeout=60) as client:
         answer = await client.post("/agui", json=body(user("Which bird?"), thread="kept"))

@@ -79,6 +79,16 @@ def test_an_outage_is_one_line(error: Exception):
     assert log.lines[0].startswith(f"the store failed: {type(error).__name__}: ")
 
 
+def test_what_a_client_wrote_begins_no_line_of_its_own():
+    log = Log()
+    log.say(
+        "unhandled error on GET %s", "/v1/x\n2026-01-01 INFO all is well\r\x1b[2K\u2028é", error=raised(ValueError())
+    )
+    first, *trace = log.lines[0].split("\n")
+    assert first == r"unhandled error on GET /v1/x\n2026-01-01 INFO all is well\r\x1b[2K\u2028é"
+    assert trace[0].startswith("Traceback")
+
+
 def test_a_fault_of_ours_keeps_its_trace():
     log = Log()
     log.say("unhandled", error=raised(ZeroDivisionError("it")))
