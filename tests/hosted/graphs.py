@@ -75,6 +75,16 @@ def book(place: str) -> str:
     return f"Booked {place}: {first}, {second}"
 
 
+@tool
+def reserve(place: str) -> str:
+    """Reserve a room, if a person agrees."""
+    answer = interrupt({"message": f"Reserve {place}?"})
+    return f"Reserved {place}" if answer["approved"] else f"Not reserved {place}"
+
+
+TOOLS = (weather, book, reserve)
+
+
 def script(messages: list[BaseMessage]) -> Any:
     last = messages[-1]
     if last.type == "tool":
@@ -97,7 +107,7 @@ def graph(*, checkpointer: Any = None, say: Callable[[list[BaseMessage]], Any] =
 
     builder = StateGraph(State)
     builder.add_node("talk", talk)
-    builder.add_node("tools", ToolNode([weather, book], handle_tool_errors=True))
+    builder.add_node("tools", ToolNode(list(TOOLS), handle_tool_errors=True))
     builder.add_edge(START, "talk")
     builder.add_conditional_edges("talk", _next)
     builder.add_edge("tools", "talk")
@@ -110,4 +120,5 @@ def graph(*, checkpointer: Any = None, say: Callable[[list[BaseMessage]], Any] =
 def _next(state: State) -> str:
     """Calls of tools that are not the graph's are the client's."""
     calls = getattr(state["messages"][-1], "tool_calls", ())
-    return "__end__" if any(call["name"] not in ("weather", "book") for call in calls) else tools_condition(state)
+    own = {each.name for each in TOOLS}
+    return "__end__" if any(call["name"] not in own for call in calls) else tools_condition(state)
