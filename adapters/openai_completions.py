@@ -16,7 +16,7 @@ from adapters.frame_json import json_bytes, json_string
 from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
 from adapters.openai_chat.chat_inbound import read_stream_options
 from adapters.openai_chat.chat_outbound import ANSWERED, DONE, error_object, stop_text, wire_finish
-from adapters.openai_tokens import combined_usage, prompt_logprobs, timings_object
+from adapters.openai_tokens import combined_usage, progress_object, prompt_logprobs, timings_object
 from adapters.request_fields import (
     BOOLEAN,
     INTEGER,
@@ -34,7 +34,7 @@ from adapters.request_fields import (
 from adapters.request_options import read_options
 from adapters.response_shape import llama_shape
 from events.metadata import Scored, tokens_of
-from events.vocabulary import Event, RunError, RunFinished, TextMessageContent, TokenUsage
+from events.vocabulary import PROGRESS_EVENT, Custom, Event, RunError, RunFinished, TextMessageContent, TokenUsage
 
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 128
@@ -77,6 +77,7 @@ class CompletionFlags(msgspec.Struct, frozen=True, kw_only=True):
     echo: bool = False
     prompt_logprobs: int | None = None
     timings: bool = False
+    progress: bool = False
     truncated: bool = False
     score_only: bool = False
     include_stop: bool = False
@@ -100,7 +101,8 @@ def parse(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS) -> Inb
     if (shape := llama_shape(values)) is not None:
         options = msgspec.structs.replace(options, response_format=shape)
     sampling = options.sampling
-    flags = msgspec.structs.replace(flags, prompt_logprobs=sampling.prompt_logprobs)
+    progress = options.prompt_progress
+    flags = msgspec.structs.replace(flags, prompt_logprobs=sampling.prompt_logprobs, progress=progress)
     wanted = [
         count for count in (sampling.prompt_logprobs, sampling.logprobs if flags.echo else None) if count is not None
     ]
@@ -213,6 +215,9 @@ class CompletionStream:
         match event:
             case TextMessageContent(subagent_run_id=None):
                 return self._opening(choice) + self._text(event, state)
+            case Custom(name=name, subagent_run_id=None) if name == PROGRESS_EVENT and self._flags.progress:
+                extra = b',"prompt_progress":' + json_bytes(progress_object(event.value))
+                return state.head + b'"","logprobs":null,"finish_reason":null}]' + extra + self._close
             case RunFinished():
                 return self._opening(choice) + self._finished(event, state)
             case RunError():
@@ -273,8 +278,8 @@ class CompletionStream:
             last["stop_reason"] = answer.stop
         text = json_string(stop_text(answer.stop, self._flags.include_stop))
         extra = b""
-        if self._flags.warnings:
-            extra = b',"extensions":' + json_bytes({"warnings": self._flags.warnings})
+        if warnings := [*self._flags.warnings, *answer.warnings]:
+            extra = b',"extensions":' + json_bytes({"warnings": warnings})
         if self._flags.timings:
             extra += b',"timings":' + json_bytes(timings_object(answer.metadata.timings, answer.usage))
         return state.head + text + b',"logprobs":null,' + json_bytes(last)[1:-1] + b"}]" + extra + self._close
@@ -328,8 +333,8 @@ def completion_body(runs: Sequence[Sequence[Event]], identity: CompletionIdentit
         "choices": [_choice(answer, index, identity, flags) for index, answer in enumerate(answers)],
         "usage": _usage([answer.usage for answer in answers], flags),
     }
-    if flags.warnings:
-        body["extensions"] = {"warnings": flags.warnings}
+    if warnings := [*flags.warnings, *(warning for answer in answers for warning in answer.warnings)]:
+        body["extensions"] = {"warnings": warnings}
     if flags.timings and answers:
         body["timings"] = timings_object(answers[0].metadata.timings, answers[0].usage)
     broken = next((answer for answer in answers if answer.finish in ("error", "cancelled")), None)

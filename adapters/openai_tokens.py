@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from events.metadata import Alternative, RunTimings, Scored
 from events.vocabulary import TokenUsage
@@ -25,6 +26,12 @@ def combined_usage(runs: Sequence[Sequence[TokenUsage]], n: int | None = None) -
 
 def _total(usage: Iterable[TokenUsage], name: str) -> int:
     return sum(getattr(part, name) or 0 for part in usage)
+
+
+def progress_object(value: Mapping[str, Any]) -> dict[str, object]:
+    """How far a prompt is, in llama.cpp's form."""
+    said = {"total": value["total"], "cache": value["cached"], "processed": value["processed"]}
+    return {**said, "time_ms": round(value["seconds"] * 1000, 3)}
 
 
 def timings_object(timings: RunTimings, usage: Sequence[TokenUsage]) -> dict[str, object]:

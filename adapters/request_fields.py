@@ -143,7 +143,7 @@ OTHER_SERVERS: dict[str, Field] = {
     "reasoning_format": ignored("reasoning has a field of its own"),
     "thinking_forced_open": ignored("the prompt says whether reasoning is open"),
     "parse_tool_calls": ignored("calls are always parsed"),
-    "return_progress": ignored("progress is not reported"),
+    "return_progress": honoured("`prompt_progress` in chunks before the answer, where the engine tells it", BOOLEAN),
     "timings_per_token": honoured("`timings` of the whole answer, with its end", BOOLEAN),
     "use_beam_search": refused("tokens are sampled", neutral=(False,)),
     "length_penalty": refused("it belongs to beam search", neutral=(1.0,)),

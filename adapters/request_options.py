@@ -130,6 +130,8 @@ OPTIONS: Mapping[str, tuple[str, Reader]] = {
     "boundaries": ("boundaries", one_of("lenient", "strict")),
     "token_details": ("token_details", boolean),
     "return_token_ids": ("token_details", boolean),
+    "prompt_progress": ("prompt_progress", boolean),
+    "return_progress": ("prompt_progress", boolean),
     "constrain_tools": ("constrain_tools", boolean),
     "store": ("store", boolean),
     "user": ("user", string),

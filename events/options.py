@@ -43,6 +43,7 @@ class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True):
     tool_grammars: names of tools whose argument `input` is text of a Lark grammar, with the grammar.
     stated: names of the sampling parameters that the request states, also where they say the neutral value.
     token_details: attach token ids, texts and logprobs to the events' metadata (`tokens`).
+    prompt_progress: tell how far the prompt is, where the engine can.
     continue_final_message: the last assistant message is a prefill to be continued: its text, or its reasoning where
         it has no text yet; "content" closes the reasoning of a message without text.
     generation_prompt: False renders the prompt without the beginning of an answer.
@@ -76,6 +77,7 @@ class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True):
     delivery: Literal["immediate", "adaptive"] | None = None
     boundaries: Literal["lenient", "strict"] | None = None
     token_details: bool = False
+    prompt_progress: bool = False
     constrain_tools: bool | None = None
     store: bool = True
     user: str | None = None

@@ -279,6 +279,9 @@ WAITING_EVENT = "agent_server.waiting"
 """{"behind": [run ids]}: the run was accepted and begins when those on its thread have ended."""
 LOADING_EVENT = "agent_server.loading"
 """{"model", "state", "progress"?: 0 to 1, "message"}: the run waits while its model is being loaded."""
+PROGRESS_EVENT = "agent_server.prompt_progress"
+"""{"total", "cached", "processed": tokens of the prompt, "seconds"}: how far a turn's prompt is, where it is asked
+for."""
 TAKEN_UP_EVENT = "agent_server.taken_up"
 """{"step", "calls": [call ids]}: the server that had the run ended; it goes on here with these calls. What follows,
 from RUN_STARTED on, is the whole run for whoever reads it: the conversation as it stood, and the rest."""

@@ -28,7 +28,8 @@ class ChatFlags(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: alternatives per token, None without log probabilities. named_tool: tool_choice named one function.
     functions: the request declares `functions`, as it was before tools. include_stop: a stop string that matched is
     part of the text. continuous_usage: every chunk says what was used so far. prompt_logprobs: alternatives for each
-    token of the prompt, None without them. timings: how long it took, in llama.cpp's form.
+    token of the prompt, None without them. timings: how long it took, in llama.cpp's form. progress: how far the prompt
+    is.
     custom: names of custom tools.
     """
 
@@ -42,6 +43,7 @@ class ChatFlags(msgspec.Struct, frozen=True, kw_only=True):
     continuous_usage: bool = False
     prompt_logprobs: int | None = None
     timings: bool = False
+    progress: bool = False
     custom: frozenset[str] = frozenset()
     warnings: tuple[str, ...] = ()
 
@@ -142,6 +144,7 @@ def _options(values: dict[str, object], tools: ToolList) -> tuple[GenerationOpti
         continuous_usage=bool(stream_options.continuous_usage_stats),
         prompt_logprobs=options.sampling.prompt_logprobs,
         timings=flag(values, "timings_per_token"),
+        progress=options.prompt_progress,
         custom=tools.custom,
         warnings=warnings_of(values, FIELDS),
     )

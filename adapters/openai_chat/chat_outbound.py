@@ -15,11 +15,13 @@ from adapters.custom_tools import InputText, input_of
 from adapters.errors import payload
 from adapters.frame_json import json_bytes, json_string
 from adapters.openai_chat.chat_inbound import ChatFlags
-from adapters.openai_tokens import chat_logprobs, combined_usage, prompt_logprobs, timings_object
+from adapters.openai_tokens import chat_logprobs, combined_usage, progress_object, prompt_logprobs, timings_object
 from events.metadata import Scored, error_metadata, finished_metadata, tokens_of
 from events.run_output import FinishedCall
 from events.sampling import Wire
 from events.vocabulary import (
+    PROGRESS_EVENT,
+    Custom,
     Event,
     ReasoningMessageContent,
     RunError,
@@ -277,6 +279,13 @@ class ChatStream:
         opening = b'"content":' + json_string(text) if choice.first or text else b""
         return self._delta(opening, choice, b'},"logprobs":null,' + json_bytes(last)[1:-1] + close)
 
+    def _progress(self, event: Custom, choice: _ChatChoice) -> bytes:
+        """How far the prompt is: a frame in front of the answer's first, which alone has the role."""
+        if event.name != PROGRESS_EVENT or not self._flags.progress:
+            return b""
+        extra = b',"prompt_progress":' + json_bytes(progress_object(event.value))
+        return choice.head + b'},"logprobs":null,"finish_reason":null}]' + extra + self._close_of(choice)
+
     def _error(self, event: RunError, choice: _ChatChoice) -> bytes:
         return self._broken(error_object(event), choice)
 
@@ -291,6 +300,7 @@ _HANDLERS: dict[type, Callable[[ChatStream, Any, _ChatChoice], bytes]] = {
     ToolCallStart: ChatStream._call,
     ToolCallArgs: ChatStream._arguments,
     ToolCallEnd: ChatStream._call_end,
+    Custom: ChatStream._progress,
     RunFinished: ChatStream._finished,
     RunError: ChatStream._error,
 }

@@ -26,6 +26,7 @@ from agent_server.engine.protocol import (
     GenerationRequest,
     Picture,
     Place,
+    Progress,
     Usage,
 )
 from agent_server.guardrails import Forbidden, GuardedStream, check_documents
@@ -42,7 +43,7 @@ from events.message import to_dicts
 from events.options import GenerationOptions, SamplingParams
 from events.plain import PlainTranslator
 from events.translator import Translator
-from events.vocabulary import CONTROL_EVENT, INVALID_EVENT, LOADING_EVENT, Custom
+from events.vocabulary import CONTROL_EVENT, INVALID_EVENT, LOADING_EVENT, PROGRESS_EVENT, Custom
 
 LAST_MESSAGES = 16
 """Messages of the prompt that a trace with content has."""
@@ -214,6 +215,8 @@ class TurnTaker:
         planned = await plan_constraint(prompt, controls, input, options, settings, info)
         for warning in planned.warnings:
             recorder.warn(warning)
+        if options.prompt_progress and not info.tells_progress:
+            recorder.warn("This engine does not tell how far a prompt is.")
         recorder.constrained = recorder.constrained or planned.constraint is not None
         request = GenerationRequest(
             request_id=context.new_id("gen"),
@@ -228,6 +231,7 @@ class TurnTaker:
             pictures=await self._pictures(prompt, options, held),
             adapter=self._model.adapter,
             place=Place(key=self._place) if self._place and info.keeps_places else None,
+            progress=options.prompt_progress and info.tells_progress,
         )
         recorder.turns += 1
         translator = open_translator(prompt, input, options, settings, context.new_id)
@@ -310,6 +314,8 @@ class TurnTaker:
                         finished, reason = item, item.reason
                     elif isinstance(item, Control):
                         self._emit(Custom(name=CONTROL_EVENT, value=msgspec.structs.asdict(item)))
+                    elif isinstance(item, Progress):
+                        self._emit(Custom(name=PROGRESS_EVENT, value=msgspec.structs.asdict(item)))
         except asyncio.CancelledError:
             reason = "cancelled"
             raise

@@ -122,6 +122,18 @@ class Control(msgspec.Struct, frozen=True, kw_only=True, tag="control"):
     position: int
 
 
+class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
+    """How far a prompt is, for a request with `progress`. Of its `total` tokens `processed` are computed, the `cached`
+    ones that were found in the prefix cache among them; `seconds` since the first of them was begun. The first one that
+    comes has nothing but what was cached, the last one comes in front of the first token and has the whole prompt, and
+    each has more than the one before."""
+
+    total: int
+    cached: int
+    processed: int
+    seconds: float
+
+
 class Constraint(msgspec.Struct, frozen=True, kw_only=True):
     """A grammar on the output, in the backend-neutral form that `events.grammar` builds.
 
@@ -192,6 +204,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     place: for engines whose `EngineInfo.keeps_places` is not 0. What was kept for the conversation is used, and a
     request that fills the place generates nothing. Places of the lowest priority go first when others need the room.
 
+    progress: tell how far the prompt is; for engines whose `EngineInfo.tells_progress` is True.
+
     pictures: one for each of the prompt's `EngineInfo.placeholders["image"]`, in their order. The engine puts as many
     tokens there as the picture takes, which count as the prompt's.
     """
@@ -209,9 +223,10 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     pictures: tuple[Picture, ...] = ()
     adapter: str = ""
     place: Place | None = None
+    progress: bool = False
 
 
-EngineItem = Delta | Control | Finished
+EngineItem = Delta | Control | Progress | Finished
 
 
 class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -235,6 +250,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     grammars, seeds and the penalties that count the answer alone start from zero. "no": it ignores them.
     keeps_places: for how many seconds it keeps the place of a conversation that waits; 0 where it ignores `place`.
     adapters: whether generations may name a LoRA adapter.
+    tells_progress: whether it yields Progress where a request asks for it.
     placeholders: the kinds of media that the model takes beside text ("image"), each with the token that stands for one
     of them in a prompt.
     """
@@ -249,6 +265,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     supports_modify: bool = True
     continues: Literal["exact", "plain", "no"] = "no"
     adapters: bool = False
+    tells_progress: bool = False
     placeholders: dict[str, int] = {}
     details: dict[str, Any] = {}
 
@@ -269,7 +286,7 @@ class Engine(Protocol):
         """End every generation with EngineError("unavailable") and free the device. Safe to call twice."""
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineItem, None]:
-        """Yield Delta and Control items, then exactly one Finished. Raises EngineError; `aclose()` cancels."""
+        """Yield Delta, Control and Progress, then exactly one Finished. Raises EngineError; `aclose()` cancels."""
 
     async def pause(self, request_id: str) -> bool:
         """False if no generation has this id. The stream acknowledges with Control."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from agent_server.engine.detokenizer import OutputText, Vocabulary
-from agent_server.engine.protocol import Finished, FinishReason, GenerationRequest, Timings, Usage
+from agent_server.engine.protocol import Finished, FinishReason, GenerationRequest, Progress, Timings, Usage
 from agent_server.generation.constraint import Matcher
 from agent_server.generation.leases import Terms
 from agent_server.generation.sampler import RowSampling
@@ -70,7 +70,8 @@ class Defaults:
 
 @dataclass(eq=False, slots=True)
 class Generation:
-    """`arrived`, `started`, `first`: seconds on the core's clock; None until it happens."""
+    """`arrived`, `started`, `first`: seconds on the core's clock; None until it happens. told: tokens of the prompt
+    that were last told as computed, -1 for none."""
 
     number: int
     request: GenerationRequest
@@ -89,6 +90,7 @@ class Generation:
     vocabulary: Vocabulary | None = None
     steering: Steering | None = None
     speculation: Speculation | None = None
+    told: int = -1
 
     @property
     def counted(self) -> list[int]:
@@ -161,6 +163,16 @@ class Generation:
     @property
     def settings(self) -> RowSampling:
         return RowSampling(self.params, self.seed, tuple(self.ends))
+
+    def progress(self, processed: int, now: float) -> Progress | None:
+        """How far the prompt is; None where that was told already: a prompt that lost its memory is computed again."""
+        started, total = now if self.started is None else self.started, self.sequence.prompt_length
+        processed = min(processed, total)
+        if processed <= self.told:
+            return None
+        self.told = processed
+        cached = min(self.sequence.cached or 0, total)
+        return Progress(total=total, cached=cached, processed=processed, seconds=now - started)
 
     def finished(self, reason: FinishReason, now: float) -> Finished:
         queued = (now if self.started is None else self.started) - self.arrived

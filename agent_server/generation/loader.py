@@ -216,6 +216,7 @@ def assemble(
         continues="exact",
         keeps_places=config.kept_seconds if config.kept_percent else 0.0,
         adapters=packed is not None,
+        tells_progress=True,
         placeholders={} if vision is None else {"image": vision.reader.placeholder},
         details={
             "architecture": type(getattr(model, "whole", model)).__name__,

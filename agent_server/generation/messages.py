@@ -14,6 +14,7 @@ from agent_server.engine.protocol import (
     Failure,
     Finished,
     GenerationRequest,
+    Progress,
 )
 
 # to the worker; `number` names a generation, once in a worker's life
@@ -99,7 +100,7 @@ class Adopted(msgspec.Struct, frozen=True, tag="adopted"):
     """What was asked about an adapter is done."""
 
 
-Reply = Delta | Control | Finished | Failed | Adopted
+Reply = Delta | Control | Progress | Finished | Failed | Adopted
 
 
 class Replies(msgspec.Struct, frozen=True, tag="replies"):

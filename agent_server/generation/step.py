@@ -36,6 +36,7 @@ from agent_server.generation.generation import CoreLimits, Defaults, Generation
 from agent_server.generation.masking import Masking
 from agent_server.generation.messages import Command, Compiled, Failed, Pictured, Reply
 from agent_server.generation.metrics import Counters
+from agent_server.generation.progress import PromptProgress
 from agent_server.generation.runner import Runner
 from agent_server.generation.sampler import Sampler
 from agent_server.generation.scheduler import Scheduler
@@ -75,6 +76,7 @@ class Core:
     _replies: list[tuple[int, Reply]] = field(default_factory=list)
     _flight: Flight | None = None
     masking: Masking | None = None
+    progress: PromptProgress = field(default_factory=PromptProgress)
 
     def __post_init__(self) -> None:
         if self.compiler is not None:
@@ -86,6 +88,8 @@ class Core:
         # Commands first: a generation that was cancelled must not get another step.
         self._obey()
         self._end_leases()
+        if self.progress:
+            self._tell_progress()
         if self.overlap and speculates(self):
             self._land_first()
         draft(self)
@@ -112,6 +116,13 @@ class Core:
         leases = self.scheduler.memory.leases
         if leases:
             leases.expire(self.clock())
+
+    def _tell_progress(self) -> None:
+        now = self.clock()
+        for number, processed in self.progress.reached():
+            generation = self.generations.get(number)
+            if generation is not None and (told := generation.progress(processed, now)) is not None:
+                self.say(number, told)
 
     def _fill(self, generation: Generation) -> None:
         """What a place needs is computed, and kept there."""
@@ -186,6 +197,9 @@ class Core:
             return None
         # Not before the launch: what failed must not be found by other prompts.
         self.scheduler.commit(plan)
+        for chunk in plan.chunks:
+            if (generation := self.generations[chunk.sequence.number]).request.progress and not chunk.draft:
+                self.progress.launched(generation, chunk, self.sampler.device)
         if not sequences:
             return None
         positions = [len(sequence.tokens) - sequence.prompt_length - 1 for sequence in sequences]
@@ -276,6 +290,13 @@ class Core:
                 if sequence.state == "running":
                     self._run_ahead(self.generations[sequence.number], now)
 
+    def _tell_whole(self, generation: Generation, now: float) -> None:
+        """In front of the first token: what of the prompt was not told as computed before."""
+        sequence = generation.sequence
+        for processed in (sequence.cached or 0, sequence.prompt_length):
+            if (told := generation.progress(processed, now)) is not None:
+                self.say(generation.number, told)
+
     def _run_ahead(self, generation: Generation, now: float) -> None:
         """Deliver what a grammar leaves no choice about; the model computes it as one chunk in the next step."""
         sequence = generation.sequence
@@ -296,6 +317,8 @@ class Core:
         self.counters.generation_tokens_total += 1
         if generation.first is None:
             generation.first = now
+            if generation.request.progress:
+                self._tell_whole(generation, now)
             self.counters.time_to_first_token_seconds_sum += now - generation.arrived
             self.counters.time_to_first_token_seconds_count += 1
         ends = token in generation.ends

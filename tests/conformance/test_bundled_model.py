@@ -133,6 +133,47 @@ async def test_every_token_that_was_generated_has_its_id(tools: Any):
     assert not any("prompt_token_ids" in chunk for chunk in chunks[1:])
 
 
+async def test_a_long_prompt_tells_how_far_it_is_on_each_wire():
+    """llama.cpp's `return_progress`, and the same for AG-UI."""
+    words = "word " * 200
+    asked: dict[str, Any] = {"model": "default", "max_tokens": 4, "stream": True}
+    agui = {
+        "threadId": "t", "runId": "r", "protocolVersion": "1.0", "state": {}, "context": [], "tools": [],
+        "messages": [{"id": "u", "role": "user", "content": f"b {words}"}],
+        "forwardedProps": {"max_tokens": 4, "prompt_progress": True},
+    }  # fmt: skip
+    extra = {"return_progress": True}
+    async with (
+        serving(step_tokens=80, max_batch=4) as running,
+        openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key="-") as client,
+        httpx.AsyncClient(base_url=running.url, timeout=60) as http,
+    ):
+        messages: list[Any] = [{"role": "user", "content": f"a {words}"}]
+        streams = [
+            await client.chat.completions.create(messages=messages, extra_body=extra, **asked),
+            await client.completions.create(prompt=f"c {words}", extra_body=extra, **asked),
+        ]
+        chunks = [[chunk.model_dump() async for chunk in stream] for stream in streams]  # type: ignore[attr-defined]
+        events = [json.loads(frame["data"]) for frame in sse.parse([(await http.post("/agui", json=agui)).content])]
+    if ENGINE:  # an upstream does not tell, which is said
+        assert "does not tell how far" in str(chunks[0]) and not any("prompt_progress" in str(each) for each in chunks)
+        return
+    for found in chunks:
+        reports = [chunk["prompt_progress"] for chunk in found if "prompt_progress" in chunk]
+        assert found[: len(reports)] == [chunk for chunk in found if "prompt_progress" in chunk] and len(reports) > 3
+        check_progress([(each["total"], each["cache"], each["processed"], each["time_ms"]) for each in reports])
+    values = [event["value"] for event in events if event.get("name") == "agent_server.prompt_progress"]
+    check_progress([(each["total"], each["cached"], each["processed"], each["seconds"]) for each in values])
+
+
+def check_progress(reports: list[tuple[int, int, int, float]]) -> None:
+    total, cached, first, _ = reports[0]
+    assert total > 200 and cached == first and reports[-1][2] == total
+    assert {each[:2] for each in reports} == {(total, cached)}
+    assert [each[2] for each in reports] == sorted({each[2] for each in reports})
+    assert [each[3] for each in reports] == sorted(each[3] for each in reports)
+
+
 async def test_what_other_servers_take_changes_the_models_own_answer():
     """A budget of reasoning, the model's own spelling, and a prompt that is scored, on Chat and Completions."""
     base: dict[str, Any] = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0, "max_tokens": 60}

@@ -261,11 +261,6 @@ async def test_input_is_counted(http: httpx.AsyncClient) -> None:
     assert found == {"object": "response.input_tokens", "input_tokens": told["count"]}
 
 
-async def test_compaction_is_refused_in_a_sentence(http: httpx.AsyncClient) -> None:
-    found = await http.post("/v1/responses/compact", json={"input": "Hello"})
-    assert found.status_code == 400 and "not compacted" in found.json()["error"]["message"]
-
-
 # ---- Chat's lesser used fields ------------------------------------------------------------------------------------------
 
 
@@ -341,11 +336,12 @@ async def test_a_stop_string_is_shown_where_that_is_asked_for(http: httpx.AsyncC
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 async def test_what_steers_other_servers_is_taken_with_a_warning(http: httpx.AsyncClient, path: str) -> None:
-    fields = {"cache_prompt": True, "id_slot": 0, "mirostat": 0}
+    fields = {"cache_prompt": True, "id_slot": 0, "mirostat": 0, "return_progress": True}
     told = (await post(http, path, **fields))["extensions"]["warnings"]
     assert told == [
         "cache_prompt changes nothing: prefixes are cached by their content.",
         "id_slot changes nothing: the scheduler finds a place.",
+        "This engine does not tell how far a prompt is.",
     ]
     async with http.stream("POST", path, json={**PATHS[path], **fields, "stream": True}) as answer:
         text = (await answer.aread()).decode()

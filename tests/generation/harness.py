@@ -51,6 +51,7 @@ class Driver:
         salt="",
         place=None,
         adapter="",
+        progress=False,
         **sampling,
     ):
         self.number += 1
@@ -68,6 +69,7 @@ class Driver:
             thought=thought,
             cache_salt=salt,
             adapter=adapter,
+            progress=progress,
         )
         self.items[self.number] = []
         self.core.inbox.put(Submit(self.number, request))

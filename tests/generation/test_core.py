@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from agent_server.engine.protocol import Constraint, Control, Delta, Finished
+from agent_server.engine.protocol import Constraint, Control, Delta, Finished, Progress
 from agent_server.generation.constraint import Compiler, ConstraintError
 from agent_server.generation.messages import Failed
 from tests.generation.harness import Driver, expected, prompts
@@ -435,3 +435,38 @@ def test_what_is_cached_is_found_with_the_same_salt_alone(driver):
         cached.append(driver.end(number).usage.cached_tokens > 0)
         said[salt] = [*said[salt], *driver.ids(number), 5]
     assert cached == [False, True, False, False, True, True]
+
+
+def told(driver, number):
+    items = driver.items[number]
+    reports = [item for item in items if isinstance(item, Progress)]
+    assert all(isinstance(item, Progress) for item in items[: len(reports)]), "in front of the first token"
+    return [(item.total, item.cached, item.processed) for item in reports]
+
+
+def test_a_prompt_says_how_far_it_is(driver):
+    prompt = [20 + index % 60 for index in range(75)]
+    first = driver.submit(prompt, max_tokens=3, progress=True)
+    silent = driver.submit([7, *prompt], max_tokens=3)
+    driver.finish()
+    reports = told(driver, first)
+    assert reports[0] == (75, 0, 0) and reports[-1] == (75, 0, 75)
+    assert len(reports) >= (2 if driver.core.scheduler.chunked is False else 4)
+    assert reports == sorted(set(reports)) and not told(driver, silent)
+    again = driver.submit(prompt, max_tokens=3, progress=True)
+    driver.finish()
+    reports = told(driver, again)
+    assert reports[0][1] == reports[0][2] == driver.end(again).usage.cached_tokens
+    assert reports[-1][2] == 75 and not driver.core.progress
+    assert driver.ids(again) == driver.ids(first)
+
+
+def test_a_prompt_that_is_computed_again_does_not_go_back(fresh):
+    driver = fresh("paged")
+    number = driver.submit([20 + index % 60 for index in range(75)], max_tokens=2, progress=True)
+    driver.step(3)
+    driver.core.scheduler.preempt(driver.core.generations[number].sequence)
+    driver.finish()
+    reports = told(driver, number)
+    assert [processed for _, _, processed in reports] == sorted({processed for _, _, processed in reports})
+    assert reports[-1] == (75, 0, 75)

@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 
-from agent_server.engine.protocol import Control, Delta, EngineError, EngineItem, Finished
+from agent_server.engine.protocol import Control, Delta, EngineError, EngineItem, Finished, Progress
 from agent_server.engines.replicas.flow import Flow
 from agent_server.engines.replicas.replica import Replica
 from agent_server.engines.replicas.watch import SilenceWatch
@@ -43,6 +43,8 @@ class Attempt:
             self._take(item)
         elif isinstance(item, Control):
             self.flow.acknowledged(item)
+        elif isinstance(item, Progress):
+            pass
         else:
             return self._end(item)
         return item

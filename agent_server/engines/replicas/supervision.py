@@ -144,6 +144,7 @@ def common(infos: Sequence[EngineInfo]) -> EngineInfo:
         sampling=frozenset.intersection(*(info.sampling for info in infos)),
         supports_constraints=all(info.supports_constraints for info in infos),
         supports_pause=all(info.supports_pause for info in infos),
+        tells_progress=all(info.tells_progress for info in infos),
         supports_modify=all(info.supports_modify for info in infos),
         continues=next(word for word in ("no", "plain", "exact") if word in continues),
     )
