@@ -31,6 +31,7 @@ from events.vocabulary import (
     StepStarted,
     SubagentError,
     SubagentFinished,
+    SubagentStarted,
     TextMessageContent,
     TextMessageEnd,
     TextMessageStart,
@@ -48,7 +49,7 @@ ENDS: Mapping[type, Where] = {TextMessageEnd: "text", ReasoningMessageEnd: "reas
 WHOLE: Mapping[type, Where] = {
     ToolCallStart: "arguments", ToolCallResult: "results",
     **dict.fromkeys((MessagesSnapshot, StateSnapshot, StateDelta, ActivitySnapshot, ActivityDelta, Custom, Raw,
-                     StepStarted, RunFinished, RunError, SubagentError, SubagentFinished), "text"),
+                     StepStarted, RunFinished, RunError, SubagentStarted, SubagentError, SubagentFinished), "text"),
 }  # fmt: skip
 """Events whose strings are read at once."""
 _SHORT = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
@@ -232,8 +233,7 @@ class GuardedStream:
         """Read an event's strings. Raises Forbidden."""
         if not self.guards.of(where):
             return
-        values = event.tool_call_name if isinstance(event, ToolCallStart) else msgspec.to_builtins(event)
-        for text in strings(values):
+        for text in strings(_said(event)):
             await self.guards.check(text, where)
 
     async def finish(self) -> list[Event]:
@@ -289,6 +289,17 @@ def _end_of(ender: type, begun: Event) -> Event:
     key = "tool_call_id" if ender is ToolCallEnd else "message_id"
     made: Event = ender(**{key: _id(begun), "subagent_run_id": getattr(begun, "subagent_run_id", None)})
     return made
+
+
+def _said(event: Event) -> object:
+    """What an event says: of those that begin something, their ids are left out."""
+    match event:
+        case ToolCallStart(tool_call_name=name):
+            return name
+        case SubagentStarted(name=name, description=description):
+            return [name, description]
+        case _:
+            return msgspec.to_builtins(event)
 
 
 def _id(event: Event) -> str:

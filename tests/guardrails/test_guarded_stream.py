@@ -24,6 +24,7 @@ from events.vocabulary import (
     ReasoningStart,
     RunFinished,
     RunStarted,
+    SubagentStarted,
     TextMessageContent,
     TextMessageEnd,
     TextMessageStart,
@@ -199,9 +200,16 @@ NO_TEXT = {
     "parent_tool_call_id", "parent_message_id", "entity_id", "subtype",
 }  # fmt: skip
 """Fields of ids, and of names that whoever wrote the agent gave."""
-NOT_SAID = {"RUN_STARTED": {"input"}, "REASONING_ENCRYPTED_VALUE": {"encrypted_value"},
-            "SUBAGENT_STARTED": {"description"}}  # fmt: skip
-"""What was read as a request, what nobody can read, and what whoever wrote the agent says of it."""
+NOT_SAID = {"RUN_STARTED": {"input"}, "REASONING_ENCRYPTED_VALUE": {"encrypted_value"}}
+"""What was read as a request, and what nobody can read."""
+
+
+@pytest.mark.parametrize("field", ["name", "description"])
+async def test_what_a_subagent_is_called_is_read_and_its_ids_are_not(field: str):
+    guards = Guards([PatternGuard("g", patterns=["heron"])])
+    begun = SubagentStarted(subagent_run_id="heron", name="inner", description="Looks.", parent_tool_call_id="heron")
+    told = msgspec.structs.replace(begun, **{field: "Knows the heron."})
+    assert await through(guards, [begun]) == [begun] and await through(guards, [told]) == []
 
 
 @pytest.mark.parametrize("kind", get_args(Event), ids=lambda kind: kind.__name__)
