@@ -14,7 +14,7 @@ let origin;
 before(async () => {
   files = await serveNewcomer();
   origin = files.origin;
-  server = await startServer("--key", KEY, "--origin", origin);
+  server = await startServer("--key", KEY, "--origin", origin, "--graph");
   browser = await startBrowser();
 });
 after(async () => {
@@ -106,6 +106,59 @@ check("activity is rendered", async (page) => {
   await page.getByTestId("activity").first().waitFor();
   await matches(() => page.getByTestId("activity").first().innerText(), /tool_progress/);
 }, { query: { agent: "cook" } });
+
+const GRAPH = { query: { agent: "traveller" } };
+
+check("a LangGraph graph talks, and its tools are rendered", async (page) => {
+  await say(page, "hello graph");
+  await answer(page, "You said hello graph");
+  await page.getByText(/Thought for/).waitFor();
+  await say(page, 'call weather {"place": "Oslo"}');
+  await answer(page, "It says: Sun in Oslo");
+  await say(page, 'call weather {"place": "Atlantis"}');
+  await answer(page, /It says: .*There is no such place/);
+  await picture(page, "newcomer-graph");
+}, GRAPH);
+
+check("a page's tool runs for a LangGraph graph, and the graph reads its result", async (page) => {
+  await say(page, 'call change_background {"background": "teal"}');
+  await page.getByTestId("background").filter({ hasText: "teal" }).waitFor();
+  await answer(page, "It says: ok");
+}, GRAPH);
+
+check("a LangGraph graph's interrupt is asked, also after a reload, and answered", async (page) => {
+  await say(page, 'call reserve {"place": "Oslo"}');
+  await page.getByTestId("interrupt").getByText("Reserve Oslo?").waitFor();
+  await page.reload();
+  await page.getByTestId("interrupt").getByText("Reserve Oslo?").waitFor();
+  await page.getByRole("button", { name: "Yes" }).click();
+  await answer(page, "It says: Reserved Oslo");
+  assert.equal(await page.getByTestId("interrupt").count(), 0);
+  assert.match(await page.getByTestId("state").innerText(), /"log"/);
+}, GRAPH);
+
+/** Asks until the conversation is longer than its agent keeps. */
+async function untilForgotten(page) {
+  const long = "word ".repeat(150);
+  for (const [asked, told] of [["can you do", "Look up the"], ["remember", "I keep it in mind."]]) {
+    await say(page, `${asked} ${long}`);
+    await answer(page, told);
+  }
+}
+
+check("an activity that the page does not know leaves its chat alone", async (page) => {
+  await untilForgotten(page);
+  await say(page, "hello");
+  await answer(page, "Hello! How can I help?");
+  assert.equal(await page.getByText(/agent_server/).count(), 0);
+  assert.equal(await page.getByTestId("error").innerText(), "");
+}, { query: { agent: "forgetful", plain: "" } });
+
+check("a page may show that a conversation was shortened", async (page) => {
+  await untilForgotten(page);
+  await page.getByTestId("compaction").getByText(/left out/).first().waitFor();
+  await picture(page, "newcomer-compaction");
+}, { query: { agent: "forgetful" } });
 
 check("stop keeps what arrived, and the next question is answered", async (page) => {
   await say(page, "A long answer please");

@@ -17,7 +17,7 @@ from typing import Any
 import uvicorn
 from pydantic import BaseModel
 
-from agent_server.agent import Agent, ToolContext, tool
+from agent_server.agent import Agent, Compaction, ToolContext, tool
 from agent_server.app import create_app
 from agent_server.demonstration import demonstration_agents
 from agent_server.engine.detokenizer import TokenizerVocabulary
@@ -144,13 +144,21 @@ async def count_slowly() -> Any:
 
 
 def agents() -> tuple[Agent, ...]:
+    forgetful = Agent(name="forgetful", compaction=Compaction(mode="drop", at=0.1, keep=0.02))
     cook = Agent(
         name="cook",
         description="Shares a recipe with the page.",
         state=Recipe,
         tools=[add_ingredient, choose_colour, count_slowly],
     )
-    return (*demonstration_agents(), cook)
+    return (*demonstration_agents(), cook, forgetful)
+
+
+def graphs() -> list[Any]:
+    """An agent of another framework, which takes a second to import."""
+    from tests.hosted.graphs import graph
+
+    return [graph()]
 
 
 def engine() -> ScriptedEngine:
@@ -171,6 +179,7 @@ def main() -> None:
     parser.add_argument("--origin", action="append", default=[])
     parser.add_argument("--store", default="memory")
     parser.add_argument("--max-runs", type=int, default=256)
+    parser.add_argument("--graph", action="store_true", help="a LangGraph graph beside the agents")
     parser.add_argument("--bundled", action="store_true", help="the bundled model itself, in place of scripted words")
     given = parser.parse_args()
     settings = Settings(
@@ -180,7 +189,8 @@ def main() -> None:
         max_runs=given.max_runs,
         drain=0.2,
     )
-    app = create_app(settings) if given.bundled else create_app(settings, agents=agents(), engine=engine())
+    served = (*agents(), *graphs()) if given.graph else agents()
+    app = create_app(settings) if given.bundled else create_app(settings, agents=served, engine=engine())
     config = uvicorn.Config(app, host="127.0.0.1", port=given.port, log_level="warning", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     socket = config.bind_socket()

@@ -23,6 +23,13 @@ const headers: Record<string, string> = token ? { Authorization: `Bearer ${token
 
 const activities = [
   {
+    activityType: "agent_server.compaction",
+    content: z.object({ mode: z.string(), messages: z.number(), summary: z.string().nullish() }),
+    render: ({ content }: { content: { messages: number; summary?: string | null } }) => (
+      <div data-testid="compaction">{content.summary ?? `${content.messages} earlier messages were left out.`}</div>
+    ),
+  },
+  {
     activityType: "*",
     content: z.any(),
     render: ({ activityType, content }: { activityType: string; content: unknown }) => (
@@ -38,7 +45,7 @@ function App() {
       runtimeUrl={runtimeUrl}
       headers={headers}
       useSingleEndpoint={query.has("single")}
-      renderActivityMessages={activities}
+      renderActivityMessages={query.has("plain") ? [] : activities}
       onError={({ error: problem }) => setError(problem.message)}
     >
       <Tools />
