@@ -77,11 +77,12 @@ def shared(database: str, redis: RedisServer) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def gateways(shared: dict[str, Any]) -> Iterator[tuple[Process, Process, Process]]:
-    """Two that stay, and one to be killed."""
-    started = [Process(**shared) for _ in range(3)]
+def gateways(shared: dict[str, Any]) -> Iterator[tuple[Process, Process, Process, Process]]:
+    """Two that stay, and two to be killed."""
+    started = [Process(**shared) for _ in range(4)]
     try:
-        yield tuple(each.ready() for each in started)
+        one, two, three, four = [each.ready() for each in started]
+        yield one, two, three, four
     finally:  # also where one of them did not start
         for each in started:
             each.stop()

@@ -1,7 +1,8 @@
 """One gateway as a process of its own: `python -m tests.gateways.gateway STORE REDIS`; prints its URL.
 
 The model is scripted by what the last user message says: "count N DELAY" counts to N, a word every DELAY seconds,
-"send" calls a tool that waits for a person, anything else is answered at once.
+"send" calls a tool that waits for a person, "pay FILE" one that does so and then adds a line to the file, "look FILE" one
+that adds a line to the file and then waits until the file is larger than that, anything else is answered at once.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 from agent_server.agent import Agent, tool
@@ -28,18 +30,45 @@ def send_email(to: str) -> str:
     return f"sent to {to}"
 
 
+def add_line(file: str, line: str) -> None:
+    with Path(file).open("a") as lines:
+        lines.write(f"{line}\n")
+
+
+def lines_of(file: str) -> int:
+    return Path(file).read_text().count("\n")
+
+
+@tool(requires_approval=True)
+def pay(file: str) -> str:
+    """Pay."""
+    add_line(file, "paid")
+    return "paid"
+
+
+@tool(idempotent=True)
+async def look(file: str) -> str:
+    """Look for long. It may be done again."""
+    add_line(file, "looked")
+    while lines_of(file) < 2:
+        await asyncio.sleep(0.05)
+    return "seen"
+
+
 def script_of(prompt: str) -> Script:
     """What the model says to a prompt in the bundled model's template."""
     turns = prompt.split("<|im_start|>")
     last = next((turn for turn in reversed(turns) if turn.startswith(("user", "tool"))), "")
     words = last.replace("<|im_end|>", " ").split()
     if "<tool_response>" in words:
-        return Script(text="It is sent.")
+        return Script(text="It is sent." if "sent" in words else "It is done.")
     if words[1:2] == ["count"]:
         number, delay = int(words[2]), float(words[3])
         return Script(text=" ".join(map(str, range(1, number + 1))), delay=delay)
     if words[1:2] == ["send"]:
         return Script(text=call("send_email", to="ada@example.org"))
+    if words[1:2] in (["pay"], ["look"]):
+        return Script(text=call(words[1], file=words[2]))
     return Script(text="Yes.")
 
 
@@ -49,7 +78,7 @@ async def main(store: str, redis: str, changes: dict[str, Any]) -> None:
     def scripts(request: GenerationRequest) -> Script:
         return script_of(tokenizer.decode(list(request.prompt_token_ids), skip_special_tokens=False))
 
-    agents = [Agent(name="default", tools=[send_email])]
+    agents = [Agent(name="default", tools=[send_email, pay, look])]
     async with serving(
         scripted(scripts),
         agents=agents,
