@@ -55,7 +55,7 @@ export function Workspace({ server, failure, setFailure, notify, forgive }: Prop
   const [store] = useState(() => new StreamStore());
 
   const agentId = chooseAgent(place.agentId, Object.keys(copilotkit.agents));
-  const thread = useConversation(agentId, place.threadId, server.returns);
+  const thread = useConversation(agentId, place.threadId, place.threadId === madeHere, server.returns);
   const { agent } = thread;
   const view = useStream(store);
 
@@ -168,7 +168,8 @@ export function Workspace({ server, failure, setFailure, notify, forgive }: Prop
   const state = { ...(agent.state as Record<string, unknown> | null), ...predicted.values };
   const edit = (next: unknown) => agent.setState(next as Record<string, unknown>);
   const model = server.info?.server;
-  const suggestions = suggestionsFor({ tools: toolsOf(server.info?.agents[agentId]), bundled: model?.bundled ?? false, state });
+  const told = model !== undefined && thread.ready; // then all that an empty conversation offers is known, and comes at once
+  const suggestions = !told ? [] : suggestionsFor({ tools: toolsOf(server.info?.agents[agentId]), bundled: model?.bundled ?? false, state });
   const agents = Object.entries(server.info?.agents ?? {}).map(([id, one]) => ({ id, name: one.name || id }));
 
   return (
@@ -181,9 +182,9 @@ export function Workspace({ server, failure, setFailure, notify, forgive }: Prop
         {threadsOpen && <button className="scrim for-threads" aria-label="Close the conversations" onClick={() => setThreadsOpen(false)} />}
         <Threads threads={threads.list} current={place.threadId} onNew={() => go({ agentId: place.agentId, threadId: randomUUID() })} onOpen={(threadId) => go({ agentId, threadId })}
           onRename={threads.rename} onDelete={remove} />
-        <Conversation title={threads.list?.find((entry) => entry.id === place.threadId)?.name || "New conversation"} thread={thread} modelName={model?.model ?? null} bundled={model?.bundled ?? false} isNew={place.threadId === madeHere} blocked={blockedBy(server, thread.ready && thread.restored) ?? (interrupt || awaitsTool(agent, executingToolCallIds) ? "Waiting for your answer" : null)}
+        <Conversation title={threads.list?.find((entry) => entry.id === place.threadId)?.name || "New conversation"} thread={thread} modelName={model?.model ?? null} bundled={told && model.bundled} isNew={place.threadId === madeHere} blocked={blockedBy(server, thread.ready && thread.restored) ?? (interrupt || awaitsTool(agent, executingToolCallIds) ? "Waiting for your answer" : null)}
           failure={failure} interrupt={interrupt} asked={asked} suggestions={suggestions}
-          waiting={waitsFor(view.recording, blockedBy(server, true))} health={<Health reach={server.reach} model={model} />} takes={takesFiles(server.info?.agents[agentId])} connect={<Connect reach={server.reach} model={model} agentId={agentId} />}
+          waiting={waitsFor(view.recording, blockedBy(server, true))} health={<Health reach={server.reach} model={model} />} takes={takesFiles(server.info?.agents[agentId])} connect={told && <Connect reach={server.reach} model={model} agentId={agentId} />}
           foot={<Foot threadId={place.threadId} empty={agent.messages.length === 0} running={thread.running} settings={settings} thinks={thinks(server.info?.agents[agentId])} view={view} room={model?.contextLength ?? 0} notify={notify} />}
           own={{ onEdit: editMessage, onDelete: deleteTurn, onBranch: branch }} onOpen={open} onSend={send} onRetry={retry} />
         {inspectorOpen && <button className="scrim for-inspector" aria-label="Close the inspector" onClick={() => setInspectorOpen(false)} />}

@@ -58,6 +58,39 @@ test("scripts and styles come compressed, are kept for a year, and are not fetch
   await page.leave();
 });
 
+test("the script shares the line with nothing but the page, its style and what the server says", { timeout: 60_000 }, async () => {
+  const page = await openPage(browser);
+  let come;
+  const held = new Promise((resolve) => (come = resolve));
+  const asked = [];
+  page.on("request", (request) => asked.push(new URL(request.url()).pathname));
+  await page.route(/assets\/index-.*\.js$/, async (route) => { await held; await route.continue(); });
+  await page.goto(server.url, { waitUntil: "commit" });
+  await page.getByText("Every token becomes an AG-UI event").waitFor();
+  await page.evaluate(() => document.fonts.ready);
+  assert.deepEqual(asked.filter((path) => !/\.(js|css)$/.test(path)).sort(), ["/", "/copilotkit/info"]);
+  come();
+  await page.getByPlaceholder("Ask something").waitFor();
+  await page.leave();
+});
+
+test("what is read does not move when the rest of the page comes", { timeout: 60_000 }, async () => {
+  for (const [name, viewport] of [["wide", WIDE], ["phone", PHONE]]) {
+    const page = await openPage(browser, null, { viewport });
+    await page.addInitScript(() => {
+      window.moved = 0; // the browser's own measure, of which 0.1 is held to be good
+      new PerformanceObserver((list) => list.getEntries().forEach(({ value }) => (window.moved += value))).observe({ type: "layout-shift", buffered: true });
+    });
+    await page.route(/copilotkit\/info$/, async (route) => { await page.waitForTimeout(300); await route.continue(); });
+    await page.goto(server.url);
+    await page.getByRole("list", { name: "Suggestions" }).waitFor();
+    await page.waitForLoadState("networkidle");
+    const moved = await page.evaluate(() => window.moved);
+    assert.ok(moved < 0.05, `${name}: ${moved}`);
+    await page.leave();
+  }
+});
+
 test("what is written before the script has come is kept, and is sent once it can be", { timeout: 60_000 }, async () => {
   for (const [name, viewport] of [["wide", WIDE], ["phone", PHONE]]) {
     const page = await openPage(browser, null, { viewport });

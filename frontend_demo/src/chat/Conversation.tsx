@@ -136,12 +136,14 @@ function Empty({ health, connect, modelName, bundled, disabled, suggestions, onP
     <div className="empty">
       <h2>{bundled || !modelName ? "A model is running on this machine." : `${modelName} is running on this machine.`}</h2>
       <p className="lead">{LEAD}</p>
-      {bundled && <p className="note">This model is tiny and trained for this page: keep questions small.</p>}
       {health}
-      <ul className="suggestions" aria-label="Suggestions">
-        {suggestions.map((suggestion) => <li key={suggestion.title}><Card suggestion={suggestion} disabled={disabled} onPick={onPick} /></li>)}
-      </ul>
-      {modelName !== null && connect /* below the cards, which come with the model: it does not jump */}
+      {bundled && <p className="note">This model is tiny and trained for this page: keep questions small.</p>}
+      {suggestions.length > 0 && (
+        <ul className="suggestions" aria-label="Suggestions">
+          {suggestions.map((suggestion) => <li key={suggestion.title}><Card suggestion={suggestion} disabled={disabled} onPick={onPick} /></li>)}
+        </ul>
+      )}
+      {connect}
     </div>
   );
 }

@@ -31,13 +31,15 @@ function resume(runId: string, after: number, signal: AbortSignal | null): Promi
   return fetch(url(`agui/runs/${encodeURIComponent(runId)}/events`), { headers, signal });
 }
 
-export function useConversation(agentId: string, threadId: string, reconnections: number): Conversation {
+/** isNew: the server cannot know this thread, so its history is asked for only once something was said. */
+export function useConversation(agentId: string, threadId: string, isNew: boolean, reconnections: number): Conversation {
   const { copilotkit } = useCopilotKit();
   const { agent, isReady } = useAgent({ agentId });
   const [restored, setRestored] = useState("");
   const [refusals, setRefusals] = useState(0);
   const [broken, setBroken] = useState(false);
   const stopping = useRef(false);
+  const spoken = useRef(false);
 
   useLayoutEffect(() => {
     if (agent instanceof HttpAgent) agent.fetch = reconnecting({ fetch: (input, init) => fetch(input, init), resume, wait: patience, onChange: setBroken });
@@ -64,13 +66,17 @@ export function useConversation(agentId: string, threadId: string, reconnections
     if (!isReady) return;
     let current = true;
     stopping.current = false;
+    if (isNew && !spoken.current) {
+      setRestored(threadId);
+      return;
+    }
     setRestored("");
     void copilotkit.connectAgent({ agent }).finally(() => current && setRestored(threadId));
     return () => {
       current = false;
       void agent.detachActiveRun().catch(() => undefined);
     };
-  }, [copilotkit, agent, isReady, threadId, reconnections, refusals]);
+  }, [copilotkit, agent, isReady, threadId, isNew, reconnections, refusals]);
 
   // a stop that was pressed before the run had been sent reached nobody, so it is said again once the run has begun
   useEffect(() => {
@@ -108,6 +114,7 @@ export function useConversation(agentId: string, threadId: string, reconnections
   const run = useCallback(() => {
     stopping.current = false;
     mine.current = true;
+    spoken.current = true;
     void copilotkit.runAgent({ agent });
   }, [copilotkit, agent]);
 

@@ -56,11 +56,15 @@ export function useServer(): Server {
         return next;
       });
     };
-    ask("copilotkit/info")
-      .then(async (response) => settle("reached", (await response.json()) as Info))
-      .catch((error: unknown) => settle(error instanceof ServerError && error.status === 401 ? "locked" : "gone"));
+    const find = () =>
+      ask("copilotkit/info")
+        .then(async (response) => settle("reached", (await response.json()) as Info))
+        .catch((error: unknown) => settle(error instanceof ServerError && error.status === 401 ? "locked" : "gone"));
+    // CopilotKit goes first: it is given what the head of the page has asked for, and nothing can be sent before that
+    const timer = setTimeout(() => void find());
     return () => {
       current = false;
+      clearTimeout(timer);
     };
   }, [round]);
 
