@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import anthropic
@@ -17,13 +19,19 @@ from transformers import AutoModelForImageTextToText
 
 from adapters import sse
 from agent_server.engines.embedded import EmbeddedEngine
+from agent_server.engines.upstream import UpstreamEngine, parse_address
+from agent_server.engines.upstream.model import load_model
 from agent_server.generation.config import EngineConfig
 from agent_server.generation.vision.reader import load_reader
 from agent_server.model_files import load_model_files
+from agent_server.settings import UpstreamSettings
 from tests.conformance.node import NodeClients
+from tests.contract.engines import listening, started
+from tests.contract.fakes import vllm_tokens
+from tests.contract.fakes.common import Backend
 from tests.generation.vision.seeing_models import picture, save_seeing
 from tests.media.pictures import encoded
-from tests.server import scripted, serving
+from tests.server import Running, scripted, serving
 
 TOKENS = 8
 TEMPLATE = """{%- for message in messages %}<|im_start|>{{ message.role }}
@@ -200,6 +208,60 @@ async def test_what_copilotkit_uploads(running, seen: Seen, form: str):
     assert "".join(e["delta"] for e in events if e["type"] == "TEXT_MESSAGE_CONTENT") == seen.text
     assert capabilities["multimodal"]["input"]["image"] is True
     assert info["agents"]["default"]["capabilities"]["multimodal"]["input"]["image"] is True
+
+
+@pytest.fixture
+async def far(seen: Seen):
+    """The same model behind vLLM's token-in token-out endpoint, and what that was sent; `far(False)`: an older vLLM."""
+
+    @contextlib.asynccontextmanager
+    async def made(sees: bool = True) -> AsyncIterator[tuple[Running, Backend]]:
+        backend = Backend(seen.engine())
+        async with started(backend.engine), listening(vllm_tokens.app(backend, sees=sees, context=512)) as url:
+            upstream = UpstreamEngine(
+                parse_address(f"vllm-tokens+{url}"),
+                lambda: load_model(seen.folder, "demo"),
+                UpstreamSettings(check_tokenizer=False),
+            )
+            async with serving(upstream, model=seen.folder, demo=False) as server:
+                yield server, backend
+
+    return made
+
+
+async def test_a_picture_goes_on_to_an_upstream_that_takes_it(running, far, seen: Seen):
+    """With the tokens that the engine here has for the same request, which is `generate`'s elsewhere."""
+    image = {"type": "image_url", "image_url": {"url": seen.url}}
+    content: Any = [{"type": "text", "text": BEFORE}, image, {"type": "text", "text": BEHIND}]
+    named = list(range(load_model_files(seen.folder).tokenizer.get_vocab_size()))  # random weights say others, too
+    ask: Any = {"model": "default", "temperature": 0, "max_tokens": TOKENS}
+    ask |= {"extra_body": {"return_token_ids": True, "allowed_token_ids": named}}
+    async with openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key="-") as client:
+        here = await client.chat.completions.create(messages=[{"role": "user", "content": content}], **ask)
+    async with (
+        far() as (gateway, backend),
+        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="-") as client,
+    ):
+        said = await client.chat.completions.create(messages=[{"role": "user", "content": content}], **ask)
+        twice = [*content, {"type": "text", "text": "<|image_pad|>"}, image]
+        await client.chat.completions.create(messages=[{"role": "user", "content": twice}], **ask)
+    assert said.choices[0].model_extra["token_ids"] == here.choices[0].model_extra["token_ids"]
+    assert said.choices[0].message.content == here.choices[0].message.content
+    assert said.usage.prompt_tokens == seen.prompt_tokens  # as the upstream counts, which alone knows
+    placeholder = gateway.server.model.engine.info.placeholders["image"]
+    one, two = (body for body in backend.bodies if body.get("content_parts"))
+    assert one["token_ids"].count(placeholder) == 1 and len(one["token_ids"]) < seen.prompt_tokens
+    # what a user spells is text: no third picture is looked for
+    assert two["token_ids"].count(placeholder) == len(two["content_parts"]) == 2
+
+
+async def test_an_upstream_that_takes_no_pictures_is_sent_none(far, seen: Seen):
+    content = [{"type": "image_url", "image_url": {"url": seen.url}}]
+    async with far(sees=False) as (running, _), httpx.AsyncClient(base_url=running.url) as client:
+        answer = await client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": content}]})
+        models = (await client.get("/v1/models")).json()
+    assert answer.status_code == 400 and "is image content, and what is taken here is text" in answer.text
+    assert models["data"][0]["architecture"]["input_modalities"] == ["text", "file"]
 
 
 async def test_what_cannot_be_taken_is_a_400_that_names_it_and_says_what_can(running, seen: Seen):

@@ -140,8 +140,13 @@ def _info(url: str, dialect: Dialect, served: UpstreamInfo, model: UpstreamModel
         supports_pause=False,
         supports_modify=False,
         continues="plain" if dialect.tokens else "no",
+        placeholders=_placeholders(served, model),
         details={**details, "grammars": served.grammar, "ids": dialect.tokens},
     )
+
+
+def _placeholders(served: UpstreamInfo, model: UpstreamModel) -> dict[str, int]:
+    return {"image": model.image_token} if served.pictures and model.image_token is not None else {}
 
 
 async def _warm_up(transport: Transport, upstream: Upstream) -> None:

@@ -27,6 +27,7 @@ from agent_server.engines.upstream.address import UpstreamAddress
 from agent_server.engines.upstream.connection import Upstream
 from agent_server.engines.upstream.constraint_verifier import ConstraintVerifier, ConstraintVerifiers
 from agent_server.engines.upstream.detect import connect
+from agent_server.engines.upstream.dialects import OutgoingRequest
 from agent_server.engines.upstream.grammar import translate
 from agent_server.engines.upstream.model import UpstreamModel
 from agent_server.engines.upstream.output import Output
@@ -147,8 +148,11 @@ class UpstreamEngine(OnlyCancelled):
                 yield output.finished()
                 return
             rest = as_prompt(msgspec.structs.replace(request, sampling=outgoing.sampling))
-            body = upstream.dialect.body(upstream.outgoing(rest, rest.sampling, grammar))
-            async with contextlib.aclosing(self._items(output, msgspec.json.encode(body))) as items:
+            outgoing = upstream.outgoing(rest, rest.sampling, grammar)
+            body = (
+                await asyncio.to_thread(_written, upstream, outgoing) if rest.pictures else _written(upstream, outgoing)
+            )
+            async with contextlib.aclosing(self._items(output, body)) as items:
                 async for item in items:
                     yield item
         except EngineError as error:
@@ -231,6 +235,10 @@ class UpstreamEngine(OnlyCancelled):
             "num_requests_waiting": float(len(self._streams) - running),
             **{name: float(value) for name, value in self._counters.items()},
         }
+
+
+def _written(upstream: Upstream, outgoing: OutgoingRequest) -> bytes:
+    return msgspec.json.encode(upstream.dialect.body(outgoing))
 
 
 __all__ = ["UpstreamEngine"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,7 +19,8 @@ from events.sampling import FROM_MODEL
 class UpstreamModel(msgspec.Struct, frozen=True, kw_only=True):
     """name: the name that clients use. source: folder or hub name. ends: ids that end an answer. controls: spellings of
     the control tokens by id. defaults: sampling parameters for requests that do not give them. context_length: None if
-    no file of the model gives it."""
+    no file of the model gives it. image_token: what its chat template writes for a picture;
+    None for a model of text."""
 
     name: str
     source: str
@@ -26,6 +29,7 @@ class UpstreamModel(msgspec.Struct, frozen=True, kw_only=True):
     controls: dict[int, str] = {}
     defaults: dict[str, float | int] = {}
     context_length: int | None = None
+    image_token: int | None = None
 
     def fill(self, sampling: SamplingParams) -> SamplingParams:
         """The sampling with the model's defaults for parameters that are not given, or neutral values if it has
@@ -51,18 +55,38 @@ def load_model(source: str, name: str) -> UpstreamModel:
         controls={n: token.content for n, token in sorted(added.items()) if token.special or token.content.strip()},
         defaults=sampling_defaults(generation_config(source)),
         context_length=files.context_length,
+        image_token=image_token(source, files.tokenizer.token_to_id),
     )
+
+
+def image_token(source: str, id_of: Callable[[str], int | None]) -> int | None:
+    """The token for a picture that a checkpoint's files name. Gemma's templates write the one that begins a picture,
+    others the one in whose places its features stand."""
+    if is_gguf(source):
+        return None
+    folder = model_folder(source)
+    config = _json_file(folder / "config.json")
+    begins = _json_file(folder / "tokenizer_config.json").get("boi_token")
+    if isinstance(begins, str) and str(config.get("model_type")).startswith("gemma"):
+        return id_of(begins)
+    numbers = (config.get(name) for name in ("image_token_id", "image_token_index"))
+    return next((number for number in numbers if type(number) is int), None)
 
 
 def generation_config(source: str) -> dict[str, object]:
     """The content of generation_config.json; empty if there is none."""
     if is_gguf(source):
         return {}
+    return _json_file(model_folder(source) / "generation_config.json")
+
+
+def _json_file(path: Path) -> dict[str, Any]:
+    """The object in a file; empty if there is none."""
     try:
-        config = json.loads((model_folder(source) / "generation_config.json").read_text("utf-8"))
+        found = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):
         return {}
-    return config if isinstance(config, dict) else {}
+    return found if isinstance(found, dict) else {}
 
 
 def sampling_defaults(config: dict[str, Any]) -> dict[str, float | int]:

@@ -53,6 +53,7 @@ class Output:
         ended = already_ended(request, self._text, upstream.model.ends, sampling.max_tokens)
         self._finish: tuple[FinishReason, str | int | None] | None = (ended.reason, ended.stop) if ended else None
         self._cached = 0
+        self._prompt = len(request.prompt_token_ids)
         self._clock = asyncio.get_running_loop().time
         self._began = self._clock()
         self._first: float | None = None
@@ -89,6 +90,8 @@ class Output:
     def take(self, piece: Piece) -> list[Token]:
         """The tokens of one decoded frame that may be delivered now. Raises EngineError."""
         self._cached = self._cached if piece.cached is None else piece.cached
+        if piece.prompt is not None and self.request.pictures:  # it alone knows how many tokens they take
+            self._prompt = piece.prompt - len(self.request.generated)
         # Frames behind the end may still carry usage, but their tokens are not part of the answer.
         return [] if self.ended else self._take(piece)
 
@@ -155,7 +158,7 @@ class Output:
             message = "The upstream ended the stream without saying how the generation ended."
             raise EngineError("connection", message, retryable=True)
         reason, stop = self._finish
-        prompt = len(self.request.prompt_token_ids)
+        prompt = self._prompt
         return Finished(
             reason=reason,
             stop=stop,

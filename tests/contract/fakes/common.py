@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from starlette.responses import JSONResponse, StreamingResponse
 
-from agent_server.engine.protocol import Constraint, Delta, Engine, Finished, GenerationRequest, Token
+from agent_server.engine.protocol import Constraint, Delta, Engine, Finished, GenerationRequest, Picture, Token
 from events.options import SamplingParams
 
 _numbers = itertools.count()
@@ -25,7 +25,11 @@ class Backend:
         self.bodies: list[dict[str, Any]] = []
 
     async def items(
-        self, ids: list[int], sampling: SamplingParams, constraint: Constraint | None
+        self,
+        ids: list[int],
+        sampling: SamplingParams,
+        constraint: Constraint | None,
+        pictures: Sequence[Picture] = (),
     ) -> AsyncIterator[tuple[list[Token], Finished | None]]:
         """Tokens as they come; what came together with the end is in its pair. Real servers send the last tokens and
         the reason in one frame, so one delta is held back."""
@@ -34,6 +38,7 @@ class Backend:
             prompt_token_ids=tuple(ids),
             sampling=sampling,
             constraint=constraint,
+            pictures=tuple(pictures),
         )
         held: list[Token] = []
         self.running += 1

@@ -70,6 +70,7 @@ def sampling_of(body: dict[str, Any]) -> SamplingParams:
         seed=seed if seed is None else seed % 2**64,
         stop=tuple(body.get("stop", ())),
         stop_token_ids=tuple(body.get("stop_token_ids", ())),
+        allowed_token_ids=tuple(body.get("allowed_token_ids", ())),
         logit_bias={int(number): bias for number, bias in body.get("logit_bias", {}).items()},
     )
 

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import io
 from collections.abc import AsyncIterator
 from typing import Any
 
+from PIL import Image
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from agent_server.engine.protocol import EngineError, Finished, Token
+from agent_server.engine.protocol import EngineError, Finished, Picture, Token
 from events.options import SamplingParams
 from tests.contract.fakes import vllm
 from tests.contract.fakes.common import Backend, frame, problem, streaming
 
 
-def app(backend: Backend) -> Starlette:
+def app(backend: Backend, *, sees: bool = False, **served: Any) -> Starlette:
+    """sees: it is vLLM 0.33, whose endpoint takes pictures, as its source has it; served: see `vllm.app`."""
+
     async def generate(request: Request) -> Response:
         body = await request.json()
         backend.bodies.append(body)
@@ -28,21 +34,36 @@ def app(backend: Backend) -> Starlette:
             constraint = vllm.constraint_of(words.get("structured_outputs"))
         except ValueError as error:
             return problem(400, str(error))
-        return streaming(frames(backend, body, sampling, constraint))
+        pictures = [decoded(part) for part in body.get("content_parts") or ()] if sees else []
+        return streaming(frames(backend, body, sampling, constraint, pictures))
 
-    made = vllm.app(backend)
+    async def described(request: Request) -> Response:
+        fields = {"token_ids": {}, **({"content_parts": {}} if sees else {})}
+        return JSONResponse({"components": {"schemas": {"GenerateRequest": {"properties": fields}}}})
+
+    made = vllm.app(backend, **served)
+    made.router.routes.append(Route("/openapi.json", described))
     made.router.routes.append(Route("/inference/v1/generate", generate, methods=["POST"]))
     return made
 
 
+def decoded(part: dict[str, Any]) -> Picture:
+    assert set(part) == {"type", "url"} and part["type"] == "image_url"
+    image = Image.open(io.BytesIO(base64.b64decode(part["url"].removeprefix("data:image/png;base64,")))).convert("RGB")
+    pixels = image.tobytes()
+    return Picture(width=image.width, height=image.height, pixels=pixels, digest=hashlib.sha256(pixels).digest())
+
+
 async def frames(
-    backend: Backend, body: dict[str, Any], sampling: SamplingParams, constraint: Any
+    backend: Backend, body: dict[str, Any], sampling: SamplingParams, constraint: Any, pictures: list[Picture]
 ) -> AsyncIterator[bytes]:
     try:
-        async for tokens, end in backend.items(body["token_ids"], sampling, constraint):
+        async for tokens, end in backend.items(body["token_ids"], sampling, constraint, pictures):
             yield frame({"request_id": "1", "choices": [choice(tokens, end, sampling)]})
             if end is not None:
-                yield frame({"choices": [], "usage": {"prompt_tokens": 1, "prompt_tokens_details": None}})
+                yield frame(
+                    {"choices": [], "usage": {"prompt_tokens": end.usage.prompt_tokens, "prompt_tokens_details": None}}
+                )
     except EngineError as error:
         yield frame({"error": {"message": error.message, "type": "BadRequestError", "param": None, "code": 400}})
     yield b"data: [DONE]\n\n"

@@ -21,7 +21,8 @@ DONE = b"[DONE]"
 class UpstreamInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a server says of itself; None and "" where it says nothing. model: the name to send in requests. models: all
     names that it serves. grammar: the library whose grammars it takes (see `upstream.grammar`), None if it takes none.
-    lacks: attributes of SamplingParams that this server does not honour because of how it was started.
+    lacks: attributes of SamplingParams that this server does not honour because of how it was started. pictures: it
+    takes pictures beside ids, and puts as many tokens in the place of each one's as it needs.
     """
 
     model: str
@@ -31,6 +32,7 @@ class UpstreamInfo(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int | None = None
     grammar: str | None = None
     lacks: tuple[str, ...] = ()
+    pictures: bool = False
 
 
 class OutgoingRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +50,8 @@ class OutgoingRequest(msgspec.Struct, frozen=True, kw_only=True):
 class Piece(msgspec.Struct, kw_only=True):
     """A decoded frame. text: for dialects without ids. texts: the text of each id, where the server's is better than
     our decoder's. logprobs and alternatives: one entry for each id, if they were requested. finish: the upstream's
-    finish reason; then stop is what matched, if it says so. cached: tokens of the prompt that it had cached."""
+    finish reason; then stop is what matched, if it says so. cached: tokens of the prompt that it had cached. prompt:
+    tokens of the prompt, as the upstream counts them."""
 
     ids: Sequence[int] = ()
     text: str = ""
@@ -58,6 +61,7 @@ class Piece(msgspec.Struct, kw_only=True):
     finish: str | None = None
     stop: str | int | None = None
     cached: int | None = None
+    prompt: int | None = None
 
 
 class Frame(msgspec.Struct):

@@ -28,6 +28,7 @@ class _Details(msgspec.Struct):
 
 
 class UsageFrame(msgspec.Struct):
+    prompt_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
 
 
