@@ -129,6 +129,27 @@ views("a stream that is paused and stopped, a fault, a replay", async (page, { l
   await look("replay");
 });
 
+views("settings, menus, a message that is changed, what was denied, code, a table and a formula", async (page, { look }) => {
+  await page.getByRole("button", { name: /^Settings of the conversation/ }).click();
+  await page.getByRole("dialog", { name: "Settings of this conversation" }).waitFor();
+  await look("settings");
+  await page.keyboard.press("Escape");
+  await say(page, "Send an email");
+  await page.getByRole("button", { name: "Deny" }).click();
+  await settled(page);
+  await look("denied");
+  await page.getByRole("button", { name: "Export the conversation" }).click();
+  await page.getByRole("menu").waitFor();
+  await look("menu");
+  await page.keyboard.press("Escape");
+  await page.getByRole("button", { name: "Change message" }).first().click();
+  await look("changing");
+  await page.keyboard.press("Escape");
+  for (const what of ["code", "a table", "a formula"]) await converse(page, `Show me ${what}`);
+  await page.locator(".katex, math").first().waitFor();
+  await look("written");
+});
+
 for (const [size, viewport] of [["1440", WIDE], ["390", PHONE]]) {
   for (const colorScheme of ["light", "dark"]) {
     test(`a locked server and one that is gone, at ${size} pixels in ${colorScheme}`, { timeout: 90_000 }, async () => {
