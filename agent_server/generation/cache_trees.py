@@ -11,7 +11,7 @@ right edge: a cache that is joined with a longer one is padded on the left, as `
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -33,11 +33,14 @@ class Unlike(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
-    """Where rows and tokens are: the dimension of each tensor that has them, and the integers that count tokens."""
+    """Where rows and tokens are: the dimension of each tensor that has them, and the integers that count tokens.
+    grows: tensors that get an entry behind the others for every token, as keys do, so that what a beginning has is the
+    beginning of what a longer prompt has."""
 
     rows: dict[Path, int]
     tokens: dict[Path, int]
     counts: frozenset[Path]
+    grows: frozenset[Path] = frozenset()
 
     @property
     def pads(self) -> bool:
@@ -46,8 +49,8 @@ class CacheLayout:
 
 
 def learn(short: object, pair: object, long: object, lengths: tuple[int, int]) -> CacheLayout:
-    """The layout, from caches of one prompt, of two prompts of the same length, and of one longer prompt. Raises
-    Unlike."""
+    """The layout, from caches of one prompt, of two prompts of the same length, and of one longer prompt that begins as
+    the first. Raises Unlike."""
     one, two, more = (dict(leaves(cache)) for cache in (short, pair, long))
     if not one.keys() == two.keys() == more.keys():
         raise Unlike("its cache has other parts for other prompts")
@@ -62,7 +65,23 @@ def learn(short: object, pair: object, long: object, lengths: tuple[int, int]) -
     if not rows:
         raise Unlike("its cache has no rows")
     ints = (path for path, leaf in one.items() if type(leaf) is int)
-    return CacheLayout(rows, tokens, frozenset(p for p in ints if (one[p], more[p]) == lengths))
+    counts = frozenset(path for path in ints if (one[path], more[path]) == lengths)
+    grows = frozenset(path for path, dim in tokens.items() if _begins(more[path], one[path], dim, lengths))
+    return CacheLayout(rows, tokens, counts, grows)
+
+
+ROUNDED = 0.1
+"""Largest difference, as a share of the largest number, that rounding in 16 bits may explain."""
+
+
+def _begins(long: object, short: object, dim: int, lengths: tuple[int, int]) -> bool:
+    """Whether both have an entry for each token, and the long one begins as the short one."""
+    if not isinstance(long, Tensor) or not isinstance(short, Tensor):
+        return False
+    if (short.shape[dim], long.shape[dim]) != lengths:
+        return False
+    off = (long.narrow(dim, 0, lengths[0]).float() - short.float()).abs().max()
+    return bool(off <= ROUNDED * short.float().abs().max())
 
 
 def _differs(left: Tensor, right: object) -> int | None:
@@ -81,13 +100,42 @@ def assemble(layout: CacheLayout, parts: list[Part], length: int) -> object:
     return _joined(layout, [part[0] for part in parts], parts, length, ())
 
 
-COPIED = [-1]
-"""In place of rows: all of them, in memory of their own."""
+def taken(
+    layout: CacheLayout, cache: object, length: int, start: int, among: frozenset[Path]
+) -> tuple[object, dict[Path, Tensor]]:
+    """A copy of a cache of one row and `length` tokens in two parts: of tensors that grow and are `among` those, what
+    the tokens from `start` on have, by their paths; and the cache with all the rest. Neither shares memory with it."""
+    grown: dict[Path, Tensor] = {}
+
+    def take(path: Path, leaf: object) -> object:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        if path in among and path in layout.grows and leaf.shape[layout.tokens[path]] == length:
+            grown[path] = leaf.narrow(layout.tokens[path], start, length - start).clone()
+            return None
+        return leaf.clone()
+
+    return _changed(cache, take), grown
 
 
-def copied(layout: CacheLayout, cache: object, length: int) -> object:
-    """A copy of a cache of one row and so many tokens that shares no memory with it."""
-    return _joined(layout, [cache], [(cache, COPIED, length)], length, ())
+def put_together(layout: CacheLayout, rest: object, grown: list[dict[Path, Tensor]]) -> object:
+    """A cache, in memory of its own, of what `taken` made of it: `grown` has the pieces, one behind the other, and the
+    last of them those that belong to `rest`."""
+
+    def put(path: Path, leaf: object) -> object:
+        if leaf is None and path in grown[-1]:
+            return torch.cat([piece[path] for piece in grown], layout.tokens[path])
+        return leaf.clone() if isinstance(leaf, Tensor) else leaf
+
+    return _changed(rest, put)
+
+
+def _changed(item: object, change: Callable[[Path, object], object], path: Path = ()) -> object:
+    """The tree with other leaves."""
+    children = None if isinstance(item, Tensor) else _children(item)
+    if children is None:
+        return change(path, item)
+    return _rebuilt(item, {key: _changed(child, change, (*path, key)) for key, child in children.items()})
 
 
 def _joined(layout: CacheLayout, items: list[object], parts: list[Part], length: int, path: Path) -> object:
@@ -113,9 +161,6 @@ def _tensor(layout: CacheLayout, items: list[Any], parts: list[Part], length: in
     if token is not None:
         size = min(length, max(item.shape[token] for item in items))
         items = [_fitted(item, token, size) for item in items]
-    if parts[0][1] == COPIED:
-        whole: Tensor = items[0].clone()
-        return whole
     pieces = [_rows(item, row, rows) for item, (_, rows, _) in zip(items, parts, strict=True)]
     return torch.cat(pieces, row) if len(pieces) > 1 else pieces[0]
 

@@ -19,11 +19,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from agent_server.generation.cache_trees import CacheLayout, assemble, copied
+from agent_server.generation.cache_trees import CacheLayout, assemble
 from agent_server.generation.device import send
 from agent_server.generation.leases import Terms
 from agent_server.generation.sequence import Sequence
-from agent_server.generation.snapshots import LEAST, Snapshot, Snapshots
+from agent_server.generation.snapshots import LEAST, Snapshots
 from agent_server.generation.step_plan import Chunk, StepPlan
 
 CACHE_NAMES = ("past_key_values", "cache_params", "state")
@@ -49,18 +49,27 @@ class CacheGroup:
     cache: Any
 
 
+NO_LAYOUT = CacheLayout({}, {}, frozenset())
+
+
 class CachesMemory:
     """The running sequences' caches. `total` tokens in all, of which every sequence takes so many as the longest has,
-    where shorter ones are padded, and `state` more, whatever its length. What they leave holds snapshots, if there is a
-    layout by which caches are copied."""
+    where shorter ones are padded, and `state` more, whatever its length; a token takes `token_bytes`. What they leave
+    holds snapshots, if there is a layout by which caches are copied."""
 
-    shares_parts = False
-
-    def __init__(self, total: int, *, state: int = 0, padded: bool = True, layout: CacheLayout | None = None) -> None:
+    def __init__(
+        self,
+        total: int,
+        *,
+        state: int = 0,
+        padded: bool = True,
+        layout: CacheLayout | None = None,
+        token_bytes: int = 1,
+    ) -> None:
         self.longest = total - state
         self.total = total
         self.groups: dict[int, CacheGroup] = {}
-        self.snapshots = Snapshots(state, total)
+        self.snapshots = Snapshots(layout or NO_LAYOUT, state=state, token_bytes=token_bytes, room=total)
         self.leases = self.snapshots.leases
         self._state = state
         self._padded = padded
@@ -91,34 +100,56 @@ class CachesMemory:
         if sequence.place is not None and (lease := self.leases.take(sequence.place)) is not None:
             self.leases.kept += sequence.terms is None
             self.snapshots.let_go(lease.place)
-        found = self.snapshots.find(sequence) if self._layout is not None and sequence.shareable else None
-        if found is None or self._layout is None:
-            return 0
-        length = len(found.tokens)
-        self.put(CacheGroup([sequence.number], [length], length, copied(self._layout, found.cache, length)))
+        return self._begin(sequence) if self._layout is not None and sequence.shareable else 0
+
+    def _begin(self, sequence: Sequence) -> int:
+        """Go on from a snapshot, if there is one; returns its tokens."""
+        found = self.snapshots.find(sequence)
+        cache = None if found is None else self.snapshots.restore(found)
+        length = 0 if found is None or cache is None else found.depth
+        if cache is not None:
+            self.put(CacheGroup([sequence.number], [length], length, cache))
+        sequence.stops = self.snapshots.stops(sequence, length)
         return length
 
     def grow(self, sequence: Sequence, tokens: int) -> bool:
         return tokens <= self._held[sequence.number] or self._hold(sequence, tokens)
 
+    def shares(self, leader: Sequence, length: int, least: int) -> bool:
+        """A snapshot is taken there; one that was to be taken a few tokens later is taken there instead."""
+        if self._layout is None or length <= leader.computed:
+            return False
+        if any(max(leader.computed, length - LEAST) < stop <= length for stop in leader.stops):
+            return True
+        if length - leader.computed < least:
+            return False
+        others = (stop for stop in leader.stops if not length < stop < length + LEAST)
+        leader.stops = tuple(sorted({*others, length}))
+        return True
+
     def publish(self, sequence: Sequence) -> None:
+        """Keep what the sequence has now, if its prompt may be gone on from there."""
+        if sequence.computed in sequence.stops:
+            self._keep(sequence)
+
+    def _keep(self, sequence: Sequence) -> None:
         """Keep what the sequence has now, unless its last step failed or is still on its way."""
         length, group = min(sequence.computed, sequence.known), self.groups.get(sequence.number)
-        if self._layout is None or group is None or not sequence.shareable or length < LEAST:
+        if self._layout is None or group is None or group.cache is None or not sequence.shareable or length < LEAST:
             return
         row = group.numbers.index(sequence.number)
-        room = self.total - self._taken(self._held)
         if group.lengths[row] != length or self.snapshots.has(sequence, length):
             return
-        cache = copied(self._layout, assemble(self._layout, [(group.cache, [row], group.width)], length), length)
-        self.snapshots.keep(Snapshot(sequence.owner, sequence.tokens[:length], cache), room)
+        cache = assemble(self._layout, [(group.cache, [row], group.width)], length)
+        self.snapshots.keep(sequence, length, cache, self.total - self._taken(self._held))
 
     def release(self, sequence: Sequence, terms: Terms | None = None) -> None:
         if sequence.number in self._held:
             self._held.pop(sequence.number)
-            self.publish(sequence)
+            self._keep(sequence)
             if terms is not None:
                 self.snapshots.lease(sequence, min(sequence.computed, sequence.known), terms)
+        sequence.stops = ()
         self.groups.pop(sequence.number, None)
 
     # caches
@@ -272,7 +303,9 @@ class CachedRunner:
         if not self.keeps:
             return self._recompute(group, ids)
         count = ids.shape[1]
-        named: dict[str, Any] = {str(self._cache_name): group.cache}
+        # Models change caches in place: what a step that failed left in one must not be gone on from.
+        before, group.cache = group.cache, None
+        named: dict[str, Any] = {str(self._cache_name): before}
         output = self._output(ids, group, count, use_cache=True, **named)
         cache = output.get(self._cache_name)
         if cache is None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 
 LONGEST_LINE = 300
+NO_MEMORY = "out of memory", "DefaultCPUAllocator"
+"""What CUDA's errors say, and torch's for the CPU: "DefaultCPUAllocator: can't allocate memory", or "not enough"."""
 
 
 class DeviceLost(Exception):
@@ -23,7 +25,7 @@ def out_of_memory(error: BaseException) -> bool:
     own failed allocations (a graph's, a stream's) as an AcceleratorError that says so."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and "out of memory" in first_line(error)
+    return isinstance(error, RuntimeError) and any(word in first_line(error) for word in NO_MEMORY)
 
 
 def raise_if_lost(error: BaseException, device: torch.device) -> None:

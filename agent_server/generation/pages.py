@@ -32,8 +32,6 @@ class PagedMemory:
     """`pages` pages of `page_size` tokens. Page 0 belongs to no sequence: what must be written but is never read goes
     there."""
 
-    shares_parts = True
-
     def __init__(self, pages: int, page_size: int) -> None:
         self.page_size = page_size
         self.total = pages - 1
@@ -91,6 +89,9 @@ class PagedMemory:
             if not self.leases.give_up(last):
                 return False
         return True
+
+    def shares(self, leader: Sequence, length: int, least: int) -> bool:
+        return length - leader.computed >= least
 
     def publish(self, sequence: Sequence) -> None:
         if not sequence.shareable:

@@ -113,13 +113,14 @@ def _cached(
     _quantise(config, model)
     per_token, per_sequence = cache_bytes(runner)
     state = state_tokens(per_token, per_sequence)
-    wanted = config.max_batch * (context + state)
+    wanted = 2 * config.max_batch * (context + state)  # for those that run, and as much for snapshots
     free = config.kv_cache_bytes or int(free_bytes(device) * (0.7 if device.type == "cuda" else CPU_SHARE))
     tokens = min(wanted, free // max(1, per_token))
     if tokens < state + 2:
         raise EngineError("out_of_memory", f"{free / GIB:.2f} GiB are too little for a single sequence's state.")
     layout = runner.layout if runner.chunked else None  # a prompt goes on behind a snapshot as behind a piece of it
-    runner.memory = CachesMemory(tokens, state=state, padded=runner.together == "padded", layout=layout)
+    padded = runner.together == "padded"
+    runner.memory = CachesMemory(tokens, state=state, padded=padded, layout=layout, token_bytes=max(1, per_token))
     return runner, note
 
 

@@ -50,6 +50,11 @@ def _remaining(sequence: Sequence) -> int:
     return len(sequence.tokens) - sequence.computed
 
 
+def _up_to_stop(sequence: Sequence, length: int) -> int:
+    """The length of a chunk that may have `length` tokens and ends at the sequence's next stop."""
+    return min([length, *(stop - sequence.computed for stop in sequence.stops if stop > sequence.computed)])
+
+
 def _shared(one: Sequence, other: Sequence) -> int:
     """Tokens with which both begin."""
     end = min(one.known, other.known) - 1
@@ -211,7 +216,7 @@ class Scheduler:
         may share the parts of prompts that it computes. A plan that fails is undone instead, and nothing of it can be
         found."""
         for chunk in plan.chunks:
-            if not chunk.draft and (chunk.samples or self.memory.shares_parts):
+            if not chunk.draft:
                 self.memory.publish(chunk.sequence)
         self._relieve()
 
@@ -299,6 +304,8 @@ class Scheduler:
             if sequence.scored:
                 room = min(room, scored)
             length = min(_remaining(sequence) - sequence.held, room) if self.chunked else _remaining(sequence)
+            if sequence.stops and self.chunked:
+                length = _up_to_stop(sequence, length)
             if sequence.media is not None and self.chunked:
                 length = sequence.media.length(sequence.computed, length)
             if length > 0 and sequence.state == "running" and self._grow(sequence, sequence.computed + length):
@@ -337,13 +344,11 @@ class Scheduler:
     def _follows(self, sequence: Sequence) -> bool:
         """Whether the beginning of its prompt is being computed for another one, which it can share when it is there:
         of several that begin alike and come at once, one computes that."""
-        if not (self.memory.shares_parts and sequence.shareable):
-            return False
-        return any(
+        return sequence.shareable and any(
             other.prefilling
             and other.shareable
             and other.owner == sequence.owner
-            and _shared(other, sequence) - other.computed >= SHARED_LEAST
+            and self.memory.shares(other, _shared(other, sequence), SHARED_LEAST)
             for other in self.running
         )
 

@@ -41,6 +41,7 @@ class Sequence:
     cached: prompt tokens that were found computed when it first ran, None before. later: a later turn of work that was
     begun before. order: arrival, and ahead of it for later turns; no two are the same.
     draft: guesses of the tokens that follow, for the step that is planned next.
+    stops: lengths at which a chunk of its prompt is to end, in order, because what is computed up to there may be kept.
     place: the lease under which its conversation's earlier tokens may be kept. terms: nothing is generated; what its
     tokens need is computed and then kept by a lease.
     adapter: the key of its LoRA adapter, "" for none.
@@ -72,6 +73,7 @@ class Sequence:
     media: Media | None = None
     shift: int = 0
     draft: tuple[int, ...] = ()
+    stops: tuple[int, ...] = ()
     place: Key | None = None
     terms: Terms | None = None
 
@@ -91,20 +93,23 @@ class Memory(Protocol):
     """Room for keys and values, and what is already in it. No tensors: those follow its bookkeeping."""
 
     leases: Leases
-    shares_parts: bool
-    """Whether a part of what another sequence computes can be reused while that goes on."""
     longest: int
     """Tokens that one sequence can have when it is alone."""
 
     def admit(self, sequence: Sequence, *, alone: bool) -> int | None:
         """Room for the sequence's tokens; returns how many leading ones are already computed, None if there is no
-        room. `alone`: nothing else runs, so that no room need be left for others to grow."""
+        room. `alone`: nothing else runs, so that no room need be left for others to grow. May set the
+        sequence's stops."""
+
+    def shares(self, leader: Sequence, length: int, least: int) -> bool:
+        """Whether to wait for a running sequence's first `length` tokens, of which at least `least` are still to be
+        computed: others can go on behind them, or a few less, when they are there. May set the leader's stops."""
 
     def grow(self, sequence: Sequence, tokens: int) -> bool:
         """Room for `tokens` in all; False if there is none."""
 
     def publish(self, sequence: Sequence) -> None:
-        """Others may reuse what is computed so far."""
+        """A chunk was computed: others may reuse what there is now, if the memory keeps that."""
 
     def release(self, sequence: Sequence, terms: Terms | None = None) -> None:
         """Give the room back; what is computed stays findable until the room is needed, by a lease if there are terms

@@ -104,8 +104,6 @@ class SlabMemory:
     """An arena of `total` tokens; the smallest slab has `smallest`. `copies` is for the owner of the tensors to carry
     out, in order, before the next step."""
 
-    shares_parts = True
-
     def __init__(self, total: int, smallest: int = 128) -> None:
         self.buddies = Buddies(total, smallest)
         self.total = self.buddies.free
@@ -166,6 +164,9 @@ class SlabMemory:
             elif not self._move(slab, self._size(tokens), sequence.computed):
                 return False
         return True
+
+    def shares(self, leader: Sequence, length: int, least: int) -> bool:
+        return length - leader.computed >= least
 
     def publish(self, sequence: Sequence) -> None:
         slab = self.slabs[sequence.number]

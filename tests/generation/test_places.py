@@ -184,7 +184,7 @@ def expected_once(kind, model, prompt):
     return KNOWN[kind, prompt]
 
 
-@pytest.mark.parametrize("kind", ["pages", "slabs"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_samples_of_one_prompt_compute_it_once(kind, models):
     """Four at once, as a request for four choices makes them."""
     family, memory = KINDS[kind]

@@ -3,10 +3,16 @@
 import copy
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from agent_server.generation import snapshot_tree
+from agent_server.generation.cache_trees import learn
 from agent_server.generation.fallback import CachesMemory
+from agent_server.generation.leases import Terms
 from agent_server.generation.sequence import Sequence
-from agent_server.generation.snapshots import LEAST, MOST, Snapshot, Snapshots
+from agent_server.generation.snapshots import TAIL, Snapshots
 from tests.generation.harness import Driver, expected, prompts
 from tests.generation.tiny_models import make_model
 
@@ -38,13 +44,14 @@ def test_a_conversation_goes_on_from_its_states(model):
 
 def test_what_one_goes_on_from_stays_as_it_was_for_the_next(model):
     driver = Driver(copy.deepcopy(model), max_batch=4)
-    shared = prompts(1, seed=4, longest=60)[0] + [9] * 40
+    shared = prompts(1, seed=4, longest=60)[0] + [9] * 80
     ask(driver, shared)
+    assert ask(driver, shared)[1] == len(shared) - TAIL, "the same prompt again"
     numbers = [driver.submit([*shared, 20 + n, 30 - n], max_tokens=COUNT) for n in range(4)]
     driver.finish()
     for n, number in enumerate(numbers):
         assert driver.ids(number) == expected(model, [*shared, 20 + n, 30 - n], COUNT)
-        assert driver.end(number).usage.cached_tokens == len(shared)
+        assert driver.end(number).usage.cached_tokens == len(shared) - TAIL
     driver.assert_clean()
 
 
@@ -77,42 +84,145 @@ def test_models_whose_prompts_cannot_be_cut_keep_none():
 # bookkeeping
 
 
-def sequence(tokens, tenant="", number=0):
-    return Sequence(number, list(tokens), len(tokens), 10_000, tenant=tenant)
+def cache_of(tokens):
+    """Keys of a token each, a window of three, and a state, which all depend on what came before."""
+    sums = torch.tensor(tokens, dtype=torch.float32).cumsum(0)
+    return {"keys": sums.repeat(2, 1)[None], "window": sums[None, -3:].clone(), "state": sums[-1:, None].repeat(1, 5)}
 
 
-def test_the_longest_that_fits_whole_is_found():
-    kept = Snapshots(state=5)
+def pair(length):
+    return {name: torch.cat([tensor, tensor]) for name, tensor in cache_of([1] * length).items()}
+
+
+LAYOUT = learn(cache_of([1] * 2), pair(2), cache_of([1] * 24), (2, 24))
+WINDOW_AND_STATE = 3 + 5
+
+
+def sequence(tokens, tenant="", number=0, **fields):
+    return Sequence(number, list(tokens), len(tokens), 10_000, tenant=tenant, **fields)
+
+
+def keep(kept, tokens, room=10**9, tenant=""):
+    kept.keep(sequence(tokens, tenant), len(tokens), cache_of(tokens), room)
+
+
+def found(kept, tokens, tenant=""):
+    """How many tokens are found, whose cache is what it should be."""
+    node = kept.find(sequence(tokens, tenant))
+    if node is None:
+        return 0
+    cache, wanted = kept.restore(node), cache_of(tokens[: node.depth])
+    assert cache.keys() == wanted.keys() and all(torch.equal(cache[name], wanted[name]) for name in wanted)
+    return node.depth
+
+
+def snapshots(**options):
+    return Snapshots(LAYOUT, state=WINDOW_AND_STATE, token_bytes=4, **options)
+
+
+def test_a_layout_knows_what_grows():
+    assert LAYOUT.grows == {("keys",)} and set(LAYOUT.tokens) == {("keys",), ("window",)}
+
+
+def test_what_several_begin_with_is_there_once():
+    kept = snapshots()
     for length in (40, 60, 80):
-        kept.keep(Snapshot("", [1] * length, length), 1000)
-    kept.keep(Snapshot("other", [1] * 50, "other's"), 1000)
-    assert kept.taken == 40 + 60 + 80 + 50 + 4 * 5
-    assert kept.find(sequence([1] * 70)).cache == 60
-    assert kept.find(sequence([1] * 60)).cache == 40, "one token stays to be computed"
-    assert kept.find(sequence([1] * 39 + [2] * 9)) is None
-    assert kept.find(sequence([1] * 70, "other")).cache == "other's"
+        keep(kept, [1] * length)
+    assert kept.taken == 80 + 3 * WINDOW_AND_STATE
+    keep(kept, [1] * 50 + [2] * 30)
+    assert kept.taken == 80 + 30 + 4 * WINDOW_AND_STATE
+    keep(kept, [1] * 50, tenant="other")
+    assert [found(kept, [1] * n) for n in (70, 60, 39)] == [60, 40, 0], "one token stays to be computed"
+    assert found(kept, [1] * 50 + [2] * 31) == 80 and found(kept, [1] * 50 + [2] * 30) == 40
+    assert found(kept, [1] * 70, "other") == 50 and found(kept, [1] * 70, "third") == 0
+    keep(kept, [1] * 50)
+    assert found(kept, [1] * 50 + [2] * 30) == 50, "where ways part, too"
+
+
+TOKENS = st.lists(st.integers(1, 2), min_size=1, max_size=9)
+
+
+@given(st.lists(st.one_of(TOKENS, st.integers(0, 60)), max_size=25), TOKENS)
+def test_the_longest_beginning_is_found_as_it_was(acts, asked):
+    """Whatever is kept, and however much room is left now and then."""
+    kept = snapshots()
+    for act in acts:
+        if isinstance(act, int):
+            kept.shrink(act)
+            assert kept.taken <= act
+        else:
+            keep(kept, act)
+    held = {tuple(tokens_of(node)) for node in kept._kept}
+    assert all(kept.has(sequence(tokens), len(tokens)) for tokens in held)
+    assert found(kept, asked) == max(
+        (len(t) for t in held if len(t) < len(asked) and asked[: len(t)] == list(t)), default=0
+    )
+    beginnings = {tokens[:length] for tokens in held for length in range(1, len(tokens) + 1)}
+    assert kept.taken == len(beginnings) + len(held) * WINDOW_AND_STATE - sum(3 - min(3, len(t)) for t in held)
+    kept.shrink(0)
+    assert kept.taken == len(kept) == 0 and not kept._roots
+
+
+def tokens_of(node):
+    return [token for each in node.way() for token in each.edge]
 
 
 def test_the_least_recently_used_go_first():
-    kept = Snapshots(state=0)
+    kept = snapshots()
     for start in range(3):
-        kept.keep(Snapshot("", [start] * 40, start), 120)
-    assert kept.find(sequence([0] * 41)).cache == 0
-    kept.keep(Snapshot("", [9] * 50, 9), 130)
-    assert [kept.find(sequence([start] * 60)) is not None for start in (0, 1, 2, 9)] == [True, False, True, True]
-    kept.keep(Snapshot("", [8] * 200, 8), 130)
-    assert kept.find(sequence([8] * 201)) is None and kept.taken > 0, "what never fits drives nobody out"
-    kept.shrink(0)
-    assert kept.taken == 0
-    for start in range(MOST + 3):
-        kept.keep(Snapshot("", [start] * LEAST, start), 10**9)
-    assert kept.taken == MOST * LEAST
+        keep(kept, [start] * 40, 150)
+    assert found(kept, [0] * 41)
+    keep(kept, [9] * 40, 150)
+    assert [bool(found(kept, [start] * 60)) for start in (0, 1, 2, 9)] == [True, False, True, True]
+    keep(kept, [8] * 200, 150)
+    assert not found(kept, [8] * 201) and len(kept) == 3, "what never fits drives nobody out"
+
+
+def test_one_that_has_more_than_was_measured_is_not_kept_beyond_the_room():
+    kept = Snapshots(LAYOUT, state=0, token_bytes=4)
+    keep(kept, [1] * 40, 44)
+    assert kept.taken == len(kept) == 0
 
 
 def test_snapshots_make_room_for_who_runs():
-    memory = CachesMemory(100)
-    memory.snapshots.keep(Snapshot("", [1] * 60, None), 100)
+    memory = CachesMemory(100, layout=LAYOUT, token_bytes=4)
+    keep(memory.snapshots, [1] * 60, 100)
     first = sequence([2] * 30)
-    assert memory.admit(first, alone=True) == 0 and memory.snapshots.taken == 60
+    assert memory.admit(first, alone=True) == 0 and memory.snapshots.taken == 60 + WINDOW_AND_STATE
     assert memory.grow(first, 50) and memory.snapshots.taken == 0
     assert memory.admit(sequence([3] * 60, number=1), alone=False) is None
+
+
+@pytest.mark.parametrize("call", ["taken", "put_together"])
+def test_without_memory_for_a_copy_all_goes_on(call, monkeypatch):
+    kept = snapshots()
+    keep(kept, [1] * 40)
+
+    def fails(*arguments):
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(snapshot_tree, call, fails)
+    if call == "taken":
+        keep(kept, [1] * 50)
+    else:
+        assert kept.restore(kept.find(sequence([1] * 41))) is None
+    assert kept.taken == len(kept) == 0, "its room is for those that run"
+
+
+# where they are taken
+
+
+def stops(kept, tokens, start=0, **fields):
+    return kept.stops(sequence(tokens, **fields), start)
+
+
+def test_a_prompt_is_kept_before_what_opens_its_answer_and_where_it_parts_from_others():
+    kept = snapshots()
+    assert stops(kept, [1] * 20) == () and stops(kept, [1] * 60) == (60,)
+    assert stops(kept, [1] * 200) == (200 - TAIL,) and stops(kept, [1] * 200, start=190) == ()
+    assert stops(kept, [1] * 200, terms=Terms(("", "run"), 1.0)) == (200,), "all that fills a place is known to come"
+    keep(kept, [1] * 184)
+    assert stops(kept, [1] * 100 + [2] * 100) == (100, 200 - TAIL)
+    assert stops(kept, [1] * 100 + [2] * 30) == (100,), "a short question is not kept by itself"
+    assert stops(kept, [1] * 100 + [2] * 100, start=90) == (200 - TAIL,)
+    assert stops(kept, [1] * 200) == (200 - TAIL,)
