@@ -33,6 +33,7 @@ from agent_server.agent.tool_places import ToolPlaces
 from agent_server.agent.turn import LanguageModel, TurnTaker
 from agent_server.generative_ui.catalog import RENDER
 from agent_server.generative_ui.mirroring import SANDBOX
+from agent_server.generative_ui.versions import version_of
 from agent_server.guardrails import Forbidden, GuardedStream, Guards, Where, withheld
 from agent_server.pacing import in_turns
 from agent_server.runs import Ending, Recorder, RunContext
@@ -152,7 +153,10 @@ class ServedAgent:
         settings, own = self.agent.a2ui_settings, {each.name for each in context.input.tools or ()}
         offered = self.agent.a2ui is not False and RENDER not in own
         catalog = page_catalog(context.input, settings) if offered else None
-        return Surfaces(recorder.emit, conversation, catalog, settings.attempts, mirrored=SANDBOX in own)
+        version = version_of(context.input.forwarded_props)
+        return Surfaces(
+            recorder.emit, conversation, catalog, settings.attempts, mirrored=SANDBOX in own, version=version
+        )
 
     async def _outcome(self, talk: Talk, opening: Opening) -> Outcome:
         if opening.waiting:

@@ -21,8 +21,9 @@ from agent_server.agent.tool_context import ToolContext
 from agent_server.generative_ui import mirroring
 from agent_server.generative_ui.catalog import RENDER, Catalog, catalog_in, is_catalog
 from agent_server.generative_ui.mirroring import SANDBOX, Mirror
-from agent_server.generative_ui.operations import ACTIVITY, BASIC, operations_in
+from agent_server.generative_ui.operations import ACTIVITY, BASIC, OPERATIONS, operations_in
 from agent_server.generative_ui.painting import Content, Painting
+from agent_server.generative_ui.versions import NEWER, NEWER_BASIC, Version, in_version, renderer_catalog
 from agent_server.prompting.schemas import problems_of
 from events.vocabulary import (
     ActivityDelta,
@@ -43,9 +44,9 @@ CATALOG_AVAILABLE = "a2uiCatalogAvailable"
 
 def page_catalog(input: RunAgentInput, settings: A2ui) -> Catalog | None:
     """The catalog of the page that asks; None if it shows no surfaces."""
-    found = catalog_in(input.context or ())
+    props = input.forwarded_props
+    found = catalog_in(input.context or ()) or renderer_catalog(props)
     if found is None:
-        props = input.forwarded_props
         if not (isinstance(props, dict) and props.get(CATALOG_AVAILABLE) is True):
             return None
         found = Catalog()
@@ -62,7 +63,8 @@ class _ShownSurface(msgspec.Struct, kw_only=True):
 
 class Surfaces:
     """One run's surfaces. emit: where its events go. catalog: the page's; None where the model is offered no
-    `render_a2ui`, and surfaces of tools name the basic catalog. mirrored: the page declares a sandbox of its own."""
+    `render_a2ui`, and surfaces of tools name the basic catalog. mirrored: the page declares a sandbox of its own.
+    version: of A2UI, that the page takes."""
 
     def __init__(
         self,
@@ -72,8 +74,10 @@ class Surfaces:
         attempts: int,
         *,
         mirrored: bool = False,
+        version: Version = "v0.9",
     ) -> None:
         self.catalog = catalog
+        self._version = version
         self._emit = emit
         self._conversation = conversation
         self._attempts = attempts
@@ -176,6 +180,7 @@ class Surfaces:
 
     def _show(self, call_id: str, content: Content | None) -> None:
         shown = self._shown.get(call_id)
+        content = self._told(content)
         if shown is None or content is None or content == shown.content:
             return
         if content.get("status") != "building" or shown.attempts == 1:
@@ -194,6 +199,11 @@ class Surfaces:
             shown,
             {"status": "retrying", "attempt": shown.attempts + 1, "maxAttempts": self._attempts, "errors": told},
         )
+
+    def _told(self, content: Content | None) -> Content | None:
+        """What an activity holds, as the page's version has it."""
+        operations = None if content is None else content.get(OPERATIONS)
+        return content if not isinstance(operations, list) else {OPERATIONS: in_version(operations, self._version)}
 
     def _tell(self, shown: _ShownSurface, content: Content) -> None:
         shown.content = content
@@ -217,11 +227,12 @@ class Surfaces:
 
     def _show_operations(self, event: ToolCallResult) -> None:
         """Surfaces that a tool returned."""
-        surfaces = operations_in(event.content, self.catalog.id if self.catalog is not None else BASIC)
+        basic = NEWER_BASIC if self._version == NEWER else BASIC
+        surfaces = operations_in(event.content, self.catalog.id if self.catalog is not None else basic)
         for surface, operations in surfaces.items():
             name = event.tool_call_id if len(surfaces) == 1 else f"{surface}-{event.tool_call_id}"
             shown = _ShownSurface(id=f"{ACTIVITY}-{name}", content={})
-            self._tell(shown, {"a2ui_operations": operations})
+            self._tell(shown, {OPERATIONS: in_version(operations, self._version)})
             self._keep(event.tool_call_id, shown)
 
     def _keep(self, call_id: str, shown: _ShownSurface) -> None:

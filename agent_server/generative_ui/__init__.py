@@ -1,4 +1,4 @@
-"""User interfaces that are data: A2UI 0.9 surfaces, built in Python or written by a model, and how they are painted."""
+"""User interfaces that are data: A2UI surfaces, built in Python or written by a model, and how they are painted."""
 
 from agent_server.generative_ui.building import Action, Bound, Component, Each, Surface, bound, each, event
 

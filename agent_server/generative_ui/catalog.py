@@ -100,7 +100,11 @@ def _read(text: str) -> Catalog:
         wire = msgspec.json.decode(text)
     except (msgspec.DecodeError, ValueError, RecursionError):
         return Catalog()
-    told = wire if isinstance(wire, dict) else {}
+    return catalog_from(wire if isinstance(wire, dict) else {})
+
+
+def catalog_from(told: Mapping[str, object]) -> Catalog:
+    """A catalog {catalogId, components}. One that no grammar can be made of counts by its id alone."""
     name, given = told.get("catalogId"), told.get("components")
     id = name if isinstance(name, str) and name else BASIC
     reader = _SchemaMerger()
@@ -122,14 +126,16 @@ class _SchemaMerger:
 
     def component(self, name: str, schema: Schema) -> Schema:
         """A component alone: id and type first, nothing but its own properties."""
-        parts = [part for part in schema.get("allOf", [schema]) if isinstance(part, dict)]
+        given = schema.get("allOf")
+        parts = [part for part in (given if isinstance(given, list) else [schema]) if isinstance(part, dict)]
         properties: Schema = {"id": {"type": "string"}, "component": {"const": name}}
         required = ["id", "component"]
         for part in parts:
-            for key, value in (part.get("properties") or {}).items():
+            own, wanted = part.get("properties"), part.get("required")
+            for key, value in own.items() if isinstance(own, dict) else ():
                 if key not in properties:
                     properties[key] = self._brought(value, part, 0)
-            required += [key for key in part.get("required") or () if key not in required]
+            required += [key for key in wanted if key not in required] if isinstance(wanted, list) else []
         return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
     def _brought(self, node: Any, root: Schema, depth: int) -> Any:
