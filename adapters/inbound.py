@@ -67,7 +67,8 @@ def read_json(body: bytes, limits: Limits = DEFAULT_LIMITS, *, shape: object = N
     """
     if len(body) > limits.body:
         raise RequestError("payload_too_large", f"The body is larger than {limits.body} bytes.")
-    if body.count(b",") + body.count(b"[") + body.count(b"{") > limits.values:
+    opened = body.count(b"[") + body.count(b"{")
+    if body.count(b",") + opened > limits.values:
         raise RequestError("payload_too_large", f"The body holds more than {limits.values} JSON values.")
     try:
         if shape is not None:
@@ -79,7 +80,8 @@ def read_json(body: bytes, limits: Limits = DEFAULT_LIMITS, *, shape: object = N
         raise RequestError("invalid_request", f"The body is not valid JSON in UTF-8{_position(error)}.") from None
     except RecursionError:
         raise _too_deep(limits) from None
-    check_depth(value, limits)
+    if opened > limits.depth:  # what opens no more than that cannot nest deeper
+        check_depth(value, limits)
     return value
 
 

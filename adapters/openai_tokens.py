@@ -25,7 +25,10 @@ def combined_usage(runs: Sequence[Sequence[TokenUsage]], n: int | None = None) -
 
 
 def _total(usage: Iterable[TokenUsage], name: str) -> int:
-    return sum(getattr(part, name) or 0 for part in usage)
+    total = 0
+    for part in usage:
+        total += getattr(part, name) or 0
+    return total
 
 
 def progress_object(value: Mapping[str, Any]) -> dict[str, object]:

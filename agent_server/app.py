@@ -31,6 +31,7 @@ from agent_server.version import version
 from agent_server.web.context import REQUEST_ID_HEADER, RequestContext, enter, given_request_id
 from agent_server.web.errors import deny_websocket, error_response, name_version, refuse_websocket, route_path
 from agent_server.web.origins import BrowserGuard, BrowserPolicy, server_names
+from agent_server.web.route_table import RouteTable
 
 if TYPE_CHECKING:
     from agent_server.engine.protocol import Engine
@@ -84,6 +85,7 @@ class Application(FastAPI):
             docs_url=None,
             redoc_url=None,
         )
+        self.router.middleware_stack = RouteTable(self.router)
         self.state.server = server
         self._server = server
         self._layers = list(self.user_middleware)

@@ -29,13 +29,14 @@ class Delivery:
     """One run's policy. `deliver` takes events as they arise and returns those to send now; `flush` the rest."""
 
     def __init__(self, policy: Literal["immediate", "adaptive"] = "immediate") -> None:
-        self._adaptive = policy == "adaptive"
+        self.gathers = policy == "adaptive"
+        """Whether events may wait; else `deliver` gives back what it is given."""
         self._parts: list[str] = []
         self._rows: list[object] = []
         self._last: Gathered | None = None
 
     def deliver(self, events: list[Event]) -> list[Event]:
-        if not self._adaptive:
+        if not self.gathers:
             return events
         sent: list[Event] = []
         for event in events:

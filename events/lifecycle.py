@@ -173,21 +173,21 @@ class Verifier:
 
     def check(self, event: Event) -> None:
         """Raise LifecycleError if the event is not admitted here."""
-        # The way of nearly every event: the rest of the checks would find nothing.
-        if isinstance(event, _DELTAS) and self._plainly_continues(event):
-            return
+        # What every token is: more of what is open, without a tag, and no stream of chunks that it would end. The rest
+        # of the checks would find nothing.
+        if (
+            isinstance(event, _DELTAS)
+            and event.subagent_run_id is None
+            and self.phase == "running"
+            and not self._chunks.lanes
+        ):
+            row = TABLE[type(event)]
+            if (row.entity, getattr(event, row.key), None) in self._open:
+                return
         # Chunks are checked as the START, CONTENT and END that they stand for, so that the table needs no rows for
         # them.
         for single in self._chunks.expand(event):
             self._check(single)
-
-    def _plainly_continues(self, event: TextMessageContent | ReasoningMessageContent | ToolCallArgs) -> bool:
-        """What every token is: more of what is open, without a tag, and no stream of chunks that it would end. Nothing
-        else can be wrong with it."""
-        if event.subagent_run_id is not None or self._chunks.lanes or self.phase != "running":
-            return False
-        row = TABLE[type(event)]
-        return (row.entity, getattr(event, row.key), None) in self._open
 
     def close_open(self, reason: str = "The run ended before this was finished.") -> list[Event]:
         """Events that close whatever is open, innermost first; `reason` is said for subagents. Streams of chunks are

@@ -80,8 +80,8 @@ class Folder:
     def __init__(
         self, messages: Sequence[Mapping[str, Any]] = (), state: Any = None, *, owned: Sequence[Wire] | None = None
     ) -> None:
-        given = copy.deepcopy([dict(message) for message in messages]) if owned is None else list(owned)
-        self._messages: list[Wire] = given
+        copied = copy.deepcopy([dict(message) for message in messages]) if messages else []
+        self._messages: list[Wire] = copied if owned is None else list(owned)
         self._before = {message["id"] for message in self._messages}
         self.state: Any = {} if state is None else state
         self.issues: list[str] = []

@@ -189,18 +189,23 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     def validate(self) -> None:
         """Raise OptionError for the first value outside its range."""
-        for name, parameter in PARAMETERS.items():
-            parameter.check(name, getattr(self, name))
+        for name, value in self._set():
+            PARAMETERS[name].check(name, value)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise OptionError("min_tokens", "must not be more than max_tokens.")
 
     def asked(self) -> frozenset[str]:
         """The names of the parameters whose value asks for something."""
-        return frozenset(name for name in PARAMETERS if self._asks(name))
+        return frozenset(name for name, value in self._set() if value is not None and value != PARAMETERS[name].neutral)
 
-    def _asks(self, name: str) -> bool:
-        value = getattr(self, name)
-        return value is not None and value != DEFAULTS[name] and value != PARAMETERS[name].neutral
+    def _set(self) -> list[tuple[str, object]]:
+        """Names and values of the parameters that have not their default. Most requests set two or three of them."""
+        values = msgspec.structs.astuple(self)
+        return [
+            (name, value)
+            for (name, default), value in zip(DEFAULTS.items(), values, strict=True)
+            if value is not default and value != default
+        ]
 
 
 def _declared(struct: type[msgspec.Struct]) -> dict[str, Parameter]:

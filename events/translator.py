@@ -143,6 +143,14 @@ class Translator:
         return "tool_calls" if reason == "stop" and self.calls else reason
 
     def _translate(self, pieces: list[Piece]) -> list[Event]:
+        # What nearly every token is: more of the text that is open.
+        if (
+            len(pieces) == 1
+            and self._in_text
+            and type(piece := pieces[0]) is ContentText
+            and not self._delivery.gathers
+        ):
+            return [self._more_text(piece.text)]
         # After RUN_ERROR nothing may follow; the pieces behind it are dropped.
         for piece in pieces:
             if self.failed:
@@ -188,13 +196,14 @@ class Translator:
             self._events.append(
                 TextMessageStart(message_id=message_id, role="assistant", subagent_run_id=self._producer)
             )
-        self._events.append(
-            TextMessageContent(
-                message_id=message_id,
-                delta=piece.text,
-                metadata=self._metadata(),
-                subagent_run_id=self._producer,
-            )
+        self._events.append(self._more_text(piece.text))
+
+    def _more_text(self, text: str) -> TextMessageContent:
+        return TextMessageContent(
+            message_id=self.message_id,
+            delta=text,
+            metadata=self._metadata() if self._rows else None,
+            subagent_run_id=self._producer,
         )
 
     def _call(self, piece: CallStart) -> None:

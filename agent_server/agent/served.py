@@ -245,13 +245,13 @@ class ServedAgent:
                 conversation.use_arguments(record.call["id"], edited)
         return conversation
 
+    def _limits_of(self, agent: Agent) -> ToolLimits:
+        own = {"seconds": agent.time_limit, "characters": agent.result_limit}
+        stated = {name: value for name, value in own.items() if value}
+        return self._limits.model_copy(update=stated) if stated else self._limits
+
     async def _toolset(self, agent: Agent, talk: Talk) -> Toolset:
-        limits = self._limits.model_copy(
-            update={
-                "seconds": agent.time_limit or self._limits.seconds,
-                "characters": agent.result_limit or self._limits.characters,
-            }
-        )
+        limits = self._limits_of(agent)
         callees: dict[str, Callee] = {tool.name: FunctionCallee(tool, limits) for tool in agent.server_tools}
         declarations = [tool.declaration() for tool in agent.server_tools]
         approvals = {tool.name: tool for tool in agent.server_tools if tool.requires_approval is not False}

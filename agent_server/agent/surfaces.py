@@ -30,6 +30,8 @@ from events.vocabulary import (
     ActivitySnapshot,
     AttributableEvent,
     Event,
+    ReasoningMessageContent,
+    TextMessageContent,
     ToolCallArgs,
     ToolCallEnd,
     ToolCallResult,
@@ -91,6 +93,9 @@ class Surfaces:
 
     def emit(self, event: Event) -> None:
         """Send an event on, and what it paints behind it."""
+        if isinstance(event, TextMessageContent | ReasoningMessageContent):  # one a token, and nothing to paint
+            self._emit(event)
+            return
         if isinstance(event, ToolCallStart) and event.tool_call_name == SANDBOX and self._mirrored:
             self._mirror(event.tool_call_id)
         self._emit(event)

@@ -262,7 +262,8 @@ class TurnTaker:
         messages = await self._model.intake.documents(input.messages, sees=sees)
         if self._guarded is not None:
             await check_documents(self._guarded.guards, messages)
-        input = input.model_copy(update={"messages": messages})
+        if messages != input.messages:
+            input = input.model_copy(update={"messages": messages})
         if sees:
             return await build(input, options, instructions, sees=True)
         return await build(input, options, instructions)
@@ -297,13 +298,15 @@ class TurnTaker:
     ) -> Finished:
         engine, controls, output = self._model.engine, self._context.controls, self._output
         finished: Finished | None = None
-        reason = "error"
+        reason, begun = "error", False
         controls.attach(request.request_id, engine)
         try:
             async with contextlib.aclosing(engine.generate(request)) as items:
                 async for item in items:
                     if isinstance(item, Delta):
-                        self._recorder.first_token()
+                        if not begun:
+                            begun = True
+                            self._recorder.first_token()
                         events = output.read(item, translator, details)
                         if output.watched:
                             output.tokens += len(item.tokens)

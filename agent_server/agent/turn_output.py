@@ -89,6 +89,10 @@ class TurnOutput:
     def read(self, delta: Delta, translator: Translator | PlainTranslator, details: bool) -> list[Event]:
         """What the tokens say. Several at once are what an engine made before the first of them was taken: the server
         is behind, and one event for them costs what one token's would."""
+        if len(delta.tokens) == 1 and not details:  # what comes from an engine that is not ahead of the server
+            token = delta.tokens[0]
+            self.reasoning_tokens += translator.reasoning
+            return translator.feed(token.text, token.id, None, delta.is_reasoning)
         if len(delta.tokens) > 1 and not details and not delta.is_reasoning:
             text = "".join(token.text for token in delta.tokens)
             if translator.is_plain(text, (token.id for token in delta.tokens)):
@@ -103,8 +107,11 @@ class TurnOutput:
 
     def tell(self, events: list[Event]) -> None:
         """Keep the model's events and send them. Raises Unreadable."""
+        keep = self._written.add if self._follow is None else self._keep
         for event in events:
-            self._keep(event)
+            if type(event) is RunError:
+                raise Unreadable(event.message, event.code)
+            keep(event)
             self._emit(event)
             if self._told is not None:
                 self._told(event)

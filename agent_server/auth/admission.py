@@ -30,7 +30,9 @@ def presented_key(headers: Mapping[str, str], query: str = "") -> str | None:
     scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token:
         return token.strip()
-    return headers.get("x-api-key") or next(iter(parse_qs(query).get("api_key", [])), None)
+    if (key := headers.get("x-api-key")) or not query:
+        return key or None
+    return next(iter(parse_qs(query).get("api_key", [])), None)
 
 
 def is_public(path: str) -> bool:

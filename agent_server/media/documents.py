@@ -83,6 +83,8 @@ class Documents:
         """The messages with text, and pictures for a model that sees, in place of the documents of users and tools. A
         tool's document that cannot be read stays. blank: a PDF without text is taken by whoever sees no pictures, too.
         Raises Refused, which says which of the users' it was."""
+        if not any(isinstance(message.content, list) for message in messages):  # texts alone, as most conversations
+            return list(messages)
         total = sum(isinstance(part, DocumentPart) for message in messages for part in _parts(message, "user"))
         number, pages, read = 0, self._limits.pages, list[Message]()
         for message in messages:

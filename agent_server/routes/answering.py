@@ -20,7 +20,7 @@ from adapters.errors import KINDS, ErrorKind, RequestError
 from adapters.inbound import Inbound
 from adapters.openai_models import no_such_model
 from agent_server.ids import new_id
-from agent_server.routes.http import SEND_BYTES, Encoder, EventStream, id_headers, left
+from agent_server.routes.http import SEND_BYTES, Encoder, EventStream, first_of, id_headers, left
 from events.metadata import error_metadata
 from events.options import GenerationOptions
 from events.sampling import Wire
@@ -196,6 +196,8 @@ class AnswerFrames:
 
     def __init__(self, runs: Sequence[AnyRun], encoder: Encoder, before_end: BeforeEnd) -> None:
         self._readers = [run.events() for run in runs]
+        # Most answers are one run, whose events pass without questions.
+        self._only = self._readers[0] if len(self._readers) == 1 and before_end is None else None
         self._encoder = encoder
         self._before_end = before_end
         self._turn = 0
@@ -221,6 +223,11 @@ class AnswerFrames:
 
     def ready(self) -> bytes:
         frames, self._frames = self._frames, b""
+        if self._only is not None:
+            next_item, encode = self._only.ready, self._encoder.encode
+            while len(frames) < SEND_BYTES and (one := next_item()) is not None:
+                frames += encode(one[1], sequence=one[0])
+            return frames
         while len(frames) < SEND_BYTES and (item := self._next()) is not None:
             choice, sequence, event = item
             frames += self._encoder.encode(event, sequence=sequence, choice=choice)
@@ -251,6 +258,8 @@ class AnswerFrames:
         return opening if opening is not None and not opening.done() else self._arrival()
 
     def _arrival(self) -> Awaitable[Any] | None:
+        if self._only is not None:
+            return self._only.arrival()
         if self._last is not None:
             return self._conclude(self._last)
         arrivals = [arrival for reader in self._readers if (arrival := reader.arrival()) is not None]
@@ -317,7 +326,7 @@ async def stream_answer(
 async def _hold(frames: AnswerFrames, leaving: asyncio.Task[None]) -> bool:
     """Wait for the first sign of life. True if there is something to stream and the client is still there."""
     opening = frames.open()
-    await asyncio.wait((opening, leaving), timeout=HOLD_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    await first_of(opening, leaving, seconds=HOLD_SECONDS)
     if not opening.done():
         return not leaving.done()
     opening.result()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote
@@ -23,10 +24,11 @@ if TYPE_CHECKING:
     from events.vocabulary import Event
 
 RETRY_AFTER = 1.0
-STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+STREAM_HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 SEND_BYTES = 32 * 1024
 PLAIN = "!#$&'()*+,/:;=?@[]~"
 """Characters besides letters, digits and `_.-` that an id keeps in a header."""
+_IS_PLAIN = re.compile(rf"[A-Za-z0-9_.\-{re.escape(PLAIN)}]*").fullmatch
 
 
 class Encoder(Protocol):
@@ -117,27 +119,32 @@ class EventStream(Response):
         headers: dict[str, str] | None = None,
         leaving: asyncio.Task[None] | None = None,
     ) -> None:
-        super().__init__(status_code=200, headers={**STREAM_HEADERS, **(headers or {})}, media_type=None)
-        self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
-        self.raw_headers.append((b"content-type", content_type.encode()))
+        self.status_code, self.background = 200, None
+        own = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in (headers or {}).items()]
+        self.raw_headers = [*STREAM_HEADERS, *own, (b"content-type", content_type.encode())]
         self._frames = frames
         self._keep_alive = keep_alive
         self._interval = interval
         self._leaving = leaving
         self._last = 0.0
+        self._timer: asyncio.TimerHandle
+        self._warming: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         send = stream_send(scope, send)
         self._last = asyncio.get_running_loop().time()
+        # in a task of its own: a token wakes this one and not the whole chain of those who wait for the answer
         sending = asyncio.create_task(self._send_all(send))
-        warming = asyncio.create_task(self._keep_warm(send))
         leaving = self._leaving or asyncio.create_task(left(receive))
+        self._keep_warm(send, self._interval)
         try:
-            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            await first_of(sending, leaving)
         finally:
-            for task in (leaving, warming, sending):
-                await _stop(task)
+            self._timer.cancel()
+            for task in (leaving, self._warming, sending):
+                if task is not None:
+                    await _stop(task)
             await self._frames.aclose()
         if self.background is not None:
             await self.background()
@@ -156,15 +163,24 @@ class EventStream(Response):
         self._last = math.inf
         await send({"type": "http.response.body", "body": frames.finish(), "more_body": False})
 
-    async def _keep_warm(self, send: Send) -> None:
-        """A keep-alive whenever nothing was sent for the interval. It costs nothing where frames are frequent."""
-        now = asyncio.get_running_loop().time
-        while self._last < math.inf:
-            rest = self._last + self._interval - now()
-            if rest > 0:
-                await asyncio.sleep(rest)
-                continue
-            self._last = now()
+    def _keep_warm(self, send: Send, seconds: float) -> None:
+        """A keep-alive whenever nothing was sent for the interval, looked at again in so many seconds. It costs one
+        timer where frames are frequent."""
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._look, send)
+
+    def _look(self, send: Send) -> None:
+        now = asyncio.get_running_loop().time()
+        if self._last == math.inf:  # the last frame is on its way
+            return
+        rest = self._last + self._interval - now
+        if rest <= 0:
+            rest, self._last = self._interval, now
+            if self._warming is None or self._warming.done():  # else the client does not even take the one before
+                self._warming = asyncio.create_task(self._warm(send))
+        self._keep_warm(send, rest)
+
+    async def _warm(self, send: Send) -> None:
+        with contextlib.suppress(OSError):
             await send({"type": "http.response.body", "body": self._keep_alive(), "more_body": True})
 
 
@@ -172,6 +188,30 @@ async def left(receive: Receive) -> None:
     """Returns when the client is gone."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def first_of(*futures: asyncio.Future[Any], seconds: float | None = None) -> None:
+    """Wait until one of them is done, for at most so long. What `asyncio.wait` does for more of everything, and every
+    streamed request waits like this twice."""
+    if any(future.done() for future in futures):
+        return
+    loop = asyncio.get_running_loop()
+    over = loop.create_future()
+
+    def end(_: object = None) -> None:
+        if not over.done():
+            over.set_result(None)
+
+    timer = None if seconds is None else loop.call_later(seconds, end)
+    for future in futures:
+        future.add_done_callback(end)
+    try:
+        await over
+    finally:
+        if timer is not None:
+            timer.cancel()
+        for future in futures:
+            future.remove_done_callback(end)
 
 
 async def _stop(task: asyncio.Future[Any]) -> None:
@@ -231,4 +271,8 @@ def stream_run(run: AnyRun, encoder: Encoder, *, interval: float, after: int = 0
 
 def id_headers(run: AnyRun) -> dict[str, str]:
     """The ids of a run. Clients choose them freely and headers hold ASCII, so the rest is percent-encoded."""
-    return {"x-run-id": quote(run.id, PLAIN), "x-thread-id": quote(run.thread_id, PLAIN)}
+    return {"x-run-id": _header_text(run.id), "x-thread-id": _header_text(run.thread_id)}
+
+
+def _header_text(text: str) -> str:
+    return text if _IS_PLAIN(text) else quote(text, PLAIN)

@@ -74,7 +74,9 @@ class EventLog:
         """Number an event and wake the readers that wait for it; the oldest events go when the bounds are passed."""
         if self.closed:
             raise RuntimeError("the log is closed: its run already ended")
-        size = size_of(event)
+        # What `size_of` says of a text's delta, of which there is one a token.
+        plain = type(event) is TextMessageContent and event.metadata is None and event.raw_event is None
+        size = OVERHEAD + len(event.delta) if plain else size_of(event)  # type: ignore[arg-type, union-attr]
         self._events.append(event)
         self._sizes.append(size)
         self.bytes += size
@@ -166,21 +168,21 @@ class LogReader(ItemReader):
         self._left: Callable[[], None] | None = left
 
     def ready(self) -> tuple[int, Event] | None:
-        if self._log.last <= self._cursor or self._left is None:
+        log, cursor = self._log, self._cursor
+        if log.last <= cursor or self._left is None:
             return None
         try:
-            event = self._log.get(self._cursor + 1)
+            event = log.get(cursor + 1)
         except FellBehind as gap:
             self._leave()
-            return self._log.last, self._lost(gap)
-        self._cursor += 1
-        return self._cursor, event
+            return log.last, self._lost(gap)
+        self._cursor = cursor + 1
+        return cursor + 1, event
 
     def arrival(self) -> asyncio.Future[None] | None:
-        if self.over:
+        if self._log.closed and self.over:
             self._leave()
-            return None
-        return self._log.arrival()
+        return None if self._left is None else self._log.arrival()
 
     @property
     def over(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from urllib.parse import quote
 
 import msgspec
@@ -36,12 +37,13 @@ def route_path(scope: Scope) -> str:
 
 BARE = ("/chat/completions", "/completions", "/responses", "/models", "/embeddings", "/messages")
 """Paths of `/v1` that clients with a base URL of their own ask for without it."""
+_IS_BARE = re.compile(rf"(?:{'|'.join(BARE)})(?:/|\Z)").match
 
 
 def name_version(scope: Scope) -> None:
     """Ask for the path under `/v1` where the client left that out, before anything looks at the path."""
     path = route_path(scope)
-    if not any(path == bare or path.startswith(f"{bare}/") for bare in BARE):
+    if _IS_BARE(path) is None:
         return
     before = scope["path"][: len(scope["path"]) - len(path)]
     scope["path"] = f"{before}/v1{path}"

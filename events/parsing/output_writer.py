@@ -89,13 +89,19 @@ class OutputWriter:
 
     def _say_text(self, text: str) -> None:
         self.behind_call = False
+        piece: ReasoningText | ContentText
         if self.kind == "reasoning":
             self.last = text[-1]
-            self.say(ReasoningText(text))
-            return
-        self.answered = True
-        if not (self._drops_after_calls and self.calls):
-            self.say(ContentText(text))
+            piece = ReasoningText(text)
+        else:
+            self.answered = True
+            if self._drops_after_calls and self.calls:
+                return
+            piece = ContentText(text)
+        if self.written_by == "model" and text.isascii():  # nearly every token: what `say` does, without its questions
+            self._pieces.append(piece)
+        else:
+            self.say(piece)
 
     def hold_blank(self, blank: str) -> None:
         """White space in front of what may be a call of the content."""
