@@ -1,4 +1,5 @@
-"""`/tokenize` and `/detokenize`: text or a conversation to token ids and back, in vLLM's shapes."""
+"""`/tokenize` and `/detokenize`: text or a conversation to token ids and back, in vLLM's shapes, and in llama.cpp's
+where the text is called `content`."""
 
 from __future__ import annotations
 
@@ -25,16 +26,23 @@ FIELDS: dict[str, Field] = {
     "chat_template_kwargs": honoured("with `messages`"),
     "enable_thinking": honoured("with `messages`"),
     "continue_final_message": honoured("with `messages`"),
+    "content": honoured("text, answered in llama.cpp's form"),
+    "add_special": honoured("with `content`; false if absent", BOOLEAN),
+    "parse_special": honoured("with `content`; false keeps spelled control tokens text", BOOLEAN),
+    "with_pieces": honoured("with `content`; each id with its text", BOOLEAN),
     "add_generation_prompt": honoured("with `messages`; false ends the prompt with the last message", BOOLEAN),
 }
 
 
 class TokenizeFlags(msgspec.Struct, frozen=True, kw_only=True):
-    """`prompt` is None where a conversation is to be rendered."""
+    """`prompt` is None where a conversation is to be rendered. native: the answer is in llama.cpp's form. control:
+    control tokens that the text spells become such."""
 
     prompt: str | None = None
     add_special_tokens: bool = True
     strings: bool = False
+    native: bool = False
+    control: bool = True
 
 
 def parse_tokenize(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS) -> Inbound:
@@ -42,6 +50,11 @@ def parse_tokenize(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMIT
     values = read_object(body, limits)
     check_names(values, FIELDS)
     check_values(values, FIELDS)
+    if values.get("content") is not None:
+        return _native(values, new_id)
+    for name in LLAMACPP:
+        if values.get(name) is not None:
+            raise wrong(name, "needs content")
     prompt = values.get("prompt")
     if (prompt is None) == (values.get("messages") is None):
         raise wrong("prompt", "or messages must be given, and not both")
@@ -64,6 +77,37 @@ def parse_tokenize(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMIT
     return Inbound(input=run, options=options, stream=False, extra=flags)
 
 
+LLAMACPP = ("add_special", "parse_special", "with_pieces")
+
+
+def _native(values: dict[str, object], new_id: NewId) -> Inbound:
+    for name in values:
+        if name not in ("content", "model", *LLAMACPP) and values[name] is not None:
+            raise wrong(name, "cannot stand beside content")
+    if not isinstance(content := values["content"], str):
+        raise wrong("content", "must be a string")
+    flags = TokenizeFlags(
+        prompt=content,
+        add_special_tokens=flag(values, "add_special"),
+        strings=flag(values, "with_pieces"),
+        native=True,
+        control=flag(values, "parse_special", True),
+    )
+    options, _ = read_options({"model": values.get("model")}, wire="chat")
+    run = RunAgentInput(thread_id=new_id("thread"), run_id=new_id("run"), messages=[], tools=[], context=[], state={})
+    return Inbound(input=run, options=options, stream=False, extra=flags)
+
+
+def native_tokens_body(tokens: Sequence[int], pieces: Sequence[str] | None) -> bytes:
+    if pieces is None:
+        return json_bytes({"tokens": list(tokens)})
+    return json_bytes({"tokens": [{"id": id, "piece": piece} for id, piece in zip(tokens, pieces, strict=True)]})
+
+
+def template_body(text: str) -> bytes:
+    return json_bytes({"prompt": text})
+
+
 def tokenize_body(tokens: Sequence[int], context_length: int | None, strings: Sequence[str] | None = None) -> bytes:
     found: dict[str, object] = {"count": len(tokens), "max_model_len": context_length, "tokens": list(tokens)}
     return json_bytes(found if strings is None else {**found, "token_strs": list(strings)})
@@ -83,7 +127,8 @@ def parse_detokenize(body: bytes, *, limits: Limits = DEFAULT_LIMITS) -> tuple[l
 
 
 def detokenize_body(text: str) -> bytes:
-    return json_bytes({"prompt": text})
+    """`prompt` is vLLM's name for it, `content` llama.cpp's."""
+    return json_bytes({"prompt": text, "content": text})
 
 
 def render_body(text: str, tokens: Sequence[int]) -> bytes:

@@ -284,6 +284,20 @@ class PromptText(Struct):
     prompt: str
 
 
+class Detokenized(Struct):
+    prompt: str
+    content: str
+
+
+class NativeCompletion(Struct):
+    """Without `n_probs` and the like; a list of them for several prompts."""
+
+    index: int
+    content: str
+    tokens: list[int]
+    stop: bool
+
+
 class Model(Struct):
     id: str
     object: Literal["model"]

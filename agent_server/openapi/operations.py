@@ -12,6 +12,7 @@ from ag_ui.core import AgentCapabilities, Event, RunAgentInput
 
 from adapters import (
     anthropic_messages,
+    llamacpp_completion,
     openai_chat,
     openai_completions,
     openai_embeddings,
@@ -402,12 +403,23 @@ OTHERS: Mapping[tuple[str, str], Operation] = {
         stream=dict,
         example={"prompt": "Once upon a time", "max_tokens": 16},
     ),
+    ("POST", "/completion"): Operation(
+        "Tokens", "llama.cpp's completion: the prompt goes to the model as it is",
+        body=Fields("NativeCompletionRequest", llamacpp_completion.FIELDS, ("prompt",)),
+        answer=answers.NativeCompletion, stream=answers.NativeCompletion,
+        example={"prompt": "Once upon a time", "n_predict": 16},
+    ),
+    ("POST", "/apply-template"): Operation(
+        "Tokens", "llama.cpp's rendering: the prompt that a conversation comes to",
+        body=Fields("ApplyTemplateRequest", openai_chat.FIELDS, ("messages",)), answer=answers.PromptText,
+        example={"messages": [{"role": "user", "content": "Hello"}]},
+    ),
     ("POST", "/tokenize"): Operation(
         "Tokens", "Text or a conversation to token ids", body=Fields("TokenizeRequest", tokenizing.FIELDS, ()),
         answer=answers.Tokens, example={"prompt": "Hello"},
     ),
     ("POST", "/detokenize"): Operation(
-        "Tokens", "Token ids to text", answer=answers.PromptText, example={"tokens": [1, 2, 3]},
+        "Tokens", "Token ids to text", answer=answers.Detokenized, example={"tokens": [1, 2, 3]},
         body=Free("", {"tokens": {"type": "array", "items": NUMBER}, "model": TEXT}, ("tokens",)),
     ),
     ("GET", "/health"): Operation("Operation", "The process answers", answer=Free("", {"status": TEXT}, ("status",))),

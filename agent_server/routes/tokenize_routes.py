@@ -16,7 +16,7 @@ from adapters.answer import field_on
 from adapters.errors import RequestError
 from adapters.inbound import Inbound
 from adapters.part_kinds import check_parts
-from adapters.tokenize import detokenize_body, parse_detokenize, parse_tokenize, tokenize_body
+from adapters.tokenize import detokenize_body, native_tokens_body, parse_detokenize, parse_tokenize, tokenize_body
 from agent_server.engine.protocol import EngineError
 from agent_server.ids import new_id
 from agent_server.pacing import in_turns
@@ -43,7 +43,8 @@ def token_ids(prompts: PromptBuilder, inbound: Inbound) -> list[int]:
     flags = inbound.extra
     try:
         if flags.prompt is not None:
-            return prompts.tokenize(flags.prompt, add_special_tokens=flags.add_special_tokens)
+            special, control = flags.add_special_tokens, flags.control
+            return prompts.tokenize(flags.prompt, add_special_tokens=special, parse_control_tokens=control)
         return list(prompts.build(inbound.input, inbound.options).token_ids)
     except EngineError as error:
         raise RequestError(error.kind, error.message, error.param) from None
@@ -85,6 +86,8 @@ def routes(server: Server) -> list[BaseRoute]:
         prompts = await loaded(server, inbound.options.model)
         tokens = await run_in_threadpool(token_ids, prompts, inbound)
         strings = await in_turns(token_texts(prompts, tokens)) if inbound.extra.strings else None
+        if inbound.extra.native:
+            return Response(native_tokens_body(tokens, strings), media_type="application/json")
         length = await expected_context(model_for(server, inbound.options.model))
         return Response(tokenize_body(tokens, length, strings), media_type="application/json")
 

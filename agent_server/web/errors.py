@@ -21,6 +21,8 @@ WIRES: tuple[tuple[str, Wire], ...] = (
     ("/generate", "websocket"),
     ("/tokenize", "openai"),
     ("/detokenize", "openai"),
+    ("/completion", "openai"),
+    ("/apply-template", "openai"),
 )
 
 

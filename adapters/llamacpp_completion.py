@@ -1,0 +1,317 @@
+"""llama.cpp's own `/completion`: text or ids go to the model as they are, in that server's words.
+
+Read from llama.cpp's tools/server (README.md and its tests). Of its answers, what belongs to its slots is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from ag_ui.core import RunAgentInput
+
+from adapters.answer import Answer, fold, raise_failure
+from adapters.body import flag, read_object, wrong
+from adapters.client_history import NewId
+from adapters.errors import payload
+from adapters.frame_json import json_bytes
+from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
+from adapters.openai_completions import MAX_PROMPTS, Prompt
+from adapters.openai_tokens import progress_object, timings_object
+from adapters.request_fields import (
+    BOOLEAN,
+    INTEGER,
+    OTHER_SERVERS,
+    STRINGS,
+    Field,
+    check_names,
+    check_values,
+    honoured,
+    ignored,
+    sampling_fields,
+    warnings_of,
+)
+from adapters.request_options import read_options
+from adapters.response_shape import llama_shape
+from events.metadata import Alternative, Scored, tokens_of
+from events.options import GenerationOptions, SamplingParams
+from events.vocabulary import PROGRESS_EVENT, Custom, Event, RunError, RunFinished, TextMessageContent, TokenUsage
+
+FROM_OTHERS = (
+    "cache_prompt", "id_slot", "n_keep", "n_cache_reuse", "grammar", "json_schema", "post_sampling_probs", "min_keep",
+    "repeat_last_n", "samplers", "mirostat", "mirostat_tau", "mirostat_eta", "dynatemp_range", "dynatemp_exponent",
+    "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers",
+    "xtc_probability", "xtc_threshold", "top_n_sigma", "n_discard", "n_indent", "t_max_predict_ms", "lora",
+    "return_progress",
+)  # fmt: skip
+SPELLED_OTHERWISE = ("max_tokens", "logprobs", "logit_bias")
+FIELDS: dict[str, Field] = {
+    **{name: field for name, field in sampling_fields("completions").items() if name not in SPELLED_OTHERWISE},
+    **{name: OTHER_SERVERS[name] for name in FROM_OTHERS},
+    "prompt": honoured("text, ids, both mixed, `{prompt_string}`, or a list of such prompts"),
+    "n_predict": honoured("-1: until the context is full", INTEGER),
+    "n_probs": honoured("alternatives told of each token", INTEGER),
+    "logit_bias": honoured("pairs of an id or a text and a number or false, or an object of them"),
+    "stream": honoured("", BOOLEAN),
+    "return_tokens": honoured("the ids of an answer that is not streamed", BOOLEAN),
+    "response_fields": honoured("of the answer; those of an object as `generation_settings/n_predict`", STRINGS),
+    "timings_per_token": ignored("`timings` are told with the end of the answer"),
+}
+BANNED = -100.0
+"""For a bias of false: the token does not come."""
+Encode = Callable[[str], list[int]]
+
+
+class NativeFlags(msgspec.Struct, frozen=True, kw_only=True):
+    """prompts: each as text or ids. settings: of the generation, as they are told again. probs: alternatives."""
+
+    prompts: tuple[Prompt, ...]
+    settings: dict[str, Any] = {}
+    probs: int | None = None
+    tokens: bool = False
+    fields: tuple[str, ...] = ()
+    unlimited: bool = False
+    warnings: tuple[str, ...] = ()
+
+
+def parse(body: bytes, *, new_id: NewId, encode: Encode, limits: Limits = DEFAULT_LIMITS) -> Inbound:
+    """encode: ids of a text, without special ones around it. Raises RequestError."""
+    values = read_object(body, limits)
+    check_names(values, FIELDS)
+    check_values(values, FIELDS)
+    prompts = _prompts(values.get("prompt"), encode)
+    given = {name: value for name, value in values.items() if name != "n_probs"}
+    most, probs = _whole(values, "n_predict"), _whole(values, "n_probs")
+    given |= {"max_tokens": most if most is not None and most >= 0 else None, "logprobs": probs or None}
+    given["logit_bias"] = _biases(values.get("logit_bias"), encode)
+    options, _ = read_options(given, wire="completions")
+    changes: dict[str, Any] = {"raw_prompt": prompts[0], "store": False, "token_details": True}
+    if (shape := llama_shape(values)) is not None:
+        changes["response_format"] = shape
+    options = msgspec.structs.replace(options, **changes)
+    run = RunAgentInput(
+        thread_id=new_id("thread"), run_id=new_id("run"), messages=[], tools=[], context=[], state={},
+        forwarded_props={},
+    )  # fmt: skip
+    flags = NativeFlags(
+        prompts=prompts,
+        settings=_settings(options),
+        probs=probs or None,
+        tokens=flag(values, "return_tokens"),
+        fields=_names(values.get("response_fields")),
+        unlimited=options.sampling.max_tokens is None,
+        warnings=warnings_of(values, FIELDS),
+    )
+    return Inbound(input=run, options=options, stream=flag(values, "stream"), extra=flags)
+
+
+def _whole(values: Mapping[str, object], name: str) -> int | None:
+    value = values.get(name)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise wrong(name, "must be a whole number")
+    return value
+
+
+def _names(value: object) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise wrong("response_fields", "must be a list of names")
+    return tuple(value)
+
+
+def _prompts(value: object, encode: Encode) -> tuple[Prompt, ...]:
+    """A list is one prompt where it holds ids, and else several."""
+    if not isinstance(value, list) or any(type(item) is int for item in value):
+        return (_prompt(value, "prompt", encode),)
+    if not 1 <= len(value) <= MAX_PROMPTS:
+        raise wrong("prompt", f"must have 1 to {MAX_PROMPTS} prompts")
+    return tuple(_prompt(item, f"prompt.{i}", encode) for i, item in enumerate(value))
+
+
+def _prompt(value: object, at: str, encode: Encode) -> Prompt:
+    if isinstance(value, dict):
+        if value.get("multimodal_data"):
+            raise wrong(f"{at}.multimodal_data", "is not taken here; send media to /v1/chat/completions")
+        value = value.get("prompt_string")
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value:
+        raise wrong(at, "must be text, token ids, or both in a list")
+    ids: list[int] = []
+    for item in value:
+        if type(item) is int and 0 <= item < 2**31:
+            ids.append(item)
+        elif isinstance(item, str):
+            ids += encode(item)
+        else:
+            raise wrong(at, "must hold token ids and texts alone")
+    return tuple(ids)
+
+
+def _biases(value: object, encode: Encode) -> dict[str, float] | None:
+    """Token id → bias, of pairs or an object, whose keys may be ids, spelled ids or texts."""
+    if value is None:
+        return None
+    pairs = list(value.items()) if isinstance(value, dict) else value
+    if not isinstance(pairs, list) or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
+        raise wrong("logit_bias", "must be pairs of a token and a bias, or an object of them")
+    found: dict[str, float] = {}
+    for token, bias in pairs:
+        found |= {str(number): _bias(bias) for number in _tokens(token, encode)}
+    return found
+
+
+def _tokens(token: object, encode: Encode) -> list[int]:
+    if type(token) is int:
+        return [token]
+    if isinstance(token, str):
+        return [int(token)] if token.isascii() and token.isdigit() else encode(token)
+    raise wrong("logit_bias", "must name tokens by their ids or as text")
+
+
+def _bias(value: object) -> float:
+    if value is False:
+        return BANNED
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise wrong("logit_bias", "must have a number or false for each token")
+    return float(value)
+
+
+def _settings(options: GenerationOptions) -> dict[str, Any]:
+    """What the request asked for, under llama.cpp's names; null where the model's own value holds."""
+    sampling: SamplingParams = options.sampling
+    return {
+        "n_predict": -1 if sampling.max_tokens is None else sampling.max_tokens,
+        "seed": sampling.seed,
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "typical_p": sampling.typical_p,
+        "repeat_penalty": sampling.repetition_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "stop": list(sampling.stop),
+        "ignore_eos": sampling.ignore_eos,
+        "n_probs": sampling.logprobs or 0,
+        "logit_bias": [{"token": token, "bias": bias} for token, bias in sampling.logit_bias.items()],
+    }
+
+
+class NativeIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """prompt_texts: each prompt as text."""
+
+    model: str
+    prompt_texts: tuple[str, ...]
+
+
+class NativeStream:
+    """Encodes the events of the runs, told apart by `choice`; the last frame of each has `stop: true`, and there is no
+    end mark."""
+
+    content_type = "text/event-stream"
+
+    def __init__(self, identity: NativeIdentity, flags: NativeFlags) -> None:
+        self._identity = identity
+        self._flags = flags
+        self._said = [""] * len(flags.prompts)
+        self._counts = [0] * len(flags.prompts)
+
+    def encode(self, event: Event, *, sequence: int | None = None, choice: int = 0) -> bytes:
+        match event:
+            case TextMessageContent(subagent_run_id=None):
+                return self._text(event, choice)
+            case Custom(name=name, value=value) if name == PROGRESS_EVENT:
+                told = {"index": choice, "content": "", "tokens": [], "stop": False}
+                return _frame({**told, "prompt_progress": progress_object(value)})
+            case RunFinished():
+                end = ending(fold([event]), choice, self._identity, self._flags, self._said[choice])
+                return _frame({**end, "content": "", "tokens": []})
+            case RunError():
+                return _frame(payload("openai", event.code or "internal", event.message))
+        return b""
+
+    def finish(self) -> bytes:
+        return b""
+
+    def keep_alive(self) -> bytes:
+        return b": keep-alive\n\n"
+
+    def _text(self, event: TextMessageContent, choice: int) -> bytes:
+        tokens = tokens_of(event.metadata or {})
+        if not tokens and not event.delta:
+            return b""
+        self._said[choice] += event.delta
+        self._counts[choice] += len(tokens)
+        told: dict[str, Any] = {"index": choice, "content": event.delta, "tokens": [token[0] for token in tokens]}
+        told |= {"stop": False, "tokens_predicted": self._counts[choice]}
+        if self._flags.probs is not None:
+            told["completion_probabilities"] = probabilities(tokens, self._flags.probs)
+        return _frame(told)
+
+
+def _frame(value: Mapping[str, Any]) -> bytes:
+    return b"data: " + json_bytes(value) + b"\n\n"
+
+
+def native_body(runs: Sequence[Sequence[Event]], identity: NativeIdentity, flags: NativeFlags) -> bytes:
+    """One object, or a list of them for several prompts. Raises RequestError for a run that broke."""
+    answers = [fold(events) for events in runs]
+    for answer in answers:
+        raise_failure(answer, "completions")
+    whole = [_whole_answer(answer, index, identity, flags) for index, answer in enumerate(answers)]
+    return json_bytes(whole[0] if len(whole) == 1 else whole)
+
+
+def _whole_answer(answer: Answer, index: int, identity: NativeIdentity, flags: NativeFlags) -> dict[str, Any]:
+    said = ending(answer, index, identity, flags, answer.text)
+    said["tokens"] = [token[0] for token in answer.pieces.tokens] if flags.tokens else []
+    if flags.probs is not None:
+        said["completion_probabilities"] = probabilities(answer.pieces.text_tokens, flags.probs)
+    return {name: value for name in flags.fields for value in _at(said, name)} if flags.fields else said
+
+
+def _at(said: Mapping[str, Any], name: str) -> list[object]:
+    """The value of a field, or of one within it, as a list of one; of none, an empty one."""
+    value: Any = said
+    for part in name.split("/"):
+        if not isinstance(value, Mapping) or part not in value:
+            return []
+        value = value[part]
+    return [value]
+
+
+def ending(answer: Answer, index: int, identity: NativeIdentity, flags: NativeFlags, text: str) -> dict[str, Any]:
+    """What is told with the end of an answer. text: all of it."""
+    usage: Sequence[TokenUsage] = answer.usage
+    word = answer.stop if isinstance(answer.stop, str) else ""
+    found: dict[str, Any] = {
+        "index": index,
+        "content": text,
+        "model": identity.model,
+        "stop": True,
+        "stop_type": "limit" if answer.finish == "length" else "word" if word else "eos",
+        "stopping_word": word,
+        "tokens_predicted": sum(each.output_tokens or 0 for each in usage),
+        "tokens_evaluated": sum(each.input_tokens or 0 for each in usage),
+        "tokens_cached": sum(each.cached_input_tokens or 0 for each in usage),
+        "has_new_line": "\n" in text,
+        "truncated": answer.finish == "length" and flags.unlimited,
+        "prompt": identity.prompt_texts[index],
+        "generation_settings": flags.settings,
+        "timings": timings_object(answer.metadata.timings, usage),
+    }
+    if warnings := [*flags.warnings, *answer.warnings]:
+        found["warnings"] = warnings
+    return found
+
+
+def probabilities(tokens: Sequence[Scored], most: int) -> list[dict[str, object]]:
+    """`completion_probabilities`: log probabilities, before the filters."""
+    return [{**_scored(token), "top_logprobs": [_scored(each) for each in (token[3] or ())[:most]]} for token in tokens]
+
+
+def _scored(token: Scored | Alternative) -> dict[str, object]:
+    return {"id": token[0], "token": token[1], "bytes": list(token[1].encode()), "logprob": token[2]}
