@@ -21,9 +21,10 @@ MAX_DEPTH = 100
 MAX_UNROLLED = 32 * 1024
 """Characters and classes of a terminal, with its rules and repetitions written out."""
 ROOT = "root"
+# No two neighbours of this pattern may match the same white space: a client's grammar would take its time's square.
 _TOKENS = re.compile(
     r"""(?P<space>(?:\s|\#[^\n]*)+)|(?P<text>"(?:[^"\\\n]|\\.)*")|(?P<set>\[(?:[^\]\\]|\\.)*\])|(?P<rule>::=)
-    |(?P<repeat>[*+?]|\{\s*\d{0,9}\s*(?:,\s*\d{0,9}\s*)?\})|(?P<mark>[|().])|(?P<name>[A-Za-z_][\w.-]*)""",
+    |(?P<repeat>[*+?]|\{\s*(?:\d{1,9}\s*)?(?:,\s*(?:\d{1,9}\s*)?)?\})|(?P<mark>[|().])|(?P<name>[A-Za-z_][\w.-]*)""",
     re.VERBOSE,
 )
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "b": "\b", "a": "\a", "0": "\0", "e": "\x1b"}

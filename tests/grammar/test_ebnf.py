@@ -37,6 +37,8 @@ HOSTILE = {
     "undecided": 'root ::= [a-z]* "a" ' + "[a-z] " * 40,
     "large": 'root ::= "' + "x" * 70_000 + '"',
     "huge bound": "root ::= [^x]{0,900000000}",
+    "spaces in a bound that does not end": 'root ::= "a"{' + " " * 60_000 + "!",
+    "spaces around its comma": 'root ::= "a"{' + " " * 20_000 + "," + " " * 20_000 + "!",
     "repeated groups": 'root ::= (("a" | "b" root?){0,300} "c"?){0,300}',
 }
 
