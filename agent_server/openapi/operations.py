@@ -232,6 +232,9 @@ COPILOTKIT: Mapping[tuple[str, str], Operation] = {
         example=RUN_INPUT_EXAMPLE,
     ),
     ("GET", "/copilotkit/inspector-metadata"): Operation("CopilotKit", "Nothing: it is the cloud's", status=204),
+    ("GET", "/copilotkit/cpk-debug-events"): Operation(
+        "CopilotKit", "Every event of this tenant's runs, where the operator serves them", stream=Free()
+    ),
     ("POST", "/copilotkit/threads/clear"): Operation("CopilotKit", "Delete all threads", status=204),
     ("POST", "/copilotkit/annotate"): Operation(
         "CopilotKit", "Refused: annotations are the cloud's", body=Free(), answer=Free(), status=422

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from adapters import copilotkit
 from adapters.copilotkit import History
 from agent_server.ids import new_id
-from agent_server.routes.http import RunFrames, each_of
+from agent_server.routes.http import Encoder, RunFrames, each_of
 from events.vocabulary import Event
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class ThreadReplay:
         self._store = server.store
         self._runs = server.runs
 
-    async def frames(self, thread_id: str, tenant: str, encoder: copilotkit.Encoder) -> AsyncGenerator[bytes, None]:
+    async def frames(self, thread_id: str, tenant: str, encoder: Encoder) -> AsyncGenerator[bytes, None]:
         """The thread as it stands, then the run that is going on, if one is. Nothing for an unknown thread."""
         running = await self._runs.going_on(thread_id, tenant)
         if running and running[0].log.whole:
@@ -38,7 +38,7 @@ class ThreadReplay:
         for event in [*copilotkit.replay_head(history), copilotkit.replay_end(history)]:
             yield encoder.encode(event)
 
-    async def _join(self, runs: Sequence[AnyRun], encoder: copilotkit.Encoder) -> AsyncGenerator[bytes, None]:
+    async def _join(self, runs: Sequence[AnyRun], encoder: Encoder) -> AsyncGenerator[bytes, None]:
         """The thread that the first run began from, with what waits behind it; then everything that the runs have said
         and will say, one after another. Those that wait count as read from the beginning: they would end else."""
         first, *waiting = runs
@@ -83,7 +83,7 @@ class ThreadReplay:
 class _WithoutStart:
     """An encoder for a run that the replay has already announced."""
 
-    def __init__(self, inner: copilotkit.Encoder) -> None:
+    def __init__(self, inner: Encoder) -> None:
         self._inner = inner
         self.content_type = inner.content_type
 

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Message
 
-from adapters import copilotkit
+from adapters import copilotkit, sse
 from adapters.copilotkit import Card
 from adapters.errors import RequestError
 from adapters.inbound import read_json
@@ -24,8 +24,9 @@ from agent_server.engine.protocol import EngineError
 from agent_server.routes.app_answers import app_answer, stream_answer_of_app
 from agent_server.routes.copilotkit_replay import ThreadReplay
 from agent_server.routes.copilotkit_threads import ThreadCalls
+from agent_server.routes.debug_events import DebugEvents
 from agent_server.routes.health_routes import json_response
-from agent_server.routes.http import EventStream, Generated, guarded, stream_run
+from agent_server.routes.http import Encoder, EventStream, Generated, guarded, stream_run
 from agent_server.routes.request_body import parse_beside, read_body, read_request
 from agent_server.routes.transcription_routes import spoken
 from agent_server.version import version
@@ -52,6 +53,7 @@ def routes(server: Server) -> list[BaseRoute]:
         Route(path + "/stop/{thread_id}", guarded(runtime.stop), methods=["POST"]),
         Route(path + "/suggest", guarded(runtime.suggest), methods=["POST"]),
         Route(BASE + "/inspector-metadata", guarded(runtime.inspector)),
+        Route(BASE + "/cpk-debug-events", guarded(runtime.debug_events)),
         *runtime.resources,
     ]
 
@@ -63,6 +65,7 @@ class Runtime:
         self._server = server
         self._settings = server.settings
         self.replay = ThreadReplay(server)
+        self.debug = DebugEvents(lambda: server.closing) if server.settings.watching.copilotkit_debug else None
         self.resources: list[Route] = []
         """What a resource/request of the single endpoint reaches."""
 
@@ -88,6 +91,19 @@ class Runtime:
         """CopilotKit's cloud has such metadata, and nobody else."""
         return Response(status_code=204, headers={"cache-control": "no-store, private"})
 
+    async def debug_events(self, request: Request) -> Response:
+        """What CopilotKit's runs say from now on, to its inspectors."""
+        if self.debug is None:
+            raise RequestError(
+                "not_found", "There is no such feed; its operator serves it with AGENT_SERVER_COPILOTKIT_DEBUG=true."
+            )
+        return EventStream(
+            Generated(self.debug.frames(request.state.tenant)),
+            content_type=sse.CONTENT_TYPE,
+            keep_alive=lambda: sse.KEEP_ALIVE,
+            interval=self._settings.http.keep_alive,
+        )
+
     async def annotate(self, request: Request) -> Response:
         status, body = copilotkit.no_annotations()
         return json_response(body, status)
@@ -97,7 +113,7 @@ class Runtime:
         if refusal := self._unknown(agent):
             return refusal
         wire = await read_request(self._server, request, read_json, starts_run=False)
-        return self._connect(wire, request.state.tenant)
+        return self._connect(wire, request.state.tenant, agent)
 
     async def stop(self, request: Request) -> Response:
         body = await read_body(request, self._settings.http.max_body)
@@ -132,7 +148,7 @@ class Runtime:
             case "agent/suggest":
                 return await self._run(call.agent, call.body, tenant, suggests=True)
             case "agent/connect":
-                return self._connect(call.body, tenant)
+                return self._connect(call.body, tenant, call.agent)
             case _:
                 return await self._stop(call.thread_id, call.body, tenant)
 
@@ -186,7 +202,7 @@ class Runtime:
         messages = wire.get("messages") if isinstance(wire, dict) else None
         size = len(messages) * 1024 if isinstance(messages, list) else 0
         inbound = await parse_beside(size, copilotkit.from_wire, wire, media=self._server.takes)
-        encoder = copilotkit.Encoder(legacy=inbound.extra.legacy)
+        encoder: Encoder = copilotkit.Encoder(legacy=inbound.extra.legacy)
         if (answer := app_answer(self._server, agent, inbound, tenant)) is not None:
             return stream_answer_of_app(answer, encoder, self._settings.http.keep_alive)
         options, grace = inbound.options, self._settings.runs.grace
@@ -200,11 +216,15 @@ class Runtime:
             grace=grace,
             warnings=inbound.extra.warnings,
         )
-        return stream_run(run, encoder, interval=self._settings.http.keep_alive)
+        return stream_run(run, self._heard(encoder, tenant, agent), interval=self._settings.http.keep_alive)
 
-    def _connect(self, wire: object, tenant: str) -> Response:
+    def _heard(self, encoder: Encoder, tenant: str, agent: str) -> Encoder:
+        """The encoder, and the feed for developers where there is one."""
+        return encoder if self.debug is None else self.debug.heard(encoder, tenant, agent)
+
+    def _connect(self, wire: object, tenant: str, agent: str) -> Response:
         thread_id, legacy = copilotkit.thread_of(wire)
-        encoder = copilotkit.Encoder(legacy=legacy)
+        encoder = self._heard(copilotkit.Encoder(legacy=legacy), tenant, agent)
         return EventStream(
             Generated(self.replay.frames(thread_id, tenant, encoder)),
             content_type=encoder.content_type,
