@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from agent_server.server import Server
 
 MAX_ITEMS = 2000
+MAX_BYTES = 32 * 2**20
+"""Of a conversation's items as JSON: all of them are read and written with every change."""
 LOCKED = "Another request changes this conversation; try again when it has ended."
 
 
@@ -144,6 +146,9 @@ def checked(record: ConversationRecord) -> ConversationRecord:
     if len(record.items) > MAX_ITEMS:
         message = f"A conversation may have {MAX_ITEMS} items; delete some, or begin another."
         raise RequestError("invalid_request", message, "conversation")
+    if len(json_bytes(record.items)) > MAX_BYTES:
+        message = f"A conversation may have {MAX_BYTES} bytes; delete some of its items, or begin another."
+        raise RequestError("payload_too_large", message, "conversation")
     return record
 
 

@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 
 from agent_server.engines.scripts import Script
+from agent_server.routes import conversations_routes
 from tests.server import Running, scripted, serving
 
 shared = pytest.mark.asyncio(loop_scope="module")
@@ -62,6 +63,20 @@ async def test_an_item_s_id_is_a_string(client: httpx.AsyncClient, odd: object):
     ]
     assert [each.status_code for each in asked] == [400] * 3, [each.text for each in asked]
     assert all("id must be a string" in each.text for each in asked)
+
+
+@shared
+async def test_a_conversation_has_an_end(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(conversations_routes, "MAX_BYTES", 5000)
+    conversation = (await client.post("/v1/conversations", json={})).json()["id"]
+    items = {"items": [{"type": "message", "role": "user", "content": "x" * 2000}]}
+    answers = [await client.post(f"/v1/conversations/{conversation}/items", json=items) for _ in range(3)]
+    assert [each.status_code for each in answers] == [200, 200, 413], answers[2].text
+    assert "5000 bytes" in answers[2].text
+    kept = (await client.get(f"/v1/conversations/{conversation}/items")).json()["data"]
+    await client.delete(f"/v1/conversations/{conversation}/items/{kept[0]['id']}")
+    assert len(kept) == 2
+    assert (await client.post(f"/v1/conversations/{conversation}/items", json=items)).status_code == 200
 
 
 @shared
