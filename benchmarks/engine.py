@@ -1,6 +1,7 @@
 """The generation core beside transformers' own two ways to generate, in one run, on the CPU.
 
     python benchmarks/engine.py [--model FOLDER] [--streams 1 8 32 64] [--prompt 64] [--new 128] [--rounds 2]
+        [--quantize int8]
 
 For each number of streams: our core, transformers' continuous batching with streaming, and `generate` on a padded
 batch, all greedy, all with the same prompts and one thread, taken in turns. Continuous batching is started once,
@@ -46,7 +47,8 @@ def main() -> None:
     torch.set_num_threads(1)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    core, info = load(EngineConfig(model=options.model, threads=1, max_batch=max(options.streams)), lambda status: None)
+    config = EngineConfig(model=options.model, threads=1, max_batch=max(options.streams), quantize=options.quantize)
+    core, info = load(config, lambda status: None)
     peers = [AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32).eval() for _ in range(2)]
     vocab = info.vocab_size
     print(f"{options.model}: {options.prompt} tokens in, {options.new} out, one thread, float32")
@@ -72,6 +74,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32, 64])
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--new", type=int, default=128)
+    parser.add_argument("--quantize", choices=["int8", "int4"], help="our weights; the peers' stay as they are")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--long", type=int, default=4000)
     return parser.parse_args()

@@ -1,6 +1,6 @@
 """The bundled model as GGUF, by llama.cpp's own converter, run in the folder of its sources.
 
-    python convert.py PROJECT FILE [MODEL]
+    python convert.py PROJECT FILE [MODEL [TYPE]]
 
 The converter knows tokenizers by name. Ours has none there: ids are what is sent and what comes back, so any of the
 byte-level ones will do.
@@ -18,5 +18,6 @@ base.TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
 llama.LlamaModel.set_vocab = lambda self: self._set_vocab_gpt2()
 project, file, *other = sys.argv[1:]
 model = other[0] if other else f"{project}/agent_server/models/demo"
-sys.argv = ["convert", model, "--outfile", file, "--outtype", "f32"]
+kind = other[1] if len(other) > 1 else "f32"
+sys.argv = ["convert", model, "--outfile", file, "--outtype", kind]
 runpy.run_path("convert_hf_to_gguf.py", run_name="__main__")
