@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
 from adapters.part_kinds import KINDS
@@ -22,6 +23,7 @@ Tell = Callable[[EngineStatus], None]
 logger = logging.getLogger("agent_server")
 TERMINAL_STATES = frozenset({"ready", "failed", "stopped"})
 POLL_SECONDS = 0.1
+_ALWAYS_THERE: AbstractAsyncContextManager[None] = contextlib.nullcontext()
 
 
 class ChatModel:
@@ -99,10 +101,9 @@ class ChatModel:
         share = "" if status.progress is None else f" ({status.progress:.0%})"
         return f"The model {self.name} is {status.state}{share}. {status.message}".strip()
 
-    @contextlib.asynccontextmanager
-    async def use(self, tell: Tell) -> AsyncIterator[None]:
+    def use(self, tell: Tell) -> AbstractAsyncContextManager[None]:
         """Around everything that a turn asks of the model. This one is there from the server's start to its end."""
-        yield
+        return _ALWAYS_THERE
 
     async def load_adapter(self, name: str, folder: str) -> None:
         """Load a LoRA adapter beside the weights. Raises EngineError."""

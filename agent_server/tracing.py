@@ -13,7 +13,7 @@ import json
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from opentelemetry import trace
 from opentelemetry.context import attach
@@ -28,6 +28,7 @@ MAX_CONTENT = 64 * 1024
 """Characters of what was said in one attribute."""
 _W3C = TraceContextTextMapPropagator()
 _tracer = trace.get_tracer("agent_server")
+_NO_SPAN: AbstractContextManager[Span] = nullcontext(trace.INVALID_SPAN)
 
 
 def join_trace(headers: Iterable[tuple[bytes, bytes]]) -> None:
@@ -44,13 +45,18 @@ def outgoing() -> dict[str, str]:
     return headers
 
 
-@contextmanager
-def span(operation: str, of: str, kind: SpanKind = SpanKind.INTERNAL, **attributes: str) -> Iterator[Span]:
+def span(
+    operation: str, of: str, kind: SpanKind = SpanKind.INTERNAL, **attributes: str
+) -> AbstractContextManager[Span]:
     """A span `operation of` around some work. attributes: without `gen_ai.` in front, with `__` for their dots. What is
     raised is told by its class; its message may hold what somebody said."""
     if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):  # nobody makes traces
-        yield trace.INVALID_SPAN
-        return
+        return _NO_SPAN
+    return _opened(operation, of, kind, attributes)
+
+
+@contextmanager
+def _opened(operation: str, of: str, kind: SpanKind, attributes: Mapping[str, str]) -> Iterator[Span]:
     given = {f"gen_ai.{name.replace('__', '.')}": value for name, value in attributes.items() if value}
     given["gen_ai.operation.name"] = operation
     name = f"{operation} {of}" if of else operation

@@ -107,6 +107,7 @@ class TurnTaker:
         self._place = place
         self._guarded = guarded
         self._output = self._new_output(None)
+        self._said: Said | None = None  # of a turn that came to its end
 
     async def take(
         self,
@@ -118,7 +119,7 @@ class TurnTaker:
     ) -> Turn:
         """Generate one turn. told: sees every event of it behind its sending. Raises EngineError, or Forbidden for
         what a guard stops; on these and on cancellation what is open has been closed."""
-        self._output = self._new_output(told)
+        self._output, self._said = self._new_output(told), None
         if self._guarded is not None:
             options = self._unscored(options)
         await self._context.controls.gate()
@@ -247,7 +248,7 @@ class TurnTaker:
         if options.token_details:
             recorder.describe_prompt(prompt.token_ids, finished)
             recorder.unsent = translator.unsent
-        said = self.said()
+        said = self._said = self.said()
         return Turn(said=said, finished=finished, invalid=await self._validate(said, input))
 
     def _count_stopped(self, prompt_tokens: int) -> None:
@@ -291,7 +292,7 @@ class TurnTaker:
 
     def said(self) -> Said:
         """What the turn under way, or the last one, said so far."""
-        return self._output.said()
+        return self._output.said() if self._said is None else self._said
 
     async def _generate(
         self, request: GenerationRequest, translator: Translator | PlainTranslator, details: bool

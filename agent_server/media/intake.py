@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Self
 
 from ag_ui.core import ImagePart, Message
 
@@ -17,11 +17,17 @@ from agent_server.settings import MediaLimits
 
 
 class Held:
-    """What one request has decoded, until it ends; see `Intake.hold`."""
+    """What one request has decoded, until the end of the block that it is held for; see `Intake.hold`."""
 
     def __init__(self, intake: Intake) -> None:
         self._intake = intake
         self.bytes = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._intake.held -= self.bytes
 
     def add(self, size: int) -> None:
         """Raises EngineError("overloaded") where all requests together would hold too much."""
@@ -45,14 +51,9 @@ class Intake:
         self._decoder = decoder or Decoder(limits)
         self._documents = Documents(limits, self._fetcher, self._decoder)
 
-    @contextlib.contextmanager
-    def hold(self) -> Iterator[Held]:
+    def hold(self) -> Held:
         """Around all that a request does with its media: what it has decoded counts until the end of the block."""
-        held = Held(self)
-        try:
-            yield held
-        finally:
-            self.held -= held.bytes
+        return Held(self)
 
     async def documents(self, messages: Sequence[Message], *, sees: bool) -> list[Message]:
         """The messages with text in place of documents, and with pictures of their pages where the model sees. Raises

@@ -168,7 +168,7 @@ class PromptBuilder:
         after `render_seconds`. The threads are this builder's own, so a template that never ends cannot use up the
         server's."""
         build = partial(self.build, input, options, instructions, sees=sees)
-        work = asyncio.get_running_loop().run_in_executor(self._threads, build)
+        work = asyncio.wrap_future(self._threads.submit(build))
         try:
             # Not asyncio.wait_for, which may lose a cancellation (CPython issue 86296).
             async with asyncio.timeout(self.settings.render_seconds):

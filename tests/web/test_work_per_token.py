@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from opentelemetry import trace
 
 from agent_server.app import Application, create_app
 from agent_server.engines.scripts import Script
@@ -33,7 +34,8 @@ def script() -> list[Script]:
 
 
 @pytest.fixture
-async def app(script: list[Script]) -> Any:
+async def app(script: list[Script], monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", None)  # tests of traces set one for the whole process
     application = create_app(settings(), engine=scripted(lambda request: script[-1]))
     async with application.running():
         while not application.state.server.model.ready:
