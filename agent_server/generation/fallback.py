@@ -84,23 +84,31 @@ class CachesMemory:
         stored = len(held) * max(held.values(), default=0) if self._padded else sum(held.values())
         return stored + len(held) * self._state
 
+    def _left(self, sequence: Sequence, tokens: int) -> int:
+        """Room beside the running sequences if this one has so many tokens; negative where there is too little."""
+        return self.total - self._taken({**self._held, sequence.number: tokens})
+
     def _hold(self, sequence: Sequence, tokens: int) -> bool:
         """Room for so many tokens, for which snapshots go; False if there is none."""
-        held = {**self._held, sequence.number: tokens}
-        room = self.total - self._taken(held)
+        room = self._left(sequence, tokens)
         if room < 0:
             return False
-        self._held = held
+        self._held[sequence.number] = tokens
         self.snapshots.shrink(room)
         return True
 
     def admit(self, sequence: Sequence, *, alone: bool) -> int | None:
-        if not self._hold(sequence, len(sequence.tokens) + 1):
+        tokens = len(sequence.tokens) + 1
+        if self._left(sequence, tokens) < 0:
             return None
+        begins = self._layout is not None and sequence.shareable
+        if begins:  # what it is to go on from was used last, so that others go for its room
+            self.snapshots.find(sequence)
+        self._hold(sequence, tokens)
         if sequence.place is not None and (lease := self.leases.take(sequence.place)) is not None:
             self.leases.kept += sequence.terms is None
             self.snapshots.let_go(lease.place)
-        return self._begin(sequence) if self._layout is not None and sequence.shareable else 0
+        return self._begin(sequence) if begins else 0
 
     def _begin(self, sequence: Sequence) -> int:
         """Go on from a snapshot, if there is one; returns its tokens."""

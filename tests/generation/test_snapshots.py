@@ -193,6 +193,14 @@ def test_snapshots_make_room_for_who_runs():
     assert memory.admit(sequence([3] * 60, number=1), alone=False) is None
 
 
+def test_what_a_prompt_begins_with_is_not_given_up_for_the_prompt():
+    memory = CachesMemory(200, layout=LAYOUT, token_bytes=4)
+    for start in (1, 2):
+        keep(memory.snapshots, [start] * 60, 200)
+    assert memory.admit(sequence([1] * 70), alone=True) == 60
+    assert not found(memory.snapshots, [2] * 70), "the other one went, though it was used later"
+
+
 @pytest.mark.parametrize("call", ["taken", "put_together"])
 def test_without_memory_for_a_copy_all_goes_on(call, monkeypatch):
     kept = snapshots()
