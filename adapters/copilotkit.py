@@ -172,8 +172,8 @@ def recording_of(wire: object) -> str:
 def thread_of(wire: Any) -> tuple[str, bool]:
     """The thread that a connect names, and whether its client speaks the dialect before AG-UI 1.0."""
     thread_id = wire.get("threadId") if isinstance(wire, dict) else None
-    if not isinstance(thread_id, str) or not 0 < len(thread_id) <= DEFAULT_LIMITS.name:
-        raise RequestError("invalid_request", "threadId is required.", param="threadId")
+    if not isinstance(thread_id, str) or not 0 < len(thread_id) <= DEFAULT_LIMITS.name or "\x00" in thread_id:
+        raise RequestError("invalid_request", "threadId is required, and holds no NUL.", param="threadId")
     return thread_id, wire.get("protocolVersion") is None
 
 

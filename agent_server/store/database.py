@@ -19,7 +19,7 @@ from sqlalchemy.pool import StaticPool
 
 from agent_server.store import schema
 from agent_server.store.direct import connector
-from agent_server.store.faults import Health, fault_of
+from agent_server.store.faults import Health, fault_of, refusing_nul
 from agent_server.store.file import DatabaseFile
 from agent_server.store.migrate import migrate
 from agent_server.store.owners import AdvisoryOwners, Alone, FileOwners, Owners, new_owner
@@ -125,13 +125,15 @@ class Database:
 
     async def write(self, work: Callable[[AsyncConnection], Awaitable[T]], patience: float = PATIENCE_SECONDS) -> T:
         """What `work` returned, once it is committed; see `Writer.write`."""
-        return await self._thread.run(lambda: self._writer.write(work, patience))
+        with refusing_nul():
+            return await self._thread.run(lambda: self._writer.write(work, patience))
 
     async def read(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
         """In memory there is one connection alone, so reading waits its turn behind the writer."""
         if self._memory:
             return await self.write(work)
-        return await self._thread.run(lambda: patiently(lambda: self._reading(work), PATIENCE_SECONDS))
+        with refusing_nul():
+            return await self._thread.run(lambda: patiently(lambda: self._reading(work), PATIENCE_SECONDS))
 
     async def _reading(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
         self._check()
@@ -192,12 +194,15 @@ def make_file(url: str) -> DatabaseFile | None:
 
 
 def make_engine(url: str, memory: bool) -> AsyncEngine:
+    """Errors tell no parameters: those are what was said, and what fails is logged."""
     if memory:
-        return create_async_engine(url, poolclass=StaticPool, async_creator=connector(":memory:"))
+        return create_async_engine(url, poolclass=StaticPool, async_creator=connector(":memory:"), hide_parameters=True)
     parsed = make_url(url)
     if parsed.get_backend_name() != "sqlite":
-        return create_async_engine(url, pool_pre_ping=True, connect_args={"timeout": CONNECT_SECONDS})
-    engine = create_async_engine(url, async_creator=connector(str(parsed.database)))
+        return create_async_engine(
+            url, pool_pre_ping=True, connect_args={"timeout": CONNECT_SECONDS}, hide_parameters=True
+        )
+    engine = create_async_engine(url, async_creator=connector(str(parsed.database)), hide_parameters=True)
     event.listen(engine.sync_engine, "connect", _tune_sqlite)
     return engine
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sqlite3
+from collections.abc import Iterator
 
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -35,6 +37,21 @@ _POSTGRES = {
     "58": "reading or writing its files failed",
 }
 """By SQLSTATE or its class (PostgreSQL, appendix A)."""
+
+
+NO_TEXT = "22021"
+"""character_not_in_repertoire: PostgreSQL's text holds no NUL, and SQLite's does."""
+
+
+@contextlib.contextmanager
+def refusing_nul() -> Iterator[None]:
+    """RequestError "invalid_request" for an id or a name with a NUL, wherever a client wrote it."""
+    try:
+        yield
+    except DBAPIError as error:
+        if getattr(error.orig, "sqlstate", None) != NO_TEXT:
+            raise
+        raise RequestError("invalid_request", "An id or a name may not contain NUL.") from None
 
 
 class StoreUnavailable(RequestError):
