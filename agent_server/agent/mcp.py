@@ -246,7 +246,7 @@ class McpCallee:
         content = capped(content_of(result), self._characters)
         if result.is_error:
             return CallResult(content=content, failed=True)
-        shown = app_activity(self._connection.server.name, self._tool, arguments, result)
+        shown = app_activity(self._connection.server.name, self._tool, context.tool_call_id, arguments, result)
         return CallResult(content=content, activities=() if shown is None else (shown,))
 
     def _lost(self, reason: str, last: bool) -> CallResult:

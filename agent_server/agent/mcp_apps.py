@@ -49,9 +49,12 @@ def app_of(tool: McpTool) -> App:
     )
 
 
-def app_activity(server: str, tool: McpTool, arguments: dict[str, object], result: CallToolResult) -> Activity | None:
+def app_activity(
+    server: str, tool: McpTool, call_id: str, arguments: dict[str, object], result: CallToolResult
+) -> Activity | None:
     """What clients show of a call; None for a tool without a page. `serverHash` is opaque to clients and required by
-    them: the server's name is as stable as its settings."""
+    them: the server's name is as stable as its settings. `toolCallId` is read by assistant-ui, which takes the call
+    that was answered last without it, and by CopilotKit not at all."""
     uri = app_of(tool).uri
     if not uri:
         return None
@@ -62,5 +65,6 @@ def app_activity(server: str, tool: McpTool, arguments: dict[str, object], resul
         return None
     content: dict[str, object] = {
         "result": whole, "resourceUri": uri, "serverHash": server, "serverId": server, "toolInput": arguments,
+        "toolCallId": call_id,
     }  # fmt: skip
     return Activity(kind=ACTIVITY, content=content)

@@ -13,7 +13,7 @@ from agent_server.agent.app_requests import AT_ONCE
 from agent_server.agent.mcp import McpConnection
 from agent_server.agent.mcp_apps import App, app_of
 from agent_server.store import Store
-from events.vocabulary import ActivitySnapshot, InterruptOutcome, MessagesSnapshot, ToolCallResult
+from events.vocabulary import ActivitySnapshot, InterruptOutcome, MessagesSnapshot, ToolCallResult, ToolCallStart
 from tests.agent.app_server import PAGE, URI, app_server
 from tests.agent.harness import House, names, of
 from tests.agent.models import Model, call
@@ -68,6 +68,7 @@ async def test_a_call_becomes_an_activity_behind_its_result_and_is_kept(apps):
         "serverHash": "sky",
         "serverId": "sky",
         "toolInput": {"city": "Oslo"},
+        "toolCallId": next(each.tool_call_id for each in of(events, ToolCallStart) if each.tool_call_name == "weather"),
     }
     shown = names(events)
     assert shown.index("ToolCallResult") < shown.index("ActivitySnapshot")
