@@ -133,6 +133,27 @@ async def test_every_token_that_was_generated_has_its_id(tools: Any):
     assert not any("prompt_token_ids" in chunk for chunk in chunks[1:])
 
 
+async def test_words_and_tokens_that_may_not_come():
+    """`bad_words` and `allowed_token_ids` of vLLM, by the openai SDK."""
+    ask: dict[str, Any] = {"model": "default", "prompt": "The weather", "max_tokens": 6, "temperature": 0}
+    async with serving() as running, openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key="-") as client:
+        free = (await client.completions.create(**ask, extra_body={"return_token_ids": True})).choices[0]
+        ids = (free.model_extra or {})["token_ids"]
+        prompts = running.server.model.prompts
+        token = next(each for each in ids if prompts.detokenize([each]).strip().isalpha())
+        word = prompts.detokenize([token])
+        if ENGINE:  # an upstream that has no word for a parameter has a 400 for it, which says which
+            return
+        without = {"bad_words": [word], "return_token_ids": True}
+        barred = (await client.completions.create(**ask, extra_body=without)).choices[0]
+        only = {"allowed_token_ids": ids[:1], "return_token_ids": True}
+        narrow = (await client.completions.create(**ask, extra_body=only)).choices[0]
+        with pytest.raises(openai.BadRequestError, match="vocabulary"):
+            await client.completions.create(**ask, extra_body={"allowed_token_ids": [10**6]})
+    assert token not in (barred.model_extra or {})["token_ids"]  # it may spell the word in other tokens
+    assert (narrow.model_extra or {})["token_ids"] == ids[:1] * 6
+
+
 async def test_a_long_prompt_tells_how_far_it_is_on_each_wire():
     """llama.cpp's `return_progress`, and the same for AG-UI."""
     words = "word " * 200

@@ -46,6 +46,7 @@ async def client(running: Running) -> AsyncIterator[AsyncOpenAI]:
 async def test_one_answer_both_ways(client: AsyncOpenAI) -> None:
     whole = await client.chat.completions.create(model="default", messages=HELLO)
     message = whole.choices[0].message
+    assert whole._request_id is not None and whole._request_id.startswith("req_")
     assert (message.content, whole.choices[0].finish_reason) == ("It is sunny in Oslo.", "stop")
     assert message.model_extra["reasoning"].strip() == "I have it."  # type: ignore[index]
     assert "".join(whole.model_extra["extensions"]["reasoning_chunks"]).strip() == "I have it."  # type: ignore[index]

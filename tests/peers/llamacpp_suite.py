@@ -140,6 +140,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         tests = unpacked(given.sdist, Path(folder))
         root = run(tests, given.code.resolve(), given.file or list(FILES))
+    print(table(root))
+
+
+def table(root: ElementTree.Element) -> str:
+    """What passes, file by file, and the first line of each failure, of a JUnit report."""
     counts: dict[str, Counter[str]] = {}
     failures = []
     for case in root.iter("testcase"):
@@ -148,13 +153,11 @@ def main() -> None:
         outcome = "failed" if bad is not None else "skipped" if case.find("skipped") is not None else "passed"
         counts.setdefault(file, Counter())[outcome] += 1
         if bad is not None:
-            failures.append(f"{file} {case.get('name')}: {(bad.get('message') or '').splitlines()[0][:150]}")
-    print("| file | passed | failed | skipped |\n|---|---|---|---|")
-    for file, count in counts.items():
-        print(f"| {file} | {count['passed']} | {count['failed']} | {count['skipped']} |")
-    total = sum(counts.values(), Counter())
-    print(f"| all | {total['passed']} | {total['failed']} | {total['skipped']} |\n")
-    print("\n".join(failures))
+            failures.append(f"{file} {case.get('name')}: {[*(bad.get('message') or '').splitlines(), ''][0][:150]}")
+    lines = ["| file | passed | failed | skipped |", "|---|---|---|---|"]
+    counts["all"] = sum(counts.values(), Counter())
+    lines += [f"| {file} | {each['passed']} | {each['failed']} | {each['skipped']} |" for file, each in counts.items()]
+    return "\n".join([*lines, "", *failures])
 
 
 if __name__ == "__main__":
