@@ -74,7 +74,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32, 64])
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--new", type=int, default=128)
-    parser.add_argument("--quantize", choices=["int8", "int4"], help="our weights; the peers' stay as they are")
+    parser.add_argument(
+        "--quantize", choices=["", "int8", "int4"], default="", help="our weights; the peers' stay as they are"
+    )
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--long", type=int, default=4000)
     return parser.parse_args()
