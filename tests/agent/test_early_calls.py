@@ -153,7 +153,7 @@ async def test_a_message_that_does_not_come_to_its_end_discards_what_was_begun(h
     told: list[dict[str, str]] = []
     span = NonRecordingSpan(INVALID_SPAN_CONTEXT)
     monkeypatch.setattr(span, "add_event", lambda name, about: told.append(about))
-    monkeypatch.setattr(tracing.trace, "get_current_span", lambda: span)
+    monkeypatch.setattr(tracing.trace, "get_current_span", lambda context=None: span)
     bench, clock = Bench(), HandClock()
     fault = Fault(action="error", after=90, kind="internal") if how == "failed" else None
     rest = "<tool_call>\nthis is no call\n</tool_call>" if how == "unreadable" else " and a long story that goes on"
