@@ -122,7 +122,7 @@ async def test_a_reload_shows_a_message_that_waits_and_stays_for_its_answer():
     anew."""
     script = [Script(text="One. " * 30, delay=0.02), Script(text="Two.")]
     second = [body()["messages"][0], {"id": "u2", "role": "user", "content": "And?"}]
-    async with serving(scripted(script), grace=0.3) as running, httpx.AsyncClient(base_url=running.url) as client:
+    async with serving(scripted(script), grace=30.0) as running, httpx.AsyncClient(base_url=running.url) as client:
         cut = asyncio.create_task(client.post("/copilotkit/agent/default/run", json=body()))
         while len(running.engine.running) == 0:
             await asyncio.sleep(0.01)
