@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -62,11 +61,8 @@ def load_model(source: str, name: str) -> UpstreamModel:
 def image_token(source: str, id_of: Callable[[str], int | None]) -> int | None:
     """The token for a picture that a checkpoint's files name. Gemma's templates write the one that begins a picture,
     others the one in whose places its features stand."""
-    if is_gguf(source):
-        return None
-    folder = model_folder(source)
-    config = _json_file(folder / "config.json")
-    begins = _json_file(folder / "tokenizer_config.json").get("boi_token")
+    config = _json_file(source, "config.json")
+    begins = _json_file(source, "tokenizer_config.json").get("boi_token")
     if isinstance(begins, str) and str(config.get("model_type")).startswith("gemma"):
         return id_of(begins)
     numbers = (config.get(name) for name in ("image_token_id", "image_token_index"))
@@ -75,15 +71,15 @@ def image_token(source: str, id_of: Callable[[str], int | None]) -> int | None:
 
 def generation_config(source: str) -> dict[str, object]:
     """The content of generation_config.json; empty if there is none."""
+    return _json_file(source, "generation_config.json")
+
+
+def _json_file(source: str, name: str) -> dict[str, Any]:
+    """The object in a file of the model; empty if there is none, or the hub does not answer."""
     if is_gguf(source):
         return {}
-    return _json_file(model_folder(source) / "generation_config.json")
-
-
-def _json_file(path: Path) -> dict[str, Any]:
-    """The object in a file; empty if there is none."""
     try:
-        found = json.loads(path.read_text("utf-8"))
+        found = json.loads((model_folder(source) / name).read_text("utf-8"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
