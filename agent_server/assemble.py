@@ -29,6 +29,7 @@ from agent_server.runs.webhooks import Webhooks
 from agent_server.server import Server, ServesRuns, StartupError
 from agent_server.settings import Settings
 from agent_server.store import Store
+from agent_server.store.sizes import StorageLimit
 from agent_server.telemetry import ServerTelemetry
 from events.metadata import finished_metadata
 from events.vocabulary import RunError, RunFinished
@@ -82,6 +83,7 @@ def build_server(settings: Settings, *, agents: Sequence[object] = (), engine: E
         sharing=(gateway := sharing(settings)),
         quotas=quotas,
         screen=screen_of(served, guards, model.intake),
+        may_store=StorageLimit(store, most).check if (most := settings.tenants.storage_bytes) else None,
     )
     telemetry.watch_engine(model.engine.metrics if isinstance(model, ChatModel) else models.metrics)
     telemetry.watch_runs(lambda: runs.active)
@@ -166,6 +168,7 @@ def make_quotas(settings: Settings) -> Quotas:
     return Quotas(
         tenant_requests=settings.tenants.requests_per_minute,
         tenant_tokens=settings.tenants.tokens_per_minute,
+        tenant_context=settings.tenants.context,
         storage=storage_url(settings.sharing.redis_url),
         prefix=settings.sharing.redis_prefix,
     )

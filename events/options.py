@@ -52,6 +52,8 @@ class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True):
     special_tokens: show control tokens in the answer, whose text is then not parsed.
     cache_salt: what is cached is found by requests with the same one alone. priority: 0, or how far the request gives
         way to others of all tenants.
+    most_tokens, most_context: what the caller may have, of one answer, and of a prompt and its answer together; 0: any.
+        The server sets them, and no request does.
     """
 
     model: str | None = None
@@ -80,5 +82,7 @@ class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True):
     prompt_progress: bool = False
     constrain_tools: bool | None = None
     store: bool = True
+    most_tokens: int = 0
+    most_context: int = 0
     user: str | None = None
     metadata: dict[str, Any] = {}

@@ -133,9 +133,10 @@ class TurnTaker:
                 return turn
 
     async def context_length(self) -> int:
-        """Tokens that the model takes, prompt and answer together. Waits until it is loaded."""
+        """Tokens that the model takes and the caller may have, prompt and answer together. Waits until it is loaded."""
         async with self._model.use(self._tell_loading):
-            return self._model.engine.info.context_length
+            own, most = self._model.engine.info.context_length, self._context.options.most_context
+            return min(own, most) if most else own
 
     async def prompt_length(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None) -> int:
         """Tokens of the prompt of a turn."""
@@ -219,10 +220,12 @@ class TurnTaker:
         if options.prompt_progress and not info.tells_progress:
             recorder.warn("This engine does not tell how far a prompt is.")
         recorder.constrained = recorder.constrained or planned.constraint is not None
+        most = context.options.most_context
+        room = max(1, most - len(prompt.token_ids)) if most else 0
         request = GenerationRequest(
             request_id=context.new_id("gen"),
             prompt_token_ids=prompt.token_ids,
-            sampling=sampling_for(prompt, context.controls.sampling(budget.options)),
+            sampling=within(sampling_for(prompt, context.controls.sampling(budget.options)), room),
             constraint=planned.constraint,
             thought=budget.thought,
             priority=-options.priority,
@@ -238,7 +241,7 @@ class TurnTaker:
         translator = open_translator(prompt, input, options, settings, context.new_id)
         # in a task of its own: a token wakes this one and not the whole chain of those who wait for the run
         try:
-            finished = await asyncio.create_task(self._generate(request, translator, options.token_details))
+            finished = await asyncio.create_task(self._generate(request, translator, options.token_details, room))
         except Forbidden:
             self._count_stopped(len(prompt.token_ids))
             raise
@@ -259,6 +262,8 @@ class TurnTaker:
 
     async def _prompt(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None) -> Prompt:
         build = self._model.prompts.build_async
+        # Summaries and subagents have options of their own, and are held to what the run's caller may have.
+        options = msgspec.structs.replace(options, most_context=self._context.options.most_context)
         sees = "image" in self._model.engine.info.placeholders
         messages = await self._model.intake.documents(input.messages, sees=sees)
         if self._guarded is not None:
@@ -295,12 +300,12 @@ class TurnTaker:
         return self._output.said() if self._said is None else self._said
 
     async def _generate(
-        self, request: GenerationRequest, translator: Translator | PlainTranslator, details: bool
+        self, request: GenerationRequest, translator: Translator | PlainTranslator, details: bool, room: int
     ) -> Finished:
         engine, controls, output = self._model.engine, self._context.controls, self._output
         finished: Finished | None = None
         reason, begun = "error", False
-        controls.attach(request.request_id, engine)
+        controls.attach(request.request_id, engine, room)
         try:
             async with contextlib.aclosing(engine.generate(request)) as items:
                 async for item in items:
@@ -331,6 +336,13 @@ class TurnTaker:
         if finished is None:
             raise EngineError("connection", "The engine ended a generation without saying how.", retryable=True)
         return finished
+
+
+def within(sampling: SamplingParams, room: int) -> SamplingParams:
+    """The sampling of an answer of at most `room` tokens; 0: any."""
+    if not room or (sampling.max_tokens is not None and sampling.max_tokens <= room):
+        return sampling
+    return msgspec.structs.replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
 
 
 def goes_on(input: RunAgentInput) -> bool:

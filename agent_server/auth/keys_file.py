@@ -53,6 +53,7 @@ class KeyEntry(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tokens_per_minute: int = 0
     runs: int = 0
     max_tokens: int = 0
+    context: int = 0
 
     @property
     def principal(self) -> Principal:

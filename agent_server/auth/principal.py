@@ -19,12 +19,14 @@ OPERATE_AND_METRICS: frozenset[Access] = frozenset({"operate", "metrics"})
 
 class Quota(msgspec.Struct, frozen=True, kw_only=True):
     """What one key may take; 0 sets no limit. requests_per_minute, tokens_per_minute: tokens are
-    those of prompts and answers. runs: at once. max_tokens: of one answer."""
+    those of prompts and answers. runs: at once. max_tokens: of one answer. context: tokens of a prompt and
+    its answer together."""
 
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
     runs: int = 0
     max_tokens: int = 0
+    context: int = 0
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
-"""What tenants and keys may take: requests and tokens a minute, runs at once, tokens of one answer.
+"""What tenants and keys may take: requests and tokens a minute, runs at once, tokens of one answer and its prompt.
 
-A request is one over HTTP that is no GET, or one run on a WebSocket.
+A request is one over HTTP that is no GET, or one run or app's request on a WebSocket.
 
 Windows are fixed minutes, counted by the library `limits` in this process, or in Redis for several gateways together.
 Tokens are known when a run has ended, so a run may go beyond the limit and the next one is refused. A counter that
@@ -53,19 +53,18 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Admission(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that may begin. caller: who asks, for counting runs. most_tokens: of one answer; 0 sets no limit.
-    spent: to be told its tokens when it has ended."""
+    """A run that may begin. caller: who asks, for counting runs. spent: to be told its tokens when it has ended."""
 
     options: GenerationOptions
     caller: str
-    most_tokens: int
     spent: Callable[[int], None]
 
 
 class Quotas:
     """Counts and refuses.
 
-    tenant_requests, tenant_tokens: a minute, of each tenant; 0 sets no limit. storage: of the library `limits`, as
+    tenant_requests, tenant_tokens: a minute, of each tenant; 0 sets no limit. tenant_context: tokens of a prompt and
+    its answer together. storage: of the library `limits`, as
     `async+memory://` or `async+redis://HOST`.
     """
 
@@ -74,10 +73,12 @@ class Quotas:
         *,
         tenant_requests: int = 0,
         tenant_tokens: int = 0,
+        tenant_context: int = 0,
         storage: str = "async+memory://",
         prefix: str = "agent-server",
     ) -> None:
         self._tenant = {"requests": tenant_requests, "tokens": tenant_tokens}
+        self._context = tenant_context
         more: dict[str, Any] = {}
         if not storage.startswith("async+memory"):
             more = {"implementation": "redispy", "key_prefix": f"{prefix}:limits"}
@@ -117,15 +118,23 @@ class Quotas:
         states = [await self._state(bound) for bound in tokens]
         self._refuse(states, over=False)
         if over_websocket.get():
-            requests = self._bounds(principal, "requests")
-            within = [await self._count(bound) for bound in requests]
-            self._refuse([await self._state(bound) for bound in requests], over=not all(within))
+            await self._count_request(principal)
+        most = min((each for each in (quota.context, self._context) if each), default=0)
+        bounded = msgspec.structs.replace(options, most_tokens=quota.max_tokens, most_context=most)
         return Admission(
-            options=_shortened(options, quota.max_tokens),
+            options=_shortened(bounded, quota.max_tokens),
             caller=caller,
-            most_tokens=quota.max_tokens,
             spent=lambda used: self._spend(tokens, used),
         )
+
+    async def answer_app(self, tenant: str) -> None:
+        """Count an app's request on a WebSocket, which is no run. RequestError("rate_limited")."""
+        await self._count_request(asking.get() or Principal(tenant=tenant))
+
+    async def _count_request(self, principal: Principal) -> None:
+        requests = self._bounds(principal, "requests")
+        within = [await self._count(bound) for bound in requests]
+        self._refuse([await self._state(bound) for bound in requests], over=not all(within))
 
     def _spend(self, bounds: Sequence[Bound], tokens: int) -> None:
         for bound in bounds if tokens else ():

@@ -31,12 +31,14 @@ def new(
     tokens_per_minute: Annotated[int, typer.Option(min=0, help="Of prompts and answers; 0 sets no limit.")] = 0,
     runs: Annotated[int, typer.Option(min=0, help="Runs at once; 0 sets no limit.")] = 0,
     max_tokens: Annotated[int, typer.Option(min=0, help="Tokens of one answer; 0 sets no limit.")] = 0,
+    context: Annotated[int, typer.Option(min=0, help="Of a prompt and its answer together; 0 sets no limit.")] = 0,
 ) -> None:
     """Make a key. Its secret is printed once and kept nowhere: the file has its hash."""
     secret = new_secret()
     entry = KeyEntry(
         name=name, hash=digest(secret), tenant=tenant, scopes=_scopes(scope), expires=_moment(expires),
         requests_per_minute=requests_per_minute, tokens_per_minute=tokens_per_minute, runs=runs, max_tokens=max_tokens,
+        context=context,
     )  # fmt: skip
     try:
         add_key(file, entry)

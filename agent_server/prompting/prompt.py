@@ -182,7 +182,8 @@ class PromptBuilder:
     ) -> Prompt:
         """The prompt for one turn. sees: images have a place in it, one token each. Raises
         EngineError("invalid_request") if there is no template or it refuses the conversation,
-        EngineError("context_length_exceeded") if the prompt, or prompt and max_tokens, do not fit."""
+        EngineError("context_length_exceeded") if the prompt, or prompt and max_tokens, do not fit into the
+        model's context, or into what the caller may have of it."""
         if options.truncate_history:
             return newest(input, lambda part: self._build(part, options, instructions, sees=sees))
         return self._build(input, options, instructions, sees=sees)
@@ -195,8 +196,11 @@ class PromptBuilder:
             prompt = self._raw(options, limit)
         else:
             prompt = self._rendered(input, options, instructions, limit, sees=sees)
-        prompt = shortened(prompt, options, self.context_length)
-        self._check_length(len(prompt.token_ids), options.sampling.max_tokens)
+        own, most = self.context_length, options.most_context
+        limit = most if most and (own is None or most < own) else own
+        prompt = shortened(prompt, options, limit)
+        whose = "the model's context holds" if limit == own else "this key's limit on prompt and answer together is"
+        _check_length(len(prompt.token_ids), options.sampling.max_tokens, limit, whose)
         return prompt
 
     def count_tokens(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None) -> int:
@@ -289,14 +293,6 @@ class PromptBuilder:
         message = f"the prompt has {len(text)} characters, which are more than the {limit} tokens of the context"
         raise EngineError("context_length_exceeded", message, param="messages")
 
-    def _check_length(self, prompt: int, max_tokens: int | None) -> None:
-        limit = self.context_length
-        if limit is None or prompt + max(max_tokens or 1, 1) <= limit:
-            return
-        asked = f" and {max_tokens} are asked for" if max_tokens else ""
-        message = f"the prompt has {prompt} tokens{asked}, but the model's context holds {limit}"
-        raise EngineError("context_length_exceeded", message, param="messages")
-
     # --- text and ids
 
     def tokenize(self, text: str, *, add_special_tokens: bool = True, parse_control_tokens: bool = True) -> list[int]:
@@ -378,3 +374,11 @@ def _stop_markers(analysis: TemplateAnalysis, output_format: OutputFormat) -> li
         return []
     inner = msgspec.structs.replace(output_format, drop=())
     return [mark for mark in analysis.stops if not any(mark in used for used in markers(inner))]
+
+
+def _check_length(prompt: int, max_tokens: int | None, limit: int | None, whose: str) -> None:
+    if limit is None or prompt + max(max_tokens or 1, 1) <= limit:
+        return
+    asked = f" and {max_tokens} are asked for" if max_tokens else ""
+    message = f"the prompt has {prompt} tokens{asked}, but {whose} {limit}"
+    raise EngineError("context_length_exceeded", message, param="messages")

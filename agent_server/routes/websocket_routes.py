@@ -300,6 +300,7 @@ class AguiConnection(Connection):
     async def _run(self, inbound: Inbound, agent: str) -> None:
         try:
             if (answer := app_answer(self.server, agent, inbound, self.tenant)) is not None:
+                await self.server.quotas.answer_app(self.tenant)
                 self.run = None
                 async for event in answer:
                     await self.perform(self.session.event(event))

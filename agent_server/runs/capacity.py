@@ -29,9 +29,6 @@ class Admission(Protocol):
     def caller(self) -> str: ...
 
     @property
-    def most_tokens(self) -> int: ...
-
-    @property
     def spent(self) -> Callable[[int], None]: ...
 
 

@@ -16,6 +16,7 @@ class Controls:
 
     def __init__(self) -> None:
         self._generating: dict[str, Engine] = {}
+        self._room: dict[str, int] = {}
         self._may_go_on = asyncio.Event()
         self._may_go_on.set()
         self._changes: dict[str, object] = {}
@@ -36,8 +37,11 @@ class Controls:
         return all(answers)
 
     async def modify(self, changes: dict[str, object]) -> bool:
-        """Change sampling parameters by their names; RequestError("invalid_request") for an unknown name or value."""
+        """Change sampling parameters by their names; RequestError("invalid_request") for an unknown name or value,
+        and "context_length_exceeded" for a generation that would outgrow the context of its caller's key."""
         checked = check_changes(changes)
+        if "max_tokens" in checked and self._room:
+            _check_room(checked["max_tokens"], min(self._room.values()))
         self._changes.update(checked)
         answers = [await engine.modify(request_id, checked) for request_id, engine in list(self._generating.items())]
         return all(answers)
@@ -46,15 +50,25 @@ class Controls:
         """Returns at once unless the run is paused."""
         await self._may_go_on.wait()
 
-    def attach(self, request_id: str, engine: Engine) -> None:
+    def attach(self, request_id: str, engine: Engine, room: int = 0) -> None:
+        """room: tokens that the caller's key leaves to the answer; 0: any."""
         self._generating[request_id] = engine
+        if room:
+            self._room[request_id] = room
 
     def detach(self, request_id: str) -> None:
         self._generating.pop(request_id, None)
+        self._room.pop(request_id, None)
 
     def sampling(self, options: GenerationOptions) -> SamplingParams:
         """The options' sampling with every change asked for so far."""
         return msgspec.structs.replace(options.sampling, **self._changes) if self._changes else options.sampling
+
+
+def _check_room(asked: object, room: int) -> None:
+    if not isinstance(asked, int) or asked > room:
+        message = f"This key's context leaves {room} tokens to this answer at most."
+        raise RequestError("context_length_exceeded", message, "max_tokens")
 
 
 def check_changes(changes: dict[str, object]) -> dict[str, object]:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 import msgspec
@@ -15,6 +15,7 @@ from ag_ui.core import RunAgentInput
 from adapters.errors import RequestError
 from agent_server.runs.capacity import RETRY_AFTER, Admission, Capacity, RunQuotas, check_ids
 from agent_server.runs.driver import Driver, Screen, Written
+from agent_server.runs.early_stops import EarlyStops
 from agent_server.runs.execution import Runnable, TakesUp
 from agent_server.runs.finished_runs import FinishedRuns
 from agent_server.runs.run import INSIST_SECONDS, Observer, Run
@@ -31,8 +32,6 @@ TAKEN_UP = 3
 """How often a run is taken up: one that ended so many servers may be what ends them."""
 NUMBERS = 10**9
 """Between the first numbers of a run's events and those after it was taken up."""
-STOPPED_EARLY_SECONDS = 30.0
-STOPPED_EARLY = 1024
 
 
 class QueuedTurn:
@@ -59,8 +58,9 @@ class RunManager:
 
     agents: by name; "default" is what wires without agents use. new_id: a prefix → a fresh id. observe: called once
     with every run that ended. quotas: asked before every run. screen: reads what a run was sent with, before anything
-    of it is kept. sharing: makes the runs known to other gateways, and
-    theirs here; None if there are none.
+    of it is kept. may_store: refuses a tenant that keeps too much with a RequestError; asked before every run
+    that would store something. sharing: makes the runs known to other gateways, and theirs here; None if there are
+    none.
     """
 
     def __init__(
@@ -74,6 +74,7 @@ class RunManager:
         sharing: Sharing | None = None,
         quotas: RunQuotas | None = None,
         screen: Screen | None = None,
+        may_store: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
         self.agents = agents
         self.store = store
@@ -83,11 +84,12 @@ class RunManager:
         self._observe = observe
         self._quotas = quotas
         self._screen = screen
+        self._may_store = may_store
         self._runs: dict[tuple[str, str], Run] = {}
         self._threads: dict[tuple[str, str], deque[Run]] = {}
         self._finished = FinishedRuns(self.limits)
         self._capacity = Capacity(self.limits)
-        self._stopped_early: dict[tuple[str, str], float] = {}
+        self._early_stops = EarlyStops()
 
     @property
     def active(self) -> int:
@@ -167,6 +169,8 @@ class RunManager:
         if self._quotas is not None:
             admission = await self._quotas.admit(options, self._runs_of, tenant)
             options = admission.options
+        if self._may_store is not None and self.store is not None and options.store:
+            await self._may_store(tenant)
         # Quotas may wait for Redis, so room is checked behind them, with no await between this and `_enter`.
         runnable = self._admit(input, agent, tenant)
         grace = self.limits.grace if grace is None else grace
@@ -179,7 +183,6 @@ class RunManager:
             limits=self.limits.log,
             whole=whole,
             caller="" if admission is None else admission.caller,
-            most_tokens=0 if admission is None else admission.most_tokens,
         )
         await self._begin(run, runnable, admission=admission, warnings=warnings, also=also)
         return run
@@ -206,19 +209,14 @@ class RunManager:
         run.task.add_done_callback(lambda _: self._leave(run, driver, admission))
         run.await_reader()
         # The stop came first, on another connection; the run says how it ended like any other.
-        if self._stopped_early.pop(run.key, 0.0) > time.monotonic():
+        if self._early_stops.take(*run.key):
             run.stop("cancelled")
 
     def stop_early(self, run_id: str, tenant: str = "") -> None:
         """Stop a run that has not arrived yet: a stop on one connection may overtake its run on another. If it
-        starts within STOPPED_EARLY_SECONDS, it ends at once. A run that has ended is left alone."""
-        key = tenant, run_id
-        if key in self._runs:
-            return
-        self._stopped_early[key] = time.monotonic() + STOPPED_EARLY_SECONDS
-        # Stops may name runs that never come; the oldest are forgotten.
-        while len(self._stopped_early) > STOPPED_EARLY:
-            del self._stopped_early[next(iter(self._stopped_early))]
+        starts within EARLY_SECONDS, it ends at once. A run that has ended is left alone."""
+        if (tenant, run_id) not in self._runs:
+            self._early_stops.add(tenant, run_id)
 
     def get(self, run_id: str, tenant: str = "") -> Run:
         """A run of this gateway that goes on or ended lately; RequestError("not_found") for others."""

@@ -31,7 +31,7 @@ class Run:
 
     `grace` is in seconds: how long the run lives on when its last reader is gone; None: for ever. whole: its messages
     are the whole conversation, so that nothing that its thread holds is missing from them. caller: who asked for
-    it, for counting. most_tokens: of one answer, as its caller's key allows; 0: any. begins: see `EventLog`.
+    it, for counting. begins: see `EventLog`.
     """
 
     def __init__(
@@ -45,7 +45,6 @@ class Run:
         limits: LogLimits,
         whole: bool = False,
         caller: str = "",
-        most_tokens: int = 0,
         begins: int = 0,
     ) -> None:
         self.id = input.run_id
@@ -56,7 +55,6 @@ class Run:
         self.tenant = tenant
         self.whole = whole
         self.caller = caller
-        self._most_tokens = most_tokens
         self.state: State = "created"
         self.log = EventLog(limits, begins)
         self.controls = Controls()
@@ -140,7 +138,7 @@ class Run:
     async def modify(self, changes: dict[str, object]) -> bool:
         """Change sampling parameters from the next token on; RequestError("invalid_request") for unknown ones, and for
         more tokens than the run's key allows."""
-        check_tokens(changes, self._most_tokens)
+        check_tokens(changes, self.options.most_tokens)
         return not self.finished and await self.controls.modify(changes)
 
     def stop(self, reason: StopReason) -> bool:

@@ -65,7 +65,7 @@ class IssuerSettings(Section):
 
 
 class TenantLimits(Section):
-    """What one tenant may take in a minute, whatever its keys may; 0 sets no limit."""
+    """What one tenant may take, whatever its keys may; 0 sets no limit."""
 
     title: ClassVar[str] = "Limits"
     prefix: ClassVar[str] = "tenant_"
@@ -74,3 +74,8 @@ class TenantLimits(Section):
     """Requests of one tenant in a minute, besides those of its keys; 0 sets no limit. Shared through `redis_url`."""
     tokens_per_minute: int = Field(0, ge=0)
     """Tokens of one tenant's prompts and answers in a minute; when they are used up, the next run is refused."""
+    context: int = Field(0, ge=0)
+    """Most tokens of one prompt and its answer together, below the model's own context; 0 sets no limit."""
+    storage_bytes: int = Field(0, ge=0)
+    """Bytes of messages (removed ones included), responses and kept runs that one tenant may keep; above it, runs that
+    store something are refused. 0 sets no limit."""

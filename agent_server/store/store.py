@@ -50,6 +50,7 @@ class Store:
     def __init__(self, url: str) -> None:
         self._database = Database(url)
         self.owner = self._database.owner
+        self.removals_made = 0
 
     @property
     def place(self) -> str:
@@ -285,6 +286,7 @@ class Store:
 
         if not await self._database.write(work):
             raise _no_thread()
+        self.removals_made += 1
         note("thread.deleted", thread=thread_id)
 
     async def threads_in(self, extent: Extent, most: int) -> list[tuple[str, str]]:
@@ -293,7 +295,9 @@ class Store:
 
     async def remove_slice(self, extent: Extent, threads: Sequence[tuple[str, str]] | None = None) -> Removed:
         """Remove some responses and some threads, or these, for good, with all that belongs to them."""
-        return await self._database.write(lambda connection: removal.remove_some(connection, extent, threads))
+        removed = await self._database.write(lambda connection: removal.remove_some(connection, extent, threads))
+        self.removals_made += 1
+        return removed
 
     async def remove(self, extent: Extent) -> Removed:
         """Remove all of an extent, in slices, between which others write."""
@@ -361,6 +365,7 @@ class Store:
         """False if there was none."""
         found = await self._database.write(lambda connection: responses.remove(connection, tenant, response_id))
         if found:
+            self.removals_made += 1
             note("response.deleted", response=response_id)
         return found
 

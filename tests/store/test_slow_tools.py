@@ -186,6 +186,20 @@ async def test_a_run_that_waits_goes_on_after_an_orderly_restart(tmp_path: Path,
         assert isinstance(events[-1], RunFinished)
 
 
+async def test_a_run_that_is_taken_up_is_held_to_what_its_key_allowed(tmp_path: Path, slow_twice: Agent):
+    url, allowed = f"sqlite:///{tmp_path}/t.db", GenerationOptions(most_tokens=8, most_context=4000)
+    async with House(slow_twice, Model([call("wait")]), store := Store(url), limits=AT_ONCE) as house:
+        await house.start("wait", options=allowed)
+        await until_kept(store)
+    async with House(slow_twice, Model([DONE]), Store(url)) as house:
+        await house.manager.take_up()
+        run = house.manager.get("run_1")
+        with pytest.raises(RequestError, match="8 tokens at most"):
+            await run.modify({"max_tokens": 9})
+        await house.follow(run)
+        assert [each.sampling.max_tokens is not None for each in house.model.engine.requests] == [True]
+
+
 async def test_a_server_goes_on_with_a_run_and_a_client_that_returns_gets_the_rest(tmp_path: Path, slow_twice: Agent):
     url = f"sqlite:///{tmp_path}/t.db"
     async with House(slow_twice, Model([call("wait")]), store := Store(url), limits=AT_ONCE) as house:
