@@ -5,21 +5,19 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from adapters import openai_chat
 from adapters.inbound import Inbound
 from adapters.llamacpp_completion import NativeIdentity, NativeStream, native_body, parse
 from adapters.tokenize import template_body
 from agent_server.ids import new_id
 from agent_server.prompting.prompt import PromptBuilder
-from agent_server.routes.answering import agent_for, answer_json, model_name, start_runs, stream_answer
+from agent_server.routes.answering import answer_json, model_name, start_runs, stream_answer
 from agent_server.routes.http import guarded
 from agent_server.routes.request_body import read_request
-from agent_server.routes.tokenize_routes import loaded, rendered
+from agent_server.routes.tokenize_routes import loaded, rendered_chat
 
 if TYPE_CHECKING:
     from agent_server.server import Server
@@ -38,11 +36,7 @@ def routes(server: Server) -> list[BaseRoute]:
         return await answer_json(request, runs, lambda answers: native_body(answers, identity, inbound.extra))
 
     async def apply_template(request: Request) -> Response:
-        parse_chat = partial(openai_chat.parse, new_id=new_id)
-        inbound = await read_request(server, request, parse_chat, starts_run=False)
-        agent_for(server, inbound.options.model)
-        prompts = await loaded(server, inbound.options.model)
-        prompt = await run_in_threadpool(rendered, prompts, inbound, "chat")
+        prompt = await rendered_chat(server, request)
         return Response(template_body(prompt.text), media_type="application/json")
 
     return [

@@ -19,7 +19,6 @@ from adapters.openai_models import ModelCard, model_list, one_model
 from adapters.tokenize import input_tokens_body, render_body
 from agent_server.ids import new_id
 from agent_server.routes.answering import (
-    agent_for,
     answer_json,
     context_length,
     model_for,
@@ -31,7 +30,7 @@ from agent_server.routes.answering import (
 )
 from agent_server.routes.http import guarded
 from agent_server.routes.request_body import read_request
-from agent_server.routes.tokenize_routes import loaded, prompt_tokens, rendered
+from agent_server.routes.tokenize_routes import loaded, prompt_tokens, rendered_chat
 
 if TYPE_CHECKING:
     from agent_server.model_pool import AnyModel
@@ -54,11 +53,7 @@ def routes(server: Server) -> list[BaseRoute]:
 
     async def render(request: Request) -> Response:
         """The prompt that a request comes to, without an answer."""
-        parse = partial(openai_chat.parse, new_id=new_id)
-        inbound = await read_request(server, request, parse, starts_run=False)
-        agent_for(server, inbound.options.model)
-        prompts = await loaded(server, inbound.options.model)
-        prompt = await run_in_threadpool(rendered, prompts, inbound, "chat")
+        prompt = await rendered_chat(server, request)
         return Response(render_body(prompt.text, prompt.token_ids), media_type="application/json")
 
     async def count(request: Request) -> Response:

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from adapters import anthropic_messages
+from adapters import anthropic_messages, openai_chat
 from adapters.answer import field_on
 from adapters.errors import RequestError
 from adapters.inbound import Inbound
@@ -20,7 +20,7 @@ from adapters.tokenize import detokenize_body, native_tokens_body, parse_detoken
 from agent_server.engine.protocol import EngineError
 from agent_server.ids import new_id
 from agent_server.pacing import in_turns
-from agent_server.routes.answering import expected_context, model_for
+from agent_server.routes.answering import agent_for, expected_context, model_for
 from agent_server.routes.http import guarded
 from agent_server.routes.request_body import read_body, read_request
 from events.sampling import Wire
@@ -66,6 +66,14 @@ def rendered(prompts: PromptBuilder, inbound: Inbound, wire: Wire) -> Prompt:
         return prompts.build(inbound.input, inbound.options)
     except EngineError as error:
         raise RequestError(error.kind, error.message, field_on(wire, error.param)) from None
+
+
+async def rendered_chat(server: Server, request: Request) -> Prompt:
+    """The prompt that a chat request comes to, without an answer. Raises RequestError."""
+    inbound = await read_request(server, request, partial(openai_chat.parse, new_id=new_id), starts_run=False)
+    agent_for(server, inbound.options.model)
+    prompts = await loaded(server, inbound.options.model)
+    return await run_in_threadpool(rendered, prompts, inbound, "chat")
 
 
 def prompt_tokens(prompts: PromptBuilder, inbound: Inbound, wire: Wire) -> int:
