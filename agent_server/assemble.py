@@ -26,6 +26,7 @@ from agent_server.media.intake import Intake
 from agent_server.runs import Run, RunManager
 from agent_server.runs.driver import Screen
 from agent_server.runs.webhooks import Webhooks
+from agent_server.served_models import Served
 from agent_server.server import Server, ServesRuns, StartupError
 from agent_server.settings import Settings
 from agent_server.store import Store
@@ -49,29 +50,10 @@ def build_server(settings: Settings, *, agents: Sequence[object] = (), engine: E
     StartupError with one sentence."""
     telemetry = ServerTelemetry()
     authority, quotas = make_authority(settings), make_quotas(settings)
-    try:
-        named: Sequence[Named] = load_named(
-            settings.served.agent, agents, settings.served.agent_headers
-        ) or default_agents(settings)
-    except LoadError as error:
-        raise StartupError(str(error)) from error
+    named = named_agents(settings, agents)
     models = choose_models(settings, engine, for_guests=engine is None and serves_guests_alone(settings, named))
-    model = models.main
-    try:
-        guards = load_guards(settings.served.guard, models.models, model)
-        named = [*with_mcp_files(named, settings.served.mcp), *models.agents({each.name for each in named})]
-        found = serve_named(
-            named,
-            model,
-            sealer=(shared := sealer(settings)),
-            limits=settings.tools,
-            models=models.models,
-            guards=guards,
-            compaction=None if settings.served.compaction == "off" else settings.served.compaction,
-        )
-        served: dict[str, ServesRuns] = dict(found)  # adapters may come and go
-    except (LoadError, ValueError) as error:
-        raise StartupError(str(error)) from error
+    model, shared = models.main, sealer(settings)
+    served, guards = served_agents(settings, named, models, shared)
     store = make_store(settings)
     webhooks = make_webhooks(settings, store)
     runs = RunManager(
@@ -85,12 +67,7 @@ def build_server(settings: Settings, *, agents: Sequence[object] = (), engine: E
         screen=screen_of(served, guards, model.intake),
         may_store=StorageLimit(store, most).check if (most := settings.tenants.storage_bytes) else None,
     )
-    telemetry.watch_engine(model.engine.metrics if isinstance(model, ChatModel) else models.metrics)
-    telemetry.watch_runs(lambda: runs.active)
-    if isinstance(model, ChatModel):
-        watch_replicas(telemetry, model.engine)
-    if gateway is not None:
-        telemetry.watch_sharing(gateway.metrics)
+    watch(telemetry, models, runs, gateway)
     return Server(
         settings=settings,
         model=model,
@@ -109,6 +86,48 @@ def build_server(settings: Settings, *, agents: Sequence[object] = (), engine: E
         embeddings=make_embeddings(settings),
         transcriber=make_transcriber(settings),
     )
+
+
+def named_agents(settings: Settings, agents: Sequence[object]) -> Sequence[Named]:
+    """The agents of the settings and of the caller, or the demonstration's where there is none. Raises StartupError."""
+    try:
+        named: Sequence[Named] = load_named(settings.served.agent, agents, settings.served.agent_headers)
+    except LoadError as error:
+        raise StartupError(str(error)) from error
+    return named or default_agents(settings)
+
+
+def served_agents(
+    settings: Settings, named: Sequence[Named], models: Served, shared: Sealer
+) -> tuple[dict[str, ServesRuns], Guards | None]:
+    """The agents and the models that are agents alone, each as it serves runs, and the server's guards. The dict
+    changes when adapters come and go. Raises StartupError."""
+    try:
+        guards = load_guards(settings.served.guard, models.models, models.main)
+        named = [*with_mcp_files(named, settings.served.mcp), *models.agents({each.name for each in named})]
+        found = serve_named(
+            named,
+            models.main,
+            sealer=shared,
+            limits=settings.tools,
+            models=models.models,
+            guards=guards,
+            compaction=None if settings.served.compaction == "off" else settings.served.compaction,
+        )
+    except (LoadError, ValueError) as error:
+        raise StartupError(str(error)) from error
+    return dict(found), guards
+
+
+def watch(telemetry: ServerTelemetry, models: Served, runs: RunManager, gateway: Gateway | None) -> None:
+    """Let the metrics read the engine, the runs and the other gateways."""
+    model = models.main
+    telemetry.watch_engine(model.engine.metrics if isinstance(model, ChatModel) else models.metrics)
+    telemetry.watch_runs(lambda: runs.active)
+    if isinstance(model, ChatModel):
+        watch_replicas(telemetry, model.engine)
+    if gateway is not None:
+        telemetry.watch_sharing(gateway.metrics)
 
 
 def serves_guests_alone(settings: Settings, named: Sequence[Named]) -> bool:

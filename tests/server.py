@@ -61,9 +61,12 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def serving(
-    engine: Any = None, *, agents: Sequence[Agent] = (), ready: bool = True, **changes: Any
+    engine: Any = None, *, agents: Sequence[Agent] = (), ready: bool = True, local: bool = False, **changes: Any
 ) -> AsyncIterator[Running]:
-    """Start a server, wait until its model is ready, and shut it down afterwards."""
+    """Start a server, wait until its model is ready, and shut it down afterwards. local: its models are computed here,
+    also where the other tests run over an upstream."""
+    if local:
+        changes["engine"] = ()
     server = build_server(settings(**changes), agents=agents, engine=engine)
     listener = socket.socket(proto=socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))

@@ -18,7 +18,7 @@ from ag_ui.core import AssistantMessage, Message, RunAgentInput, ToolMessage
 
 from agent_server.agent.conversation import Conversation
 from agent_server.engine.protocol import EngineError
-from agent_server.prompting.prompt import Prompt
+from agent_server.prompting.built_prompt import Prompt
 from events.options import GenerationOptions
 
 log = logging.getLogger("agent_server.agent")

@@ -31,9 +31,10 @@ from agent_server.engine.protocol import (
 )
 from agent_server.guardrails import Forbidden, GuardedStream, check_documents
 from agent_server.media.intake import Held, Intake
+from agent_server.prompting.built_prompt import Prompt
 from agent_server.prompting.constraints import plan_constraint, refuse_early
 from agent_server.prompting.output import open_translator, sampling_for
-from agent_server.prompting.prompt import Prompt, Prompts
+from agent_server.prompting.prompt import Prompts
 from agent_server.prompting.schemas import Invalid, validate
 from agent_server.prompting.thinking import thinking_budget
 from agent_server.runs import Recorder, RunContext

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import accumulate
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -25,7 +24,7 @@ from agent_server.generation.fp8 import Scales, pack
 from agent_server.generation.graphs import CudaCapture
 from agent_server.generation.kv_cache import LayerShape
 from agent_server.generation.library_kernels import FlashAttention, FlashInfer, VarlenKernel
-from agent_server.generation.paged_batch import Paging, attend_gathered
+from agent_server.generation.paged_batch import Kernel, Paging, attend_gathered
 
 logger = logging.getLogger("agent_server.generation")
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.02}
@@ -33,24 +32,6 @@ TRIED = ((1, 70, 1100, 5), 0), ((40, 9), 33)
 """Lengths of sequences that decode together, and of a chunk beside them: one so long that its keys are split."""
 OLDEST_CAPABILITY = (8, 0)
 MEASURED_SEQUENCES, MEASURED_KEYS = 32, 1024
-
-
-class Kernel(Protocol):
-    """Attention over pages `[pages, page_size, kv_heads, dim]`."""
-
-    name: str
-    page_size: int
-
-    def refuses(self, layer: LayerShape, dtype: torch.dtype, kept: torch.dtype | None = None) -> str | None:
-        """Why it does not serve such a layer with keys and values kept in another precision than that of the
-        computation, if that is given, as half a sentence; None where it does."""
-
-    def write(self, call: Call, places: Tensor, keys: Tensor, values: Tensor, scales: Scales | None = None) -> None:
-        """The call's keys and values to these places `[tokens]` of the arenas `[places, kv_heads, dim]`; scales: of
-        arenas in FP8."""
-
-    def attend(self, paging: Paging, keys: Tensor, values: Tensor, call: Call, scales: Scales | None = None) -> Tensor:
-        """`[tokens, heads, value_dim]`; for sequences of one query each nothing is asked of the device."""
 
 
 class TritonKernel:

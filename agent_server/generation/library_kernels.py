@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,10 +17,7 @@ from torch import Tensor
 from agent_server.generation.attention import Call
 from agent_server.generation.fp8 import Scales
 from agent_server.generation.kv_cache import LayerShape
-from agent_server.generation.paged_batch import Paging
-
-if TYPE_CHECKING:
-    from agent_server.generation.attention_kernels import Kernel
+from agent_server.generation.paged_batch import Kernel, Paging
 
 HALVES = (torch.float16, torch.bfloat16)
 WORKSPACE = 128 * 2**20

@@ -16,6 +16,7 @@ from agent_server.engine.protocol import EngineError, EngineInfo, EngineStatus
 from agent_server.generation.adapters import Adapters
 from agent_server.generation.config import EngineConfig
 from agent_server.generation.constraint import Compiler, ConstraintError
+from agent_server.generation.core_info import engine_info
 from agent_server.generation.device import (
     KEPT_DTYPES,
     choose_cache_dtype,
@@ -28,14 +29,14 @@ from agent_server.generation.drafting import DRAFT_TOKENS, load_draft, make_draf
 from agent_server.generation.fallback import CachedRunner
 from agent_server.generation.faults import first_line
 from agent_server.generation.fused_sampler import make_sampler
-from agent_server.generation.generation import HONOURED, CoreLimits, Defaults
+from agent_server.generation.generation import CoreLimits, Defaults
 from agent_server.generation.memory_plan import (
     TooLittle,
 )
 from agent_server.generation.probe import Unfit
-from agent_server.generation.quantised import parameter_count
 from agent_server.generation.runner import PackedRunner
 from agent_server.generation.runner_choice import SMALL_PARAMETERS, choose_runner, is_small
+from agent_server.generation.sampler import Sampler
 from agent_server.generation.scheduler import Scheduler
 from agent_server.generation.step import Core
 from agent_server.generation.vision.language import VisionTextModel, sees
@@ -68,8 +69,6 @@ UNHONOURED = (
 """What a generation_config may ask for, and no sampler here does."""
 NUMBERS = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "max_new_tokens")
 """What it may ask for in numbers, which transformers takes as they are."""
-PACKED_ONLY = frozenset({"prompt_logprobs", "num_speculative_tokens"})
-"""Parameters that only packed batches honour."""
 STEP_TOKENS, CUDA_STEP_TOKENS = 512, 4096
 """Tokens of a step where the settings name none."""
 
@@ -179,18 +178,9 @@ def assemble(
     elif config.lora:
         raise EngineError("unavailable", f"{config.model} takes no --lora: it is decoded {note}; give --adapter.")
     vision = None if reader is None else _vision(config, model, packed, reader)
-    scheduler = Scheduler(
-        runner.memory,
-        max_running=config.max_batch,
-        step_tokens=budget,
-        chunked=runner.chunked,
-        turns_ahead=config.turns_ahead,
-        chunk_tokens=config.chunk_tokens,
-    )
-    if config.cuda_graphs and packed is not None and packed.capturable:
-        said = partial(_report_graphs, report)
-        packed.capture(sampler.last, context, said, chunk_tokens=config.chunk_tokens, step_tokens=scheduler.step_tokens)
-        scheduler.chunk_tokens = packed.graphs.chunk_tokens if packed.graphs is not None else config.chunk_tokens
+    scheduler = _scheduler(config, runner, budget)
+    if packed is not None:
+        _capture(config, packed, scheduler, sampler, context, report)
     compiler = (make_compiler or _compiler)(files, text.vocab_size)
     core = Core(
         runner=runner,
@@ -207,37 +197,31 @@ def assemble(
         run_ahead=config.run_ahead and packed is not None,
     )
     runner.memory.leases.limit(config.kept_percent / 100)
-    info = EngineInfo(
-        model=config.name or config.model,
-        context_length=context,
-        vocab_size=text.vocab_size,
-        sampling=HONOURED if packed is not None else HONOURED - PACKED_ONLY,
-        supports_constraints=compiler is not None,
-        continues="exact",
-        keeps_places=config.kept_seconds if config.kept_percent else 0.0,
-        adapters=packed is not None,
-        tells_progress=True,
-        placeholders={} if vision is None else {"image": vision.reader.placeholder},
-        details={
-            "architecture": type(getattr(model, "whole", model)).__name__,
-            "parameters": parameter_count(model),
-            "memory_bytes": _memory(model, packed),
-            "dtype": str(model.dtype).removeprefix("torch."),
-            "kv_cache_dtype": config.kv_cache_dtype,
-            "quantized": config.quantize or "no",
-            "device": str(device),
-            "kv_cache_tokens": runner.memory.longest if isinstance(runner, CachedRunner) else runner.cache.tokens,
-            "step_tokens": scheduler.step_tokens,
-            "chunk_tokens": scheduler.chunk_tokens or scheduler.step_tokens,
-            "batching": note or "packed",
-            "attention": "torch" if packed is None or packed.kernel is None else packed.kernel.name,
-            "flat": packed is not None and packed.flat is not None,
-            "draft": config.draft or "no",
-            "cuda_graphs": packed is not None and packed.graphs is not None,
-        },
-    )
+    info = engine_info(config, core, model, device, context=context, vocab_size=text.vocab_size, batching=note)
     logger.info("%s: %s", info.model, ", ".join(f"{name} {value}" for name, value in info.details.items()))
     return core, info
+
+
+def _scheduler(config: EngineConfig, runner: PackedRunner | CachedRunner, step_tokens: int) -> Scheduler:
+    return Scheduler(
+        runner.memory,
+        max_running=config.max_batch,
+        step_tokens=step_tokens,
+        chunked=runner.chunked,
+        turns_ahead=config.turns_ahead,
+        chunk_tokens=config.chunk_tokens,
+    )
+
+
+def _capture(
+    config: EngineConfig, packed: PackedRunner, scheduler: Scheduler, sampler: Sampler, context: int, report: Report
+) -> None:
+    """Record decoding and chunks as graphs where the device can, and let the scheduler plan chunks of their size."""
+    if not (config.cuda_graphs and packed.capturable):
+        return
+    said = partial(_report_graphs, report)
+    packed.capture(sampler.last, context, said, chunk_tokens=config.chunk_tokens, step_tokens=scheduler.step_tokens)
+    scheduler.chunk_tokens = packed.graphs.chunk_tokens if packed.graphs is not None else config.chunk_tokens
 
 
 def _defaults(config: EngineConfig, model: PreTrainedModel, runner: object, ends: Iterable[int]) -> Defaults:
@@ -260,12 +244,6 @@ def _adapters(config: EngineConfig, model: PreTrainedModel) -> Adapters:
         name, _, folder = given.partition("=")
         adapters.load(name, folder)
     return adapters
-
-
-def _memory(model: PreTrainedModel | VisionTextModel, runner: PackedRunner | None) -> int:
-    """Bytes of the weights, and of keys and values; what caches of the model's own may grow to is not set aside."""
-    kept = () if runner is None else (*runner.cache.keys, *runner.cache.values)
-    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers(), *kept))
 
 
 def _vision(

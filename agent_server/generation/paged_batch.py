@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,12 +17,9 @@ from torch import Tensor
 from agent_server.generation.attention import Call, attend, window_mask
 from agent_server.generation.device import send
 from agent_server.generation.fp8 import Scales, unpack
-from agent_server.generation.kv_cache import KVCache
+from agent_server.generation.kv_cache import KVCache, LayerShape
 from agent_server.generation.pages import PagedMemory
 from agent_server.generation.step_plan import StepPlan
-
-if TYPE_CHECKING:
-    from agent_server.generation.attention_kernels import Kernel
 
 
 @dataclass(slots=True)
@@ -58,6 +55,24 @@ class Paging:
             spans=self.spans[count:],
             counts=self.counts[count:],
         )
+
+
+class Kernel(Protocol):
+    """Attention over pages `[pages, page_size, kv_heads, dim]`."""
+
+    name: str
+    page_size: int
+
+    def refuses(self, layer: LayerShape, dtype: torch.dtype, kept: torch.dtype | None = None) -> str | None:
+        """Why it does not serve such a layer with keys and values kept in another precision than that of the
+        computation, if that is given, as half a sentence; None where it does."""
+
+    def write(self, call: Call, places: Tensor, keys: Tensor, values: Tensor, scales: Scales | None = None) -> None:
+        """The call's keys and values to these places `[tokens]` of the arenas `[places, kv_heads, dim]`; scales: of
+        arenas in FP8."""
+
+    def attend(self, paging: Paging, keys: Tensor, values: Tensor, call: Call, scales: Scales | None = None) -> Tensor:
+        """`[tokens, heads, value_dim]`; for sequences of one query each nothing is asked of the device."""
 
 
 class PagedBatch:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from agent_server.engine.protocol import Picture
-from agent_server.generation.attention_kernels import Kernel
 from agent_server.generation.faults import out_of_memory
 from agent_server.generation.flat import Forward
 from agent_server.generation.kv_cache import KVCache
+from agent_server.generation.paged_batch import Kernel
 from agent_server.generation.pages import PagedMemory
 from agent_server.generation.runner import PackedRunner
 from agent_server.generation.sampler import RowSampling, Sampler

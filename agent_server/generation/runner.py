@@ -13,12 +13,11 @@ from torch import Tensor
 
 from agent_server.generation.adapters import Adapters
 from agent_server.generation.attention import Batch, attending
-from agent_server.generation.attention_kernels import Kernel
 from agent_server.generation.device import send
 from agent_server.generation.flat import Forward
 from agent_server.generation.graphs import Capture, CudaCapture, StepGraphs
 from agent_server.generation.kv_cache import KVCache
-from agent_server.generation.paged_batch import PagedBatch, Paging, page
+from agent_server.generation.paged_batch import Kernel, PagedBatch, Paging, page
 from agent_server.generation.pages import PagedMemory
 from agent_server.generation.sequence import Memory, Sequence
 from agent_server.generation.slab_batch import SlabBatch

@@ -15,7 +15,8 @@ from agent_server.generation.device import KEPT_DTYPES, free_bytes, release_unus
 from agent_server.generation.fallback import CachedRunner, CachesMemory, Unservable
 from agent_server.generation.fallback_check import cache_bytes, find_runner
 from agent_server.generation.flat import Forward, flatten
-from agent_server.generation.fp8 import FP8, calibrate, check_device
+from agent_server.generation.fp8 import FP8, check_device
+from agent_server.generation.fp8_calibration import calibrate
 from agent_server.generation.graphs import CHUNK_TOKENS, graph_count
 from agent_server.generation.kv_cache import KVCache, LayerShape, bytes_per_token
 from agent_server.generation.memory_plan import (

@@ -3,16 +3,13 @@
 from agent_server.model_files.checkpoint_files import (
     HUB_FILES,
     OWN_CODE,
-    ModelFiles,
-    UnusableFile,
     folder_templates,
     is_gguf,
     load_model_files,
     model_folder,
-    read_json,
-    readable,
     source_name,
 )
+from agent_server.model_files.usable_files import ModelFiles, UnusableFile, read_json, readable
 
 __all__ = [
     "HUB_FILES",

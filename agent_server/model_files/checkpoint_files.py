@@ -3,31 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from tokenizers import Tokenizer
 
-
-class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """templates: by name, "default" and where the model has one "tool_use". special_tokens: bos_token, eos_token and
-    the like, as text. stop_token_ids: end-of-sequence ids of the generation configuration, the model's and the
-    tokenizer's. context_length: in tokens, None where no file says."""
-
-    tokenizer: Tokenizer
-    templates: Mapping[str, str] = {}
-    special_tokens: Mapping[str, str] = {}
-    stop_token_ids: tuple[int, ...] = ()
-    context_length: int | None = None
-
-
-class UnusableFile(ValueError):
-    """A file that is not what its name says; the message is one sentence that names it and says what to do."""
-
+from agent_server.model_files.usable_files import ModelFiles, UnusableFile, read_json, read_text, readable
 
 OWN_CODE = "{} comes with code of its own, which is run with --trust-remote-code alone: read it first."
 PIECES = "tokenizer.model"
@@ -127,52 +110,15 @@ def _json(path: Path) -> dict[str, Any]:
     return read_json(path) if path.is_file() else {}
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file. Raises UnusableFile, also where there is no such file."""
-    readable(path)
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise UnusableFile(f"{path} is not JSON ({error}); download it again.") from error
-    if not isinstance(value, dict):
-        raise UnusableFile(f"{path} holds no JSON object; download it again.")
-    return value
-
-
-LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-"""How a pointer file begins: https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md"""
-
-
-def readable(path: Path) -> None:
-    """Raise UnusableFile if a file is not there, empty, or a pointer that Git LFS left in its place."""
-    try:
-        with path.open("rb") as stream:
-            begin = stream.read(len(LFS_POINTER))
-    except OSError as error:
-        raise UnusableFile(f"{path} cannot be read: {error.strerror or error}.") from error
-    if not begin:
-        raise UnusableFile(f"{path} is empty; download it again.")
-    if begin == LFS_POINTER:
-        raise UnusableFile(f"{path} is a pointer of Git LFS instead of the file: run `git lfs pull` in {path.parent}.")
-
-
 def _templates(folder: Path, configured: object) -> dict[str, str]:
     """Later sources win: the configuration's, chat_template.json, chat_template.jinja, additional_chat_templates."""
     found = named_templates(configured)
     found.update(named_templates(_json(folder / "chat_template.json").get("chat_template")))
     if (folder / "chat_template.jinja").is_file():
-        found["default"] = _text(folder / "chat_template.jinja")
+        found["default"] = read_text(folder / "chat_template.jinja")
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        found[path.stem] = _text(path)
+        found[path.stem] = read_text(path)
     return found
-
-
-def _text(path: Path) -> str:
-    readable(path)
-    try:
-        return path.read_text("utf-8")
-    except UnicodeDecodeError as error:
-        raise UnusableFile(f"{path} is not a text in UTF-8; download it again.") from error
 
 
 def named_templates(value: object) -> dict[str, str]:

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
-from agent_server.model_files.checkpoint_files import ModelFiles, UnusableFile
 from agent_server.model_files.gguf_header import TensorPlace, read_header
+from agent_server.model_files.usable_files import ModelFiles, UnusableFile
 
 TOKENS = "tokenizer.ggml.tokens"
 TEMPLATE, TEMPLATES, NAMED_TEMPLATE = (

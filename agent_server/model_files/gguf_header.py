@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from agent_server.model_files.checkpoint_files import UnusableFile, readable
+from agent_server.model_files.usable_files import UnusableFile, readable
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from adapters.part_kinds import KINDS
 from agent_server.chat_model import POLL_SECONDS, ChatModel, Tell
@@ -15,13 +15,25 @@ from agent_server.media.intake import Intake
 from agent_server.settings import OutputSettings
 
 if TYPE_CHECKING:
-    from agent_server.model_pool.pool import ModelPool
     from agent_server.prompting.prompt import PromptBuilder
 
 HELD: ContextVar[frozenset[str]] = ContextVar("held_models", default=frozenset())
 """The models that the current task uses already: it is let in again, also where the model is leaving."""
 UNLOADED = EngineStatus(state="unloaded", message="It is loaded with the first request.")
 QUEUED = EngineStatus(state="loading", progress=0.0, message="It waits until other models are loaded or unloaded.")
+
+
+class Pool(Protocol):
+    """Loads models and makes room for them, as a model asks of it. `ModelPool` implements it."""
+
+    async def enter(self, model: PooledModel, tell: Tell, *, again: bool = False) -> None:
+        """Wait until the model is loaded and held. again: the task holds it already. Raises EngineError."""
+
+    def leave(self, model: PooledModel) -> None:
+        """The end of what `enter` began."""
+
+    async def close(self) -> None:
+        """Unload every model."""
 
 
 class PooledModel:
@@ -47,7 +59,7 @@ class PooledModel:
         self.intake = intake or Intake()
         self.make = make
         self.bytes = bytes
-        self.pool: ModelPool | None = None
+        self.pool: Pool | None = None
         self.current: ChatModel | None = None
         self.users = 0
         self.used = 0.0

@@ -15,7 +15,7 @@ import msgspec
 from ag_ui.core import RunAgentInput
 
 from agent_server.engine.protocol import Constraint, EngineError, EngineInfo
-from agent_server.prompting.prompt import Prompt
+from agent_server.prompting.built_prompt import Prompt
 from agent_server.prompting.schemas import check_pattern_value, prepared
 from agent_server.settings import OutputSettings
 from events.formats.output_format import OutputFormat, Tools

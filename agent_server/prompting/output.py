@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 from ag_ui.core import RunAgentInput
 
-from agent_server.prompting.prompt import Prompt
+from agent_server.prompting.built_prompt import Prompt
 from agent_server.settings import OutputSettings
 from events.options import GenerationOptions, SamplingParams
 from events.parsing.policy import Policy, declared_tools

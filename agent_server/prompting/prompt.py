@@ -22,6 +22,7 @@ from ag_ui.core import ImagePart, RunAgentInput, Tool
 
 from agent_server.engine.protocol import EngineError
 from agent_server.model_files import ModelFiles, load_model_files
+from agent_server.prompting.built_prompt import Prompt
 from agent_server.prompting.control_tokens import ControlTokens, strings
 from agent_server.prompting.encoding import characters_per_token, encoded
 from agent_server.prompting.prefill import written_stage
@@ -40,27 +41,6 @@ from events.template.messages import build_conversation
 DEFAULT_MAX_CHARACTERS = 4_000_000
 RENDER_SECONDS = 5.0
 RENDER_THREADS = 4
-
-
-class Prompt(msgspec.Struct, frozen=True, kw_only=True):
-    """The prompt for the engine, and what the translator must know of it.
-
-    text: the rendered prompt, for inspection. opened: the beginning of the answer that it already holds, from the
-    assistant's header on. marker_ids: the format's markers that are one token of the vocabulary, with their ids.
-    stop_token_ids: ids that end the answer. warnings: sentences about what was left out, changed or ignored.
-    pictures: the parts of the images that it has places for, in their order. special_tokens: spellings of those that a
-    raw answer does not show, by id.
-    """
-
-    token_ids: tuple[int, ...]
-    text: str
-    opened: str = ""
-    output_format: OutputFormat = OutputFormat()
-    marker_ids: dict[str, int] = {}
-    stop_token_ids: tuple[int, ...] = ()
-    warnings: tuple[str, ...] = ()
-    pictures: tuple[ImagePart, ...] = ()
-    special_tokens: Mapping[int, str] = {}
 
 
 class Prompts(Protocol):

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import msgspec
 from ag_ui.core import Message, RunAgentInput
 
 from agent_server.engine.protocol import EngineError
+from agent_server.prompting.built_prompt import Prompt
 from events.options import GenerationOptions
-
-if TYPE_CHECKING:
-    from agent_server.prompting.prompt import Prompt
 
 INSTRUCTIONS = ("system", "developer")
 

@@ -26,7 +26,8 @@ from agent_server.routes.request_body import read_body, read_request
 from events.sampling import Wire
 
 if TYPE_CHECKING:
-    from agent_server.prompting.prompt import Prompt, PromptBuilder
+    from agent_server.prompting.built_prompt import Prompt
+    from agent_server.prompting.prompt import PromptBuilder
     from agent_server.server import Server
 
 

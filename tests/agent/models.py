@@ -15,7 +15,7 @@ from agent_server.engine.protocol import EngineError, EngineItem, Finished, Gene
 from agent_server.engines.scripted import Clock, ScriptedEngine
 from agent_server.engines.scripts import Script
 from agent_server.media.intake import Intake
-from agent_server.prompting.prompt import Prompt
+from agent_server.prompting.built_prompt import Prompt
 from agent_server.settings import MediaLimits, OutputSettings
 from events.formats.output_format import OutputFormat
 from events.formats.registry import named

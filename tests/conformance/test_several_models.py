@@ -54,7 +54,7 @@ async def running(small: Path) -> AsyncIterator[Running]:
         agents=agents,
         operator_keys="op",
         api_keys="tenant:user",
-        engine=(),
+        local=True,
         kv_cache_bytes=2**24,
     ) as found:
         yield found
@@ -130,7 +130,7 @@ async def test_a_load_that_fails_is_one_sentence_for_its_requests_alone(small: P
     broken = Path(shutil.copytree(small, tmp_path / "broken"))
     (broken / "model.safetensors").write_bytes(b"\0" * 4)
     async with (
-        serving(model=f"words={BUNDLED}", models=(str(broken),), engine=(), kv_cache_bytes=2**24) as running,
+        serving(model=f"words={BUNDLED}", models=(str(broken),), local=True, kv_cache_bytes=2**24) as running,
         AsyncOpenAI(base_url=running.url + "/v1", api_key="none", max_retries=0) as client,
         httpx.AsyncClient(base_url=running.url, timeout=60) as http,
     ):
@@ -151,7 +151,7 @@ async def test_a_models_file_gives_each_model_settings_of_its_own(small: Path, t
     file = tmp_path / "models.toml"
     file.write_text(f'[one]\nmodel = "{small}"\nmax_context = 64\n\n[two]\nmodel = "{small}"\n')
     async with (
-        serving(models_file=file, engine=(), demo=False, models_memory=2**27, model_idle=3600) as running,
+        serving(models_file=file, local=True, demo=False, models_memory=2**27, model_idle=3600) as running,
         AsyncOpenAI(base_url=running.url + "/v1", api_key="none", max_retries=0) as client,
     ):
         for name in ("one", "two"):
@@ -199,7 +199,8 @@ async def test_adapters_are_models_by_their_names(small: Path, tmp_path: Path, n
     lora = tuple(f"{kind}={folders[kind]}" for kind in ("red", "blue"))
     async with (
         serving(
-            model=f"base={small}", models=(f"demo={BUNDLED}",), lora=lora, operator_keys="op", engine=(), demo=False,
+            local=True,
+            model=f"base={small}", models=(f"demo={BUNDLED}",), lora=lora, operator_keys="op", demo=False,
             kv_cache_bytes=2**24,
         ) as running,
         AsyncOpenAI(base_url=running.url + "/v1", api_key="none", max_retries=0) as client,

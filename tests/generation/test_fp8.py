@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_server.engine.protocol import EngineError
-from agent_server.generation import fp8
+from agent_server.generation import fp8, fp8_calibration
 from agent_server.generation.attention import Call
 from agent_server.generation.config import EngineConfig
-from agent_server.generation.fp8 import FP8, Scales, calibrate, check_device, pack, unpack
+from agent_server.generation.fp8 import FP8, Scales, check_device, pack, unpack
+from agent_server.generation.fp8_calibration import calibrate
 from agent_server.generation.kv_cache import KVCache, LayerShape
 from agent_server.generation.loader import load
 from agent_server.generation.paged_batch import PagedBatch, page
@@ -97,12 +98,12 @@ def test_numbers_keep_a_sixteenth_over_fifteen_powers_of_two_and_are_cut_off_bey
 def test_scales_leave_room_above_what_was_seen():
     model = make_model("mistral-window")
     found = calibrate(model, fit(model))
-    seen = fp8._Largest()
+    seen = fp8_calibration._Largest()
     assert len(found) == 2 and all(scales.keys.shape == scales.values.shape == (2,) for scales in found)
     call = Call(torch.zeros(1, 1, 2), torch.tensor([[[56.0, -3.0]]]), torch.zeros(1, 1, 2), None, {})
     seen.attend(0, call)
-    assert fp8._scale(seen.keys[0]).tolist() == [1.0], "the largest is 56, an eighth of what is held"
-    assert fp8._scale(seen.values[0]).tolist() == [1.0], "nothing is over nothing"
+    assert fp8_calibration._scale(seen.keys[0]).tolist() == [1.0], "the largest is 56, an eighth of what is held"
+    assert fp8_calibration._scale(seen.values[0]).tolist() == [1.0], "nothing is over nothing"
 
 
 def ids_of(driver, asked, **sampling):

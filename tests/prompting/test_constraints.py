@@ -6,8 +6,8 @@ import pytest
 from ag_ui.core import RunAgentInput
 
 from agent_server.engine.protocol import EngineError, EngineInfo
+from agent_server.prompting.built_prompt import Prompt
 from agent_server.prompting.constraints import grammar_stage, plan_constraint
-from agent_server.prompting.prompt import Prompt
 from agent_server.settings import OutputSettings
 from events.formats import registry
 from events.options import GenerationOptions, ResponseFormat, ToolChoice

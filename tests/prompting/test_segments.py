@@ -16,8 +16,9 @@ from tokenizers import AddedToken, Tokenizer
 
 from agent_server.model_files import ModelFiles
 from agent_server.prompting import segments
+from agent_server.prompting.built_prompt import Prompt
 from agent_server.prompting.control_tokens import ControlTokens, Disguise
-from agent_server.prompting.prompt import Prompt, PromptBuilder
+from agent_server.prompting.prompt import PromptBuilder
 from agent_server.prompting.segments import Remembered
 from events.options import GenerationOptions
 from events.template.environment import ChatTemplate, prompts_last
