@@ -10,21 +10,26 @@ from __future__ import annotations
 import contextlib
 import gzip
 import os
+from base64 import b64decode
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
-from sqlalchemy import Table, column, func, select, table, tuple_
+from sqlalchemy import LargeBinary, Table, column, func, select, table, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from agent_server.store import schema
-from agent_server.store.database import is_memory, make_engine, make_file, with_driver
+from agent_server.store.database import begin_reading, is_memory, make_engine, make_file, with_driver
 from agent_server.store.migrate import begin_alone, downgrade, load, upgrade
 from agent_server.store.removal import Extent, Removed, remove_some
 
+_BYTES = tuple(each.name for each in schema.contents.c if isinstance(each.type, LargeBinary))
+"""Columns that stand in a line as base64."""
 FORMAT = "agent-server threads"
 PAGE = 500
+FILES_PAGE = 8
+"""Rows that are read at once, and those of them that are whole files."""
 
 
 class ArchiveError(Exception):
@@ -67,17 +72,14 @@ async def opened(url: str) -> AsyncIterator[AsyncEngine]:
 async def _snapshot(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
     """A connection whose reads all see the same moment."""
     async with engine.connect() as connection:
-        if connection.dialect.name == "sqlite":
-            await connection.exec_driver_sql("BEGIN")  # Python's driver begins none before a SELECT
-        else:
-            await connection.execution_options(isolation_level="REPEATABLE READ")
+        await begin_reading(connection)
         yield connection
 
 
 async def _rows(connection: AsyncConnection, source: Table) -> AsyncIterator[dict[str, object]]:
     """All rows, in the order of the key, a page at a time."""
     keys = list(source.primary_key)
-    query = select(source).order_by(*keys).limit(PAGE)
+    query = select(source).order_by(*keys).limit(min(PAGE, FILES_PAGE) if source is schema.contents else PAGE)
     page = (await connection.execute(query)).all()
     while page:
         for row in page:
@@ -151,7 +153,8 @@ async def _insert(connection: AsyncConnection, lines: Iterator[bytes]) -> int:
             return count
         if line.table not in known:
             raise ArchiveError(f"The backup has rows of a table {line.table[:80]}, which this version does not know.")
-        await connection.execute(table(line.table, *map(column, line.row)).insert().values(line.row))
+        row = {**line.row, **{name: b64decode(line.row[name]) for name in _BYTES if name in line.row}}
+        await connection.execute(table(line.table, *map(column, row)).insert().values(row))
     raise EOFError
 
 

@@ -138,6 +138,7 @@ class Database:
     async def _reading(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
         self._check()
         async with self._engine.connect() as connection:
+            await begin_reading(connection)
             return await work(connection)
 
     async def forget_removed(self) -> None:
@@ -169,6 +170,14 @@ async def probe(connection: AsyncConnection) -> None:
     row = {"tenant": "", "id": f"probe-{secrets.token_hex(8)}", "body": "x" * PROBE_BYTES, "created_at": 0}
     await connection.execute(schema.responses.insert().values(row))
     await connection.execute(schema.responses.delete().where(schema.responses.c.id == row["id"]))
+
+
+async def begin_reading(connection: AsyncConnection) -> None:
+    """All that is read in the transaction is of one moment: a message, and the files in it."""
+    if connection.dialect.name == "sqlite":
+        await connection.exec_driver_sql("BEGIN")  # Python's driver begins none before a SELECT
+    else:
+        await connection.execution_options(isolation_level="REPEATABLE READ")
 
 
 async def _look(connection: AsyncConnection) -> None:

@@ -6,14 +6,14 @@ Each function is one part of a transaction, and repeatable (see `writer`). `hist
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import and_, bindparam, delete, literal, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from adapters.errors import RequestError
-from agent_server.store import history, schema
+from agent_server.store import contents, history, schema
 from agent_server.store.records import Removal, RemovalKind
 from agent_server.store.rows import bound, decoded, encoded, now_ms, of, of_bound, upsert
 
@@ -69,7 +69,22 @@ class Thread:
         if not wanted:
             return {}
         query = select(_MESSAGES.c.id, _MESSAGES.c.body).where(of(_MESSAGES, *self._key), _MESSAGES.c.id.in_(wanted))
-        return {row.id: row.body for row in await self._connection.execute(query)}
+        found = {row.id: row.body for row in await self._connection.execute(query)}
+        return dict(zip(found, await contents.whole(self._connection, self._key[0], [*found.values()]), strict=True))
+
+    async def answers(self, ids: Collection[str]) -> set[str]:
+        """Those messages that neither ask nor instruct."""
+        query = select(_MESSAGES.c.id, _MESSAGES.c.body).where(of(_MESSAGES, *self._key), _MESSAGES.c.id.in_(ids))
+        found = (await self._connection.execute(query)).all()
+        roles = {row.id: decoded(contents.without_marks(row.body)).get("role") for row in found}
+        return {id for id, role in roles.items() if role not in ("user", *history.INSTRUCTIONS)}
+
+    async def _parted(self, bodies: Mapping[str, str]) -> dict[str, str]:
+        """Message bodies as they are written; their larger files are kept."""
+        found = {id: contents.parted(body) for id, body in bodies.items()}
+        files = {digest: file for each in found.values() for digest, file in each.contents.items()}
+        await contents.keep(self._connection, schema.thread_contents, *self._key, files)
+        return {id: each.text for id, each in found.items()}
 
     def wanted(self, given: Given) -> list[Mapping[str, Any]]:
         """What was given, each id once, without what was deleted here: a tab that still shows it brings it not back."""
@@ -78,9 +93,10 @@ class Thread:
 
     async def rename(self, names: Mapping[str, str], stored: Sequence[Wire]) -> None:
         """Give messages the ids under which a client knows them, and their feedback with them."""
-        bodies = {each["id"]: encoded({**each, "id": names[each["id"]]}) for each in stored if each["id"] in names}
+        bodies = {each["id"]: _text({**each, "id": names[each["id"]]}) for each in stored if each["id"] in names}
         changes = [{**bound(*self._key), "of_id": old, "new_id": new} for old, new in names.items()]
-        words = [{**each, "new_body": bodies[each["of_id"]]} for each in changes]
+        parted = await self._parted(bodies)
+        words = [{**each, "new_body": parted[each["of_id"]]} for each in changes]
         await self._connection.execute(_RENAME, words)
         await self._connection.execute(_RENAME_FEEDBACK, changes)
         self.order = [names.get(id, id) for id in self.order]
@@ -92,8 +108,7 @@ class Thread:
         suspects = [
             message
             for message in given
-            if (digest := self._digests.get(str(message["id"]))) is not None
-            and digest != digest_of(encoded(message) or "")
+            if (digest := self._digests.get(str(message["id"]))) is not None and digest != digest_of(_text(message))
         ]
         stored = await self.bodies_of(str(message["id"]) for message in suspects)
         return {
@@ -109,10 +124,11 @@ class Thread:
         self.aside += len(bodies)
         places = {id: place for place, id in enumerate(self.order)}
         moment = now_ms()
+        parted = await self._parted(bodies)
         rows = [
             {
                 "tenant": self._key[0], "thread_id": self._key[1], "removal": removal, "id": id, "kind": kind,
-                "place": place, "after_id": self.order[places[id] - 1] if places[id] else None, "body": bodies[id],
+                "place": place, "after_id": self.order[places[id] - 1] if places[id] else None, "body": parted[id],
                 "removed_at": moment,
             }
             for place, id in enumerate(sorted(bodies, key=lambda id: places[id]))
@@ -129,11 +145,12 @@ class Thread:
     async def write(self, order: Sequence[str], bodies: Mapping[str, str]) -> None:
         """Make the thread's order this one. `bodies`: of the messages that are new or changed."""
         rows, moves = [], []
+        parted = await self._parted({id: bodies[id] for id in order if id in bodies})
         for position, id in enumerate(order):
             if (body := bodies.get(id)) is not None:
                 rows.append(
                     {"tenant": self._key[0], "thread_id": self._key[1], "id": id, "position": position,
-                     "digest": digest_of(body), "body": body}
+                     "digest": digest_of(body), "body": parted[id]}
                 )  # fmt: skip
             elif self._positions[id] != position:
                 moves.append({**bound(*self._key), "of_id": id, "new_position": position})
@@ -158,7 +175,7 @@ async def take(thread: Thread, given: Given, removal: str, *, edits: bool) -> No
     elif changed:
         await thread.set_aside(changed, "changed", removal)
     known = set(thread.order) - set(changed)
-    new = {id: encoded(each) or "" for id, each in zip(ids, wanted, strict=True) if id not in known}
+    new = {id: _text(each) for id, each in zip(ids, wanted, strict=True) if id not in known}
     await thread.write(history.appended(thread.order, ids), new)
 
 
@@ -200,18 +217,17 @@ async def add(connection: AsyncConnection, tenant: str, thread_id: str, given: G
     thread = await Thread.read(connection, tenant, thread_id)
     wanted = thread.wanted(given)
     known = set(thread.order)
-    new = {str(each["id"]): encoded(each) or "" for each in wanted if str(each["id"]) not in known}
+    new = {str(each["id"]): _text(each) for each in wanted if str(each["id"]) not in known}
     if not new:
         return
     ids = [str(each["id"]) for each in wanted]
-    others = await thread.bodies_of(known - set(ids))
-    answers = {id for id, body in others.items() if decoded(body).get("role") not in ("user", *history.INSTRUCTIONS)}
+    answers = await thread.answers(known - set(ids))
     await thread.write(history.concluded(thread.order, ids, answers.__contains__), new)
 
 
 async def load(connection: AsyncConnection, tenant: str, thread_id: str) -> list[Wire]:
-    found = await connection.execute(_BODIES, bound(tenant, thread_id))
-    return [decoded(row.body) for row in found]
+    found = await connection.scalars(_BODIES, bound(tenant, thread_id))
+    return [decoded(body) for body in await contents.whole(connection, tenant, found.all())]
 
 
 async def copy(connection: AsyncConnection, tenant: str, thread_id: str, message_id: str, copy_id: str) -> None:
@@ -221,7 +237,7 @@ async def copy(connection: AsyncConnection, tenant: str, thread_id: str, message
     caused = _with_what_it_caused(bodies, _known(message_id, bodies))
     kept = order[: 1 + max(order.index(id) for id in caused)]
     other = await Thread.read(connection, tenant, copy_id)
-    await other.write(kept, {id: encoded(bodies[id]) or "" for id in kept})
+    await other.write(kept, {id: _text(bodies[id]) for id in kept})
 
 
 def _known(message_id: str, ids: Container[str]) -> str:
@@ -235,7 +251,7 @@ async def remove(connection: AsyncConnection, tenant: str, thread_id: str, messa
     thread = await Thread.read(connection, tenant, thread_id)
     bodies = {str(each["id"]): each for each in await thread.bodies()}
     gone = _with_what_it_caused(bodies, _known(message_id, bodies))
-    await thread.set_aside({id: encoded(bodies[id]) or "" for id in gone}, "deleted", removal)
+    await thread.set_aside({id: _text(bodies[id]) for id in gone}, "deleted", removal)
     await thread.take_out(gone)
 
 
@@ -255,20 +271,21 @@ async def removals(connection: AsyncConnection, tenant: str, thread_id: str) -> 
     """What edits took away, latest first."""
     query = select(_REMOVED).where(of(_REMOVED, tenant, thread_id))
     rows = (await connection.execute(query.order_by(_REMOVED.c.removed_at.desc(), _REMOVED.c.removal))).all()
-    found: dict[str, list[Any]] = {}
-    for row in rows:
-        found.setdefault(row.removal, []).append(row)
-    return [_removal(sorted(group, key=lambda row: row.place)) for group in found.values()]
+    bodies = await contents.whole(connection, tenant, [row.body for row in rows])
+    found: dict[str, list[tuple[Any, str]]] = {}
+    for row, body in zip(rows, bodies, strict=True):
+        found.setdefault(row.removal, []).append((row, body))
+    return [_removal(sorted(group, key=lambda each: each[0].place)) for group in found.values()]
 
 
-def _removal(group: Sequence[Any]) -> Removal:
-    first = group[0]
+def _removal(group: Sequence[tuple[Any, str]]) -> Removal:
+    first = group[0][0]
     return Removal(
         id=first.removal,
         kind=first.kind,
         after_id=first.after_id,
         removed_at=first.removed_at,
-        messages=[decoded(row.body) for row in group],
+        messages=[decoded(body) for _, body in group],
     )
 
 
@@ -298,7 +315,12 @@ async def restore(connection: AsyncConnection, tenant: str, thread_id: str, remo
     for row in rows:
         if row.id not in order:
             order.insert(order.index(row.after_id) + 1 if row.after_id in order else 0, row.id)
-    await thread.write(order, {row.id: row.body for row in rows})
+    bodies = await contents.whole(connection, tenant, [row.body for row in rows])
+    await thread.write(order, dict(zip((row.id for row in rows), bodies, strict=True)))
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    return encoded(message) or ""
 
 
 def digest_of(body: str) -> str:

@@ -13,8 +13,8 @@ import msgspec
 from sqlalchemy import and_, bindparam, delete, exists, not_, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from agent_server.store import contents, rows, schema
 from agent_server.store import messages as kept
-from agent_server.store import rows, schema
 from agent_server.store.records import AskedPerson, Conclusion, InterruptAnswer, KeptRecord, RunStatus, ThreadState
 from agent_server.store.rows import bound, decoded, encoded, now_ms, of, of_bound
 from events.vocabulary import CancelledOutcome, Event, InterruptOutcome, RunError, RunFinished
@@ -185,10 +185,22 @@ async def kept_runs(connection: AsyncConnection, owners: Sequence[int]) -> list[
     runs, kept = schema.runs, schema.kept_runs
     same = and_(runs.c.tenant == kept.c.tenant, runs.c.thread_id == kept.c.thread_id, runs.c.id == kept.c.run_id)
     query = select(kept, runs.c.agent, runs.c.owner, runs.c.created_at).join(runs, same)
-    found = await connection.execute(
-        query.where(runs.c.status.in_(UNFINISHED), runs.c.owner.in_(owners)).order_by(runs.c.created_at)
-    )
-    return [KeptRecord(**row._mapping) for row in found]
+    query = query.where(runs.c.status.in_(UNFINISHED), runs.c.owner.in_(owners)).order_by(runs.c.created_at)
+    found = (await connection.execute(query)).all()
+    return [await _kept(connection, row) for row in found]
+
+
+async def _kept(connection: AsyncConnection, row: rows.FoundRow) -> KeptRecord:
+    body = await contents.whole_one(connection, row.tenant, row.body)
+    return KeptRecord(**{**row._mapping, "body": body})
+
+
+async def keep_run(connection: AsyncConnection, tenant: str, thread_id: str, run_id: str, body: str) -> None:
+    """Keep a run as it stands, in the place of what was kept before."""
+    text, found = contents.parted(body)
+    row = {"tenant": tenant, "thread_id": thread_id, "run_id": run_id, "body": text, "attempts": 0}
+    await rows.upsert(connection, schema.kept_runs, [row], ["body"])
+    await contents.keep(connection, schema.thread_contents, tenant, thread_id, found)
 
 
 async def take_up(connection: AsyncConnection, record: KeptRecord, owner: int) -> KeptRecord | None:

@@ -14,7 +14,7 @@ import msgspec
 from sqlalchemy import ColumnElement, Table, delete, exists, false, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from agent_server.store import schema
+from agent_server.store import contents, schema
 
 SLICE = 50
 """Threads, and responses, that are removed in one transaction."""
@@ -93,16 +93,21 @@ async def remove_some(
     async with overwriting(connection):
         if threads is None:
             threads = await threads_of(connection, extent, most)
+        await _delete(connection, schema.threads, "id", threads)  # first: a run that begins or ends there holds the row
+        released = await contents.used(connection, schema.thread_contents, threads)
         for source in schema.OF_A_THREAD:
             await _delete(connection, source, "thread_id", threads)
-        await _delete(connection, schema.threads, "id", threads)
         table = schema.responses
         chosen = select(table.c.tenant, table.c.id).where(*_limits(extent, table, table.c.created_at)).limit(most)
         responses = [(row.tenant, row.id) for row in await connection.execute(chosen)]
         await _delete(connection, table, "id", responses)
-        if not threads and extent.whole:  # rows of threads that were deleted before they were written
-            for source in schema.OF_A_THREAD:
+        released += await contents.used(connection, schema.response_contents, responses)
+        await _delete(connection, schema.response_contents, "id", responses)
+        await contents.release(connection, released)
+        if not threads and extent.tenant is not None and extent.whole:
+            for source in schema.OF_A_THREAD:  # rows of threads that were deleted before they were written
                 await connection.execute(delete(source).where(source.c.tenant == extent.tenant))
+            await contents.release_all(connection, extent.tenant)
     return Removed(threads=Counter(tenant for tenant, _ in threads), responses=Counter(each for each, _ in responses))
 
 

@@ -8,18 +8,22 @@ from typing import Any
 from sqlalchemy import ColumnElement, delete, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from agent_server.store import rows
+from agent_server.store import contents, rows
 from agent_server.store.rows import decoded, encoded, now_ms
+from agent_server.store.schema import response_contents as uses
 from agent_server.store.schema import responses as table
 
 
 async def save(connection: AsyncConnection, tenant: str, id: str, body: object, key: str) -> None:
-    row = {"tenant": tenant, "id": id, "body": encoded(body), "created_at": now_ms(), "key": key}
+    text, found = contents.parted(encoded(body) or "null")
+    row = {"tenant": tenant, "id": id, "body": text, "created_at": now_ms(), "key": key}
     await rows.upsert(connection, table, [row], ["body", "created_at"])
+    await contents.keep_only(connection, uses, tenant, id, found)
 
 
 async def find(connection: AsyncConnection, tenant: str, id: str) -> Any:
-    return decoded(await connection.scalar(select(table.c.body).where(*_here(tenant, id))))
+    text = await connection.scalar(select(table.c.body).where(*_here(tenant, id)))
+    return decoded(await contents.whole_one(connection, tenant, text))
 
 
 async def put(connection: AsyncConnection, tenant: str, id: str, change: Callable[[Any], object]) -> Any:
@@ -29,12 +33,16 @@ async def put(connection: AsyncConnection, tenant: str, id: str, change: Callabl
     if not (await connection.execute(update(table).where(*here).values(created_at=now_ms()))).rowcount:
         return None
     changed = change(await find(connection, tenant, id))
-    await connection.execute(update(table).where(*here).values(body=encoded(changed)))
+    text, found = contents.parted(encoded(changed) or "null")
+    await connection.execute(update(table).where(*here).values(body=text))
+    await contents.keep_only(connection, uses, tenant, id, found)
     return changed
 
 
 async def remove(connection: AsyncConnection, tenant: str, id: str) -> bool:
-    return bool((await connection.execute(delete(table).where(*_here(tenant, id)))).rowcount)
+    gone = bool((await connection.execute(delete(table).where(*_here(tenant, id)))).rowcount)
+    await contents.keep_only(connection, uses, tenant, id, {})
+    return gone
 
 
 def _here(tenant: str, id: str) -> tuple[ColumnElement[bool], ...]:

@@ -59,10 +59,12 @@ def checked_id(value: str, param: str) -> str:
 
 @lru_cache(maxsize=64)
 def upserting(dialect: str, table: Table, update: tuple[str, ...]) -> Any:
-    """An insert that, where the primary key exists, updates the named columns instead."""
+    """An insert that, where the primary key exists, updates the named columns instead, or nothing if none is named."""
     insert = postgresql.insert if dialect == "postgresql" else sqlite.insert
     statement: Any = insert(table)
     keys = [column.name for column in table.primary_key]
+    if not update:
+        return statement.on_conflict_do_nothing(index_elements=keys)
     return statement.on_conflict_do_update(
         index_elements=keys, set_={name: statement.excluded[name] for name in update}
     )

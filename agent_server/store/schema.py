@@ -1,13 +1,13 @@
 """The store's tables. `tenant` is part of every key, so that no query can forget it.
 
-JSON is kept as text: the store never looks inside, and PostgreSQL's own types would refuse `\\u0000`. Times are integer
-milliseconds since the epoch. `key` is the name of the key that began something, or a token's subject. A change here
-needs a migration; a test compares the two.
+JSON is kept as text: the store never looks inside, and PostgreSQL's own types would refuse `\\u0000`. A `body` is
+without its larger files, which `contents` has. Times are integer milliseconds since the epoch. `key` is the name of the
+key that began something, or a token's subject. A change here needs a migration; a test compares the two.
 """
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, MetaData, Table, Text
+from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, LargeBinary, MetaData, Table, Text
 
 metadata = MetaData()
 
@@ -130,7 +130,33 @@ responses = Table(
     Column("key", Text, nullable=False, server_default=""),
 )
 
+contents = Table(
+    "contents",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("digest", Text, primary_key=True),
+    Column("content", LargeBinary, nullable=False),
+)
+
+thread_contents = Table(
+    "thread_contents",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("thread_id", Text, primary_key=True),
+    Column("digest", Text, primary_key=True),
+)
+Index("threads_by_content", thread_contents.c.tenant, thread_contents.c.digest)
+
+response_contents = Table(
+    "response_contents",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("id", Text, primary_key=True),
+    Column("digest", Text, primary_key=True),
+)
+Index("responses_by_content", response_contents.c.tenant, response_contents.c.digest)
+
 WHOLE_MESSAGE = -1
 """A feedback's `position` where it is on no place in particular."""
 
-OF_A_THREAD = (messages, removed_messages, kept_runs, webhooks, runs, interrupts, feedback)
+OF_A_THREAD = (messages, removed_messages, kept_runs, webhooks, runs, interrupts, feedback, thread_contents)

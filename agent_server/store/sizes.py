@@ -32,16 +32,16 @@ class Measured(Protocol):
 
 
 async def kept_bytes(connection: AsyncConnection, tenant: str) -> int:
-    """Bytes of the bodies that a tenant keeps, as UTF-8."""
+    """Bytes of the bodies that a tenant keeps, as UTF-8, and of the files in them, each once."""
     total = literal(0)
-    for table in BODIES:
-        length = _octets(connection.dialect.name, table.c.body)
-        one = select(func.coalesce(func.sum(length), 0)).where(table.c.tenant == tenant)
+    for column in (*(table.c.body for table in BODIES), schema.contents.c.content):
+        length = _octets(connection.dialect.name, column)
+        one = select(func.coalesce(func.sum(length), 0)).where(column.table.c.tenant == tenant)
         total = total + one.scalar_subquery()  # type: ignore[assignment]
     return int(await connection.scalar(select(total)) or 0)
 
 
-def _octets(dialect: str, column: Column[str]) -> object:
+def _octets(dialect: str, column: Column[str] | Column[bytes]) -> object:
     # octet_length is SQLite's from 3.43 on; PostgreSQL would read escapes in a text that is cast to bytes
     return func.length(cast(column, LargeBinary)) if dialect == "sqlite" else func.octet_length(column)
 

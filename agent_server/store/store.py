@@ -12,8 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from adapters.errors import RequestError
 from agent_server.audit import note
 from agent_server.ids import new_id
+from agent_server.store import contents, recording, removal, responses, rows, schema
 from agent_server.store import messages as kept
-from agent_server.store import recording, removal, responses, rows, schema
 from agent_server.store.database import Database
 from agent_server.store.records import (
     Conclusion,
@@ -149,8 +149,7 @@ class Store:
     async def keep_run(self, tenant: str, thread_id: str, run_id: str, body: str) -> None:
         """Keep a run as it stands, in the place of what was kept before. `find_broken` tells of it if this server ends
         before the run does."""
-        row = {"tenant": tenant, "thread_id": thread_id, "run_id": run_id, "body": body, "attempts": 0}
-        await self._database.write(lambda connection: rows.upsert(connection, schema.kept_runs, [row], ["body"]))
+        await self._database.write(lambda to: recording.keep_run(to, tenant, thread_id, run_id, body))
 
     async def take_up(self, record: KeptRecord) -> KeptRecord | None:
         """Make a run of a server that ended this one's, with what its thread is. None if another server did."""
@@ -280,8 +279,10 @@ class Store:
 
         async def work(connection: AsyncConnection) -> int:
             gone = await connection.execute(delete(schema.threads).where(of(schema.threads, tenant, thread_id)))
+            files = await contents.used(connection, schema.thread_contents, [(tenant, thread_id)])
             for table in schema.OF_A_THREAD:
                 await connection.execute(delete(table).where(of(table, tenant, thread_id)))
+            await contents.release(connection, files)
             return gone.rowcount
 
         if not await self._database.write(work):

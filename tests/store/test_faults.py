@@ -170,7 +170,7 @@ async def test_a_large_file_is_checked_while_the_server_runs(file, monkeypatch):
     """Large: reading it takes longer than the start waits."""
     made = Store(f"sqlite:///{file}")
     await made.open()
-    await made.begin_run("", "t", "r", messages=[user(f"u{n}", "x" * 3000) for n in range(50)])
+    await made.begin_run("", "t", "r", messages=[user(f"u{n}", "x " * 1500) for n in range(50)])
     await made.close()
     content = bytearray(file.read_bytes())
     content[-4096 * 12 : -4096 * 2] = b"\xa5" * 4096 * 10  # among the messages, which the start does not read
