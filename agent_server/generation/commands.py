@@ -31,12 +31,12 @@ from agent_server.generation.messages import (
 from agent_server.generation.vision.inputs import PictureInputs
 
 if TYPE_CHECKING:
-    from agent_server.generation.step import Core
+    from agent_server.generation.core import CoreState
 
 logger = logging.getLogger("agent_server.generation")
 
 
-def carry_out(core: Core, command: Command | Compiled | Pictured) -> None:
+def carry_out(core: CoreState, command: Command | Compiled | Pictured) -> None:
     """Carry out one command of the event loop's. A command for a generation that has ended does nothing."""
     if isinstance(command, Submit):
         _submit(core, command.number, command.request)
@@ -67,7 +67,7 @@ def carry_out(core: Core, command: Command | Compiled | Pictured) -> None:
             _enter(core, generation, grammar, error)
 
 
-def _submit(core: Core, number: int, request: GenerationRequest) -> None:
+def _submit(core: CoreState, number: int, request: GenerationRequest) -> None:
     try:
         _check(core, request)
     except EngineError as error:
@@ -81,14 +81,14 @@ def _submit(core: Core, number: int, request: GenerationRequest) -> None:
     _enqueue(core, number, request)
 
 
-def _adapters(core: Core) -> Adapters:
+def _adapters(core: CoreState) -> Adapters:
     if core.adapters is None:
         message = "This model is decoded on caches of its own, where rows cannot have adapters of their own"
         raise EngineError("invalid_request", f"{message}; serve it with --adapter.", param="model")
     return core.adapters
 
 
-def _adopt(core: Core, command: Adopt | Abandon) -> None:
+def _adopt(core: CoreState, command: Adopt | Abandon) -> None:
     """Load or remove an adapter, and say how it went."""
     try:
         if isinstance(command, Adopt):
@@ -103,17 +103,17 @@ def _adopt(core: Core, command: Adopt | Abandon) -> None:
         core.say(command.number, Failed("unavailable", message))
 
 
-def _pictured(core: Core, number: int, request: GenerationRequest, media: PictureInputs) -> None:
+def _pictured(core: CoreState, number: int, request: GenerationRequest, media: PictureInputs) -> None:
     """Called from the thread that prepares pictures."""
     core.inbox.put(Pictured(number, request, media))
 
 
-def _unpictured(core: Core, number: int, request: GenerationRequest, error: EngineError) -> None:
+def _unpictured(core: CoreState, number: int, request: GenerationRequest, error: EngineError) -> None:
     """Called from the thread that prepares pictures."""
     core.inbox.put(Pictured(number, request, failure=Failed.of(error)))
 
 
-def _defer(core: Core, number: int, command: Command | Compiled) -> None:
+def _defer(core: CoreState, number: int, command: Command | Compiled) -> None:
     """A command for a generation whose pictures are not prepared yet."""
     if isinstance(command, Cancel):
         del core.looking[number]
@@ -121,7 +121,7 @@ def _defer(core: Core, number: int, command: Command | Compiled) -> None:
         core.looking[number].append(command)
 
 
-def _look(core: Core, ready: Pictured) -> None:
+def _look(core: CoreState, ready: Pictured) -> None:
     """A request's pictures are prepared, and its prompt is as long as it will be."""
     if ready.number not in core.looking:  # cancelled meanwhile
         return
@@ -138,7 +138,7 @@ def _look(core: Core, ready: Pictured) -> None:
         carry_out(core, command)
 
 
-def _enqueue(core: Core, number: int, request: GenerationRequest, media: PictureInputs | None = None) -> None:
+def _enqueue(core: CoreState, number: int, request: GenerationRequest, media: PictureInputs | None = None) -> None:
     longest = min(core.limits.context_length, core.scheduler.memory.longest)
     if request.place is not None and request.place.fill and request.place.seconds <= 0:
         core.scheduler.memory.leases.end((request.tenant, request.place.key))
@@ -163,12 +163,12 @@ def _enqueue(core: Core, number: int, request: GenerationRequest, media: Picture
         core.compiler.compile(request.constraint, partial(_compiled, core, number))
 
 
-def _compiled(core: Core, number: int, grammar: object, error: str | None) -> None:
+def _compiled(core: CoreState, number: int, grammar: object, error: str | None) -> None:
     """Called from the compiler's thread."""
     core.inbox.put(Compiled(number, grammar, error))
 
 
-def _enter(core: Core, generation: Generation, grammar: object, error: str | None) -> None:
+def _enter(core: CoreState, generation: Generation, grammar: object, error: str | None) -> None:
     """A compiled constraint: the generation may get its first token."""
     if error is not None:
         core.fail(generation, EngineError("invalid_request", error, param="response_format"))
@@ -183,7 +183,7 @@ def _enter(core: Core, generation: Generation, grammar: object, error: str | Non
         generation.sequence.held = False
 
 
-def _check(core: Core, request: GenerationRequest) -> None:
+def _check(core: CoreState, request: GenerationRequest) -> None:
     """Raise what is wrong with the request; it is that request's error alone."""
     _check_room(core, request)
     if request.pictures and core.vision is None:
@@ -202,7 +202,7 @@ def _check(core: Core, request: GenerationRequest) -> None:
         raise EngineError("overloaded", "The queue is full.", retryable=True)
 
 
-def _queue_is_full(core: Core, *, fills: bool) -> bool:
+def _queue_is_full(core: CoreState, *, fills: bool) -> bool:
     """Whether one more may not wait. What is only to fill a place never waits in the queue, so that it takes no place
     from what generates: it comes in where a row is free for it, and is not counted."""
     free = core.scheduler.max_running - len(core.scheduler.running)
@@ -215,7 +215,7 @@ def _queue_is_full(core: Core, *, fills: bool) -> bool:
     return core.waiting - filling >= most
 
 
-def _check_room(core: Core, request: GenerationRequest) -> None:
+def _check_room(core: CoreState, request: GenerationRequest) -> None:
     check_length(request, core.limits.context_length)
     needed = len(request.prompt_token_ids) + len(request.generated) + 1
     if needed > core.scheduler.memory.longest:
@@ -224,19 +224,19 @@ def _check_room(core: Core, request: GenerationRequest) -> None:
         raise EngineError("out_of_memory", message, param="prompt")
 
 
-def _pause(core: Core, generation: Generation) -> None:
+def _pause(core: CoreState, generation: Generation) -> None:
     if generation.sequence.state in ("waiting", "running"):
         core.scheduler.pause(generation.sequence)
         _acknowledge(core, generation, "paused")
 
 
-def _resume(core: Core, generation: Generation) -> None:
+def _resume(core: CoreState, generation: Generation) -> None:
     if generation.sequence.state == "paused":
         core.scheduler.resume(generation.sequence)
         _acknowledge(core, generation, "resumed")
 
 
-def _modify(core: Core, generation: Generation, changes: dict[str, object]) -> None:
+def _modify(core: CoreState, generation: Generation, changes: dict[str, object]) -> None:
     sequence = generation.sequence
     try:
         params = changed_sampling(generation.params, changes)
@@ -255,7 +255,7 @@ def _modify(core: Core, generation: Generation, changes: dict[str, object]) -> N
         core.finish(generation, "length")
 
 
-def _acknowledge(core: Core, generation: Generation, action: str) -> None:
+def _acknowledge(core: CoreState, generation: Generation, action: str) -> None:
     core.say(generation.number, Control(action=action, position=generation.generated))  # type: ignore[arg-type]
 
 

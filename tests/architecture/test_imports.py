@@ -1,6 +1,7 @@
 """Imports point one way, and the pure packages stay pure."""
 
 import ast
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -132,3 +133,42 @@ def test_rooms_of_the_server_import_from_lower_floors_alone():
         if target not in everywhere or floor_of(importer) >= floor_of(target)
     }
     assert not climbs
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def targets(path: Path, names: set[str]) -> set[str]:
+    """The modules of `names` that a file imports, or imports names from."""
+    found = imported(path)
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module in names:
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= inner
+            if inner <= names:  # modules of a package, and nothing of the package itself
+                found.discard(node.module)
+    return found & names - {module_name(path)}
+
+
+def file_arrows(packages: Iterable[str]) -> dict[str, set[str]]:
+    """Module → the modules that it imports, those for types and those inside of functions included."""
+    paths = [path for package in packages for path in modules(package)]
+    names = {module_name(path) for path in paths}
+    return {module_name(path): targets(path, names) for path in paths}
+
+
+def without_ends(arrows: dict[str, set[str]]) -> dict[str, set[str]]:
+    """What is left when modules that import nothing that is left are taken away: circles, and what leads to them."""
+    left = dict(arrows)
+    while ends := {name for name, targets in left.items() if not targets & left.keys()}:
+        left = {name: targets for name, targets in left.items() if name not in ends}
+    return left
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    assert not without_ends(file_arrows(ALLOWED))
+
+
+def test_a_circle_is_found():
+    assert without_ends({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == {"a": {"b"}, "b": {"c"}, "c": {"b"}}

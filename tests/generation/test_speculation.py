@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_server.engine.protocol import Constraint
-from agent_server.generation import runner_choice, speculation
+from agent_server.generation import guessing, runner_choice, speculation
 from agent_server.generation.config import EngineConfig
 from agent_server.generation.constraint import Compiler
 from agent_server.generation.grammar import GrammarBackend
@@ -234,8 +234,8 @@ def test_a_verification_that_fails_keeps_what_was_delivered(llama, monkeypatch):
             raise RuntimeError("no")
         return pick(*arguments)
 
-    pick = speculation._pick
-    monkeypatch.setattr(speculation, "_pick", fail)
+    pick = guessing._pick
+    monkeypatch.setattr(guessing, "_pick", fail)
     found, _ = play(llama, asked, guesses=6, told=told, wrong=0.1)
     assert next(fails, None) is None
     assert_same(found, told)
