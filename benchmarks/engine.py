@@ -51,7 +51,8 @@ def main() -> None:
     core, info = load(config, lambda status: None)
     peers = [AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32).eval() for _ in range(2)]
     vocab = info.vocab_size
-    print(f"{options.model}: {options.prompt} tokens in, {options.new} out, one thread, float32")
+    weights = options.quantize or info.details["dtype"]
+    print(f"{options.model}: {options.prompt} tokens in, {options.new} out, one thread, ours {weights}, theirs float32")
     print(f"{'streams':>8} {'':>12} {'ours':>9} {'continuous':>11} {'generate':>9} {'x cont.':>8} {'x gen.':>7}")
     for count in options.streams:
         with continuous(peers[0], count, options.prompt + options.new) as batching:

@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from agent_server.generation.single_query import grouped_attention
+
 NAME = "agent_server"
 
 
@@ -104,11 +106,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, call: Call, *, 
 def attend_one(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, call: Call) -> Tensor:
     """One query for each sequence: `[batch, heads, dim]` on `[batch, kv_heads, keys, dim]`. The heads that share keys
     are taken as queries of one head, so that keys are neither repeated nor read twice."""
-    batch, heads, dim = q.shape
-    grouped = q.reshape(batch, k.shape[1], heads // k.shape[1], dim)
     if call.softcap is None and call.sinks is None:
-        out = scaled_dot_product_attention(grouped, k, v, mask, scale=call.scale)
-        return out.reshape(batch, heads, v.shape[-1])
+        return grouped_attention(q, k, v, mask, call.scale)
     return _attend_by_hand(q[:, :, None], k, v, mask, call)[:, :, 0]
 
 

@@ -9,7 +9,7 @@ import torch
 from agent_server.engine.protocol import EngineInfo
 from agent_server.generation.config import EngineConfig
 from agent_server.generation.generation import HONOURED
-from agent_server.generation.quantised import parameter_count
+from agent_server.generation.linear_layers import parameter_count
 from agent_server.generation.runner import PackedRunner
 from agent_server.generation.step import Core
 from agent_server.generation.vision.language import VisionTextModel

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from agent_server.engine.protocol import EngineError
 from agent_server.generation.faults import first_line
+from agent_server.generation.linear_layers import StandIn, linears, parameter_count, replaced
 from agent_server.generation.vision.language import VisionTextModel
 
 logger = logging.getLogger("agent_server.generation")
@@ -34,13 +35,11 @@ FAR_OFF = {"int8": 0.05, "int4": 0.25}
 used."""
 
 
-class QuantisedLinear(nn.Module):
-    """In the place of a `torch.nn.Linear`."""
+class QuantisedLinear(StandIn):
+    """Rounded weights, multiplied by a kernel."""
 
     def __init__(self, linear: nn.Linear, product: Product) -> None:
-        super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.bias = linear.bias
+        super().__init__(linear)
         self._product = product
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -55,38 +54,15 @@ def quantise(model: Any, kind: str) -> None:
     errors reach the token directly. Raises EngineError where no kernel works on the model's device."""
     whole = model.whole if isinstance(model, VisionTextModel) else model
     last = whole.get_output_embeddings()
-    for linear, places in _linears(model, whole.get_decoder(), last).items():
+    for linear, places in linears(model):
         own = "int8" if linear is last or not _grouped(linear) else kind
         made = QuantisedLinear(linear, _product(linear, own))
         for parent, name in places:
             setattr(parent, name, made)
-    replaced = _replaced(model)
-    if not replaced:
+    rounded_ = replaced(model, QuantisedLinear)
+    if not rounded_:
         raise EngineError("unavailable", f"--quantize {kind}: the model has no layers that it applies to.")
-    logger.info("%.0f%% of the weights are %s.", 100 * replaced / parameter_count(model), kind)
-
-
-def parameter_count(model: Any) -> int:
-    """How many weights a model has, those in packed form included."""
-    kept: int = sum(parameter.numel() for parameter in model.parameters())
-    return _replaced(model) + kept
-
-
-def _replaced(model: Any) -> int:
-    layers = (layer for layer in model.modules() if isinstance(layer, QuantisedLinear))
-    return sum(layer.in_features * layer.out_features for layer in layers)
-
-
-def _linears(model: nn.Module, decoder: nn.Module, last: object) -> dict[nn.Linear, list[tuple[nn.Module, str]]]:
-    """The linear layers of the text's decoder, and `last`, each with its parents and its names there. What encodes
-    pictures stays as it is: it runs once for each."""
-    within = set(decoder.modules())
-    found: dict[nn.Linear, list[tuple[nn.Module, str]]] = {}
-    for parent in model.modules():
-        for name, child in parent.named_children():
-            if type(child) is nn.Linear and (child in within or child is last):
-                found.setdefault(child, []).append((parent, name))
-    return found
+    logger.info("%.0f%% of the weights are %s.", 100 * rounded_ / parameter_count(model), kind)
 
 
 def _grouped(linear: nn.Linear) -> bool:

@@ -19,6 +19,7 @@ from agent_server.generation.fp8 import FP8, check_device
 from agent_server.generation.fp8_calibration import calibrate
 from agent_server.generation.graphs import CHUNK_TOKENS, graph_count
 from agent_server.generation.kv_cache import KVCache, LayerShape, bytes_per_token
+from agent_server.generation.linear_layers import pack, parameter_count, unpack_read
 from agent_server.generation.memory_plan import (
     CPU_SHARE,
     GIB,
@@ -31,9 +32,10 @@ from agent_server.generation.memory_plan import (
 from agent_server.generation.pages import PagedMemory
 from agent_server.generation.probe import Unfit, check_positions, check_windows, fit, fit_flat
 from agent_server.generation.profile import MakeCache, largest_step, picture_step
-from agent_server.generation.quantised import parameter_count, quantise
+from agent_server.generation.quantised import quantise
 from agent_server.generation.runner import PackedRunner
 from agent_server.generation.sampler import Sampler
+from agent_server.generation.single_query import quicken_attention
 from agent_server.generation.slabs import SlabMemory
 from agent_server.generation.step_plan import MOST_CHUNKS
 from agent_server.generation.vision.language import VisionTextModel
@@ -65,6 +67,21 @@ def choose_runner(
 ) -> tuple[PackedRunner | CachedRunner, str, int]:
     """The fast runner if the model fits, else the plain one and why; and the tokens of a step, fewer than `budget`
     where so many do not fit on the device."""
+    if not config.quantize and not _recorded(config, model):
+        pack(model)
+    chosen = _choose(config, model, context, sampler, budget, reader)
+    unpack_read(model)
+    return chosen
+
+
+def _choose(
+    config: EngineConfig,
+    model: PreTrainedModel | VisionTextModel,
+    context: int,
+    sampler: Sampler,
+    budget: int,
+    reader: PictureReader | None,
+) -> tuple[PackedRunner | CachedRunner, str, int]:
     device, before = sampler.device, model.config._attn_implementation
     try:
         check_positions(model.config, context)
@@ -105,6 +122,7 @@ def _cached(
             f"{name} runs on caches of its own, which are not kept in FP8 ({why}); leave --kv-cache-dtype at auto.",
         )
     quicken(model)
+    quicken_attention(model)
     try:
         runner, reason = find_runner(model, device)
     except Unservable as fault:
@@ -184,10 +202,15 @@ def _quantise(config: EngineConfig, model: PreTrainedModel) -> None:
 
 def _flat(config: EngineConfig, model: PreTrainedModel, layers: list[LayerShape]) -> Forward | None:
     """The model's forward without Python, where that is what takes the time."""
-    if config.quantize or not (is_small(model) if config.flatten is None else config.flatten):
+    if config.quantize or not _recorded(config, model):
         return None
     flat = flatten(model)
     return flat if flat is not None and fit_flat(model, layers, flat) else None
+
+
+def _recorded(config: EngineConfig, model: PreTrainedModel | VisionTextModel) -> bool:
+    """Whether a CPU is to play the forward back."""
+    return is_small(model) if config.flatten is None else config.flatten
 
 
 def _fused(model: PreTrainedModel, layers: list[LayerShape]) -> Forward | None:
@@ -198,7 +221,7 @@ def _fused(model: PreTrainedModel, layers: list[LayerShape]) -> Forward | None:
     return flat if flat is not None and fit_flat(model, layers, flat) else None
 
 
-def is_small(model: PreTrainedModel) -> bool:
+def is_small(model: PreTrainedModel | VisionTextModel) -> bool:
     return bool(parameter_count(model) < SMALL_PARAMETERS)
 
 

@@ -4,12 +4,14 @@ import sys
 from contextlib import contextmanager
 
 import torch
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from agent_server.engine.protocol import Control, Delta, Finished, GenerationRequest
 from agent_server.generation.config import EngineConfig
 from agent_server.generation.delta_rule import NAME
 from agent_server.generation.loader import assemble
 from agent_server.generation.messages import Cancel, Failed, Modify, Pause, Resume, Submit
+from agent_server.generation.single_query import NAME as SDPA
 from agent_server.model_files import ModelFiles
 from events.options import SamplingParams
 from tests.generation.tiny_models import make_tokenizer
@@ -141,9 +143,12 @@ def transformers_own(model):
     put = [(code, rule) for code in codes if hasattr(rule := getattr(code, NAME, None), "quickened")]
     for code, rule in put:
         setattr(code, NAME, rule.__wrapped__)
+    attend = ALL_ATTENTION_FUNCTIONS[SDPA]
+    ALL_ATTENTION_FUNCTIONS[SDPA] = getattr(attend, "__wrapped__", attend)
     try:
         yield
     finally:
+        ALL_ATTENTION_FUNCTIONS[SDPA] = attend
         for code, rule in put:
             setattr(code, NAME, rule)
 

@@ -6,6 +6,7 @@ import torch
 from agent_server.engine.protocol import EngineError
 from agent_server.generation import device, loader, quantised
 from agent_server.generation.config import EngineConfig
+from agent_server.generation.linear_layers import parameter_count
 from agent_server.generation.memory_plan import CPU_CACHE, Demand, cpu_tokens
 from tests.generation.harness import Driver, prompts
 from tests.generation.tiny_models import make_model, save
@@ -47,12 +48,12 @@ def test_a_quantised_model_says_nearly_what_the_whole_one_says(kind):
     ids = torch.tensor([prompts(1, seed=7, longest=60)[0]])
     with torch.inference_mode():
         wanted = model(input_ids=ids).logits
-        before = quantised.parameter_count(model)
+        before = parameter_count(model)
         quantised.quantise(model, kind)
         found = model(input_ids=ids).logits
     similarity = torch.nn.functional.cosine_similarity(wanted, found, dim=-1).mean()
     assert {"int8": 0.995, "int4": 0.85}[kind] < similarity < 0.999999
-    assert quantised.parameter_count(model) == before
+    assert parameter_count(model) == before
     assert not any(type(module) is torch.nn.Linear for module in model.modules())
 
 
