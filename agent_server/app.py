@@ -28,7 +28,7 @@ from agent_server.settings import Settings
 from agent_server.telemetry import note_ids
 from agent_server.tracing import current_trace, join_trace
 from agent_server.version import version
-from agent_server.web.context import REQUEST_ID_HEADER, RequestContext, enter, given_request_id
+from agent_server.web.context import RequestContext, enter, given_request_id, id_headers
 from agent_server.web.errors import deny_websocket, error_response, name_version, refuse_websocket, route_path
 from agent_server.web.origins import BrowserGuard, BrowserPolicy, server_names
 from agent_server.web.route_table import RouteTable
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from agent_server.server import Server
 
 logger = logging.getLogger("agent_server")
-EXPOSED = ("X-Run-Id", "X-Thread-Id", "X-Request-Id", "Retry-After", "RateLimit", "RateLimit-Policy")
+EXPOSED = ("X-Run-Id", "X-Thread-Id", "X-Request-Id", "Request-Id", "Retry-After", "RateLimit", "RateLimit-Policy")
 CLIENT_GONE = 499
 SWITCHING, REFUSED = 101, 403
 
@@ -137,7 +137,7 @@ class Application(FastAPI):
 
     def _answering(self, scope: Scope, context: RequestContext, send: Send) -> Send:
         """`send`, with the request's id on every answer, and every answer counted."""
-        own = (REQUEST_ID_HEADER, context.request_id.encode())
+        own = id_headers(scope, context.request_id)
         answered = False
 
         async def answer(message: Message) -> None:
@@ -148,7 +148,7 @@ class Application(FastAPI):
                 return
             if message["type"] in ("http.response.start", "websocket.accept", "websocket.http.response.start"):
                 answered = True
-                message = {**message, "headers": [*message.get("headers", ()), own, *context.headers]}
+                message = {**message, "headers": [*message.get("headers", ()), *own, *context.headers]}
                 self._count(scope, context, message.get("status", SWITCHING))
             await send(message)
 

@@ -11,6 +11,8 @@ from starlette.types import Scope, Send
 _KEY = "agent_server.request"
 _SOUND_ID = re.compile(rb"[A-Za-z0-9._:+/=-]{1,128}")
 REQUEST_ID_HEADER = b"x-request-id"
+_ANTHROPIC_VERSION = b"anthropic-version"
+_ANTHROPIC_ID_HEADER = b"request-id"
 
 
 @dataclass
@@ -41,6 +43,15 @@ def stream_send(scope: Scope, send: Send) -> Send:
     hand on the rest, at the price of a coroutine a layer for every frame; so frames go past them where they may."""
     context = context_of(scope)
     return send if context is None or context.direct_send is None else context.direct_send
+
+
+def id_headers(scope: Scope, request_id: str) -> list[tuple[bytes, bytes]]:
+    """What tells the client its request's id; Anthropic's clients read it under a name of their own."""
+    value = request_id.encode()
+    ids = [(REQUEST_ID_HEADER, value)]
+    if any(name == _ANTHROPIC_VERSION for name, _ in scope["headers"]):
+        ids.append((_ANTHROPIC_ID_HEADER, value))
+    return ids
 
 
 def given_request_id(scope: Scope) -> str | None:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import anthropic
 import httpx
 import pytest
 import websockets
@@ -172,6 +173,17 @@ async def test_every_answer_has_an_id(running: Running, method: str, path: str, 
         unsound = await client.request(method, path, json=body, headers={"x-request-id": "a b\tc"})
     assert own.headers.get_list("x-request-id") == ["my-1.2:3"]
     assert given.headers["x-request-id"].startswith("req_") and unsound.headers["x-request-id"].startswith("req_")
+
+
+async def test_anthropics_client_is_told_the_id_under_its_own_name(running: Running):
+    asked: Any = {"model": "default", "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}
+    async with anthropic.AsyncAnthropic(base_url=running.url, api_key="x", max_retries=0) as client:
+        said = await client.messages.create(**asked, extra_headers={"x-request-id": "my-1"})
+        listed = await client.models.with_raw_response.list()
+        with pytest.raises(anthropic.NotFoundError) as refused:
+            await client.messages.create(**{**asked, "model": "none"})
+    assert said._request_id == "my-1" and listed.headers["request-id"].startswith("req_")
+    assert refused.value.request_id is not None and refused.value.request_id.startswith("req_")
 
 
 async def test_a_page_elsewhere_may_read_the_id(running: Running):
