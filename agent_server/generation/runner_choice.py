@@ -35,6 +35,7 @@ from agent_server.generation.profile import MakeCache, largest_step, picture_ste
 from agent_server.generation.quantised import quantise
 from agent_server.generation.runner import PackedRunner
 from agent_server.generation.sampler import Sampler
+from agent_server.generation.selective_scan import continue_scans
 from agent_server.generation.single_query import quicken_attention
 from agent_server.generation.slabs import SlabMemory
 from agent_server.generation.step_plan import MOST_CHUNKS
@@ -123,6 +124,7 @@ def _cached(
         )
     quicken(model)
     quicken_attention(model)
+    continue_scans(model)
     try:
         runner, reason = find_runner(model, device)
     except Unservable as fault:
