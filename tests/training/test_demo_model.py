@@ -147,7 +147,8 @@ def test_arguments_may_be_a_string_and_earlier_thoughts_are_dropped(writer):
 
 
 def test_training_text_is_what_the_template_renders(writer):
-    for dialogue in islice(DialogueFactory("template").stream(), 200):
+    alone = (dialogue for dialogue in DialogueFactory("template").stream() if not dialogue.packed)
+    for dialogue in islice(alone, 200):
         assert prompt_of(dialogue) == writer.prompt(dialogue)
         assert "".join(segment.text for segment in render(dialogue)).startswith(prompt_of(dialogue))
 

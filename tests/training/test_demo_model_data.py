@@ -14,8 +14,7 @@ from training.demo_model import data_results
 from training.demo_model.batches import LONGEST, encode
 from training.demo_model.data_conversations import Conversation, follow_up_kinds
 from training.demo_model.data_dialogues import DialogueFactory, demo_toolset
-from training.demo_model.data_facts import FACTS
-from training.demo_model.data_languages import LANGUAGES
+from training.demo_model.data_phrases import read_sections
 from training.demo_model.data_requests import ASK
 from training.demo_model.data_results import denial_outcome, failure_outcome, plan_outcome
 from training.demo_model.data_tools import PAGE_TOOLSETS, define, tool_name
@@ -30,7 +29,7 @@ from training.demo_model.render import Dialogue, render
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "agent_server" / "models" / "demo"
 SMALL = Shape(40, width=32, layers=2, head_width=16, inner_width=24)
-PHRASES = tuple(phrase for phrases, _ in LANGUAGES.values() for phrase in phrases.split("|"))
+PHRASES = tuple(phrase for section in read_sections("languages") for phrase in section.whole)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +69,9 @@ def test_the_page_s_tools_are_those_of_the_demonstration():
 def test_facts_are_those_of_the_readme(address):
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"http://localhost:8000{address}" in readme
-    assert any(f"http://localhost:8000{address}" in fact for _, _, fact in FACTS)
+    assert any(
+        f"http://localhost:8000{address}" in fact for section in read_sections("facts") for fact in (section.answer,)
+    )
 
 
 def test_a_refused_call_is_never_said_to_be_made():

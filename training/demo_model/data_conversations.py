@@ -12,115 +12,22 @@ from training.demo_model.data_chat import (
     small_talk,
     unclear,
 )
-from training.demo_model.data_facts import declined, fact
+from training.demo_model.data_facts import declined, fact, world
 from training.demo_model.data_languages import foreign
 from training.demo_model.data_messages import assistant, call_thought, calling, joined_answers, styled, user
+from training.demo_model.data_phrases import Section, draw, read_sections
 from training.demo_model.data_requests import ASK, Request
 from training.demo_model.data_results import Outcome, outcome_of
 from training.demo_model.data_tools import ToolDefinition, tool_name
 from training.demo_model.data_values import Values
 from training.demo_model.render import Message
 
-TOMORROW = (
-    "and tomorrow|what about tomorrow|and the day after|how about tomorrow|and next week|and on monday|and on sunday"
-    "|what about the weekend|and tonight|will it be better tomorrow|and yesterday|how will it be tomorrow"
-    "|what will it be like tomorrow|and this evening|and next month|and later|how was it yesterday|and the next days"
-    "|will it stay like that|and in the evening|what about next week|and at the weekend|and in an hour"
-)
-TOMORROW_ANSWER = "I cannot tell: my weather tool only knows the weather of now."
-WARMER = (
-    "which is warmer|which one is warmer|where is it warmer|which city is warmer|which place is warmer|what is warmer"
-    "|so where is it warmer|which is the warmer one|which of them is warmer|which is hotter|where is it hotter"
-    "|who has it warmer|compare them|compare the two|which one is hotter|which of the two is warmer"
-)
-COLDER = (
-    "which is colder|which one is colder|where is it colder|which city is colder|which place is colder|what is colder"
-    "|which is the colder one|which of them is colder|which is cooler|where is it cooler|which of the two is colder"
-)
-COMPARING = (
-    "is it {0} in {1} or {2}",
-    "is it {0} in {1} or in {2}",
-    "which is {0}, {1} or {2}",
-    "where is it {0}, in {1} or {2}",
-    "what is {0}, {1} or {2}",
-    "is {1} {0} than {2}",
-    "is it {0} in {1} than in {2}",
-    "which city is {0}, {1} or {2}",
-    "which one is {0}: {1} or {2}",
-    "tell me which is {0}, {1} or {2}",
-    "compare the weather in {1} and {2}, which is {0}",
-    "where is it {0}: {1} or {2}",
-)
-OTHER = (
-    "and the other one|what about the other one|and the other|the other one|how about the other one"
-    "|and what about the other one|tell me the other one|and in the other one|the other one please|what about the other"
-)
-AGAIN = (
-    "say that again|repeat that|can you repeat that|what did you say|once more|pardon|come again|please repeat"
-    "|say it again|again please|could you say that again|can you say that again|repeat your answer|what was that"
-    "|repeat the last answer|sorry, what was that|what was your answer"
-)
-SURE = (
-    "are you sure|really|is that right|is that true|is that correct|are you certain|is this correct|how do you know"
-    "|where did you get that|how do you know that|who says that|seriously|is that so|are you sure about that"
-)
 SURE_ANSWER = "That is what the tool said; I only passed it on."
 UNSURE_ANSWER = "Please do not rely on me: I only show how the server works, and I can be wrong."
-THANKS = "thanks|thank you|great, thanks|thx|perfect, thank you|cool, thanks|thanks a lot|ok thanks|nice, thank you"
-THANKS_ANSWER = "My pleasure! Just ask if you need more."
-# Requests that lack the value, the question back, and the forms in which the value alone may follow.
-MISSING: dict[str, tuple[str, str, str]] = {
-    "get_weather": (
-        "what is the weather|how is the weather|weather|what's the weather like|will it rain|is it raining"
-        "|how is the weather today|do i need an umbrella|is it cold outside|tell me the weather"
-        "|what is the weather today|what's the weather|how warm is it|is it warm outside|check the weather"
-        "|weather please",
-        "For which place?",
-        "the weather",
-    ),
-    "get_time": (
-        "what time is it|what is the time|tell me the time|time|what's the time|how late is it|do you know the time"
-        "|what time is it now|current time|can you tell me the time|time please|give me the time",
-        "In which city?",
-        "the time",
-    ),
-    "search": (
-        "search|search something|can you search|search for something|look something up|do a search|find something"
-        "|search the web|search please|look it up",
-        "What shall I search for?",
-        "a search",
-    ),
-    "generate_task_steps": (
-        "make a plan|plan something|i need a plan|can you plan something|help me plan|create a plan|plan|give me a plan"
-        "|make me a plan|generate steps",
-        "A plan for what?",
-        "a plan",
-    ),
-    "send_email": (
-        "send an email|write an email|i want to send an email|can you send an email|email|send a mail|email someone"
-        "|send a message by email|can you email someone|send email",
-        "To whom, and what shall it say?",
-        "an email",
-    ),
-    "calculate": (
-        "calculate|calculate something|can you calculate|do some math|do math|can you do math|compute something"
-        "|solve something|add some numbers|can you add numbers",
-        "Give me the numbers, such as 12 * 7.",
-        "a calculation",
-    ),
-    "change_background": (
-        "change the background|change the color|change the colour|make it look different|set the background"
-        "|change the background color|another background|new background|can you change the background|paint the page",
-        "Which colour would you like?",
-        "a new background",
-    ),
-    "write_document": (
-        "write a document|write something|write a text|can you write something|write|create a document|write a story"
-        "|write a letter|write me something|new document",
-        "About what shall I write?",
-        "a text",
-    ),
-}
+TALK = (small_talk, small_talk, fact, fact, declined, declined, knowledge, world, foreign, unclear)
+TURNS = {section.name: section for section in read_sections("turns")}
+# Requests that lack the value: the sections of `turns.txt` that bear a tool's name.
+MISSING = tuple(name for name in ASK if name in TURNS)
 NAME_QUESTIONS = ("what is my name", "who am i", "what's my name", "do you remember my name")
 BARE = ("{}", "{}", "{} please", "in {}", "for {}", "{}, please", "i mean {}", "say {}")
 MATH_MORE = {
@@ -218,12 +125,12 @@ class Conversation:
             "talk": self._talk,
             "name": self._named,
             "recall": self._recall,
-            "tomorrow": lambda: self._fixed("tomorrow", TOMORROW, "The tool knows no other day.", TOMORROW_ANSWER),
+            "tomorrow": lambda: self._fixed("tomorrow", TURNS["tomorrow"]),
             "compare": self._compare,
             "other": self._other,
             "again": self._again,
             "sure": self._sure,
-            "thanks": lambda: self._fixed("thanks", THANKS, "The user says thanks.", THANKS_ANSWER),
+            "thanks": lambda: self._fixed("thanks", TURNS["thanks"]),
             "ask_back": self._ask_back,
             "supply": self._supply,
             "math_more": self._math_more,
@@ -300,16 +207,22 @@ class Conversation:
     def _styled(self, question: str, *keep: str) -> str:
         return styled(self.values, question, keep)
 
-    def _fixed(self, kind: str, phrases: str, thought: str, answer: str) -> Turn:
-        question = self._styled(self.values.phrase(tuple(phrases.split("|"))))
-        return Turn(kind, [user(question), assistant(answer, thought)], (answer,))
+    def _said(self, name: str) -> str:
+        """Return one way to say what a section of `turns.txt` stands for."""
+        return self._styled(draw(self.values, "turns", TURNS[name])[0])
+
+    def _fixed(self, kind: str, section: Section) -> Turn:
+        told = assistant(section.answer, section.thought)
+        return Turn(kind, [user(self._said(section.name)), told], (section.answer,))
 
     def _exchange(self, kind: str, exchange: Exchange, free: bool = False) -> Turn:
         question = exchange.question if free else self._styled(exchange.question, *exchange.carried)
         return Turn(kind, [user(question), assistant(exchange.answer, exchange.thought)], exchange.carried)
 
     def _talk(self) -> Turn:
-        make = self.values.pick((small_talk, small_talk, fact, declined, knowledge, foreign, unclear))
+        make = self.values.pick(
+            (small_talk, small_talk, fact, fact, declined, declined, knowledge, world, foreign, unclear)
+        )
         self.last = None
         return self._exchange("talk", make(self.values), free=make is unclear)
 
@@ -353,21 +266,21 @@ class Conversation:
     def _compare(self) -> Turn:
         first, second = self.weather[-2:]
         colder = self.values.chance(0.35)
-        question = self.values.phrase(tuple((COLDER if colder else WARMER).split("|")))
+        question = self._said("colder" if colder else "warmer")
         answer, carried = self._comparison(colder)
-        thought = f"I compare {first.shown} and {second.shown}."
-        return Turn("compare", [user(self._styled(question)), assistant(answer, thought)], carried)
+        thought = f"I compare {first.shown} in {first.place} and {second.shown} in {second.place}."
+        return Turn("compare", [user(question), assistant(answer, thought)], carried)
 
     def _comparison(self, colder: bool) -> tuple[str, tuple[str, ...]]:
         """Return the answer that compares the last two places, with what it has to carry."""
         first, second = self.weather[-2:]
+        seen = tuple(f"{place.shown} in {place.place}" for place in (first, second))
+        told = f"It is {seen[0]} and {seen[1]}"
         if first.temperature == second.temperature:
-            answer = f"Both have {first.shown} degrees."
-            return answer, (answer,)
+            return f"{told}: both are the same.", (*seen, "both are the same")
         better, worse = (first, second) if (first.temperature < second.temperature) == colder else (second, first)
         self.loser, word = worse, "colder" if colder else "warmer"
-        answer = f"{better.place} is {word}: {better.shown} degrees, against {worse.shown} in {worse.place}."
-        return answer, (f"{better.place} is {word}", better.shown, f"{worse.shown} in {worse.place}")
+        return f"{told}: {better.place} is {word}.", (*seen, f"{better.place} is {word}")
 
     def compared(self, first: Request, second: Request) -> Turn:
         """Return a turn that asks in one question which of two places is warmer or colder."""
@@ -380,7 +293,7 @@ class Conversation:
             return self.compared(first, ASK["get_weather"](self.values))
         colder = self.values.chance(0.35)
         word = self.values.pick(("colder", "cooler") if colder else ("warmer", "hotter"))
-        question = self.values.phrase(COMPARING).format(word, *places)
+        question = draw(self.values, "turns", TURNS["compared"])[0].format(word, *places)
         answer, carried = self._comparison(colder)
         thought = call_thought([first, second])
         results: list[Message] = [{"role": "tool", "content": outcome.content} for outcome in outcomes]
@@ -400,24 +313,23 @@ class Conversation:
     def _other(self) -> Turn:
         seen = self.loser or self.weather[-1]
         answer = f"In {seen.place} it is {seen.shown} degrees and {seen.conditions}."
-        question = self._styled(self.values.phrase(tuple(OTHER.split("|"))))
+        question = self._said("other")
         thought = f"The other one is {seen.place}."
         return Turn("other", [user(question), assistant(answer, thought)], (seen.place, seen.shown))
 
     def _again(self) -> Turn:
-        question = self._styled(self.values.phrase(tuple(AGAIN.split("|"))))
+        question = self._said("again")
         return Turn("again", [user(question), assistant(self.answer, "I say it again.")], (self.answer,))
 
     def _sure(self) -> Turn:
         tool = self.last is not None and not self.failed
         answer = SURE_ANSWER if tool else UNSURE_ANSWER
         thought = "The tool said so." if tool else "I can be wrong."
-        return self._fixed("sure", SURE, thought, answer)
+        return self._fixed("sure", TURNS["sure"]._replace(answer=answer, thought=thought))
 
     def _ask_back(self) -> Turn:
         self.missing = self.values.pick([name for name in self.known if name in MISSING])
-        phrases, answer, wish = MISSING[self.missing]
-        return self._fixed("ask_back", phrases, f"The user wants {wish}, but does not say enough.", answer)
+        return self._fixed("ask_back", TURNS[self.missing])
 
     def _supply(self) -> Turn:
         """The value alone, after the model asked for it."""

@@ -8,12 +8,14 @@ from training.demo_model.data_chat import (
     Exchange,
     introduction,
     knowledge,
+    more_talk,
     repetition,
     small_talk,
     unclear,
 )
 from training.demo_model.data_conversations import NAME_QUESTIONS, Conversation, Turn, follow_up_kinds
-from training.demo_model.data_facts import declined, fact
+from training.demo_model.data_everyday import everyday_request
+from training.demo_model.data_facts import declined, fact, world
 from training.demo_model.data_languages import foreign
 from training.demo_model.data_messages import assistant, call_thought, calling, joined_answers, styled, user
 from training.demo_model.data_requests import ASK, Request, ask_plan, ask_search
@@ -32,32 +34,38 @@ from training.demo_model.data_values import Values
 from training.demo_model.render import Dialogue, Message
 
 CATEGORY_WEIGHTS = {
-    "chat": 20,
-    "fact": 8,
-    "declined": 5,
-    "foreign": 5,
-    "knowledge": 9,
+    "chat": 14,
+    "fact": 14,
+    "declined": 10,
+    "foreign": 6,
+    "talk": 1,
+    "packed": 56,
+    "world": 5,
+    "knowledge": 5,
     "unclear": 2,
     "repeat": 4,
     "name": 1,
-    "call": 34,
+    "call": 26,
     "two_calls": 15,
     "invented_call": 1,
-    "unseen_call": 10,
-    "absent": 20,
+    "unseen_call": 30,
+    "everyday_call": 8,
+    "absent": 16,
     "unseen_absent": 1,
     "answer": 16,
-    "two_answers": 15,
-    "plan_answer": 32,
-    "refusal": 6,
-    "search_answer": 5,
+    "two_answers": 17,
+    "plan_answer": 18,
+    "refusal": 8,
+    "search_answer": 9,
     "invented_answer": 1,
     "unseen_answer": 2,
-    "follow_up": 8,
-    "follow": 12,
-    "compare_pair": 2,
-    "long": 2,
+    "follow_up": 4,
+    "follow": 26,
+    "compare_pair": 13,
+    "long": 5,
 }
+# What the exchanges of one training dialogue are about; a maker that stands twice is drawn twice as often.
+PACKED = (*(fact,) * 7, *(small_talk,) * 6, *(declined,) * 5, foreign, foreign, foreign, world, world, knowledge)
 CALL_WEIGHTS = {
     "get_weather": 2,
     "calculate": 3,
@@ -128,6 +136,9 @@ class DialogueFactory:
         self.values = Values(random.Random(seed), held_out)
         self._makers: dict[str, Callable[[], Dialogue]] = {
             "chat": lambda: self._plain("chat", small_talk),
+            "packed": self._packed,
+            "talk": lambda: self._plain("talk", more_talk),
+            "world": lambda: self._plain("world", world),
             "knowledge": lambda: self._plain("knowledge", knowledge),
             "unclear": lambda: self._plain("unclear", unclear),
             "repeat": lambda: self._plain("repeat", repetition),
@@ -146,6 +157,7 @@ class DialogueFactory:
             "refusal": self._refusal,
             "unseen_call": lambda: self._unseen("unseen_call"),
             "unseen_answer": lambda: self._unseen("unseen_answer"),
+            "everyday_call": lambda: self._unseen("everyday_call", everyday_request),
             "unseen_absent": self._unseen_absent,
             "compare_pair": self._compare_pair,
             "follow": self._follow,
@@ -201,6 +213,16 @@ class DialogueFactory:
         question = exchange.question if free else styled(self.values, exchange.question, exchange.carried)
         messages += [user(question), assistant(exchange.answer, exchange.thought)]
         return Dialogue(kind, messages, tools, self._thinking(), exchange.carried)
+
+    def _packed(self) -> Dialogue:
+        """Several exchanges after one list of tools, which cost half of what they cost alone."""
+        text = system_prompt(self.values)
+        messages = [{"role": "system", "content": text}] if text else []
+        for _ in range(self.values.between(4, 12)):
+            exchange = self.values.pick(PACKED)(self.values)
+            question = styled(self.values, exchange.question, exchange.carried)
+            messages += [user(question), assistant(exchange.answer, exchange.thought)]
+        return Dialogue("packed", messages, self._any_tools(), self._thinking(), packed=True)
 
     def _name(self) -> Dialogue:
         tools = self._any_tools()
@@ -338,12 +360,12 @@ class DialogueFactory:
         dialogue.tools = others
         return dialogue
 
-    def _unseen(self, kind: str) -> Dialogue:
-        tool, request = unseen_request(self.values)
-        is_call = kind == "unseen_call"
+    def _unseen(self, kind: str, ask: Callable[[Values], tuple[ToolDefinition, Request]] = unseen_request) -> Dialogue:
+        tool, request = ask(self.values)
+        is_call = kind != "unseen_answer"
         dialogue = self._with_tool(self._calls(kind, [request]) if is_call else self._answers(kind, [request]), tool)
         for _ in range(self.values.pick((0, 0, 1, 2, 4))):
-            other = unseen_request(self.values)[0]
+            other = self.values.pick((ask, unseen_request))(self.values)[0]
             if tool_name(other) != tool_name(tool):
                 self._with_tool(dialogue, other)
         return dialogue

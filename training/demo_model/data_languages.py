@@ -1,75 +1,10 @@
 """What people say first in ten other languages, and the one polite line with which the model answers in each."""
 
+import unicodedata
+
 from training.demo_model.data_chat import Exchange
+from training.demo_model.data_phrases import draw, read_sections
 from training.demo_model.data_values import Values
-
-THOUGHT = "This is not English."
-# The phrases, separated by `|`, and the line.
-LANGUAGES: dict[str, tuple[str, str]] = {
-    "German": (
-        "hallo|guten tag|guten morgen|guten abend|wie geht es dir|wie geht's|wie geht es ihnen|danke|vielen dank"
-        "|danke schön|tschüss|auf wiedersehen|wer bist du|was kannst du|was kannst du tun|wie heißt du"
-        "|sprichst du deutsch|kannst du deutsch|ich verstehe nicht|kannst du mir helfen|hilfe|bitte|ja|nein"
-        "|wie ist das wetter|was ist das|hallo, wie geht es dir|servus|moin|wie ist das wetter in berlin",
-        "Hallo! Ich bin nur ein winziges Demo-Modell und kann leider nur Englisch.",
-    ),
-    "Spanish": (
-        "hola|buenos días|buenas tardes|buenas noches|cómo estás|como estas|qué tal|que tal|gracias|muchas gracias"
-        "|adiós|hasta luego|quién eres|quien eres|qué puedes hacer|que puedes hacer|cómo te llamas|hablas español"
-        "|hablas espanol|no entiendo|puedes ayudarme|ayuda|por favor|sí|hola, cómo estás|qué es esto|qué tiempo hace"
-        "|hola que tal|me puedes ayudar|qué hora es",
-        "¡Hola! Soy un pequeño modelo de demostración y solo hablo inglés.",
-    ),
-    "French": (
-        "bonjour|salut|bonsoir|bonne nuit|comment ça va|ça va|comment vas-tu|comment allez-vous|merci|merci beaucoup"
-        "|au revoir|qui es-tu|qui êtes-vous|que peux-tu faire|que sais-tu faire|comment tu t'appelles"
-        "|parlez-vous français|tu parles français|parles-tu français|je ne comprends pas|peux-tu m'aider|aide-moi"
-        "|s'il vous plaît|oui|non|quel temps fait-il|bonjour, comment ça va|quelle heure est-il|qu'est-ce que c'est",
-        "Bonjour ! Je ne suis qu'un petit modèle de démonstration et je ne parle qu'anglais.",
-    ),
-    "Italian": (
-        "ciao|buongiorno|buonasera|buona notte|come stai|come sta|come va|grazie|grazie mille|arrivederci|chi sei"
-        "|cosa puoi fare|cosa sai fare|come ti chiami|parli italiano|non capisco|puoi aiutarmi|aiuto|per favore|sì"
-        "|che tempo fa|ciao, come stai|che ore sono|che cos'è questo",
-        "Ciao! Sono solo un piccolo modello dimostrativo e parlo soltanto inglese.",
-    ),
-    "Portuguese": (
-        "olá|oi|bom dia|boa tarde|boa noite|tudo bem|como vai|como vai você|obrigado|obrigada|muito obrigado|tchau"
-        "|quem é você|quem és tu|o que você pode fazer|o que sabes fazer|qual é o seu nome|você fala português"
-        "|falas português|não entendo|pode me ajudar|ajuda|sim|olá, tudo bem|que horas são|como está o tempo",
-        "Olá! Sou apenas um pequeno modelo de demonstração e só falo inglês.",
-    ),
-    "Dutch": (
-        "hoi|hallo daar|goedemorgen|goedemiddag|goedenavond|hoe gaat het|hoe gaat het met je|dank je|dank je wel"
-        "|bedankt|tot ziens|wie ben je|wat kun je|wat kan je doen|hoe heet je|spreek je nederlands|ik begrijp het niet"
-        "|kun je me helpen|alsjeblieft|nee|hoe is het weer|hoe laat is het|wat is dit",
-        "Hallo! Ik ben maar een klein demomodel en spreek alleen Engels.",
-    ),
-    "Polish": (
-        "cześć|dzień dobry|dobry wieczór|dobranoc|jak się masz|co słychać|jak leci|dziękuję|dzięki|do widzenia"
-        "|kim jesteś|co potrafisz|co umiesz|jak masz na imię|mówisz po polsku|czy mówisz po polsku|nie rozumiem"
-        "|możesz mi pomóc|pomoc|proszę|tak|nie|jaka jest pogoda|która godzina",
-        "Cześć! Jestem tylko małym modelem pokazowym i znam jedynie angielski.",
-    ),
-    "Russian": (
-        "привет|здравствуйте|здравствуй|доброе утро|добрый день|добрый вечер|как дела|как ты|спасибо"
-        "|большое спасибо|пока|до свидания|кто ты|кто вы|что ты умеешь|как тебя зовут|ты говоришь по-русски"
-        "|не понимаю|помоги мне|помощь|пожалуйста|да|нет|какая погода|который час|привет, как дела",
-        "Привет! Я лишь маленькая модель и знаю только английский.",
-    ),
-    "Chinese": (
-        "你好|您好|早上好|晚上好|你好吗|谢谢|谢谢你|再见|你是谁|你能做什么|你会做什么|你叫什么名字|你会说中文吗"
-        "|我不明白|帮帮我|请|是|不|天气怎么样|现在几点|这是什么|嗨",
-        "你好！我只会英文。",
-    ),
-    "Japanese": (
-        "こんにちは|おはよう|おはようございます|こんばんは|元気ですか|お元気ですか|ありがとう|ありがとうございます"
-        "|さようなら|あなたは誰ですか|何ができますか|名前は何ですか|日本語を話せますか|わかりません|助けて|はい"
-        "|いいえ|天気はどうですか|今何時ですか|これは何ですか|はじめまして",
-        "こんにちは！英語だけ話せます。",
-    ),
-}
-
 
 # Common words, of which training also makes sentences without sense, so that the language counts and not the phrase.
 WORDS = {
@@ -106,10 +41,19 @@ UNSPACED = ("Chinese", "Japanese")
 
 def foreign(values: Values) -> Exchange:
     """Return a common phrase of another language with the polite line in it; in training also strings of its words."""
-    language = values.pick(tuple(LANGUAGES))
-    phrases, line = LANGUAGES[language]
-    question = values.phrase(tuple(phrases.split("|")))
-    if not values.held_out and values.chance(0.4):
-        words = [values.pick(WORDS[language].split()) for _ in range(values.between(2, 6))]
-        question = ("" if language in UNSPACED else " ").join(words)
-    return Exchange(question, THOUGHT, line, (line,))
+    section = values.pick(read_sections("languages"))
+    question = draw(values, "languages", section)[0]
+    if not values.held_out and values.chance(0.25):
+        words = [values.pick(WORDS[section.name].split()) for _ in range(values.between(1, 6))]
+        question = ("" if section.name in UNSPACED else " ").join(words)
+    elif values.chance(0.15):
+        question = without_accents(question)
+    return Exchange(question, section.thought, section.answer, (section.answer,))
+
+
+def without_accents(text: str) -> str:
+    """Return the text as typed on a keyboard without accents; other scripts stay as they are."""
+    if any(letter >= "\u0400" for letter in text):
+        return text
+    plain = unicodedata.normalize("NFD", text.replace("ß", "ss").replace("ł", "l"))
+    return "".join(letter for letter in plain if not unicodedata.combining(letter))

@@ -4,150 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from training.demo_model.data_arithmetic import problem
+from training.demo_model.data_phrases import choose, read_sections
 from training.demo_model.data_values import Values
 
-WEATHER_QUESTIONS = (
-    "what is the weather in {}",
-    "what's the weather like in {}",
-    "weather in {}",
-    "how is the weather in {}",
-    "is it raining in {}",
-    "will it rain in {} today",
-    "is it cold in {}",
-    "tell me the weather in {}",
-    "weather {}",
-    "weather for {}",
-    "what is the temperature in {}",
-    "how warm is it in {}",
-    "show me the forecast for {}",
-    "do i need an umbrella in {}",
-    "check the weather in {}",
-    "i would like to know the weather in {}",
-    "what is the weather in {} today",
-    "can you check the weather in {}",
-    "get the weather for {}",
-    "is it sunny in {}",
-    "how hot is it in {} right now",
-    "could you tell me what the weather is like in {}",
-    "{} weather",
-    "weather at {}",
-    "temperature in {}",
-    "whats the weather in {}",
-    "hows the weather in {}",
-    "how is it in {} today",
-    "what is it like outside in {}",
-    "weather forecast for {}",
-    "is it warm in {}",
-    "is it windy in {}",
-    "is it snowing in {}",
-    "should i take a jacket in {}",
-    "do i need a coat in {} today",
-    "how many degrees are there in {}",
-    "give me the weather in {}",
-    "tell me about the weather in {}",
-)
-TIME_QUESTIONS = (
-    "what time is it in {}",
-    "what is the time in {}",
-    "time in {}",
-    "what's the time in {} now",
-    "current time in {}",
-    "tell me the time in {}",
-    "how late is it in {}",
-    "what is the current time in {}",
-    "can you tell me the time in {}",
-    "get the time for {}",
-    "what time is it now in {}",
-    "i need the time in {}",
-    "{} time",
-    "time {}",
-    "whats the time in {}",
-    "local time in {}",
-    "what hour is it in {}",
-    "give me the time in {}",
-    "is it late in {}",
-    "how late is it now in {}",
-)
-ARITHMETIC_QUESTIONS = (
-    "what is {}",
-    "calculate {}",
-    "how much is {}",
-    "compute {}",
-    "{}",
-    "what's {}",
-    "can you compute {}",
-    "evaluate {}",
-    "solve {}",
-    "tell me what {} is",
-    "work out {}",
-    "what is the result of {}",
-    "{} =",
-    "whats {}",
-    "how much would {} be",
-    "please calculate {}",
-    "give me the result of {}",
-    "tell me {}",
-    "do you know what {} is",
-)
-BACKGROUND_REQUESTS = (
-    "change the background to {}",
-    "set the background to {}",
-    "make the background {}",
-    "background {}",
-    "change the background color to {}",
-    "i want the background to be {}",
-    "can you make the background {}",
-    "turn the background {}",
-    "set the background color to {}",
-    "give the page a {} background",
-    "paint the background {}",
-    "{} background",
-    "background: {}",
-    "make the page {}",
-    "color the background {}",
-    "change the background colour to {}",
-    "turn the page {}",
-    "i would like a {} background",
-    "switch the background to {}",
-)
 GRADIENTS = ("a gradient from {} to {}", "a gradient of {} and {}", "a {} to {} gradient")
-SEARCH_REQUESTS = (
-    "search for {}",
-    "search the web for {}",
-    "look up {}",
-    "find {}",
-    "google {}",
-    "search {}",
-    "can you search for {}",
-    "find information about {}",
-    "look for {}",
-    "search: {}",
-    "find out about {}",
-    "do a search for {}",
-    "search the notes for {}",
-    "look for notes about {}",
-    "please search for {}",
-    "can you look up {}",
-    "can you find {}",
-)
-PLAN_REQUESTS = (
-    "plan {}",
-    "make a plan for {}",
-    "create a plan for {}",
-    "help me plan {}",
-    "can you plan {}",
-    "what are the steps for {}",
-    "i need a plan for {}",
-    "generate the steps for {}",
-    "give me the steps for {}",
-    "plan {} for me",
-    "give me a plan for {}",
-    "draw up a plan for {}",
-    "i want to plan {}",
-    "let us plan {}",
-    "could you plan {}",
-    "make me a plan for {}",
-)
 PLAN_STEPS = {
     "trip": (
         "Choose the dates for {}",
@@ -220,12 +81,17 @@ class Request:
     short: str = ""
 
 
+def asked(values: Values, kind: str) -> str:
+    """Return one of the sentences of a section of `requests.txt`, which occur on both sides of the split."""
+    return values.pick(next(section.whole for section in read_sections("requests") if section.name == kind))
+
+
 def ask_weather(values: Values) -> Request:
     """Ask for the weather in a city."""
     city = values.city()
     return Request(
         "get_weather",
-        values.pick(WEATHER_QUESTIONS).format(city),
+        asked(values, "weather").format(city),
         {"location": city},
         f"The user wants the weather in {city}.",
         city,
@@ -237,7 +103,7 @@ def ask_time(values: Values) -> Request:
     zone = values.timezone()
     return Request(
         "get_time",
-        values.pick(TIME_QUESTIONS).format(zone),
+        asked(values, "time").format(zone),
         {"timezone": zone},
         f"The user wants the time in {zone}.",
         zone,
@@ -246,13 +112,13 @@ def ask_time(values: Values) -> Request:
 
 def ask_arithmetic(values: Values) -> Request:
     """Ask for the result of an arithmetic expression."""
-    spoken, expression = values.arithmetic()
+    spoken, expression, whole = problem(values)
     return Request(
         "calculate",
-        values.pick(ARITHMETIC_QUESTIONS).format(spoken),
+        spoken if whole else asked(values, "arithmetic").format(spoken),
         {"expression": expression},
         f"The user wants the result of {expression}.",
-        spoken,
+        expression if whole else spoken,
     )
 
 
@@ -266,7 +132,7 @@ def ask_background(values: Values) -> Request:
         background = f"linear-gradient({first}, {second})"
     return Request(
         "change_background",
-        values.pick(BACKGROUND_REQUESTS).format(spoken),
+        asked(values, "background").format(spoken),
         {"background": background},
         f"The user wants the background {background}.",
         spoken,
@@ -290,16 +156,24 @@ def ask_search(values: Values) -> Request:
     query = _search_query(values)
     return Request(
         "search",
-        values.pick(SEARCH_REQUESTS).format(query),
+        asked(values, "search").format(query),
         {"query": query},
         f"The user wants a search for {query}.",
     )
+
+
+TRIPS = ("my trip", "a journey", "a visit", "a vacation", "our trip")
+STAYS = ("a holiday", "a week", "a vacation", "two days", "my holiday")
+EVENTS = ("a party", "a surprise party", "a farewell party", "a dinner", "a wedding", "a picnic")
 
 
 def _plan_subject(values: Values) -> tuple[str, str]:
     subjects: tuple[Callable[[], tuple[str, str]], ...] = (
         lambda: ("trip", f"a trip to {values.city()}"),
         lambda: ("trip", f"a weekend in {values.city()}"),
+        lambda: ("trip", f"{values.pick(TRIPS)} to {values.city()}"),
+        lambda: ("trip", f"{values.pick(STAYS)} in {values.city()}"),
+        lambda: ("event", f"{values.pick(EVENTS)} for {values.person()}"),
         lambda: ("event", f"a birthday party for {values.person()}"),
         lambda: ("event", f"a dinner with {values.person()}"),
         lambda: ("task", values.topic()),
@@ -311,7 +185,7 @@ def _plan_subject(values: Values) -> tuple[str, str]:
 def ask_plan(values: Values) -> Request:
     """Ask for a plan, which has five steps whatever number the user names."""
     kind, subject = _plan_subject(values)
-    question = values.pick(PLAN_REQUESTS).format(subject)
+    question = asked(values, "plan").format(subject)
     if values.chance(0.25):
         question = f"{question} in {values.pick((3, 4, 5, 5, 6, 8, 10))} steps"
     steps = [{"description": step.format(subject), "status": "enabled"} for step in PLAN_STEPS[kind]]
@@ -324,8 +198,8 @@ def ask_document(values: Values) -> Request:
     kind = values.pick(("story", "letter", "report", "article", "article"))
     name = values.pick(DOCUMENT_NAMES[kind])
     topic = values.city() if values.chance(0.15) else values.topic()
-    verb = values.pick(("write {}", "write {}", "write me {}", "can you write {}", "draft {}"))
-    question = f"{verb.format(name)} {values.pick(('about', 'about', 'on'))} {topic}"
+    verb = "write {}" if values.chance(0.3) else asked(values, "document")
+    question = f"{verb.format(name)} {values.pick(('about', 'about', 'about', 'on'))} {topic}"
     return Request(
         "write_document",
         question,
@@ -373,28 +247,11 @@ def _email_body(values: Values) -> str:
         lambda: f"i have a question about {values.topic()}",
         lambda: f"happy birthday {values.person()}",
         lambda: f"i will be late, {values.person()} knows why",
+        lambda: choose(values, asked(values, "message")),
+        lambda: f"{choose(values, asked(values, 'message'))} {values.word()}",
+        lambda: f"the {values.words(1, 2)} is {values.word()}",
     )
     return values.pick(bodies)()
-
-
-FULL_EMAILS = (
-    "send an email to {to} with the subject {subject} and the body {body}",
-    "send an email to {to} with subject {subject} and body {body}",
-    "email {to}, subject: {subject}, body: {body}",
-    "write an email to {to} about {subject} saying {body}",
-    "send {to} an email about {subject} that says {body}",
-)
-BODY_EMAILS = (
-    "send an email to {to} saying {body}",
-    "email {to}: {body}",
-    "tell {to} by email: {body}",
-    "send a mail to {to} that says {body}",
-)
-SUBJECT_EMAILS = (
-    "send an email to {to} about {subject}",
-    "email {to} about {subject}",
-    "write an email to {to} about {subject}",
-)
 
 
 def ask_email(values: Values) -> Request:
@@ -402,12 +259,12 @@ def ask_email(values: Values) -> Request:
     to, form = _recipient(values), values.rng.random()
     subject = values.topic() if values.chance(0.7) else values.words(1, 2)
     body = _email_body(values)
-    patterns: tuple[str, ...] = FULL_EMAILS
+    kind = "email"
     if form > 0.72:
-        patterns, body = SUBJECT_EMAILS, f"This is a message about {subject}."
+        kind, body = "email_subject", f"This is a message about {subject}."
     elif form > 0.45:
-        patterns, subject = BODY_EMAILS, "Hello"
-    question = values.pick(patterns).format(to=to, subject=subject, body=body)
+        kind, subject = "email_body", "Hello"
+    question = asked(values, kind).format(to=to, subject=subject, body=body)
     arguments = {"to": to, "subject": subject, "body": body}
     return Request("send_email", question, arguments, f"The user wants an email to {to}.", to)
 

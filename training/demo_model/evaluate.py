@@ -30,6 +30,7 @@ COUNTS = {
     "two_calls": 60,
     "follow_up": 40,
     "unseen_call": 200,
+    "everyday_call": 100,
     "typo": 150,
     "answer": 90,
     "two_answers": 50,
@@ -41,16 +42,19 @@ COUNTS = {
     "unseen_absent": 20,
     "knowledge": 40,
     "chat": 60,
+    "talk": 80,
+    "world": 60,
     "fact": 120,
     "declined": 80,
     "foreign": 80,
     "follow": 240,
+    "compare_pair": 40,
     "turns_20": 100,
     "long": 60,
     "repeat": 50,
     "name": 20,
 }
-WITHOUT_CALL = ("absent", "unseen_absent", "knowledge", "chat", "fact", "declined", "foreign")
+WITHOUT_CALL = ("absent", "unseen_absent", "knowledge", "chat", "talk", "world", "fact", "declined", "foreign")
 # What is aimed at, in percent, and the categories that count.
 AIMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "tools and arguments": (97, ("call", "two_calls", "follow_up")),

@@ -31,6 +31,7 @@ class Dialogue:
     """Messages whose last one is the expected answer, with the tools and the thinking switch.
 
     `carried` lists the values that the expected answer has to contain, `forbidden` those that it must not contain.
+    `packed`: the turns stand on their own, and every answer is rendered and learned as the last one is.
     """
 
     kind: str
@@ -39,6 +40,7 @@ class Dialogue:
     thinking: bool
     carried: tuple[str, ...] = field(default=())
     forbidden: tuple[str, ...] = field(default=())
+    packed: bool = False
 
 
 def render_tool(tool: ToolDefinition) -> str:
@@ -107,7 +109,7 @@ def render(dialogue: Dialogue) -> list[Segment]:
             segments.append(Segment(f"{START}user\n{message['content']}{END}\n", False))
         elif message["role"] == "tool" and messages[index - 1]["role"] != "tool":
             segments.append(Segment(render_results(_results_at(messages, index)), False))
-        elif message["role"] == "assistant" and index > last_user:
+        elif message["role"] == "assistant" and (dialogue.packed or index > last_user):
             segments += [*render_current(message, dialogue.thinking), Segment("\n", False)]
         elif message["role"] == "assistant":
             segments.append(Segment(f"{START}assistant\n", False))

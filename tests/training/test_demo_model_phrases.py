@@ -1,0 +1,135 @@
+"""The phrases that the bundled model is taught: their split, and whether what they say of the server is true."""
+
+import ast
+import random
+import re
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from agent_server.agent.server_tools import ToolFault
+from agent_server.demonstration import calculate
+from training.demo_model import data_phrases
+from training.demo_model.batches import encode
+from training.demo_model.data_arithmetic import in_words, problem
+from training.demo_model.data_dialogues import DialogueFactory
+from training.demo_model.data_everyday import everyday_request, everyday_tools
+from training.demo_model.data_facts import declined, fact, world
+from training.demo_model.data_languages import without_accents
+from training.demo_model.data_phrases import choose, draw, kept_apart, read_sections
+from training.demo_model.data_tools import argument_types, tool_name
+from training.demo_model.data_values import Values
+from training.demo_model.render import render
+
+ROOT = Path(__file__).parents[2]
+FILES = ("facts", "limits", "talk", "languages", "world", "statements", "turns")
+ANSWERS = [section.answer for section in (*read_sections("facts"), *read_sections("talk_known"))]
+
+
+def values(seed: str, held_out: bool = False) -> Values:
+    return Values(random.Random(seed), held_out)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_training_spells_no_line_that_evaluation_asks(name):
+    drawn = values(name)
+    for section in read_sections(name):
+        sides = [set(section.lines(side)) for side in (False, True)]
+        assert all(sides) and not sides[0] & sides[1]
+        assert not {draw(drawn, name, section)[0] for _ in range(30)} & kept_apart(name)
+
+
+def test_a_choice_is_made_of_every_alternative_and_other_brackets_stay():
+    drawn = values("choices")
+    said = {choose(drawn, "say (a|b (c|d)|) f(x)") for _ in range(200)}
+    assert said == {"say a f(x)", "say b c f(x)", "say b d f(x)", "say f(x)"}
+
+
+def test_a_phrase_outside_of_a_section_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "stray.txt").write_text("hello\n[greeting]\nhi\n", encoding="utf-8")
+    monkeypatch.setattr(data_phrases, "FOLDER", tmp_path)
+    with pytest.raises(ValueError, match=r"stray\.txt: 'hello' stands before the first \[section\]"):
+        read_sections("stray")
+
+
+def test_flags_in_facts_are_options_of_the_command():
+    source = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    source += "".join(path.read_text(encoding="utf-8") for path in (ROOT / "agent_server" / "commands").rglob("*.py"))
+    for flag in {flag for answer in ANSWERS for flag in re.findall(r"--([a-z-]+)", answer)}:
+        assert re.search(rf"\b{flag.replace('-', '[-_]')}\b", source), flag
+
+
+def test_files_in_facts_exist():
+    named = {
+        path for answer in ANSWERS for path in re.findall(r"(?:docs|examples|deploy)/[\w./-]+\w|[A-Z]+\.md", answer)
+    }
+    assert len(named) > 5
+    assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("make", [fact, declined, world])
+def test_an_exchange_has_a_thought_and_an_answer(make):
+    drawn = values("exchanges")
+    for _ in range(100):
+        exchange = make(drawn)
+        assert exchange.question and exchange.thought and exchange.carried == (exchange.answer,)
+
+
+def test_accents_go_and_other_scripts_stay():
+    assert without_accents("¿Cómo estás? Grüße, łza") == "¿Como estas? Grusse, lza"
+    assert without_accents("Привет, й") == "Привет, й"
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_a_request_for_an_everyday_tool_says_every_value(held_out):
+    drawn = values("everyday", held_out)
+    for _ in range(300):
+        tool, request = everyday_request(drawn)
+        types = {"string": str, "integer": int, "number": float, "boolean": bool}
+        kinds = argument_types(tool)
+        assert request.tool == tool_name(tool) and list(request.arguments) == list(kinds)
+        for key, value in request.arguments.items():
+            assert type(value) is types[kinds[key]]
+            shown = ("off", "on")[value] if isinstance(value, bool) else str(value)
+            assert shown in request.question
+
+
+def test_no_everyday_tool_is_on_both_sides():
+    sides = [{name for tool in everyday_tools(side) for name in tool.names} for side in (False, True)]
+    assert len(sides[0]) > 300 and len(sides[1]) > 40 and not sides[0] & sides[1]
+
+
+def test_numbers_in_words():
+    shown = {
+        0: "zero",
+        13: "thirteen",
+        21: "twenty-one",
+        90: "ninety",
+        100: "one hundred",
+        342: "three hundred and forty-two",
+    }
+    assert {number: in_words(number) for number in shown} == shown
+
+
+def test_a_problem_s_expression_is_one_that_the_demonstration_calculates():
+    drawn, done = values("problems"), 0
+    for _ in range(300):
+        _, expression, _ = problem(drawn)
+        ast.parse(expression.replace("x", "*"), mode="eval")
+        try:
+            done += bool(calculate.call(expression=expression))
+        except ToolFault:  # a division by zero, or a power that is too large
+            continue
+    assert done > 250
+
+
+def test_packed_turns_are_learned_as_if_each_were_the_last():
+    tokenizer = Tokenizer.from_file(str(ROOT / "agent_server" / "models" / "demo" / "tokenizer.json"))
+    dialogue = DialogueFactory("packed").make("packed")
+    answers = [message for message in dialogue.messages if message["role"] == "assistant"]
+    learned = [segment.text for segment in render(dialogue) if segment.target]
+    assert len(learned) == len(answers) > 3
+    assert all(message["content"] in text for message, text in zip(answers, learned, strict=True))
+    assert all("<think>" in text for text in learned) is dialogue.thinking
+    assert sum(encode(tokenizer, dialogue).targets) == sum(len(tokenizer.encode(text).ids) for text in learned)

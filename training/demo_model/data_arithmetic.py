@@ -1,0 +1,145 @@
+"""Arithmetic as people say and write it: signs, words for the operations, words for the numbers, roots and powers."""
+
+from collections.abc import Callable
+
+from training.demo_model.data_values import Values, is_held_out
+
+ONE_LIST = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen"
+)
+ONES = ONE_LIST.split()
+TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+SIGNS = {"×": "*", "x": "*", "X": "*", "·": "*", "÷": "/", ":": "/", "−": "-", "–": "-", "^": "**", "**": "**"}
+WORDS = {
+    "plus": "+",
+    "and": "+",
+    "added to": "+",
+    "minus": "-",
+    "less": "-",
+    "take away": "-",
+    "times": "*",
+    "multiplied by": "*",
+    "multiplied with": "*",
+    "divided by": "/",
+    "over": "/",
+    "to the power of": "**",
+}
+# `{0}` and `{1}` are the numbers; the second text is the expression.
+SHAPES = (
+    ("the sum of {0} and {1}", "{0} + {1}"),
+    ("the product of {0} and {1}", "{0} * {1}"),
+    ("the difference between {0} and {1}", "{0} - {1}"),
+    ("the difference of {0} and {1}", "{0} - {1}"),
+    ("{0} percent of {1}", "{0} / 100 * {1}"),
+    ("{0} % of {1}", "{0} / 100 * {1}"),
+    ("{0}% from {1}", "{0} / 100 * {1}"),
+    ("half of {0}", "{0} / 2"),
+    ("a third of {0}", "{0} / 3"),
+    ("a quarter of {0}", "{0} / 4"),
+    ("double {0}", "{0} * 2"),
+    ("twice {0}", "{0} * 2"),
+    ("{0} squared", "{0} ** 2"),
+    ("{0}²", "{0} ** 2"),
+    ("{0} cubed", "{0} ** 3"),
+    ("the square of {0}", "{0} ** 2"),
+    ("the square root of {0}", "{0} ** 0.5"),
+    ("square root of {0}", "{0} ** 0.5"),
+    ("sqrt {0}", "{0} ** 0.5"),
+    ("sqrt({0})", "{0} ** 0.5"),
+    ("√{0}", "{0} ** 0.5"),
+    ("the root of {0}", "{0} ** 0.5"),
+    ("the average of {0} and {1}", "({0} + {1}) / 2"),
+)
+# Requests with the numbers inside of them, which no other question may enclose.
+COMMANDS = (
+    ("add {0} and {1}", "{0} + {1}"),
+    ("add {0} to {1}", "{1} + {0}"),
+    ("sum {0} and {1}", "{0} + {1}"),
+    ("subtract {0} from {1}", "{1} - {0}"),
+    ("take {0} from {1}", "{1} - {0}"),
+    ("multiply {0} by {1}", "{0} * {1}"),
+    ("multiply {0} and {1}", "{0} * {1}"),
+    ("multiply {0} with {1}", "{0} * {1}"),
+    ("divide {0} by {1}", "{0} / {1}"),
+    ("square {0}", "{0} ** 2"),
+    ("double {0}", "{0} * 2"),
+    ("halve {0}", "{0} / 2"),
+    ("i have {0} and get {1} more", "{0} + {1}"),
+    ("i had {0} and lost {1}", "{0} - {1}"),
+    ("how many are {0} and {1}", "{0} + {1}"),
+    ("what do {0} and {1} make", "{0} + {1}"),
+    ("how often does {1} go into {0}", "{0} / {1}"),
+    ("split {0} into {1} parts", "{0} / {1}"),
+)
+
+
+def in_words(number: int) -> str:
+    """Spell a number below 1,000: 21 is twenty-one."""
+    if number < 20:
+        return ONES[number]
+    if number < 100:
+        tens = TENS[number // 10 - 2]
+        return f"{tens}-{ONES[number % 10]}" if number % 10 else tens
+    rest = f" and {in_words(number % 100)}" if number % 100 else ""
+    return f"{ONES[number // 100]} hundred{rest}"
+
+
+def _spelt(values: Values) -> tuple[str, str]:
+    """Return a number in words and in digits; in training few above a hundred."""
+    number = values.between(0, 20) if values.chance(0.5) else values.between(20, 99)
+    number = number * 10 if values.chance(0.08) else number
+    words = in_words(number)
+    return words.replace("-", " ") if values.chance(0.4) else words, str(number)
+
+
+def _operands(values: Values) -> tuple[list[str], list[str]]:
+    """Return two numbers as they are said and as they are calculated."""
+    if values.chance(0.35):
+        pairs = [_spelt(values), _spelt(values)]
+        return [words for words, _ in pairs], [digits for _, digits in pairs]
+    numbers = [values.number(), values.number()]
+    return numbers, numbers
+
+
+def _signed(values: Values) -> tuple[str, str]:
+    first, second, sign = values.number(), values.number(), values.pick(tuple(SIGNS))
+    gap = values.pick((" ", " ", "")) if sign not in ("x", ":") else " "
+    return f"{first}{gap}{sign}{gap}{second}", f"{first} {SIGNS[sign]} {second}"
+
+
+def _worded(values: Values) -> tuple[str, str]:
+    said, digits = _operands(values)
+    word = values.pick(tuple(WORDS))
+    if values.chance(0.2):
+        third, second = _operands(values), values.pick(tuple(WORDS))
+        spoken = f"{said[0]} {word} {said[1]} {second} {third[0][0]}"
+        return spoken, f"{digits[0]} {WORDS[word]} {digits[1]} {WORDS[second]} {third[1][0]}"
+    return f"{said[0]} {word} {said[1]}", f"{digits[0]} {WORDS[word]} {digits[1]}"
+
+
+def _shaped(values: Values, shapes: tuple[tuple[str, str], ...]) -> tuple[str, str]:
+    said, digits = _operands(values)
+    spoken, expression = values.pick(shapes)
+    return spoken.format(*said), expression.format(*digits)
+
+
+def _drawn(values: Values) -> tuple[str, str, bool]:
+    makers: tuple[Callable[[], tuple[str, str]], ...] = (
+        values.arithmetic,
+        values.arithmetic,
+        lambda: _signed(values),
+        lambda: _worded(values),
+        lambda: _shaped(values, SHAPES),
+    )
+    if values.chance(0.12):
+        return *_shaped(values, COMMANDS), True
+    return *values.pick(makers)(), False
+
+
+def problem(values: Values) -> tuple[str, str, bool]:
+    """Return a problem as it is said, its expression, and whether it is a whole request."""
+    spoken, expression, whole = _drawn(values)
+    while is_held_out(expression.replace(" ", "")) is not values.held_out:
+        spoken, expression, whole = _drawn(values)
+    return spoken, expression, whole
