@@ -20,7 +20,7 @@ from training.demo_model.data_languages import without_accents
 from training.demo_model.data_phrases import choose, draw, kept_apart, read_sections
 from training.demo_model.data_tools import argument_types, tool_name
 from training.demo_model.data_values import Values
-from training.demo_model.render import render
+from training.demo_model.render import END, render
 
 ROOT = Path(__file__).parents[2]
 FILES = ("facts", "limits", "talk", "languages", "world", "statements", "turns")
@@ -124,12 +124,16 @@ def test_a_problem_s_expression_is_one_that_the_demonstration_calculates():
     assert done > 250
 
 
-def test_packed_turns_are_learned_as_if_each_were_the_last():
+@pytest.mark.parametrize("seed", range(6))
+def test_packed_turns_are_learned_as_if_each_were_the_last_and_a_cut_ones_end_is_not(seed):
     tokenizer = Tokenizer.from_file(str(ROOT / "agent_server" / "models" / "demo" / "tokenizer.json"))
-    dialogue = DialogueFactory("packed").make("packed")
+    dialogue = DialogueFactory(f"packed-{seed}").make("packed")
     answers = [message for message in dialogue.messages if message["role"] == "assistant"]
     learned = [segment.text for segment in render(dialogue) if segment.target]
-    assert len(learned) == len(answers) > 3
-    assert all(message["content"] in text for message, text in zip(answers, learned, strict=True))
-    assert all("<think>" in text for text in learned) is dialogue.thinking
+    assert len(learned) == len(answers) > 5 and "shown" not in answers[-1]
+    for message, text in zip(answers, learned, strict=True):
+        assert ("<think>" in text) is dialogue.thinking
+        assert text.endswith(END) is ("shown" not in message)
+        said = text.removesuffix(END).split("</think>\n\n")[-1]
+        assert message["content"].startswith(said) if "shown" in message else message["content"] in said
     assert sum(encode(tokenizer, dialogue).targets) == sum(len(tokenizer.encode(text).ids) for text in learned)

@@ -31,7 +31,8 @@ class Dialogue:
     """Messages whose last one is the expected answer, with the tools and the thinking switch.
 
     `carried` lists the values that the expected answer has to contain, `forbidden` those that it must not contain.
-    `packed`: the turns stand on their own, and every answer is rendered and learned as the last one is.
+    `packed`: the turns stand on their own, and every answer is rendered and learned as the last one is, but that one
+    whose message says `shown` ends after that many characters, which says what the question means.
     """
 
     kind: str
@@ -81,6 +82,13 @@ def render_current(message: Message, thinking: bool) -> list[Segment]:
     return [Segment(opening, False), Segment(body, not thinking)]
 
 
+def render_cut(message: Message, thinking: bool) -> list[Segment]:
+    """Render the beginning of an answer up to a word's end; its early end is not learned."""
+    beginning = message["content"][: message["shown"]].rpartition(" ")[0] + " "
+    opening, learned = render_current({**message, "content": beginning}, thinking)
+    return [opening, learned._replace(text=learned.text.removesuffix(END)), Segment(f"{END}\n", False)]
+
+
 def render_results(messages: list[Message]) -> str:
     """Render neighbouring tool results as one user turn."""
     blocks = [f"<tool_response>\n{message['content']}\n</tool_response>" for message in messages]
@@ -109,6 +117,8 @@ def render(dialogue: Dialogue) -> list[Segment]:
             segments.append(Segment(f"{START}user\n{message['content']}{END}\n", False))
         elif message["role"] == "tool" and messages[index - 1]["role"] != "tool":
             segments.append(Segment(render_results(_results_at(messages, index)), False))
+        elif message["role"] == "assistant" and "shown" in message:
+            segments += render_cut(message, dialogue.thinking)
         elif message["role"] == "assistant" and (dialogue.packed or index > last_user):
             segments += [*render_current(message, dialogue.thinking), Segment("\n", False)]
         elif message["role"] == "assistant":
