@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
@@ -15,7 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from adapters.errors import ErrorKind, RequestError
 from agent_server.audit import use_audit
@@ -23,13 +23,15 @@ from agent_server.auth import AuthMiddleware
 from agent_server.ids import new_id
 from agent_server.openapi import document
 from agent_server.routes import all_routes
+from agent_server.routes.direct_answers import DirectAnswers, Handler
 from agent_server.server import StartupError
 from agent_server.settings import Settings
 from agent_server.telemetry import note_ids
-from agent_server.tracing import current_trace, join_trace
+from agent_server.tracing import join_trace
 from agent_server.version import version
-from agent_server.web.context import RequestContext, enter, given_request_id, id_headers
-from agent_server.web.errors import deny_websocket, error_response, name_version, refuse_websocket, route_path
+from agent_server.web.context import RequestContext, enter, first_headers, given_request_id, id_headers
+from agent_server.web.counted_send import SWITCHING, CountedSend
+from agent_server.web.errors import error_response, name_version, refuse_websocket, route_path
 from agent_server.web.origins import BrowserGuard, BrowserPolicy, server_names
 from agent_server.web.route_table import RouteTable
 
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("agent_server")
 EXPOSED = ("X-Run-Id", "X-Thread-Id", "X-Request-Id", "Request-Id", "Retry-After", "RateLimit", "RateLimit-Policy")
 CLIENT_GONE = 499
-SWITCHING, REFUSED = 101, 403
+REFUSED = 403
 
 
 def create_app(
@@ -72,12 +74,7 @@ class Application(FastAPI):
         super().__init__(
             routes=all_routes(server),
             middleware=middleware(server),
-            exception_handlers={
-                HTTPException: refuse,
-                RequestError: refuse_request,
-                ClientDisconnect: leave,
-                Exception: fail,
-            },
+            exception_handlers=dict(HANDLERS),
             lifespan=lambda _: self.running(),
             title="agent-server",
             version=version(),
@@ -85,12 +82,29 @@ class Application(FastAPI):
             docs_url=None,
             redoc_url=None,
         )
-        self.router.middleware_stack = RouteTable(self.router)
+        self._table = self.router.middleware_stack = RouteTable(self.router)
         self.state.server = server
         self._server = server
         self._layers = list(self.user_middleware)
+        self._handlers = dict(self.exception_handlers)
+        self._direct: DirectAnswers | None = None
         routes = [route for route in self.routes if isinstance(route, Route | WebSocketRoute)]
         self._paths: dict[object, str] = {route.endpoint: route.path for route in routes}
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """Made once, with the first request; nothing can be put around the routes any more then."""
+        server, alone = self._server, self.user_middleware == self._layers
+        plain = not (server.settings.browsers.cors_origins or self.root_path or self.debug)
+        if alone and plain and self.exception_handlers == self._handlers:
+            self._direct = DirectAnswers(
+                self._table,
+                policy=browser_policy(server.settings),
+                authority=server.authority,
+                quotas=server.quotas,
+                handlers=HANDLERS,
+                observed=self._native_telemetry.enabled,
+            )
+        return super().build_middleware_stack()
 
     def openapi(self) -> dict[str, Any]:
         """The OpenAPI description of the server's routes and of those that were added; made once."""
@@ -116,43 +130,33 @@ class Application(FastAPI):
             await super().__call__(scope, receive, send)
             return
         name_version(scope)
+        if self.middleware_stack is None:
+            self.middleware_stack = self.build_middleware_stack()
         alone = self.user_middleware == self._layers
-        context = RequestContext(given_request_id(scope) or new_id("req"), direct_send=send if alone else None)
+        headers = first_headers(scope)
+        context = RequestContext(given_request_id(headers) or new_id("req"), direct_send=send if alone else None)
         enter(scope, context)
-        join_trace(scope["headers"])
         use_audit(self._server.audit)
-        note_ids(request=context.request_id, trace=current_trace())
+        note_ids(request=context.request_id, trace=join_trace(headers))
         scope.pop("route", None)  # of an application around this one; the router puts ours there
-        send = self._answering(scope, context, send)
+        answer = CountedSend(scope, context, send, self._count, id_headers(headers, context.request_id))
         try:
-            await self._server.start()
+            if not self._server.started:
+                await self._server.start()
         except StartupError as error:
-            await unavailable(scope, receive, send, error)
+            await unavailable(scope, receive, answer, error)
             return
         try:
-            await super().__call__(scope, receive, send)
+            if self._direct is not None and (route := self._direct.find(scope)) is not None:
+                scope["app"] = self
+                await self._direct.answer(route, scope, headers, receive, answer)
+            else:
+                await super().__call__(scope, receive, answer)
         except Exception as error:
             if scope["type"] == "websocket":  # over HTTP `fail` has told it, and Starlette raises it once more
                 logger.error("unhandled error on the WebSocket %s", route_path(scope), exc_info=error)
-
-    def _answering(self, scope: Scope, context: RequestContext, send: Send) -> Send:
-        """`send`, with the request's id on every answer, and every answer counted."""
-        own = id_headers(scope, context.request_id)
-        answered = False
-
-        async def answer(message: Message) -> None:
-            nonlocal answered
-            if message["type"] == "websocket.close" and not answered:  # the router's, for a path that it does not know
-                answered = True
-                await deny_websocket(scope, answer, RequestError("not_found", "There is no WebSocket at this path."))
-                return
-            if message["type"] in ("http.response.start", "websocket.accept", "websocket.http.response.start"):
-                answered = True
-                message = {**message, "headers": [*message.get("headers", ()), *own, *context.headers]}
-                self._count(scope, context, message.get("status", SWITCHING))
-            await send(message)
-
-        return answer
+        finally:
+            context.direct_send = None  # it belongs to what holds the scope, and both would hold each other
 
     def _count(self, scope: Scope, context: RequestContext, status: int) -> None:
         """By the route's own path: what a client wrote into a path is no label."""
@@ -228,3 +232,11 @@ async def fail(request: Request, error: Exception) -> Response:
     """A fault of ours: the log has the trace, the client gets a sentence and nothing of the inside."""
     logger.error("unhandled error on %s %s", request.method, route_path(request.scope), exc_info=error)
     return error_response(request.scope, RequestError("internal", "The server made a mistake; it is logged."))
+
+
+HANDLERS: Mapping[int | type[Exception], Handler] = {
+    HTTPException: refuse,
+    RequestError: refuse_request,
+    ClientDisconnect: leave,
+    Exception: fail,
+}

@@ -164,6 +164,12 @@ class Server:
         """The MCP servers of the agents; None if they have none."""
         return next((agent.mcp for agent in self.agents.values() if agent.mcp is not None), None)
 
+    @property
+    def started(self) -> bool:
+        """Whether `start` has nothing more to do."""
+        starting = self._starting
+        return starting is not None and starting.done() and not starting.cancelled() and starting.exception() is None
+
     async def start(self) -> None:
         """Open the store, then load the model in the background, while the routes already answer with the progress.
 

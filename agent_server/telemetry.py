@@ -95,6 +95,7 @@ class ServerTelemetry(Telemetry):
     def __init__(self) -> None:
         super().__init__()
         self.requests = self.counter("http_requests", "Requests answered", "route", "status")
+        self._answered: dict[tuple[str, int], Counter] = {}
         self.refused = self.counter("requests_refused", "Requests that were refused, by the error's kind", "reason")
         self.runs = self.counter("request_success", "Runs by how they ended", "reason")
         self.prompt_tokens = self.counter("prompt_tokens", "Prompt tokens of finished runs")
@@ -113,7 +114,10 @@ class ServerTelemetry(Telemetry):
 
     def answered(self, route: str, status: int, refused: str = "") -> None:
         """Count an answer by its route's path and its status; `refused`: the error's kind."""
-        self.requests.labels(route=route, status=str(status)).inc()
+        counter = self._answered.get((route, status))
+        if counter is None:
+            counter = self._answered[route, status] = self.requests.labels(route=route, status=str(status))
+        counter.inc()
         if refused:
             self.refused.labels(reason=refused).inc()
 
@@ -190,7 +194,9 @@ _ids: ContextVar[Mapping[str, str]] = ContextVar("log_ids", default=MappingProxy
 def note_ids(**ids: str) -> None:
     """Add ids to what is logged from here on, in this task and those that it starts: request, trace, tenant, key, run,
     thread. Empty ones are left out."""
-    _ids.set({**_ids.get(), **{name: value for name, value in ids.items() if value}})
+    given = {name: value for name, value in ids.items() if value}
+    if given:
+        _ids.set({**_ids.get(), **given})
 
 
 def noted_ids() -> Mapping[str, str]:

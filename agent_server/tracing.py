@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from opentelemetry import trace
@@ -31,11 +31,18 @@ _tracer = trace.get_tracer("agent_server")
 _NO_SPAN: AbstractContextManager[Span] = nullcontext(trace.INVALID_SPAN)
 
 
-def join_trace(headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Continue the trace that a request names, in this task and those that it starts."""
-    found = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers if name.startswith(b"trace")}
-    if "traceparent" in found:
-        attach(_W3C.extract(found))
+def join_trace(headers: Mapping[bytes, bytes]) -> str:
+    """Continue the trace that a request names, in this task and those that it starts. headers: by names in lower case.
+    Returns the trace's id; "" if there is none."""
+    if b"traceparent" in headers:
+        names = [name for name in (b"traceparent", b"tracestate") if name in headers]
+        attach(_W3C.extract({name.decode(): headers[name].decode("latin-1") for name in names}))
+    return current_trace()
+
+
+def nobody_traces() -> bool:
+    """Whether no tracing was set up, so that all spans are objects that do nothing."""
+    return isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
 
 
 def outgoing() -> dict[str, str]:
@@ -50,7 +57,7 @@ def span(
 ) -> AbstractContextManager[Span]:
     """A span `operation of` around some work. attributes: without `gen_ai.` in front, with `__` for their dots. What is
     raised is told by its class; its message may hold what somebody said."""
-    if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):  # nobody makes traces
+    if nobody_traces():
         return _NO_SPAN
     return _opened(operation, of, kind, attributes)
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from urllib.parse import parse_qs
 
-from starlette.requests import HTTPConnection
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from adapters.errors import RequestError
 from agent_server.auth.authority import Authority
 from agent_server.auth.principal import Access, Principal, enter_principal
 from agent_server.auth.quotas import Quotas
+from agent_server.web.context import first_headers
 from agent_server.web.errors import error_response, refuse_websocket, route_path
 
 PUBLIC_PATHS = frozenset({"/", "/health", "/ready", "/favicon.ico", "/favicon.svg"})
@@ -26,11 +27,11 @@ OPERATOR_PREFIX = "/operator/"
 METRICS_PATH = "/metrics"
 
 
-def presented_key(headers: Mapping[str, str], query: str = "") -> str | None:
-    scheme, _, token = headers.get("authorization", "").partition(" ")
+def presented_key(headers: Mapping[bytes, bytes], query: str = "") -> str | None:
+    scheme, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
     if scheme.lower() == "bearer" and token:
         return token.strip()
-    if (key := headers.get("x-api-key")) or not query:
+    if (key := headers.get(b"x-api-key", b"").decode("latin-1")) or not query:
         return key or None
     return next(iter(parse_qs(query).get("api_key", [])), None)
 
@@ -62,28 +63,35 @@ class AuthMiddleware:
             await self.app(scope, receive, send)
             return
         try:
-            enter_principal(scope, await self._admit(scope))
+            await admit(scope, self.authority, self.quotas)
         except RequestError as refusal:
-            await _refuse(scope, receive, send, refusal)
+            if scope["type"] == "websocket":
+                await refuse_websocket(scope, receive, send, refusal)
+            else:
+                await refused_answer(scope, refusal)(scope, receive, send)
         else:
             await self.app(scope, receive, send)
 
-    async def _admit(self, scope: Scope) -> Principal:
-        if (needed := needed_scope(scope)) is None:
-            return Principal()
-        connection = HTTPConnection(scope)
-        query = connection.url.query if scope["type"] == "websocket" else ""
-        found = await self.authority.admit(presented_key(connection.headers, query), needed)
-        if self.quotas is not None and needed == "use":
-            await self.quotas.request(scope, found)
-        return found
 
-
-async def _refuse(scope: Scope, receive: Receive, send: Send, refusal: RequestError) -> None:
-    if scope["type"] == "websocket":
-        await refuse_websocket(scope, receive, send, refusal)
+async def admit(
+    scope: Scope, authority: Authority, quotas: Quotas | None, headers: Mapping[bytes, bytes] | None = None
+) -> None:
+    """Find who asks, count the request, and make both known to the routes. headers: its `first_headers`, if they were
+    read already. Raises RequestError."""
+    if (needed := needed_scope(scope)) is None:
+        enter_principal(scope, Principal())
         return
+    headers = first_headers(scope) if headers is None else headers
+    query = scope.get("query_string", b"").decode("latin-1") if scope["type"] == "websocket" else ""
+    found = await authority.admit(presented_key(headers, query), needed)
+    if quotas is not None and needed == "use":
+        await quotas.request(scope, found)
+    enter_principal(scope, found)
+
+
+def refused_answer(scope: Scope, refusal: RequestError) -> Response:
+    """The answer to a request over HTTP that was not admitted."""
     answer = error_response(scope, refusal)
     if refusal.kind == "unauthorized":
         answer.headers["www-authenticate"] = "Bearer"  # RFC 9110, 11.6.1
-    await answer(scope, receive, send)
+    return answer

@@ -23,13 +23,14 @@ from limits.storage import storage_from_string
 from starlette.types import Scope
 
 from adapters.errors import RequestError
-from agent_server.auth.principal import Principal, asking, over_websocket
+from agent_server.auth.principal import Principal, Quota, asking, over_websocket
 from agent_server.web.context import context_of
 from events.options import GenerationOptions
 
 log = logging.getLogger("agent_server.auth")
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 WINDOW = 60
+UNBOUNDED = Quota()
 
 
 class Bound(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +80,7 @@ class Quotas:
     ) -> None:
         self._tenant = {"requests": tenant_requests, "tokens": tenant_tokens}
         self._context = tenant_context
+        self._unbounded = not (tenant_requests or tenant_tokens or tenant_context)
         more: dict[str, Any] = {}
         if not storage.startswith("async+memory"):
             more = {"implementation": "redispy", "key_prefix": f"{prefix}:limits"}
@@ -95,9 +97,9 @@ class Quotas:
         over_websocket.set(scope["type"] == "websocket")
         if scope["type"] != "http" or scope["method"] in SAFE_METHODS:
             return
-        bounds = [*self._bounds(principal, "requests"), *self._bounds(principal, "tokens")]
-        if not bounds:
+        if not self._counts(principal):
             return
+        bounds = [*self._bounds(principal, "requests"), *self._bounds(principal, "tokens")]
         within = [await self._count(bound) for bound in bounds if bound.what == "requests"]
         states = [await self._state(bound) for bound in bounds]
         if (context := context_of(scope)) is not None:
@@ -112,6 +114,8 @@ class Quotas:
         principal = asking.get() or Principal(tenant=tenant)
         caller = _caller(principal)
         quota = principal.quota
+        if not self._counts(principal) and not (options.most_tokens or options.most_context):
+            return Admission(options=options, caller=caller, spent=_uncounted)
         if quota.runs and running(caller) >= quota.runs:
             raise RequestError("rate_limited", f"This key may have {quota.runs} runs at once.", retry_after=1.0)
         tokens = self._bounds(principal, "tokens")
@@ -149,6 +153,10 @@ class Quotas:
             await bridge.storage.aclose()
 
     # counting
+
+    def _counts(self, principal: Principal) -> bool:
+        """Whether anything is bounded for this one."""
+        return not self._unbounded or principal.quota != UNBOUNDED
 
     def _bounds(self, principal: Principal, what: str) -> list[Bound]:
         own = getattr(principal.quota, f"{what}_per_minute")
@@ -195,6 +203,10 @@ def headers_of(states: Sequence[State]) -> list[tuple[bytes, bytes]]:
     policy = ", ".join(f'"{what}";q={state.bound.amount};w={WINDOW}' for what, state in tightest.items())
     limit = ", ".join(f'"{what}";r={state.remaining};t={state.reset}' for what, state in tightest.items())
     return [(b"ratelimit-policy", policy.encode()), (b"ratelimit", limit.encode())]
+
+
+def _uncounted(tokens: int) -> None:
+    """Where nothing is bounded."""
 
 
 def _caller(principal: Principal) -> str:

@@ -54,6 +54,13 @@ class ControlTokens:
     def is_control(self, number: int) -> bool:
         return number in self._numbers
 
+    def is_prepared_for(self, texts: Iterable[str]) -> bool:
+        """Whether a prompt with these texts is encoded without a copy of the tokenizer that is yet to be made, which
+        takes seconds for a large vocabulary."""
+        if self._plain is not None:
+            return True
+        return not self._ask_tokenizer and not any(map(self._literals.find, texts))
+
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Where control tokens are spelled in a text: (start, end), in order, not overlapping."""
         spelled = self._literals.find(text)

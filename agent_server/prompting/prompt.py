@@ -26,6 +26,7 @@ from agent_server.prompting.built_prompt import Prompt
 from agent_server.prompting.control_tokens import ControlTokens, strings
 from agent_server.prompting.encoding import characters_per_token, encoded
 from agent_server.prompting.prefill import written_stage
+from agent_server.prompting.quick_builds import QuickBuilds, small_texts
 from agent_server.prompting.rendering import Chat, Rendering
 from agent_server.prompting.thinking import switch_words, template_variables
 from agent_server.prompting.truncation import newest, shortened
@@ -86,6 +87,7 @@ class PromptBuilder:
         self._characters_per_token = characters_per_token(files.tokenizer)
         templates = {"default": settings.chat_template} if settings.chat_template else dict(files.templates)
         self._chats = {name: self._chat(source) for name, source in templates.items()}
+        self._quick = QuickBuilds()
         self._threads = ThreadPoolExecutor(RENDER_THREADS, thread_name_prefix="render")
 
     @classmethod
@@ -144,10 +146,15 @@ class PromptBuilder:
     async def build_async(
         self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None, *, sees: bool = False
     ) -> Prompt:
-        """`build` in a thread, so that a slow template does not block the event loop. Raises EngineError("timeout")
-        after `render_seconds`. The threads are this builder's own, so a template that never ends cannot use up the
-        server's."""
+        """`build` in a thread, so that a slow template does not block the event loop, but for small requests that are
+        known to be quick (see `quick_builds`). Raises EngineError("timeout") after `render_seconds`. The threads are
+        this builder's own, so a template that never ends cannot use up the server's."""
         build = partial(self.build, input, options, instructions, sees=sees)
+        texts = small_texts(input, options, instructions)
+        if texts is not None and self._controls.is_prepared_for(texts):
+            if self._quick.may_follow:
+                return self._quick.measured(build)
+            build = partial(self._quick.measured, build)
         work = asyncio.wrap_future(self._threads.submit(build))
         try:
             # Not asyncio.wait_for, which may lose a cancellation (CPython issue 86296).

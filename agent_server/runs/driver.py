@@ -96,7 +96,8 @@ class Driver:
         with span(
             "invoke_agent", self.run.agent, agent__name=self.run.agent, conversation__id=self.run.thread_id
         ) as traced:
-            note_ids(trace=current_trace())
+            if traced.is_recording():  # else the trace is the request's, which was noted with it
+                note_ids(trace=current_trace())
             terminal = await self._attempt(turn)
             self._trace(traced, terminal)
         self.run.state = "ending"  # from here on it cannot be cancelled: its ending is being recorded

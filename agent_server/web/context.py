@@ -4,6 +4,7 @@ the routes, read it from."""
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from starlette.types import Scope, Send
@@ -45,18 +46,23 @@ def stream_send(scope: Scope, send: Send) -> Send:
     return send if context is None or context.direct_send is None else context.direct_send
 
 
-def id_headers(scope: Scope, request_id: str) -> list[tuple[bytes, bytes]]:
-    """What tells the client its request's id; Anthropic's clients read it under a name of their own."""
+def id_headers(headers: Mapping[bytes, bytes], request_id: str) -> list[tuple[bytes, bytes]]:
+    """What tells the client its request's id; Anthropic's clients read it under a name of their own. headers: the
+    request's."""
     value = request_id.encode()
     ids = [(REQUEST_ID_HEADER, value)]
-    if any(name == _ANTHROPIC_VERSION for name, _ in scope["headers"]):
+    if _ANTHROPIC_VERSION in headers:
         ids.append((_ANTHROPIC_ID_HEADER, value))
     return ids
 
 
-def given_request_id(scope: Scope) -> str | None:
+def first_headers(scope: Scope) -> Mapping[bytes, bytes]:
+    """The headers of a request by their names in lower case: of several with one name the first, as Starlette's
+    `Headers.get` gives it."""
+    return dict(reversed([*scope["headers"]]))
+
+
+def given_request_id(headers: Mapping[bytes, bytes]) -> str | None:
     """The client's own id of the request, if it is one that may stand in headers and logs."""
-    for name, value in scope["headers"]:
-        if name == REQUEST_ID_HEADER:
-            return value.decode() if _SOUND_ID.fullmatch(value) else None
-    return None
+    value = headers.get(REQUEST_ID_HEADER)
+    return value.decode() if value is not None and _SOUND_ID.fullmatch(value) else None

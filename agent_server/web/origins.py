@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from adapters.errors import RequestError
+from agent_server.web.context import first_headers
 from agent_server.web.errors import error_response, refuse_websocket, route_path
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -34,6 +35,8 @@ FORMS = frozenset({"/v1/audio/transcriptions", "/audio/transcriptions", "/copilo
 """The routes that read multipart/form-data, and nothing else."""
 OURS = frozenset({"same-origin", "none"})
 """`Sec-Fetch-Site` of our own page, and of what a person typed into the address bar (Fetch Metadata, section 2.4)."""
+LONGEST_ADDRESS = 128
+"""Characters of an IPv6 address with the name of its network interface; what is longer is no address."""
 
 
 class BrowserPolicy:
@@ -49,10 +52,10 @@ class BrowserPolicy:
         self._origins = frozenset(origins)
         self._pages = pages
 
-    def refusal(self, scope: Scope) -> RequestError | None:
-        """Why this request is not taken; None where it is."""
-        headers = Headers(scope=scope)
-        if not self._served(headers.get("host")) and route_path(scope) not in PROBES:
+    def refusal(self, scope: Scope, headers: Mapping[bytes, bytes] | None = None) -> RequestError | None:
+        """Why this request is not taken; None where it is. headers: its `first_headers`, if they were read already."""
+        headers = first_headers(scope) if headers is None else headers
+        if not self._served(_text(headers, b"host")) and route_path(scope) not in PROBES:
             message = "This server is not served under the name in the Host header; allow it with --allowed-host NAME."
             return RequestError("forbidden", message)
         if scope["type"] == "http" and scope["method"] in SAFE_METHODS:
@@ -77,8 +80,8 @@ class BrowserPolicy:
         parts = name.split(".")
         return any("*." + ".".join(parts[start:]) in (self._hosts or ()) for start in range(1, len(parts)))
 
-    def _is_foreign(self, headers: Headers) -> bool:
-        origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+    def _is_foreign(self, headers: Mapping[bytes, bytes]) -> bool:
+        origin, site = _text(headers, b"origin"), _text(headers, b"sec-fetch-site")
         if origin is not None and ("*" in self._origins or origin in self._origins):
             return False
         if not self._pages:
@@ -88,7 +91,7 @@ class BrowserPolicy:
         if origin is None:
             return site is not None
         own = _netloc(origin)
-        return not own or (own != headers.get("host", "").lower() and own not in (self._hosts or ()))
+        return not own or (own != (_text(headers, b"host") or "").lower() and own not in (self._hosts or ()))
 
 
 def server_names(host: str) -> set[str]:
@@ -107,6 +110,11 @@ def _name(host: str) -> str:
 
 
 def _is_address(name: str) -> bool:
+    return _reads_as_address(name) if len(name) <= LONGEST_ADDRESS else False
+
+
+@lru_cache(256)
+def _reads_as_address(name: str) -> bool:
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -122,10 +130,17 @@ def _netloc(origin: str) -> str:
         return ""
 
 
-def _is_simple(headers: Headers, *, form: bool) -> bool:
+def _text(headers: Mapping[bytes, bytes], name: bytes) -> str | None:
+    value = headers.get(name)
+    return None if value is None else value.decode("latin-1")
+
+
+def _is_simple(headers: Mapping[bytes, bytes], *, form: bool) -> bool:
     """Whether there is a body of a type that a page may send without being asked about it. form: one is read."""
-    empty = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
-    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if headers.get(b"content-type") == b"application/json":
+        return False
+    empty = headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers
+    kind = (_text(headers, b"content-type") or "").partition(";")[0].strip().lower()
     return not empty and kind in SIMPLE_TYPES and not (form and kind == "multipart/form-data")
 
 

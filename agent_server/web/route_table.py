@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from starlette.routing import Match, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -29,6 +31,9 @@ class RouteTable:
         found = next((route for route in self._router.routes if route.matches(scope)[0] is Match.FULL), None)
         return found if type(found) is Route and not found.param_convertors else None
 
+    def __iter__(self) -> Iterator[Route]:
+        return iter(self._routes.values())
+
     def find(self, scope: Scope) -> Route | None:
         """The route of a request; None where the router is to look for it."""
         if scope["type"] != "http" or scope.get(TELEMETRY) is not None:
@@ -39,7 +44,11 @@ class RouteTable:
         if (route := self.find(scope)) is None:
             await self._others(scope, receive, send)
             return
+        self.enter(scope, route)
+        await route.app(scope, receive, send)
+
+    def enter(self, scope: Scope, route: Route) -> None:
+        """Make known to a route what the router would."""
         scope.setdefault("router", self._router)
         scope["endpoint"] = route.endpoint
         scope["path_params"] = dict(scope.get("path_params", {}))
-        await route.app(scope, receive, send)

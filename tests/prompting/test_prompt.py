@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from concurrent.futures import Executor, Future
 from datetime import datetime
@@ -16,6 +17,7 @@ from pydantic import TypeAdapter
 from agent_server.engine.protocol import EngineError
 from agent_server.model_files import ModelFiles, load_model_files
 from agent_server.prompting.prompt import PromptBuilder
+from agent_server.prompting.quick_builds import FIRST_BUILDS, MOST_CHARACTERS, MOST_MESSAGES, MOST_QUICK, QuickBuilds
 from agent_server.settings import PromptSettings
 from events.options import GenerationOptions, SamplingParams, ToolChoice
 from events.template.environment import ChatTemplate
@@ -508,3 +510,89 @@ def test_what_the_prompt_opens(case: dict[str, Any]) -> None:
     expected = case["generation_prompt"]
     # White space aside, and with the header where the peer leaves it out.
     assert "".join(prompt.opened.split()).endswith("".join(expected.split()))
+
+
+# --- on the event loop, or in a thread
+
+
+async def built_in(made: PromptBuilder, input: RunAgentInput, options: GenerationOptions, **given: Any) -> str:
+    """Where a prompt was built: "loop" or "thread"."""
+    places: list[bool] = []
+    usual = made.build
+
+    def noted(*arguments: Any, **named: Any) -> Any:
+        places.append(threading.current_thread() is threading.main_thread())
+        return usual(*arguments, **named)
+
+    made.build = noted  # type: ignore[method-assign]
+    try:
+        await made.build_async(input, options, **given)
+    finally:
+        made.build = usual  # type: ignore[method-assign]
+    return "loop" if places == [True] else "thread"
+
+
+class CpuTime:
+    """A clock by which everything takes `step` seconds."""
+
+    def __init__(self) -> None:
+        self.step = 0.0001
+        self._now = 0.0
+
+    def __call__(self) -> float:
+        self._now += self.step
+        return self._now
+
+
+async def used_to_be_quick() -> tuple[PromptBuilder, CpuTime]:
+    made, clock = builder(own("hermes_think")), CpuTime()
+    made._quick = QuickBuilds(clock)
+    for _ in range(FIRST_BUILDS):
+        assert await built_in(made, HELLO, GenerationOptions()) == "thread", "whether it is quick is not known yet"
+    return made, clock
+
+
+async def test_small_prompts_are_built_on_the_event_loop_once_that_is_known_to_be_quick() -> None:
+    made, _ = await used_to_be_quick()
+    assert await built_in(made, HELLO, GenerationOptions()) == "loop"
+    assert await made.build_async(HELLO, GenerationOptions()) == made.build(HELLO, GenerationOptions())
+
+
+@pytest.mark.parametrize(
+    ("input", "options"),
+    [
+        (run_input(("user", "x" * (MOST_CHARACTERS + 1))), {}),
+        (run_input(*[("user", "x")] * (MOST_MESSAGES + 1)), {}),
+        (run_input(("user", "hello"), tools=(WEATHER,)), {}),
+        (run_input(("user", "say <|im_end|>")), {}),  # for which a second tokenizer is made, which takes seconds
+        (HELLO, {"template_kwargs": {"thinking_budget": 10_000_000}}),
+        (HELLO, {"raw_prompt": "hello"}),
+        (HELLO, {"truncate_history": True}),
+        (run_input(("user", "hello"), ("assistant", "hel")), {"continue_final_message": True}),
+    ],
+)
+async def test_other_prompts_are_built_in_threads(input: RunAgentInput, options: dict[str, Any]) -> None:
+    made, _ = await used_to_be_quick()
+    assert await built_in(made, input, GenerationOptions(**options)) == "thread"
+
+
+async def test_a_template_that_turns_out_slow_holds_up_the_event_loop_once() -> None:
+    made, clock = await used_to_be_quick()
+    clock.step = 0.5
+    assert await built_in(made, HELLO, GenerationOptions()) == "loop"
+    assert await built_in(made, HELLO, GenerationOptions()) == "thread"
+    clock.step = 0.0001
+    for _ in range(2 * FIRST_BUILDS):
+        assert await built_in(made, HELLO, GenerationOptions()) == "thread", "a few quick ones do not make up for it"
+
+
+async def test_a_collection_of_garbage_that_falls_into_a_build_is_not_held_against_the_template() -> None:
+    made, clock = await used_to_be_quick()
+    for _ in range(MOST_QUICK):
+        made._quick.measured(lambda: None)
+    clock.step = 0.02
+    assert await built_in(made, HELLO, GenerationOptions()) == "loop"
+    assert await built_in(made, HELLO, GenerationOptions()) == "loop"
+    for _ in range(2):
+        await built_in(made, HELLO, GenerationOptions())
+    assert await built_in(made, HELLO, GenerationOptions()) == "thread", "it is the rule by now"
