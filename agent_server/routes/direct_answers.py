@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from starlette.middleware.body_limit import MAX_BODY_SIZE_SCOPE_KEY
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route, request_response
 from starlette.types import Receive, Scope
 
 from adapters.errors import RequestError
@@ -45,7 +45,7 @@ class DirectAnswers:
         observed: Callable[[], bool],
     ) -> None:
         self._table = table
-        self._plain = {id(route) for route in table if inspect.iscoroutinefunction(route.endpoint)}
+        self._plain = {id(route) for route in table if _is_plain(route)}
         self._policy = policy
         self._authority = authority
         self._quotas = quotas
@@ -93,3 +93,17 @@ class DirectAnswers:
         except RequestError as refusal:
             return refused_answer(scope, refusal)
         return None
+
+
+async def _never_called(request: Request) -> Response:
+    raise NotImplementedError
+
+
+_WITHOUT_MIDDLEWARE = request_response(_never_called).__code__
+
+
+def _is_plain(route: Route) -> bool:
+    """Whether the endpoint is a coroutine function and stands alone: a route's own middleware, such as compression, is
+    told only by what the framework put in the place of `app`, and is not left out."""
+    bare = getattr(route.app, "__code__", None) is _WITHOUT_MIDDLEWARE
+    return bare and inspect.iscoroutinefunction(route.endpoint)

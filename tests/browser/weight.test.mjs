@@ -120,6 +120,8 @@ test("an address that names a conversation greets nobody meanwhile", { timeout: 
   await page.route(/assets\/index-.*\.js$/, () => undefined);
   await page.goto(`${server.url}/#thread=1`, { waitUntil: "commit" });
   await page.getByRole("textbox", { name: "Message" }).waitFor();
+  // nothing is painted before the style has come, but a script that asks what is visible is answered before
+  await page.waitForFunction(() => [...document.styleSheets].some(({ href }) => href?.startsWith(location.origin)));
   assert.equal(await page.getByText("Every token becomes an AG-UI event").isVisible(), false);
   await page.leave();
 });

@@ -103,6 +103,7 @@ async def test_an_answer_is_that_of_the_layers(both, found, method, path, given,
         ("GET", "/nowhere", KEY),
         ("DELETE", "/v1/models", KEY),
         ("GET", "/v1/models/other", KEY),
+        ("GET", "/copilotkit/info", KEY),  # a route with a middleware of its own
     ],
 )
 async def test_what_the_layers_are_for_goes_through_them(both, found, method, path, headers):
