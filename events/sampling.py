@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import compress
+from operator import is_not
 from typing import Annotated, Literal, get_args, get_type_hints
 
 import msgspec
@@ -201,11 +203,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     def _set(self) -> list[tuple[str, object]]:
         """Names and values of the parameters that have not their default. Most requests set two or three of them."""
         values = msgspec.structs.astuple(self)
-        return [
-            (name, value)
-            for (name, default), value in zip(DEFAULTS.items(), values, strict=True)
-            if value is not default and value != default
-        ]
+        others = compress(zip(DEFAULTS.items(), values, strict=True), map(is_not, values, DEFAULTS.values()))
+        return [(name, value) for (name, default), value in others if value != default]
 
 
 def _declared(struct: type[msgspec.Struct]) -> dict[str, Parameter]:

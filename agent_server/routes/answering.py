@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
@@ -20,7 +21,7 @@ from adapters.errors import KINDS, ErrorKind, RequestError
 from adapters.inbound import Inbound
 from adapters.openai_models import no_such_model
 from agent_server.ids import new_id
-from agent_server.routes.http import SEND_BYTES, Encoder, EventStream, first_of, id_headers, left
+from agent_server.routes.http import SEND_BYTES, Encoder, EventStream, departure, first_of, id_headers, stay
 from events.metadata import error_metadata
 from events.options import GenerationOptions
 from events.sampling import Wire
@@ -29,7 +30,7 @@ from events.vocabulary import LOADING_EVENT, Custom, Event, RunError, RunFinishe
 if TYPE_CHECKING:
     from agent_server.model_pool import AnyModel
     from agent_server.runs import Run
-    from agent_server.runs.sharing.interfaces import AnyRun
+    from agent_server.runs.sharing.interfaces import AnyRun, EventReader
     from agent_server.server import Server, ServesRuns
 
 HOLD_SECONDS = 2.0
@@ -159,16 +160,15 @@ def _options(options: GenerationOptions, index: int) -> GenerationOptions:
 async def collect(request: Request, runs: Sequence[Run]) -> list[list[Event]] | None:
     """All events of all runs, or None if the client left before they ended, in which case reading stops."""
     reading = asyncio.gather(*(_read(run) for run in runs))
-    leaving = asyncio.ensure_future(left(request.receive))
-    both: tuple[asyncio.Future[Any], ...] = (reading, leaving)
+    leaving = departure(request.scope, request.receive)
     try:
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        await first_of(reading, leaving)
         return reading.result() if reading.done() else None
     finally:
-        for task in both:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        stay(leaving)
+        reading.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await reading
 
 
 async def answer_json(request: Request, runs: Sequence[Run], body: Callable[[list[list[Event]]], bytes]) -> Response:
@@ -203,14 +203,36 @@ class AnswerFrames:
         self._turn = 0
         self._frames = b""
         self._last: Item | None = None
-        self._opening: asyncio.Task[None] | None = None
+        self._opening: asyncio.Future[None] | None = None
         self._begun = False
         self.failure: RunError | None = None
 
-    def open(self) -> asyncio.Task[None]:
+    def open(self) -> asyncio.Future[None]:
         """Read up to the first event that is more than a beginning; `failure` is set if it is one."""
-        self._opening = asyncio.create_task(self._open())
+        if self._only is None:
+            self._opening = asyncio.create_task(self._open())
+        else:
+            self._opening = asyncio.get_running_loop().create_future()
+            self._read_on(self._only, self._opening)
         return self._opening
+
+    def _read_on(self, reader: EventReader, opened: asyncio.Future[None], _: object = None) -> None:
+        """What `_open` does with one run, called again with every arrival: a task costs more."""
+        if opened.done():
+            return
+        try:
+            while not self._begun:
+                if (item := reader.ready()) is not None:
+                    self._tell((0, *item))
+                elif (arrival := reader.arrival()) is not None:
+                    arrival.add_done_callback(partial(self._read_on, reader, opened))
+                    return
+                else:
+                    break
+        except Exception as error:
+            opened.set_exception(error)
+        else:
+            opened.set_result(None)
 
     async def _open(self) -> None:
         while not self._begun:
@@ -300,15 +322,15 @@ async def stream_answer(
     before the last event is told.
     """
     frames = AnswerFrames(runs, encoder, before_end)
-    leaving = asyncio.create_task(left(request.receive))
+    leaving = departure(request.scope, request.receive)
     try:
         alive = not hold or await _hold(frames, leaving)
     except BaseException:
-        leaving.cancel()
+        stay(leaving)
         await frames.aclose()
         raise
     if not alive:
-        leaving.cancel()
+        stay(leaving)
         await frames.aclose()
         if frames.failure is not None:
             raise failed(frames.failure, wire)
@@ -323,7 +345,7 @@ async def stream_answer(
     )
 
 
-async def _hold(frames: AnswerFrames, leaving: asyncio.Task[None]) -> bool:
+async def _hold(frames: AnswerFrames, leaving: asyncio.Future[None]) -> bool:
     """Wait for the first sign of life. True if there is something to stream and the client is still there."""
     opening = frames.open()
     await first_of(opening, leaving, seconds=HOLD_SECONDS)

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from adapters.errors import RequestError
 from agent_server.engine.protocol import EngineError
-from agent_server.web.context import stream_send
+from agent_server.web.context import connection_of, stream_send
 from agent_server.web.errors import error_response
 
 if TYPE_CHECKING:
@@ -105,8 +105,8 @@ class Generated:
 class EventStream(Response):
     """Streams frames, notices a client that left even while nothing is being sent, and keeps the line warm.
 
-    Whatever ends the stream, the frames are closed, which releases their reader of the run. leaving: a task that waits
-    for the client to go already.
+    Whatever ends the stream, the frames are closed, which releases their reader of the run. leaving: what is done when
+    the client goes, as `departure` gives it, if that was asked for already.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class EventStream(Response):
         keep_alive: Callable[[], bytes],
         interval: float,
         headers: dict[str, str] | None = None,
-        leaving: asyncio.Task[None] | None = None,
+        leaving: asyncio.Future[None] | None = None,
     ) -> None:
         self.status_code, self.background = 200, None
         own = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in (headers or {}).items()]
@@ -136,13 +136,14 @@ class EventStream(Response):
         self._last = asyncio.get_running_loop().time()
         # in a task of its own: a token wakes this one and not the whole chain of those who wait for the answer
         sending = asyncio.create_task(self._send_all(send))
-        leaving = self._leaving or asyncio.create_task(left(receive))
+        leaving = self._leaving or departure(scope, receive)
         self._keep_warm(send, self._interval)
         try:
             await first_of(sending, leaving)
         finally:
             self._timer.cancel()
-            for task in (leaving, self._warming, sending):
+            stay(leaving)
+            for task in (self._warming, sending):
                 if task is not None:
                     await _stop(task)
             await self._frames.aclose()
@@ -182,6 +183,17 @@ class EventStream(Response):
     async def _warm(self, send: Send) -> None:
         with contextlib.suppress(OSError):
             await send({"type": "http.response.body", "body": self._keep_alive(), "more_body": True})
+
+
+def departure(scope: Scope, receive: Receive) -> asyncio.Future[None]:
+    """Done when the client is gone. To be let go of with `stay`."""
+    return connection_of(scope) or asyncio.create_task(left(receive))
+
+
+def stay(leaving: asyncio.Future[None]) -> None:
+    """Wait no longer for the client to go. The connection itself is other requests' too."""
+    if isinstance(leaving, asyncio.Task):
+        leaving.cancel()
 
 
 async def left(receive: Receive) -> None:

@@ -12,15 +12,17 @@ import ipaddress
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
+from starlette.types import Scope
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from agent_server.ids import new_id
 from agent_server.settings import ConnectionLimits
+from agent_server.web.context import note_connection
 
 SLICE = 16 * 1024
 """Bytes that the parser is given at once, and so what it may have read beyond a limit."""
@@ -107,6 +109,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._over = False
         self._timer: asyncio.TimerHandle | None = None
         self._timed: tuple[Reason, int] | None = None
+        self._lost: asyncio.Future[None] | None = None
 
     # ---- the connection
 
@@ -121,6 +124,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._released()
         super().connection_lost(exc)
+        if self._lost is not None and not self._lost.done():
+            self._lost.set_result(None)
 
     def handle_websocket_upgrade(self) -> None:
         if self._refusal is None:
@@ -175,6 +180,9 @@ class LimitedProtocol(HttpToolsProtocol):
         self._phase = "body"
         self._pending = 0
         if self._refusal is None:
+            if self._lost is None:
+                self._lost = self.loop.create_future()
+            note_connection(cast("Scope", self.scope), self._lost)
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -187,6 +195,10 @@ class LimitedProtocol(HttpToolsProtocol):
         self._pending = 0
         if self._refusal is None:
             super().on_message_complete()
+            # Reading was paused if much of the body had come at once. Nobody asks for more of it now, and a connection
+            # that is not read does not tell that it is lost. With another request in the queue it stays paused.
+            if not self.pipeline and not self.transport.is_closing():
+                self.flow.resume_reading()
 
     # ---- time
 

@@ -3,6 +3,7 @@ the routes, read it from."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from starlette.types import Scope, Send
 
 _KEY = "agent_server.request"
+_LOST = "agent_server.connection_lost"
 _SOUND_ID = re.compile(rb"[A-Za-z0-9._:+/=-]{1,128}")
 REQUEST_ID_HEADER = b"x-request-id"
 _ANTHROPIC_VERSION = b"anthropic-version"
@@ -54,6 +56,19 @@ def id_headers(headers: Mapping[bytes, bytes], request_id: str) -> list[tuple[by
     if _ANTHROPIC_VERSION in headers:
         ids.append((_ANTHROPIC_ID_HEADER, value))
     return ids
+
+
+def note_connection(scope: Scope, lost: asyncio.Future[None]) -> None:
+    """Make known what is done when the connection of a request is lost."""
+    scope[_LOST] = lost
+
+
+def connection_of(scope: Scope) -> asyncio.Future[None] | None:
+    """What is done when the connection of a request is lost; several requests share it, so nobody may cancel it. None
+    where the server in front of the application does not tell, or a layer around it may have more to say."""
+    context, lost = context_of(scope), scope.get(_LOST)
+    direct = context is not None and context.direct_send is not None
+    return lost if direct and isinstance(lost, asyncio.Future) else None
 
 
 def first_headers(scope: Scope) -> Mapping[bytes, bytes]:

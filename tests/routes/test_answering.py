@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from urllib.parse import urlsplit
 
 import httpx
 import msgspec
@@ -102,3 +103,29 @@ async def test_answers_that_come_in_large_items_say_the_same():
         frames = response.text.count('"content":')
         assert len(said(response.text)) == 2 * len(TEXT)
         assert frames == 2 if chunk == 1000 else frames > 2
+
+
+@pytest.mark.parametrize("first_delay", [0.0, 3600.0])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_in_its_second_request_on_a_connection_ends_that_run(stream, first_delay):
+    """Whether it leaves before the first word or between two. The connection is both requests'."""
+    scripts = [Script(text="Hi."), Script(text=TEXT, first_delay=first_delay, delay=3600.0, reason=None)]
+    async with serving(scripted(scripts)) as server:
+        place = urlsplit(server.url)
+        reader, writer = await asyncio.open_connection(place.hostname, place.port)
+        for number in range(2):
+            body = msgspec.json.encode({"messages": [{"role": "user", "content": "Hello"}], "stream": stream})
+            body += b" " * (300_000 * number)  # reading such a body is paused now and then
+            head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            writer.write(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            if not number:
+                await reader.readuntil(b"data: [DONE]\n\n\r\n0\r\n\r\n" if stream else b'"usage":')
+        async with asyncio.timeout(10):
+            while not server.engine.running:
+                await asyncio.sleep(0.001)
+        assert server.engine.cancelled == []
+        writer.close()
+        async with asyncio.timeout(10):
+            while not server.engine.cancelled:
+                await asyncio.sleep(0.001)
+    assert len(server.engine.cancelled) == 1
