@@ -33,7 +33,7 @@ class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
     strict: bool = False
 
 
-class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True):
+class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One request's options.
 
     model: the name the client asked for. n: number of answers. thinking: None leaves the template's default.

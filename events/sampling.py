@@ -71,7 +71,7 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
         return low if self.most is None else f"{low} and at most {self.most}"
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How the next token is chosen. None means: the model's generation_config, else the neutral value."""
 
     temperature: Annotated[

@@ -114,7 +114,7 @@ class StepFinished(AttributableEvent, tag="STEP_FINISHED", frozen=True, kw_only=
     step_name: str
 
 
-class TextMessageStart(AttributableEvent, tag="TEXT_MESSAGE_START", frozen=True, kw_only=True):
+class TextMessageStart(AttributableEvent, tag="TEXT_MESSAGE_START", frozen=True, kw_only=True, gc=False):
     message_id: str
     role: TextRole | None = None
     name: str | None = None

@@ -22,7 +22,7 @@ from adapters.tool_list import ToolList, ToolSpec, read_tools
 from events.options import GenerationOptions
 
 
-class ChatFlags(msgspec.Struct, frozen=True, kw_only=True):
+class ChatFlags(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What the outbound side must know of the request (`Inbound.extra`).
 
     logprobs: alternatives per token, None without log probabilities. named_tool: tool_choice named one function.

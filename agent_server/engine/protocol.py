@@ -187,7 +187,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     seconds: float = 0.0
 
 
-class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One sequence to generate. `tenant`: prefix caches are kept apart by it, and capacity is shared fairly between
     tenants. `priority`: more goes first. `cache_salt`: what is cached is shared by requests with the same one alone.
     `turn`: how many turns of the same piece of work came before; while generations wait, an engine may let later turns

@@ -8,9 +8,8 @@ fails, when its script says so, in every way in which a real engine can.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -88,6 +87,20 @@ class _Running:
             self.sleeping = None
             if timer is not None:
                 timer.cancel()
+
+
+class _Slot:
+    """Holds a slot for a generation, from its arrival to its end."""
+
+    def __init__(self, engine: ScriptedEngine, request: GenerationRequest) -> None:
+        self._engine = engine
+        self._request = request
+
+    async def __aenter__(self) -> _Running:
+        return await self._engine.enter(self._request)
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._engine.leave(self._request, ended=kind is None)
 
 
 class ScriptedEngine:
@@ -169,7 +182,7 @@ class ScriptedEngine:
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineItem, None]:
         """Plays a script. It is one loop without nested generators because it runs for every token of every stream."""
         self._admit(request)
-        async with self._running_slot(request) as running:
+        async with _Slot(self, request) as running:
             script = self._script(request)
             loop = asyncio.get_running_loop()
             clock: Clock = self._delays or loop
@@ -213,10 +226,8 @@ class ScriptedEngine:
             timings = running.timings(self._clock())
             yield msgspec.structs.replace(end, timings=timings)
 
-    @contextlib.asynccontextmanager
-    async def _running_slot(self, request: GenerationRequest) -> AsyncIterator[_Running]:
-        """Registers a generation from its arrival to its end and holds a slot for it. A generation that is closed early
-        or fails is added to `cancelled`."""
+    async def enter(self, request: GenerationRequest) -> _Running:
+        """Register a generation, and take a slot for it when one is free."""
         sampling = request.sampling
         output = OutputText(
             self.vocabulary, request.prompt_token_ids, sampling.stop, sampling.min_tokens, request.generated
@@ -229,19 +240,23 @@ class ScriptedEngine:
             position=len(request.generated),
         )
         self.running[request.request_id] = running
-        ended = False
         try:
             await self._take_slot()
-            try:
-                running.begun = self._clock()
-                yield running
-                ended = True
-            finally:
-                self._slots.release()
-        finally:
-            self.running.pop(request.request_id, None)
-            if not ended:
-                self.cancelled.append(request.request_id)
+        except BaseException:
+            self._withdraw(request, ended=False)
+            raise
+        running.begun = self._clock()
+        return running
+
+    def leave(self, request: GenerationRequest, *, ended: bool) -> None:
+        """Give the slot of a generation back. One that was closed early or failed is added to `cancelled`."""
+        self._slots.release()
+        self._withdraw(request, ended=ended)
+
+    def _withdraw(self, request: GenerationRequest, *, ended: bool) -> None:
+        self.running.pop(request.request_id, None)
+        if not ended:
+            self.cancelled.append(request.request_id)
 
     def _admit(self, request: GenerationRequest) -> None:
         if self._status.state != "ready":

@@ -8,7 +8,7 @@ from ag_ui.core import ImagePart
 from events.formats.output_format import OutputFormat
 
 
-class Prompt(msgspec.Struct, frozen=True, kw_only=True):
+class Prompt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The prompt for the engine, and what the translator must know of it.
 
     text: the rendered prompt, for inspection. opened: the beginning of the answer that it already holds, from the

@@ -109,7 +109,7 @@ def _is_plain(value: object, depth: int = 0) -> bool:
     return isinstance(value, list) and all(_is_plain(item, depth + 1) for item in value)
 
 
-class Budget(msgspec.Struct, frozen=True, kw_only=True):
+class Budget(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """thought: for the engine; None where nothing is to be bounded. options: the request's, with the budget that the
     engine is to keep. warnings: what was left out."""
 

@@ -17,22 +17,23 @@ class Controls:
     def __init__(self) -> None:
         self._generating: dict[str, Engine] = {}
         self._room: dict[str, int] = {}
-        self._may_go_on = asyncio.Event()
-        self._may_go_on.set()
+        self._resumed: asyncio.Event | None = None  # while the run is paused
         self._changes: dict[str, object] = {}
 
     @property
     def paused(self) -> bool:
-        return not self._may_go_on.is_set()
+        return self._resumed is not None
 
     async def pause(self) -> bool:
         """No token is delivered until `resume`. False if the engine cannot pause."""
-        self._may_go_on.clear()
+        self._resumed = self._resumed or asyncio.Event()
         answers = [await engine.pause(request_id) for request_id, engine in list(self._generating.items())]
         return all(answers)
 
     async def resume(self) -> bool:
-        self._may_go_on.set()
+        resumed, self._resumed = self._resumed, None
+        if resumed is not None:
+            resumed.set()
         answers = [await engine.resume(request_id) for request_id, engine in list(self._generating.items())]
         return all(answers)
 
@@ -48,7 +49,8 @@ class Controls:
 
     async def gate(self) -> None:
         """Returns at once unless the run is paused."""
-        await self._may_go_on.wait()
+        if self._resumed is not None:
+            await self._resumed.wait()
 
     def attach(self, request_id: str, engine: Engine, room: int = 0) -> None:
         """room: tokens that the caller's key leaves to the answer; 0: any."""

@@ -13,7 +13,7 @@ import msgspec
 from events.parsing.schema import Schema
 
 
-class Policy(msgspec.Struct, frozen=True, kw_only=True):
+class Policy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How one request's output is read.
 
     tools: name → parameter schema of the declared tools; None: nothing is known and any name is a tool's; {}: there

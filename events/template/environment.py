@@ -212,6 +212,7 @@ class ChatTemplate:
         self.special_tokens = {"bos_token": "", "eos_token": "", **(special_tokens or {})}
         self._template = _compile(source)
         self._lists_functions = "functions" in variables(source)
+        self._tells_date = "datetime" in variables(source)
         self.prompts_last = prompts_last(source)
 
     def render(
@@ -258,7 +259,7 @@ class ChatTemplate:
         clock = now or (lambda: FIXED_NOW)
         context: dict[str, object] = {
             "strftime_now": lambda form="%Y-%m-%d": clock().strftime(form),
-            "datetime": clock().strftime("%Y-%m-%d"),
+            **({"datetime": clock().strftime("%Y-%m-%d")} if self._tells_date else {}),
             **({"functions": to_json(tools or [], indent=2)} if self._lists_functions else {}),
             **self.special_tokens,
             **{key: _copied(value) for key, value in extra.items()},
