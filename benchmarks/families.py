@@ -1,12 +1,12 @@
 """Every decoder-only architecture that transformers has, tiny and random, on the core and beside `generate`.
 
-    python -m benchmarks.families [FAMILY ...] [--new 16] [--steps 8] [--table docs/families.md]
+    python -m benchmarks.families [FAMILY ...] [--new 16] [--steps 8] [--rounds 4] [--table docs/families.md]
 
 For each: how its sequences are run; of eight greedy requests that arrive piecemeal, in float32, how many get the ids
 that `generate` gives for the prompt alone; and what a step of eight decoding rows costs beside a step of `generate` on
-a padded batch of the same prompts (the shortest of several, taken in turns, one thread). Ids that part where two tokens
-are equally likely, within rounding, count as the same: which of them comes depends on the order of a sum. --table also
-writes the rows into that page, between its two marks.
+a padded batch of the same prompts (CPU time, the shortest of several, taken in turns, one thread). Ids that part where
+two tokens are equally likely, within rounding, count as the same: which of them comes depends on the order of a sum.
+--table also writes the rows into that page, between its two marks.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ def main() -> None:
     parser.add_argument("families", nargs="*", default=FAMILIES)
     parser.add_argument("--new", type=int, default=16)
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--table", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -70,15 +71,15 @@ def main() -> None:
     print(HEADER)
     rows = []
     for family in options.families:
-        rows.append(measure(family, options.new, options.steps))
+        rows.append(measure(family, options.new, options.steps, options.rounds))
         print(rows[-1], flush=True)
     print(f"\n{sum(row.identical == ROWS for row in rows)} of {len(rows)} are identical.")
     if options.table:
         write(options.table, rows)
 
 
-def measure(family: str, new: int, steps: int = 0) -> Row:
-    """The family's row; `steps`: how many are timed, 0 for none."""
+def measure(family: str, new: int, steps: int = 0, rounds: int = 1) -> Row:
+    """The family's row; `steps`: how many are timed in each round, 0 for none."""
     model = make(family)
     reference = copy.deepcopy(model)
     try:
@@ -94,7 +95,7 @@ def measure(family: str, new: int, steps: int = 0) -> Row:
     driver.finish()
     answers = [driver.ids(number) for number in numbers]
     same = sum(agrees(reference, prompt, ids) for prompt, ids in zip(asked, answers, strict=True))
-    cost = compare(driver, reference, asked, steps) if steps else None
+    cost = compare(driver, reference, asked, steps, rounds) if steps else None
     return Row(family, path.removesuffix(", which is slow"), same, cost, why)
 
 
@@ -139,12 +140,12 @@ def generate(model: Any, asked: list[list[int]], new: int) -> list[list[int]]:
     return found
 
 
-def compare(driver: Driver, reference: Any, asked: list[list[int]], steps: int) -> float | None:
+def compare(driver: Driver, reference: Any, asked: list[list[int]], steps: int, rounds: int) -> float | None:
     """What a decoding step costs, as a multiple of one of `generate`; None where `generate` cannot run the batch."""
     theirs: list[float] = []
     mine: list[float] = []
     streamer = Stamps()
-    for _ in range(2):
+    for _ in range(rounds):
         streamer.times.clear()
         try:
             with transformers_own(reference), torch.inference_mode():
@@ -173,13 +174,13 @@ def stamped(model: Any, asked: list[list[int]], new: int, stamps: Stamps) -> Non
 
 
 class Stamps(transformers.StoppingCriteria):
-    """When `generate` had each token."""
+    """The CPU time at which `generate` had each token."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **options: Any) -> torch.Tensor:
-        self.times.append(time.perf_counter())
+        self.times.append(time.process_time())
         return torch.zeros(len(input_ids), dtype=torch.bool)
 
     def gaps(self) -> list[float]:
@@ -187,9 +188,9 @@ class Stamps(transformers.StoppingCriteria):
 
 
 def timed(step: Callable[[], None]) -> float:
-    begun = time.perf_counter()
+    begun = time.process_time()
     step()
-    return time.perf_counter() - begun
+    return time.process_time() - begun
 
 
 def write(page: Path, rows: list[Row]) -> None:

@@ -11,7 +11,6 @@ sampling and control are the same as anywhere.
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -199,8 +198,7 @@ class CachedRunner:
     """Runs prompts one after the other, and sequences that decode `together`. layout: None where nobody shares a cache.
     chunked: prompts may be cut. turn: length beyond which the model's positions are others from the first token on; a
     sequence that grows past it is computed anew, since what its cache holds was computed with the former, and shares no
-    forward with shorter ones. band: so many tokens further, and again, attention is scaled otherwise, by the longest of
-    those that share a forward. keeps: the model hands out what it has computed; where it does not, what stands for a
+    forward with shorter ones. keeps: the model hands out what it has computed; where it does not, what stands for a
     cache is the tokens, and all of them are computed again in every step."""
 
     def __init__(
@@ -219,7 +217,6 @@ class CachedRunner:
         self.together: Together = "alone"
         self.chunked = False
         self.turn = turn
-        self.band = sys.maxsize
         parameters = inspect.signature(model.forward).parameters
         self._cache_name = next((name for name in CACHE_NAMES if name in parameters), None)
         self.keeps = keeps and self._cache_name is not None
@@ -229,10 +226,10 @@ class CachedRunner:
         self._masks = "attention_mask" in parameters
         self._caches = "use_cache" in parameters
 
-    def like(self, layout: CacheLayout, together: Together, form: MaskForm, band: int | None) -> CachedRunner:
+    def like(self, layout: CacheLayout, together: Together, form: MaskForm) -> CachedRunner:
         """One that runs sequences together, with a memory of its own."""
         made = CachedRunner(self.model, CachesMemory(1), self.device, turn=self.turn, keeps=self.keeps)
-        made.layout, made.together, made.mask_form, made.band = layout, together, form, band or sys.maxsize
+        made.layout, made.together, made.mask_form = layout, together, form
         return made
 
     def run(self, plan: StepPlan, last: Tensor) -> tuple[list[Sequence], Tensor]:
@@ -264,7 +261,7 @@ class CachedRunner:
         if self.together == "alone":
             return sequence
         turned = self.turn is not None and sequence.computed > self.turn
-        return turned, sequence.computed // self.band, sequence.computed if self.together == "equal" else 0
+        return turned, sequence.computed if self.together == "equal" else 0
 
     def _decode(self, sequences: list[Sequence], last: Tensor) -> tuple[CacheGroup, Tensor]:
         first = sequences[0]

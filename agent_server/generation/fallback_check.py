@@ -19,7 +19,7 @@ from torch import Tensor
 from agent_server.generation.cache_trees import CacheLayout, Unlike, learn, tensor_bytes
 from agent_server.generation.fallback import CachedRunner, CacheGroup, CachesMemory, MaskForm, Together, Unservable
 from agent_server.generation.faults import first_line
-from agent_server.generation.probe import band, turning_point
+from agent_server.generation.probe import turning_point
 from agent_server.generation.sequence import Sequence
 from agent_server.generation.step_plan import Chunk, StepPlan
 
@@ -74,7 +74,7 @@ def _together(alone: CachedRunner, trial: _Trial, limit: float) -> tuple[CachedR
         return alone, str(reason)
     reasons: dict[Together, str] = {}
     for together, form in WAYS:
-        runner = alone.like(layout, together, form, band(alone.model.config))
+        runner = alone.like(layout, together, form)
         if (fault := _fault(runner, trial, limit)) is None:
             reasons.pop(together, None)
             return runner, "; ".join(reasons.values())

@@ -90,13 +90,6 @@ def turning_point(config: object) -> int | None:
     return original if "longrope" in kinds else None
 
 
-def band(config: PreTrainedConfig) -> int | None:
-    """The tokens after which, again and again, a model scales its attention otherwise (Llama 4's temperature, which
-    goes by how long the cache is)."""
-    text = config.get_text_config()
-    return getattr(text, "floor_scale", None) if getattr(text, "attn_temperature_tuning", False) else None
-
-
 def check_positions(config: PreTrainedConfig, context: int) -> None:
     """Rotary embeddings that change with the length of the longest sequence in a batch cannot be packed: longrope's
     beyond the original length, dynamic NTK's beyond the length that the model was trained for, which transformers takes

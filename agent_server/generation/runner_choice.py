@@ -14,6 +14,7 @@ from agent_server.generation.delta_rule import quicken
 from agent_server.generation.device import KEPT_DTYPES, free_bytes, release_unused
 from agent_server.generation.fallback import CachedRunner, CachesMemory, Unservable
 from agent_server.generation.fallback_check import cache_bytes, find_runner
+from agent_server.generation.families import mend
 from agent_server.generation.flat import Forward, flatten
 from agent_server.generation.fp8 import FP8, check_device
 from agent_server.generation.fp8_calibration import calibrate
@@ -125,6 +126,7 @@ def _cached(
     quicken(model)
     quicken_attention(model)
     continue_scans(model)
+    mend(model)
     try:
         runner, reason = find_runner(model, device)
     except Unservable as fault:
