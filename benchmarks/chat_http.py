@@ -4,11 +4,11 @@
         [--load 1/0.05 100/0.05 100/0.0005 400/0.05 400/0.0005]
 
 FOLDER is an environment with the peer, as scripts/transformers-serving and scripts/vllm/install make them. CHECKOUT
-is a folder with older code of this server, which is measured in this environment. The servers run one after the other
-with the same client, the same number of streams and the same bundled model's tokenizer and template. What is counted
-is the CPU time of the process that writes the frames, from the first request to the last frame, and of nothing else.
-Tokens are counted, as the servers' own usage says, not frames: a server that is behind may put several tokens into
-one.
+is a folder with older code of this server, which is measured in this environment. The servers stand side by side and
+are asked in turn, by the same client with the same number of streams and the same bundled model's tokenizer and
+template. What is counted is the CPU time of the process that writes the frames, from the first request to the last
+frame, and of nothing else. Tokens are counted, as the servers' own usage says, not frames: a server that is behind may
+put several tokens into one.
 
 - ours: the whole server with the scripted engine, as `agent-server serve` runs it. Parsing the request, rendering and
   encoding the prompt, the run, its log, the output parser, the wire, and the engine's own work are in the figure.
@@ -37,7 +37,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -211,16 +211,24 @@ async def send_all(target: Target, port: int, streams: int, tokens: int) -> tupl
     return sum(count for count, _ in counts), sum(frames for _, frames in counts)
 
 
-def measure(target: Target, streams: int, rounds: int) -> list[Result]:
-    results = []
-    with running(target) as (pid, port):
-        asyncio.run(get_ready(target, pid, port))
-        asyncio.run(send_all(target, port, 4, min(8, target.tokens)))
+def measure(targets: Sequence[Target], streams: int, rounds: int) -> list[list[Result]]:
+    """The results of each target. The rounds go from server to server, so that what else the machine does meets all."""
+    results: list[list[Result]] = [[] for _ in targets]
+    with contextlib.ExitStack() as stack:
+        places = [stack.enter_context(running(target)) for target in targets]
+        for target, (pid, port) in zip(targets, places, strict=True):
+            asyncio.run(get_ready(target, pid, port))
+            asyncio.run(send_all(target, port, 4, min(8, target.tokens)))
         for _ in range(rounds):
-            cpu, wall = cpu_of(pid), time.perf_counter()
-            tokens, frames = asyncio.run(send_all(target, port, streams, target.tokens))
-            results.append(Result(tokens, frames, cpu_of(pid) - cpu, time.perf_counter() - wall))
+            for target, (pid, port), mine in zip(targets, places, results, strict=True):
+                mine.append(measure_once(target, pid, port, streams))
     return results
+
+
+def measure_once(target: Target, pid: int, port: int, streams: int) -> Result:
+    cpu, wall = cpu_of(pid), time.perf_counter()
+    tokens, frames = asyncio.run(send_all(target, port, streams, target.tokens))
+    return Result(tokens, frames, cpu_of(pid) - cpu, time.perf_counter() - wall)
 
 
 def main() -> None:
@@ -250,8 +258,9 @@ def main() -> None:
 
 def compare(arguments: argparse.Namespace, load: Load) -> None:
     ours = 0.0
-    for target in targets(arguments, load):
-        best = max(measure(target, arguments.streams, arguments.rounds), key=lambda result: result.rate)
+    compared = targets(arguments, load)
+    for target, results in zip(compared, measure(compared, arguments.streams, arguments.rounds), strict=True):
+        best = max(results, key=lambda result: result.rate)
         ours = ours or best.rate
         ratio = f"{ours / best.rate:.1f} times it" if target.name != "this server" else ""
         offered = f"{target.tokens:6} " + (f"{arguments.streams / load.step:9,.0f}" if not target.extra else f"{'':9}")
