@@ -24,6 +24,8 @@ DOZEN = {
     "deepseek_v32": "on its own cache",
     "mpt": "on its own cache",
     "falcon": "on its own cache",
+    "rwkv": "on its own cache",
+    "recurrent_gemma": "on its own cache",
     "deepseek_v4": "with others of its length alone",
 }
 

@@ -24,7 +24,8 @@ INSTRUCTIONS = torch.randint(4, VOCAB, (100,), generator=torch.Generator().manua
 FAST = ["qwen3_5_text", "falcon_h1", "mamba2"]
 SLOW = [
     "qwen3_5_moe_text", "qwen3_next", "lfm2", "lfm3", "nemotron_h", "granitemoehybrid", "kimi_linear", "zamba2", "bamba",
-    "deepseek_v32", "deepseek_v4", "llama4_text", "inkling_text", "zaya", "xlstm", "jamba", "falcon_mamba",
+    "deepseek_v32", "deepseek_v4", "llama4_text", "inkling_text", "zaya", "xlstm", "jamba", "falcon_mamba", "minimax",
+    "recurrent_gemma", "rwkv",
 ]  # fmt: skip
 
 

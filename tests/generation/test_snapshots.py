@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_server.generation import snapshot_tree
+from agent_server.generation import runner_choice, snapshot_tree
 from agent_server.generation.cache_trees import learn
 from agent_server.generation.fallback import CachesMemory
 from agent_server.generation.leases import Terms
@@ -73,7 +73,8 @@ def test_another_tenant_finds_nothing_and_a_paused_generation_finds_its_own(mode
     driver.assert_clean()
 
 
-def test_models_whose_prompts_cannot_be_cut_keep_none():
+def test_models_whose_prompts_cannot_be_cut_keep_none(monkeypatch):
+    monkeypatch.setattr(runner_choice, "mend", lambda model: None)
     model = make_model("rwkv")
     driver = Driver(copy.deepcopy(model), max_batch=2)
     ask(driver, [5] * 50)

@@ -9,6 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent_server.generation.families.attention_temperature import scale_by_positions
+from agent_server.generation.families.lightning_attention import count_by_keys
+from agent_server.generation.families.recurrent_blocks import keep_states_in_caches
+from agent_server.generation.families.token_shift import shift_by_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -17,3 +20,6 @@ if TYPE_CHECKING:
 def mend(model: PreTrainedModel) -> None:
     """Before the model is tried on caches of its own."""
     scale_by_positions(model)
+    count_by_keys(model)
+    keep_states_in_caches(model)
+    shift_by_rows(model)

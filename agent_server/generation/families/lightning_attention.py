@@ -1,0 +1,99 @@
+"""MiniMax M1's lightning attention (Qin et al. 2024, "Lightning Attention-2") for prompts that come in pieces.
+
+transformers' cache asks its first layer how many tokens it has; that layer keeps none, so that a piece of a prompt got
+a mask as if nothing stood before it. And from a state it goes token by token, where blocks of tokens do as from zeros.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import sigmoid
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+CACHE = "MiniMaxCache"
+STATE = "get_linear_cache"
+READ = ("slope_rate", "query_decay", "key_decay", "diagonal_decay", "block_size", "output_gate", "qkv_proj")
+"""What a layer of that kind has."""
+
+
+def count_by_keys(model: PreTrainedModel) -> None:
+    """Give the model caches that know their length, and have its layers go on from a state in blocks."""
+    own = getattr(sys.modules[type(model).__module__], CACHE, None)
+    layers: Any = [module for module in model.modules() if all(hasattr(module, name) for name in READ)]
+    if own is None or not layers:
+        return
+    indices = {layer.layer_idx for layer in layers}
+    count = model.config.get_text_config().num_hidden_layers
+    keyed = next((index for index in range(count) if index not in indices), None)
+    if keyed is None:
+        return
+    model.register_forward_pre_hook(_provide(_counting(own, indices, keyed)), with_kwargs=True)
+    for layer in layers:
+        layer.forward = _in_blocks(layer, layer.forward)
+
+
+def _counting(own: Any, states: set[int], keyed: int) -> Any:
+    """The class of caches whose length is that of the layer `keyed`, whichever of the `states` is asked."""
+
+    class CountedCache(own):  # type: ignore[misc]
+        def get_seq_length(self, layer_idx: int = 0) -> int:
+            return int(super().get_seq_length(keyed if layer_idx in states else layer_idx))
+
+        def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+            sizes: tuple[int, int] = super().get_mask_sizes(query_length, keyed if layer_idx in states else layer_idx)
+            return sizes
+
+    return CountedCache
+
+
+def _provide(kind: Any) -> Callable[..., tuple[tuple[object, ...], dict[str, Any]] | None]:
+    def provide(
+        model: nn.Module, arguments: tuple[object, ...], options: dict[str, Any]
+    ) -> tuple[tuple[object, ...], dict[str, Any]] | None:
+        if not options.get("use_cache") or options.get("past_key_values") is not None:
+            return None
+        return arguments, {**options, "past_key_values": kind()}
+
+    return provide
+
+
+def _in_blocks(layer: Any, own: Callable[..., Any]) -> Callable[..., Any]:
+    """The layer's forward, which computes several tokens behind a state here."""
+
+    @wraps(own)
+    def forward(hidden_states: Tensor, *arguments: Any, past_key_values: Any = None, **options: Any) -> Any:
+        state = None if past_key_values is None else past_key_values.get_linear_cache(layer.layer_idx)
+        if state is None or hidden_states.shape[1] == 1:
+            return own(hidden_states, *arguments, past_key_values=past_key_values, **options)
+        out, state = _attend(layer, hidden_states, options.get("attention_mask"), state)
+        past_key_values.set_linear_cache(layer.layer_idx, state)
+        return out, state
+
+    return forward
+
+
+def _attend(layer: Any, hidden: Tensor, mask: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
+    """`[batch, tokens, width]` and the state `[batch, heads, head_dim, head_dim]` behind the last token."""
+    batch, tokens, _ = hidden.shape
+    mixed = layer.act_fn(layer.qkv_proj(hidden))
+    if mask is not None:
+        mixed = (mixed * mask[:, :, None]).to(mixed.dtype)
+    heads = mixed.reshape(batch, tokens, layer.num_attention_heads, 3 * layer.head_dim).transpose(1, 2)
+    outs = []
+    for part in heads.split(layer.block_size, 2):
+        query, key, value = part.chunk(3, -1)
+        size = part.shape[2]
+        within = query @ key.transpose(-1, -2) * layer.diagonal_decay[:, :, :size, :size]
+        outs.append(within @ value + query * layer.query_decay[:, :size] @ state)
+        added = (key * layer.key_decay[:, -size:]).transpose(-1, -2) @ value
+        state = state * torch.exp(-layer.slope_rate * size) + added
+    out = layer.norm(torch.cat(outs, 2).transpose(1, 2).reshape(batch, tokens, -1))
+    return layer.out_proj(sigmoid(layer.output_gate(hidden)) * out), state
