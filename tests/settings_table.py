@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from agent_server.commands.serve import serve
+from agent_server.commands.serve import by_setting, serve
 from agent_server.settings import Settings
 from agent_server.settings.section import OptionPlace, places
 
@@ -51,11 +51,10 @@ def row(place: OptionPlace) -> str:
 
 
 def command_line(name: str) -> str:
-    given = inspect.signature(serve).parameters
-    if name == "model":
-        return "`MODEL`"
-    found = next((each for each in (name, name.removesuffix("s"), name.removesuffix("_url")) if each in given), None)
-    return f"`--{found.replace('_', '-')}`" if found else ""
+    if name in ("model", "models"):
+        return "`MODEL`" if name == "model" else "`MODEL MODEL`"
+    options = {setting: each for each in inspect.signature(serve).parameters for setting in by_setting({each: None})}
+    return f"`--{options[name].replace('_', '-')}`" if name in options else ""
 
 
 def shown(value: object) -> str:

@@ -22,6 +22,7 @@ except ImportError:  # Windows has none
 from agent_server.commands.heap import keep_collecting
 from agent_server.commands.listening import Listener, fail, listen_all
 from agent_server.settings import ConnectionLimits, Settings, fault_text
+from agent_server.settings.section import places
 from agent_server.web.connections import Connections
 
 if TYPE_CHECKING:
@@ -84,22 +85,7 @@ def serve(
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
 ) -> None:
     """Serve a model to AG-UI, OpenAI, Anthropic and WebSocket clients."""
-    given: dict[str, object] = {
-        "model": model[0] if model else None, "models": model[1:] if model else None, "models_file": models_file,
-        "host": host, "port": port, "listen": listen, "root_path": root_path,
-        "device": device, "dtype": dtype, "kv_cache_dtype": kv_cache_dtype, "adapter": adapter, "engine": engine,
-        "lora": lora,
-        "max_context": max_context, "quantize": quantize, "draft": draft,
-        "trust_remote_code": trust_remote_code, "embedding_model": embedding_model,
-        "transcriber": transcriber,
-        "agent": agent, "mcp": mcp, "guard": guard,
-        "chat_template": chat_template, "format": format, "reasoning_parser": reasoning_parser,
-        "tool_call_parser": tool_call_parser, "served_name": served_name, "store_url": store, "redis_url": redis,
-        "api_keys": api_key, "keys_file": keys_file, "cors_origins": cors_origin, "allowed_hosts": allowed_host,
-        "media_hosts": media_host,
-        "constrain_tools": constrain_tools, "log_level": log_level,
-    }  # fmt: skip
-    settings = read_settings(given)
+    settings = read_settings(by_setting(locals()))  # all of them, so that none can be forgotten
     listeners = listen_all(settings)
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
@@ -107,6 +93,24 @@ def serve(
     finally:
         for listener in listeners:
             listener.stop()
+
+
+def by_setting(options: Mapping[str, object]) -> dict[str, object]:
+    """What a command was given, by the names of the settings: `--mcp` is `mcp`, `--api-key` adds to `api_keys`, and
+    `--store` is `store_url`. The models behind the first are `models`.
+
+    Raises KeyError for an option that is no setting's.
+    """
+    known = {place.option for place in places(Settings)}
+    given: dict[str, object] = {}
+    for option, value in options.items():
+        if option == "model" and isinstance(value, list) and value:
+            given["model"], given["models"] = value[0], value[1:]
+        elif (name := next((each for each in (option, f"{option}s", f"{option}_url") if each in known), None)) is None:
+            raise KeyError(f"--{option} is no setting")
+        else:
+            given[name] = value
+    return given
 
 
 def read_settings(given: Mapping[str, Any]) -> Settings:

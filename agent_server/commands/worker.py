@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from agent_server.commands.heap import keep_collecting
 from agent_server.commands.listening import Listener, listen_at
-from agent_server.commands.serve import GracefulServer, loop_factory, read_settings, web_config
+from agent_server.commands.serve import GracefulServer, by_setting, loop_factory, read_settings, web_config
 from agent_server.settings import ListenAddress, Settings
 
 if TYPE_CHECKING:
@@ -34,13 +34,7 @@ def worker(
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
 ) -> None:
     """Serve a model's engine to gateways: `agent-server serve MODEL --engine worker+http://HOST:PORT`."""
-    given: dict[str, Any] = {
-        "model": model or None, "host": host, "port": port, "device": device, "dtype": dtype, "engine": engine,
-        "max_context": max_context, "quantize": quantize, "draft": draft, "adapter": adapter,
-        "served_name": served_name, "trust_remote_code": trust_remote_code,
-        "api_keys": api_key, "log_level": log_level,
-    }  # fmt: skip
-    settings = read_settings(given)
+    settings = read_settings(by_setting({**locals(), "model": model or None}))
     listener = listen_at(ListenAddress(settings.listening.host, settings.listening.port))
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
@@ -74,7 +68,7 @@ async def _serve(settings: Settings, listener: Listener) -> int:
     return 1 if served.failure else 0
 
 
-async def _announce(served: Worker, web: Any, name: str, address: Any) -> None:
+async def _announce(served: Worker, web: GracefulServer, name: str, address: tuple[str, int]) -> None:
     """Print a line when the engine is ready. If it cannot be loaded, print why and stop."""
     await served.settled.wait()
     if served.failure is not None:
