@@ -137,3 +137,10 @@ def test_packed_turns_are_learned_as_if_each_were_the_last_and_a_cut_ones_end_is
         said = text.removesuffix(END).split("</think>\n\n")[-1]
         assert message["content"].startswith(said) if "shown" in message else message["content"] in said
     assert sum(encode(tokenizer, dialogue).targets) == sum(len(tokenizer.encode(text).ids) for text in learned)
+
+
+def test_a_cut_answer_shows_a_word_at_least():
+    factory = DialogueFactory("cut")
+    answers = [factory._brief(True)[1] for _ in range(1500)]
+    cut = [answer for answer in answers if "shown" in answer]
+    assert len(cut) > 700 and all(" " in answer["content"][: answer["shown"]] for answer in cut)

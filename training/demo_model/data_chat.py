@@ -91,7 +91,7 @@ def small_talk(values: Values) -> Exchange:
     """Return an exchange about the model or about nothing in particular."""
     intent = values.pick(read_sections("talk_known"))
     question = values.pick(intent.whole)
-    if not values.held_out and values.chance(0.75):
+    if not values.held_out and values.chance(0.6):
         question = draw(values, "talk", _more(intent.name))[0]
     elif len(question) > 6 and values.chance(0.04):
         gap = values.between(1, len(question) - 2)

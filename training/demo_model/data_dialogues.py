@@ -34,35 +34,35 @@ from training.demo_model.data_values import Values
 from training.demo_model.render import Dialogue, Message
 
 CATEGORY_WEIGHTS = {
-    "chat": 14,
-    "fact": 14,
-    "declined": 10,
-    "foreign": 6,
-    "talk": 1,
-    "packed": 100,
-    "world": 5,
-    "knowledge": 5,
-    "unclear": 2,
-    "repeat": 4,
-    "name": 1,
-    "call": 26,
-    "two_calls": 15,
-    "invented_call": 1,
-    "unseen_call": 30,
-    "everyday_call": 8,
-    "absent": 16,
-    "unseen_absent": 1,
-    "answer": 16,
-    "two_answers": 17,
-    "plan_answer": 18,
-    "refusal": 8,
-    "search_answer": 9,
+    "chat": 43,
+    "fact": 40,
+    "declined": 33,
+    "foreign": 25,
+    "talk": 4,
+    "packed": 18,
+    "world": 14,
+    "knowledge": 10,
+    "unclear": 6,
+    "repeat": 28,
+    "name": 6,
+    "call": 41,
+    "two_calls": 24,
+    "invented_call": 2,
+    "unseen_call": 33,
+    "everyday_call": 17,
+    "absent": 23,
+    "unseen_absent": 2,
+    "answer": 20,
+    "two_answers": 22,
+    "plan_answer": 14,
+    "refusal": 18,
+    "search_answer": 14,
     "invented_answer": 1,
     "unseen_answer": 2,
     "follow_up": 4,
-    "follow": 26,
-    "compare_pair": 13,
-    "long": 5,
+    "follow": 33,
+    "compare_pair": 14,
+    "long": 4,
 }
 # What the exchanges of one training dialogue are about; a maker that stands twice is drawn twice as often.
 PACKED = (*(fact,) * 7, *(small_talk,) * 6, *(declined,) * 5, foreign, foreign, foreign, world, world, knowledge)
@@ -238,7 +238,7 @@ class DialogueFactory:
         exchange = self.values.pick(PACKED)(self.values)
         told = assistant(exchange.answer, exchange.thought)
         shown = SHOWN_AFTER_THOUGHT if thinking else SHOWN
-        if len(exchange.answer) > shown and self.values.chance(0.8):
+        if " " in exchange.answer[:shown] and len(exchange.answer) > shown and self.values.chance(0.8):
             told["shown"] = shown
         return [user(styled(self.values, exchange.question, exchange.carried)), told]
 
@@ -416,10 +416,13 @@ class DialogueFactory:
         return self._ending("follow", messages, talk.turn(chosen), tools)
 
     def _ending(self, kind: str, messages: list[Message], turn: Turn, tools: list[ToolDefinition]) -> Dialogue:
-        """The turn's last answer is the expected one; of a turn with a call, now and then the call."""
+        """The turn's last answer is the expected one; of a turn with a call, now and then the call.
+
+        A training row learns every answer of its last turn, so that few of them end with the call.
+        """
         whole = turn.messages
         carried, forbidden = turn.carried, turn.forbidden
-        if len(whole) > 2 and self.values.chance(0.6):
+        if len(whole) > 2 and self.values.chance(0.6 if self.values.held_out else 0.15):
             whole, carried, forbidden = whole[:2], (), ()
         return Dialogue(kind, [*messages, *whole], tools, self._thinking(), carried, forbidden)
 

@@ -1,6 +1,8 @@
 """Questions about this server and the world, and what the model cannot do, with one honest sentence each."""
 
-from training.demo_model.data_chat import Exchange
+import re
+
+from training.demo_model.data_chat import KNOWLEDGE_QUESTIONS, Exchange
 from training.demo_model.data_phrases import Section, draw, read_sections
 from training.demo_model.data_values import Values
 
@@ -118,6 +120,9 @@ ASKS = (
 # The sections of `limits.txt` that are not requests are asked for less often.
 RARE = {"person": 0.1, "meaning": 0.07, "blame": 0.08}
 
+# Questions in a form whose answer names the subject (`data_chat.knowledge`), so that no form has two answers.
+NAMES_A_SUBJECT = re.compile("|".join(re.escape(form).replace(r"\{\}", ".+") for form in KNOWLEDGE_QUESTIONS))
+
 
 def fact(values: Values) -> Exchange:
     """Return a question about the server, with the fact that answers it."""
@@ -164,6 +169,9 @@ def declined(values: Values) -> Exchange:
 
 def world(values: Values) -> Exchange:
     """Return a question about the world in natural words, or a statement that asks for nothing."""
-    section = values.pick(read_sections("world" if values.chance(0.7) else "statements"))
-    question = draw(values, "world", section)[0] if section.name == "world" else draw(values, "statements", section)[0]
+    file = "world" if values.chance(0.7) else "statements"
+    section = values.pick(read_sections(file))
+    question = draw(values, file, section)[0]
+    while not values.held_out and NAMES_A_SUBJECT.fullmatch(question):
+        question = draw(values, file, section)[0]
     return Exchange(question, section.thought, section.answer, (section.answer,))

@@ -44,7 +44,8 @@ def foreign(values: Values) -> Exchange:
     section = values.pick(read_sections("languages"))
     question = draw(values, "languages", section)[0]
     if not values.held_out and values.chance(0.25):
-        words = [values.pick(WORDS[section.name].split()) for _ in range(values.between(1, 6))]
+        # One word or two are often of several languages.
+        words = [values.pick(WORDS[section.name].split()) for _ in range(values.between(3, 7))]
         question = ("" if section.name in UNSPACED else " ").join(words)
     elif values.chance(0.15):
         question = without_accents(question)

@@ -71,7 +71,9 @@ def _section(name: str, lines: list[str]) -> Section:
 
 
 def choose(values: Values, line: str) -> str:
-    """Return the line with one of each of its alternatives."""
+    """Return the line with one of each of its alternatives; training reads `,?` as a comma or none."""
+    if ",?" in line and not values.held_out:
+        line = line.replace(",?", values.pick((",", "")))
     while CHOICE.search(line):
         line = CHOICE.sub(lambda found: values.pick(found[1].split("|")), line)
     return " ".join(line.split())

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from training.demo_model.data_requests import Request
-from training.demo_model.data_values import Values
+from training.demo_model.data_values import Values, side_of
 
 CONDITIONS = (
     "sunny",
@@ -67,6 +67,19 @@ DENIAL_PHRASES = (
     "|cancelled|The operation was cancelled before it ran.|The human refused the tool call.|refused"
     "|The user stopped this call; nothing was done.|No: the user does not agree.|The call was not approved."
 )
+# Training also puts denials together from words, so that what was done counts and not the sentence.
+DENIERS = ("The user", "A person", "The human", "The operator", "The reviewer", "User", "They", "Someone", "Anna")
+DENYING = (
+    "rejected|refused|declined|denied|cancelled|canceled|blocked|stopped|dismissed|disapproved|vetoed|aborted"
+    "|turned down|said no to|did not approve|did not allow|did not permit|did not accept|did not confirm"
+    "|did not agree to|does not want|has not approved|has not permitted|would not allow|chose not to run"
+)
+DENIED_THINGS = ("this call", "the call", "the tool call", "this request", "the action", "this step", "the tool", "it")
+BEING_DENIED = (
+    "rejected|refused|declined|denied|cancelled|blocked|aborted|dismissed|not approved|not allowed|not permitted"
+    "|not accepted|not granted|not confirmed|disallowed|turned down|stopped"
+)
+DENIED_SUBJECTS = ("The call", "Call", "This tool call", "Request", "The request", "Action", "Permission", "")
 SUCCESSES: tuple[object, ...] = (
     "ok",
     "done",
@@ -384,6 +397,27 @@ def failure_outcome(values: Values, request: Request) -> Outcome:
     return _outcome(values, values.pick(results), f"Sorry, the tool failed: {told}.", "the tool failed", told)
 
 
+def _composed_denial(values: Values) -> object:
+    """Return a denial of training put together from words, as text or in an object, which evaluation never says."""
+    done = values.pick(tuple(BEING_DENIED.split("|")))
+    passive = f"{values.pick(DENIED_SUBJECTS)} {values.pick(('', 'was ', 'has been '))}{done}".strip()
+    passive += values.pick(("", "", " by the user", " by a person", " by the operator"))
+    active = f"{values.pick(DENIERS)} {values.pick(tuple(DENYING.split('|')))} {values.pick(DENIED_THINGS)}"
+    said = values.pick((passive, active))
+    said = said[:1].upper() + said[1:] if values.chance(0.7) else said
+    if said.lower() in (phrase.rstrip(".").lower() for phrase in side_of(tuple(DENIAL_PHRASES.split("|")), True)):
+        return _composed_denial(values)
+    said += values.pick(("", ".", ".", "; it was not made.", "; nothing was done."))
+    forms: tuple[object, ...] = (
+        *(said,) * 6,
+        {"status": done},
+        {"error": said},
+        {"approved": False, "message": said},
+        {"decision": values.pick(("reject", "deny", "no", "decline"))},
+    )
+    return values.pick(forms)
+
+
 def denial_outcome(values: Values, request: Request) -> Outcome:
     """Say that a call was not made, which a person refused or did not answer, or of which nothing is known."""
     action = DENIED_ACTIONS.get(request.tool, "do that")
@@ -394,6 +428,8 @@ def denial_outcome(values: Values, request: Request) -> Outcome:
         answer = "I do not know whether that worked: the server stopped in the middle of it."
         return _outcome(values, UNKNOWN, answer, "do not know whether")
     result = values.pick((REFUSED, values.pick(DENIALS), values.phrase(tuple(DENIAL_PHRASES.split("|")))))
+    if not values.held_out and values.chance(0.5):
+        result = _composed_denial(values)
     if result == REFUSED and values.chance(0.3):
         result = f"{REFUSED} They said: {values.phrase(tuple(REASONS.split('|')))}"
     return _outcome(values, result, f"Okay, I did not {action}.", f"I did not {action}")

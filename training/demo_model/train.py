@@ -24,7 +24,7 @@ from training.demo_model.optimizer import build_optimizers, set_rate, state_of
 from training.demo_model.parallel import Workers, run_workers
 from training.demo_model.tokenizer import build
 
-COPY_SHARE = 0.03
+COPY_SHARE = 0.05
 RAMP_STEPS = 50
 PROBE_ROWS = 24
 
