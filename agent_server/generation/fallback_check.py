@@ -33,7 +33,8 @@ STEPS = 4
 PROBED = (8, 24)
 """Tokens of the two prompts by which a cache's growth is measured: both longer than a convolution."""
 LEARNED = (2, 24)
-"""Tokens of those by which its layout is learned: one shorter than any window, which then differs from the other."""
+"""Tokens of those by which its layout is learned: one shorter than any window, which then differs from the other. The
+second is longer than what a model makes one entry of, if that is more."""
 EXACT = 1e-3
 ROUNDED = 0.1
 """Largest difference of logits, as a share of the largest, that rounding may explain in 32 and in 16 bits. Where a
@@ -111,13 +112,19 @@ def _alone(model: object, device: torch.device, turn: int | None, trial: _Trial)
 def _layout(runner: CachedRunner) -> CacheLayout:
     """How the model's caches are laid out. Raises Unlike where that cannot be told."""
     try:
-        probes = (1, LEARNED[0]), (2, LEARNED[0]), (1, LEARNED[1])
+        few, many = LEARNED[0], max([LEARNED[1], *(rate + 1 for rate in _rates(runner.model))])
+        probes = (1, few), (2, few), (1, many)
         short, pair, long = (_cache(runner, rows, tokens) for rows, tokens in probes)
-        return learn(short, pair, long, LEARNED)
+        return learn(short, pair, long, (few, many))
     except Unlike:
         raise
     except Exception as error:
         raise Unlike(f"its cache cannot be understood ({type(error).__name__}: {first_line(error)})") from error
+
+
+def _rates(model: Any) -> list[int]:
+    """The tokens that the model's layers make one entry of."""
+    return [*(getattr(model.config.get_text_config(), "compress_rates", None) or {}).values()]
 
 
 @torch.inference_mode()
@@ -169,6 +176,7 @@ def _try(runner: CachedRunner, trial: _Trial) -> float:
 def _trial(model: Any, device: torch.device, turn: int | None) -> _Trial:
     text = model.config.get_text_config()
     window = max(getattr(text, name, None) or 0 for name in ("sliding_window", "attention_chunk_size"))
+    window = max([window, *_rates(model)])
     most = min(getattr(text, "max_position_embeddings", None) or LONGEST, turn or LONGEST, LONGEST) - STEPS
     lengths = [*LENGTHS[:2], max(LENGTHS[2], min(window + 7, most)), LENGTHS[3]]
     count = text.vocab_size

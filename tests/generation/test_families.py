@@ -26,7 +26,7 @@ DOZEN = {
     "falcon": "on its own cache",
     "rwkv": "on its own cache",
     "recurrent_gemma": "on its own cache",
-    "deepseek_v4": "with others of its length alone",
+    "deepseek_v4": "on its own cache",
 }
 
 

@@ -7,7 +7,8 @@ import pytest
 from agent_server.engine.protocol import EngineError
 from agent_server.generation import runner_choice
 from agent_server.generation.sequence import Sequence
-from benchmarks.family_shapes import make
+from benchmarks.families import agrees
+from benchmarks.family_shapes import OWN, make
 from tests.generation.harness import Driver, expected, prompts
 from tests.generation.tiny_models import ODD, make_model
 
@@ -54,6 +55,19 @@ def test_a_model_that_shares_no_forward_says_so_and_why(caplog, monkeypatch):
     line = next(line for line in caplog.messages if "is decoded" in line)
     assert line.startswith("tiny is decoded one by one, which is slow: not every layer attends ")
     assert "with others of its length beside it, a sequence gives other logits" in line
+
+
+def test_where_padding_is_wrong_those_of_one_length_share_a_forward(monkeypatch):
+    """DeepSeek V4's heavily compressed attention as transformers has it, which counts padding as tokens."""
+    monkeypatch.setattr(runner_choice, "mend", lambda model: None)
+    monkeypatch.delitem(OWN, "deepseek_v4")
+    model = make("deepseek_v4")
+    driver = Driver(copy.deepcopy(model), max_batch=4)
+    assert driver.info.details["batching"].startswith("with others of its length alone, which is slow: ")
+    asked = [prompt[:40] for prompt in prompts(4, seed=2, longest=400)] + [[7, 8, 9]]
+    numbers = [driver.submit(prompt, max_tokens=COUNT) for prompt in asked]
+    driver.finish()
+    assert all(agrees(model, prompt, driver.ids(number)) for number, prompt in zip(numbers, asked, strict=True))
 
 
 def test_a_model_that_keeps_nothing_is_computed_anew_in_every_step(caplog):

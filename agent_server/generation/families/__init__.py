@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent_server.generation.families.attention_temperature import scale_by_positions
+from agent_server.generation.families.compressed_keys import compress_by_rows
 from agent_server.generation.families.lightning_attention import count_by_keys
 from agent_server.generation.families.recurrent_blocks import keep_states_in_caches
 from agent_server.generation.families.token_shift import shift_by_rows
@@ -18,8 +19,12 @@ if TYPE_CHECKING:
 
 
 def mend(model: PreTrainedModel) -> None:
-    """Before the model is tried on caches of its own."""
+    """Before the model is tried on caches of its own. A model that was mended before stays as it is."""
+    if hasattr(model, "mended"):
+        return
+    model.mended = True
     scale_by_positions(model)
+    compress_by_rows(model)
     count_by_keys(model)
     keep_states_in_caches(model)
     shift_by_rows(model)
