@@ -2,35 +2,90 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal
 
+from agent_server.prompting.control_tokens import Disguise
 from events.formats.layout import call_closer, call_opener
 from events.formats.output_format import OutputFormat
 from events.template.environment import Message
-from events.template.writer import write
+from events.template.writer import write, writes_reasoning
 
 _TO_COME = "\0"
 """Stands for content that the model is still to write."""
 OutputStage = Literal["REASONING_STAGE", "CONTENT_STAGE", "TOOL_CALL_STAGE"]
 
 
-def mark_end(message: Message, last_words: str, mark: str, restore: Callable[[str], str]) -> Message:
-    """The message with a mark behind every string that equals `last_words`. restore: replaces the stand-ins in a string
-    of the message by the client's text."""
-    if not last_words:
-        return {**message, "content": mark}
-    marked: Message = _marked(message, last_words, mark, restore)
-    return marked
+class Prefill:
+    """The assistant's last message, without what would close it, so that the model goes on with it.
+
+    reasoning, content: the client's text. disguise: the request's, which the rendered texts are full of. closed: close
+    the reasoning even if there is no content yet.
+    """
+
+    def __init__(
+        self, output_format: OutputFormat, reasoning: str, content: str, disguise: Disguise, *, closed: bool
+    ) -> None:
+        self._format = output_format
+        self._reasoning = reasoning if writes_reasoning(output_format) else ""
+        self._content = content
+        self._mark = disguise.stand_in("")
+        self._covered = (disguise.cover(self._reasoning), disguise.cover(content))
+        self._restore = disguise.restore
+        self._closed = closed
+
+    def marked(self, message: Message) -> Message:
+        """The message, as the template is given it, with a mark behind every string that equals its last words."""
+        last_words = self._content or self._reasoning
+        if not last_words:
+            return {**message, "content": self._mark}
+        marked: Message = self._with_mark(message, last_words)
+        return marked
+
+    def _with_mark(self, value: object, last_words: str) -> Any:
+        if isinstance(value, dict):
+            kept = ("role", "type")
+            return {key: item if key in kept else self._with_mark(item, last_words) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self._with_mark(item, last_words) for item in value]
+        return value + self._mark if isinstance(value, str) and self._restore(value) == last_words else value
+
+    def cut(self, text: str, before: str) -> tuple[str, str] | None:
+        """(prompt, opened): a text with the marked message, up to its mark. before: the rendered conversation in front
+        of that message. None if the template does not render all of the message (QwQ drops reasoning)."""
+        if self._mark not in text or (self._closed and self._reasoning):
+            return None
+        prompt = text[: text.rfind(self._mark)]
+        opened = prompt[self._beginning(prompt, before) :]
+        whole = self._restore(prompt).endswith(self._content or self._reasoning)
+        if not whole or self._reasoning not in self._restore(opened):
+            return None
+        thinks = self._content and written_stage(self._format, opened) == "REASONING_STAGE"
+        return None if thinks else (prompt, opened)
+
+    def _beginning(self, prompt: str, before: str) -> int:
+        """The position in the prompt at which the unfinished message begins. That is behind the conversation before it,
+        or at the message's header if the rendering of that conversation already holds a part of it, as with templates
+        whose generation prompt cannot be left out."""
+        common, header = common_size(before, prompt), self._format.message_start
+        place = prompt.rfind(header, 0, common + len(header)) if header else -1
+        return place if 0 <= place <= common <= place + len(header) else common
+
+    def written(self, prompt: str, opened: str) -> tuple[str, str]:
+        """(prompt, opened): a generation prompt with the message behind it, in the model's format. opened: what the
+        generation prompt holds of the answer; if it opens a block of reasoning, the message's own replaces it."""
+        header, started = self._format.message_start, opened
+        if header and opened.startswith(header):
+            replaced = self._reasoning or written_stage(self._format, opened) != "CONTENT_STAGE"
+            started = header if replaced else opened
+        answer = started + unfinished(self._format, *self._covered, closed=self._closed)
+        return prompt[: len(prompt) - len(opened)] + answer, answer
 
 
-def _marked(value: object, last_words: str, mark: str, restore: Callable[[str], str]) -> Any:
-    if isinstance(value, dict):
-        kept = ("role", "type")
-        return {k: item if k in kept else _marked(item, last_words, mark, restore) for k, item in value.items()}
-    if isinstance(value, list):
-        return [_marked(item, last_words, mark, restore) for item in value]
-    return value + mark if isinstance(value, str) and restore(value) == last_words else value
+def common_size(one: str, other: str) -> int:
+    """How many characters two texts have in common from their beginning on."""
+    if other.startswith(one):
+        return len(one)
+    return next((index for index, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), len(one))
 
 
 def unfinished(output_format: OutputFormat, reasoning: str, content: str, *, closed: bool = False) -> str:

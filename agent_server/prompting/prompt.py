@@ -249,7 +249,8 @@ class PromptBuilder:
             now=self._now,
             spare_tools=input.tools or (),
         )
-        text, opened, disguise = rendering.run()
+        text, opened = rendering.run()
+        disguise = rendering.disguise
         restored = disguise.restore(text)
         self._check_characters(restored, limit)
         return Prompt(
