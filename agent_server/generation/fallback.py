@@ -1,28 +1,26 @@
 """The path for models whose attention does not fit packed batches: positional biases, sparse indexers, states of a kind
 of their own, whatever comes next.
 
-Caches are made and understood by the model alone. A prompt is computed by itself; sequences that decode are run
-together on one cache with a row for each (`cache_trees.py`), padded on the left as `generate` pads prompts. Where the
-model gives other logits with padding, only sequences of one length are run together, and where even that is wrong,
-each is run by itself: which of these it is, is found out when the model is loaded (`fallback_check.py`). Scheduling,
-sampling and control are the same as anywhere.
+Caches are made and understood by the model alone. Sequences that decode are run together on one cache with a row for
+each (`cache_trees.py`), padded on the left as `generate` pads prompts, and so are prompts of about one length. Where
+that gives other logits, each prompt is computed by itself, and only sequences of one length are run together; where
+even that is wrong, each is run by itself. Which of these it is, is found out when the model is loaded
+(`fallback_check.py`). Scheduling, sampling and control are the same as anywhere.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from agent_server.generation.cache_trees import CacheLayout, assemble
+from agent_server.generation.cache_trees import CacheLayout
 from agent_server.generation.device import send
-from agent_server.generation.leases import Terms
+from agent_server.generation.own_caches import CacheGroup, CachesMemory
 from agent_server.generation.sequence import Sequence
-from agent_server.generation.snapshots import LEAST, Snapshots
 from agent_server.generation.step_plan import Chunk, StepPlan
 
 CACHE_NAMES = ("past_key_values", "cache_params", "state")
@@ -31,175 +29,21 @@ MaskForm = Literal["rows", "scores"]
 models make the second of the first; some make it wrong."""
 Together = Literal["padded", "equal", "alone"]
 """Which sequences may share a forward: all, those of one length, none."""
+PADDING = 0.25
+"""Tokens of padding, for each of the prompts that share a forward, that computing them together is worth."""
 
 
 class Unservable(Exception):
     """Why the model cannot even be run one sequence at a time, as half a sentence."""
 
 
-@dataclass(eq=False, slots=True)
-class CacheGroup:
-    """A cache with a row for each of `numbers`, the sequences' own; they have `lengths` tokens in it, of which the
-    longest had `width` when it was made: what is left of the shorter ones is padding."""
-
-    numbers: list[int]
-    lengths: list[int]
-    width: int
-    cache: Any
-
-
-NO_LAYOUT = CacheLayout({}, {}, frozenset())
-
-
-class CachesMemory:
-    """The running sequences' caches. `total` tokens in all, of which every sequence takes so many as the longest has,
-    where shorter ones are padded, and `state` more, whatever its length; a token takes `token_bytes`. What they leave
-    holds snapshots, if there is a layout by which caches are copied."""
-
-    def __init__(
-        self,
-        total: int,
-        *,
-        state: int = 0,
-        padded: bool = True,
-        layout: CacheLayout | None = None,
-        token_bytes: int = 1,
-    ) -> None:
-        self.longest = total - state
-        self.total = total
-        self.groups: dict[int, CacheGroup] = {}
-        self.snapshots = Snapshots(layout or NO_LAYOUT, state=state, token_bytes=token_bytes, room=total)
-        self.leases = self.snapshots.leases
-        self._state = state
-        self._padded = padded
-        self._layout = layout
-        self._held: dict[int, int] = {}
-
-    @property
-    def usage(self) -> float:
-        return self._taken(self._held) / self.total
-
-    def _taken(self, held: dict[int, int]) -> int:
-        stored = len(held) * max(held.values(), default=0) if self._padded else sum(held.values())
-        return stored + len(held) * self._state
-
-    def _left(self, sequence: Sequence, tokens: int) -> int:
-        """Room beside the running sequences if this one has so many tokens; negative where there is too little."""
-        return self.total - self._taken({**self._held, sequence.number: tokens})
-
-    def _hold(self, sequence: Sequence, tokens: int) -> bool:
-        """Room for so many tokens, for which snapshots go; False if there is none."""
-        room = self._left(sequence, tokens)
-        if room < 0:
-            return False
-        self._held[sequence.number] = tokens
-        self.snapshots.shrink(room)
-        return True
-
-    def admit(self, sequence: Sequence, *, alone: bool) -> int | None:
-        tokens = len(sequence.tokens) + 1
-        if self._left(sequence, tokens) < 0:
-            return None
-        begins = self._layout is not None and sequence.shareable
-        if begins:  # what it is to go on from was used last, so that others go for its room
-            self.snapshots.find(sequence)
-        self._hold(sequence, tokens)
-        if sequence.place is not None and (lease := self.leases.take(sequence.place)) is not None:
-            self.leases.kept += sequence.terms is None
-            self.snapshots.let_go(lease.place)
-        return self._begin(sequence) if begins else 0
-
-    def _begin(self, sequence: Sequence) -> int:
-        """Go on from a snapshot, if there is one; returns its tokens."""
-        found = self.snapshots.find(sequence)
-        cache = None if found is None else self.snapshots.restore(found)
-        length = 0 if found is None or cache is None else found.depth
-        if cache is not None:
-            self.put(CacheGroup([sequence.number], [length], length, cache))
-        sequence.stops = self.snapshots.stops(sequence, length)
-        return length
-
-    def grow(self, sequence: Sequence, tokens: int) -> bool:
-        return tokens <= self._held[sequence.number] or self._hold(sequence, tokens)
-
-    def shares(self, leader: Sequence, length: int, least: int) -> bool:
-        """A snapshot is taken there; one that was to be taken a few tokens later is taken there instead."""
-        if self._layout is None or length <= leader.computed:
-            return False
-        if any(max(leader.computed, length - LEAST) < stop <= length for stop in leader.stops):
-            return True
-        if length - leader.computed < least:
-            return False
-        others = (stop for stop in leader.stops if not length < stop < length + LEAST)
-        leader.stops = tuple(sorted({*others, length}))
-        return True
-
-    def publish(self, sequence: Sequence) -> None:
-        """Keep what the sequence has now, if its prompt may be gone on from there."""
-        if sequence.computed in sequence.stops:
-            self._keep(sequence)
-
-    def _keep(self, sequence: Sequence) -> None:
-        """Keep what the sequence has now, unless its last step failed or is still on its way."""
-        length, group = min(sequence.computed, sequence.known), self.groups.get(sequence.number)
-        if self._layout is None or group is None or group.cache is None or not sequence.shareable or length < LEAST:
-            return
-        row = group.numbers.index(sequence.number)
-        if group.lengths[row] != length or self.snapshots.has(sequence, length):
-            return
-        cache = assemble(self._layout, [(group.cache, [row], group.width)], length)
-        self.snapshots.keep(sequence, length, cache, self.total - self._taken(self._held))
-
-    def release(self, sequence: Sequence, terms: Terms | None = None) -> None:
-        if sequence.number in self._held:
-            self._held.pop(sequence.number)
-            self._keep(sequence)
-            if terms is not None:
-                self.snapshots.lease(sequence, min(sequence.computed, sequence.known), terms)
-        sequence.stops = ()
-        self.groups.pop(sequence.number, None)
-
-    # caches
-
-    def put(self, group: CacheGroup) -> None:
-        self.groups.update(dict.fromkeys(group.numbers, group))
-
-    def gathered(self, layout: CacheLayout, numbers: list[int]) -> CacheGroup:
-        """The sequences as one group, in an order of its own; others that were in a group with one of them are put
-        apart."""
-        groups = list(dict.fromkeys(self.groups[number] for number in numbers))
-        wanted = set(numbers)
-        if len(groups) == 1 and set(groups[0].numbers) == wanted:
-            return groups[0]
-        left = [
-            _combined(layout, [group], {n for n in group.numbers if self.groups.get(n) is group} - wanted)
-            for group in groups
-        ]
-        made = _combined(layout, groups, wanted)
-        for group in (*left, made):
-            if group is not None:
-                self.put(group)
-        assert made is not None
-        return made
-
-
-def _combined(layout: CacheLayout, groups: list[CacheGroup], wanted: set[int]) -> CacheGroup | None:
-    """A group of those that are wanted, no wider than the longest."""
-    rows = [[row for row, number in enumerate(group.numbers) if number in wanted] for group in groups]
-    numbers = [group.numbers[row] for group, some in zip(groups, rows, strict=True) for row in some]
-    lengths = [group.lengths[row] for group, some in zip(groups, rows, strict=True) for row in some]
-    if not numbers:
-        return None
-    parts = [(group.cache, some, group.width) for group, some in zip(groups, rows, strict=True) if some]
-    return CacheGroup(numbers, lengths, max(lengths), assemble(layout, parts, max(lengths)))
-
-
 class CachedRunner:
-    """Runs prompts one after the other, and sequences that decode `together`. layout: None where nobody shares a cache.
-    chunked: prompts may be cut. turn: length beyond which the model's positions are others from the first token on; a
-    sequence that grows past it is computed anew, since what its cache holds was computed with the former, and shares no
-    forward with shorter ones. keeps: the model hands out what it has computed; where it does not, what stands for a
-    cache is the tokens, and all of them are computed again in every step."""
+    """Runs sequences that decode `together`, and prompts too where these may be `batched`, else one after the other.
+    layout: None where nobody shares a cache. chunked: prompts may be cut. turn: length beyond which the model's
+    positions are others from the first token on; a sequence that grows past it is computed anew, since what its cache
+    holds was computed with the former, and shares no forward with shorter ones. keeps: the model hands out what it has
+    computed; where it does not, what stands for a cache is the tokens, and all of them are computed again in every
+    step."""
 
     def __init__(
         self,
@@ -216,6 +60,7 @@ class CachedRunner:
         self.layout: CacheLayout | None = None
         self.together: Together = "alone"
         self.chunked = False
+        self.batched = False
         self.turn = turn
         parameters = inspect.signature(model.forward).parameters
         self._cache_name = next((name for name in CACHE_NAMES if name in parameters), None)
@@ -240,11 +85,12 @@ class CachedRunner:
             by_number = {sequence.number: sequence for sequence in sequences}
             order += [by_number[number] for number in group.numbers]
             logits.append(found)
-        for chunk in plan.chunks:
-            found = self._chunk(chunk)
-            if chunk.samples:
-                logits.append(found)
-        order += [chunk.sequence for chunk in plan.chunks if chunk.samples]
+        for chunks in self._batches(plan.chunks):
+            group, found = self.prompts(chunks)
+            sampling = {chunk.sequence.number: chunk.sequence for chunk in chunks if chunk.samples}
+            rows = [row for row, number in enumerate(group.numbers) if number in sampling]
+            order += [sampling[group.numbers[row]] for row in rows]
+            logits.append(found if len(rows) == len(found) else found[rows])
         return order, torch.cat(logits) if logits else torch.empty(0, 1, device=self.device)
 
     # decoding
@@ -283,10 +129,32 @@ class CachedRunner:
 
     # prompts
 
-    def _chunk(self, chunk: Chunk) -> Tensor:
-        """The logits `[1, vocabulary]` behind the chunk."""
-        tokens = chunk.sequence.tokens[chunk.start : chunk.start + chunk.length]
-        return self.forward(self._apart(chunk.sequence.number), send([tokens], torch.int64, self.device))
+    def _batches(self, chunks: list[Chunk]) -> list[list[Chunk]]:
+        """Those that are computed in one forward: beginnings of about one length; what goes on, with as many tokens
+        behind about as many."""
+        if not self.batched:
+            return [[chunk] for chunk in chunks]
+        kinds: dict[int, list[Chunk]] = {}
+        for chunk in sorted(chunks, key=_end):
+            kinds.setdefault(chunk.length if chunk.start else 0, []).append(chunk)
+        return [batch for alike in kinds.values() for batch in _parted(alike)]
+
+    def prompts(self, chunks: list[Chunk]) -> tuple[CacheGroup, Tensor]:
+        """The chunks' sequences as one group, and the logits `[rows, vocabulary]` behind each. Those that begin may be
+        of several lengths, those that go on have one each."""
+        numbers = [chunk.sequence.number for chunk in chunks]
+        longest = max(chunk.length for chunk in chunks)
+        if len(chunks) == 1:
+            group = self._apart(numbers[0])
+        elif chunks[0].start:
+            assert self.layout is not None
+            group = self.memory.gathered(self.layout, numbers)
+        else:  # the padding comes first, so that a shorter one begins as many tokens before its own first one
+            group = CacheGroup(numbers, [chunk.length - longest for chunk in chunks], 0, None)
+            self.memory.put(group)
+        tokens = {chunk.sequence.number: _tokens(chunk, longest) for chunk in chunks}
+        ids = send([tokens[number] for number in group.numbers], torch.int64, self.device)
+        return group, self.forward(group, ids)
 
     def _apart(self, number: int) -> CacheGroup:
         """The sequence's cache, by itself."""
@@ -346,8 +214,11 @@ class CachedRunner:
         return self.model(input_ids=ids, **named, **self._selection)
 
     def _mask(self, group: CacheGroup, count: int) -> Tensor | None:
-        """What hides padding; None where there is none, or where nothing is kept for each token."""
-        if not self._masks or self.layout is None or not self.layout.pads or min(group.lengths) == group.width:
+        """What hides padding; None where there is none, or where it stands before the new tokens and nothing is kept
+        for it."""
+        if not self._masks or self.layout is None or min(group.lengths) == group.width:
+            return None
+        if not self.layout.pads and min(group.lengths) >= 0:
             return None
         padding = send([group.width - length for length in group.lengths], torch.int64, self.device)
         seen = torch.arange(group.width + count, device=self.device) >= padding[:, None]
@@ -356,3 +227,27 @@ class CachedRunner:
         dtype = self.model.dtype
         hidden = torch.zeros(seen.shape, dtype=dtype, device=self.device).masked_fill_(~seen, torch.finfo(dtype).min)
         return hidden[:, None, None]
+
+
+def _end(chunk: Chunk) -> int:
+    return chunk.start + chunk.length
+
+
+def _tokens(chunk: Chunk, count: int) -> list[int]:
+    """Its tokens behind padding, `count` in all."""
+    return [0] * (count - chunk.length) + chunk.sequence.tokens[chunk.start : _end(chunk)]
+
+
+def _parted(chunks: list[Chunk]) -> list[list[Chunk]]:
+    """Chunks, the shortest first, in batches with little padding."""
+    batches: list[list[Chunk]] = []
+    total = 0
+    for chunk in chunks:
+        count = len(batches[-1]) + 1 if batches else 0
+        if batches and count * _end(chunk) <= (1 + PADDING) * (total + _end(chunk)):
+            batches[-1].append(chunk)
+        else:
+            batches.append([chunk])
+            total = 0
+        total += _end(chunk)
+    return batches

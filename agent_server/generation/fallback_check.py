@@ -1,8 +1,8 @@
 """How a model that does not fit packed batches may be run on caches of its own: found out by trying, when it is loaded.
 
-Sequences of several lengths, one longer than the model's window, are run as they will be: each prompt by itself, then
-token by token, one joining while others decode and one leaving. Every logit is held against the model's own forward of
-the whole sequence alone, without a cache.
+Sequences of several lengths, one longer than the model's window, are run as they will be: prompts together or each by
+itself, then token by token, one joining while others decode and one leaving. Every logit is held against the model's
+own forward of the whole sequence alone, without a cache.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from agent_server.generation.cache_trees import CacheLayout, Unlike, learn, tensor_bytes
-from agent_server.generation.fallback import CachedRunner, CacheGroup, CachesMemory, MaskForm, Together, Unservable
+from agent_server.generation.fallback import CachedRunner, MaskForm, Together, Unservable
 from agent_server.generation.faults import first_line
+from agent_server.generation.own_caches import CacheGroup, CachesMemory
 from agent_server.generation.probe import turning_point
 from agent_server.generation.sequence import Sequence
 from agent_server.generation.step_plan import Chunk, StepPlan
@@ -30,6 +31,8 @@ model's window, if it has one."""
 LONGEST = 1100
 """Tokens of the longest that is tried: a window longer than that is not crossed."""
 STEPS = 4
+LAST = 3
+"""Tokens of the second pieces of prompts that are tried together."""
 PROBED = (8, 24)
 """Tokens of the two prompts by which a cache's growth is measured: both longer than a convolution."""
 LEARNED = (2, 24)
@@ -60,8 +63,11 @@ def find_runner(model: Any, device: torch.device) -> tuple[CachedRunner, str]:
     limit = max(EXACT if model.dtype in (torch.float32, torch.float64) else ROUNDED, 2 * worst)
     runner, reason = _together(alone, trial, limit)
     runner.chunked = turn is None and runner.keeps
-    if runner.chunked and _fault(runner, trial, limit) is not None:
-        runner.chunked = False
+    runner.batched = runner.chunked and runner.together == "padded"
+    if runner.batched:
+        runner.batched = _fault(runner, trial, limit) is None
+    if runner.chunked and not runner.batched:
+        runner.chunked = _fault(runner, trial, limit) is None
     if not runner.keeps:
         reason = "; ".join(filter(None, (reason, KEEPS_NOTHING)))
     return runner, reason
@@ -161,7 +167,9 @@ def _try(runner: CachedRunner, trial: _Trial) -> float:
     runner.memory.groups.clear()
     *early, late = trial.sequences
     last = torch.zeros(len(trial.sequences), dtype=torch.int64, device=runner.device)
-    worst = max(_prefill(runner, sequence, last, trial) for sequence in early)
+    worst = _prefill_together(runner, early, trial) if runner.batched else 0.0
+    if not runner.batched:
+        worst = max(_prefill(runner, sequence, last, trial) for sequence in early)
     for step in range(STEPS):
         running = early if step < 2 else [*early[1:], late]
         if step == 2:
@@ -200,6 +208,17 @@ def _prefill(runner: CachedRunner, sequence: Sequence, last: Tensor, trial: _Tri
         _, logits = runner.run(StepPlan([], [Chunk(sequence, start, end - start, end == length)]), last)
     sequence.computed = length
     return _difference(sequence, logits[0], trial)
+
+
+def _prefill_together(runner: CachedRunner, sequences: list[Sequence], trial: _Trial) -> float:
+    """In two pieces: beginnings of several lengths, and as many tokens behind each."""
+    runner.prompts([Chunk(sequence, 0, sequence.prompt_length - LAST, False) for sequence in sequences])
+    rest = [Chunk(sequence, sequence.prompt_length - LAST, LAST, True) for sequence in sequences]
+    group, logits = runner.prompts(rest)
+    for sequence in sequences:
+        sequence.computed = sequence.prompt_length
+    by_number = {sequence.number: sequence for sequence in sequences}
+    return max(_difference(by_number[number], logits[row], trial) for row, number in enumerate(group.numbers))
 
 
 def _decode(runner: CachedRunner, running: list[Sequence], last: Tensor, trial: _Trial) -> float:

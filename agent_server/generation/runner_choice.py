@@ -12,7 +12,7 @@ from agent_server.generation import attention_kernels
 from agent_server.generation.config import EngineConfig
 from agent_server.generation.delta_rule import quicken
 from agent_server.generation.device import KEPT_DTYPES, free_bytes, release_unused
-from agent_server.generation.fallback import CachedRunner, CachesMemory, Unservable
+from agent_server.generation.fallback import CachedRunner, Unservable
 from agent_server.generation.fallback_check import cache_bytes, find_runner
 from agent_server.generation.families import mend
 from agent_server.generation.flat import Forward, flatten
@@ -30,6 +30,7 @@ from agent_server.generation.memory_plan import (
     share_out,
     state_tokens,
 )
+from agent_server.generation.own_caches import CachesMemory
 from agent_server.generation.pages import PagedMemory
 from agent_server.generation.probe import Unfit, check_positions, check_windows, fit, fit_flat
 from agent_server.generation.profile import MakeCache, largest_step, picture_step

@@ -8,7 +8,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from agent_server.engine.protocol import Control, Delta, Finished, GenerationRequest
 from agent_server.generation.config import EngineConfig
-from agent_server.generation.delta_rule import NAME
+from agent_server.generation.delta_rule import NAME, PIECES
 from agent_server.generation.loader import assemble
 from agent_server.generation.messages import Cancel, Failed, Modify, Pause, Resume, Submit
 from agent_server.generation.single_query import NAME as SDPA
@@ -140,17 +140,22 @@ class Driver:
 def transformers_own(model):
     """The model's code as transformers has it, without what the core put in its place."""
     codes = [sys.modules[name] for name in {type(module).__module__ for module in model.modules()}]
-    put = [(code, rule) for code in codes if hasattr(rule := getattr(code, NAME, None), "quickened")]
-    for code, rule in put:
-        setattr(code, NAME, rule.__wrapped__)
+    put = [
+        (code, name, rule)
+        for code in codes
+        for name in (NAME, PIECES)
+        if hasattr(rule := getattr(code, name, None), "quickened")
+    ]
+    for code, name, rule in put:
+        setattr(code, name, rule.__wrapped__)
     attend = ALL_ATTENTION_FUNCTIONS[SDPA]
     ALL_ATTENTION_FUNCTIONS[SDPA] = getattr(attend, "__wrapped__", attend)
     try:
         yield
     finally:
         ALL_ATTENTION_FUNCTIONS[SDPA] = attend
-        for code, rule in put:
-            setattr(code, NAME, rule)
+        for code, name, rule in put:
+            setattr(code, name, rule)
 
 
 def expected(model, prompt, count):

@@ -1,4 +1,4 @@
-"""The delta rule for one token is transformers' own, in fewer passes."""
+"""The delta rule is transformers' own, in fewer passes for one token and without padding for several."""
 
 import copy
 
@@ -6,7 +6,8 @@ import pytest
 import torch
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
-from agent_server.generation.delta_rule import NAME, quicken, quickened
+from agent_server.generation import delta_rule
+from agent_server.generation.delta_rule import NAME, evenly, quicken, quickened
 from tests.generation.tiny_models import make_model
 
 OWN = getattr(modeling_qwen3_5, NAME)
@@ -35,6 +36,33 @@ def test_outputs_and_states_are_those_of_the_rule(tokens, dtype, normal):
     torch.testing.assert_close(found, wanted, rtol=1e-4 if dtype == torch.float32 else 1e-2, atol=1e-5)
     torch.testing.assert_close(left, state, rtol=1e-4, atol=1e-5)
     assert (left is mine["initial_state"]) == (tokens == 1), "for one token the state is changed where it lies"
+
+
+@torch.inference_mode()
+def test_heads_in_blocks_are_those_of_all_at_once(monkeypatch):
+    inputs, options = given(1)
+    whole = {**options, "initial_state": options["initial_state"].clone()}
+    wanted, state = quickened(OWN)(*inputs, **whole)
+    monkeypatch.setattr(delta_rule, "BLOCK_BYTES", 5 * 4 * 8 * 6)  # five heads of twelve
+    found, left = quickened(OWN)(*inputs, **options)
+    assert torch.equal(found, wanted) and torch.equal(left, state)
+
+
+@pytest.mark.parametrize(("tokens", "piece"), [(1, 1), (16, 16), (64, 64), (80, 40), (129, 43)])
+@torch.inference_mode()
+def test_pieces_of_a_prompt_are_as_long_as_each_other(tokens, piece):
+    inputs, options = given(tokens)
+    sizes = []
+
+    def rule(*given, **named):
+        sizes.append(named["chunk_size"])
+        return modeling_qwen3_5.torch_chunk_gated_delta_rule(*given, **named)
+
+    found, left = evenly(rule)(*inputs, **options)
+    wanted, state = OWN(*inputs, **options)
+    assert sizes == [piece]
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(left, state, rtol=1e-3, atol=1e-4)
 
 
 def test_it_is_put_in_place_once_and_where_the_model_looks(monkeypatch):

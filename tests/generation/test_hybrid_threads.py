@@ -29,6 +29,10 @@ SLOW = [
 ]  # fmt: skip
 
 
+APART = ["rwkv", "xlstm", "deepseek_v4"]
+"""Whose padding is not told from tokens."""
+
+
 @pytest.fixture(scope="module", params=[*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def models(request):
     """What is served, and an untouched copy."""
@@ -153,4 +157,30 @@ def test_whatever_happens_ids_are_those_of_generate(models, acts, room):
     for number, prompt in asked.items():
         if isinstance(driver.end(number), Finished):  # the others were in a step that failed
             assert agrees(models[1], prompt, driver.ids(number))
+    driver.assert_clean()
+
+
+@contextmanager
+def forwards(driver):
+    """The shape of the ids in every forward of the model."""
+    shapes = []
+    hook = driver.core.runner.model.register_forward_pre_hook(
+        lambda model, given, options: shapes.append(tuple(options["input_ids"].shape)), with_kwargs=True
+    )
+    yield shapes
+    hook.remove()
+
+
+def test_prompts_of_about_one_length_share_a_forward(models):
+    apart = models[0].config.model_type in APART
+    driver = Driver(models[0], max_batch=8, step_tokens=200)
+    asked = {}
+    with forwards(driver) as shapes:
+        for thread, length in enumerate((30, 33, 29, 5, 36)):
+            prompt = said(thread, 0)[:length]
+            asked[driver.submit(prompt, max_tokens=COUNT)] = prompt
+        driver.step()
+    driver.finish()
+    assert sorted(shapes) == ([(1, 5), (1, 29), (1, 30), (1, 33), (1, 36)] if apart else [(1, 5), (4, 36)])
+    assert all(agrees(models[1], prompt, driver.ids(number)) for number, prompt in asked.items())
     driver.assert_clean()

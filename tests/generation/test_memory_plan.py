@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_server.generation import graphs, profile, runner_choice
-from agent_server.generation.fallback import CachedRunner, CachesMemory
+from agent_server.generation.fallback import CachedRunner
 from agent_server.generation.fallback_check import cache_bytes
 from agent_server.generation.memory_plan import (
     GIB,
@@ -18,6 +18,7 @@ from agent_server.generation.memory_plan import (
     share_out,
     state_tokens,
 )
+from agent_server.generation.own_caches import CachesMemory
 from agent_server.generation.sequence import Sequence
 from tests.generation.tiny_models import make_model
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from agent_server.generation import scheduler, slabs, waiting
-from agent_server.generation.fallback import CachesMemory
 from agent_server.generation.leases import Terms
+from agent_server.generation.own_caches import CachesMemory
 from agent_server.generation.pages import PagedMemory
 from agent_server.generation.scheduler import Scheduler
 from agent_server.generation.sequence import PENDING, Sequence, common_prefix

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from agent_server.generation import runner_choice, snapshot_tree
 from agent_server.generation.cache_trees import learn
-from agent_server.generation.fallback import CachesMemory
 from agent_server.generation.leases import Terms
+from agent_server.generation.own_caches import CachesMemory
 from agent_server.generation.sequence import Sequence
 from agent_server.generation.snapshots import TAIL, Snapshots
 from tests.generation.harness import Driver, expected, prompts

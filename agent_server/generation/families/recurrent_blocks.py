@@ -64,7 +64,7 @@ def _recurrent(block: Any, number: int, own: Callable[..., Any]) -> Callable[...
         if not isinstance(cache, RecurrentCache):
             found: tuple[Tensor, None] = own(hidden, position_ids, *arguments, **options)
             return found
-        inputs = block.linear_x(hidden).transpose(1, 2)
+        inputs = (block.linear_x(hidden) * _of_tokens(position_ids)).transpose(1, 2)
         last, state = cache.states.get(number) or _zeros(block, inputs)
         inputs = torch.cat([last, inputs], -1)
         mixed = _convolved(block.conv_1d, inputs)
@@ -75,6 +75,11 @@ def _recurrent(block: Any, number: int, own: Callable[..., Any]) -> Callable[...
         return block.linear_out(out * block.act_fn(block.linear_y(hidden))), None
 
     return forward
+
+
+def _of_tokens(positions: Tensor) -> Tensor:
+    """Zeros for padding, which has a first token's position and another such behind it: `[batch, tokens, 1]`."""
+    return nn.functional.pad(positions[:, 1:] != 0, (0, 1), value=True)[..., None]
 
 
 def _convolved(conv: nn.Conv1d, inputs: Tensor) -> Tensor:
