@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from ag_ui.core import RunAgentInput
 
-from adapters.answer import Answer, fold, raise_failure
+from adapters.answer import Answer, PromptOf, fold, raise_failure, unknown_prompt
 from adapters.body import flag, read_object, wrong
 from adapters.client_history import NewId
 from adapters.errors import RequestError
@@ -16,7 +16,14 @@ from adapters.frame_json import json_bytes, json_string
 from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
 from adapters.openai_chat.chat_inbound import read_stream_options
 from adapters.openai_chat.chat_outbound import ANSWERED, DONE, error_object, stop_text, wire_finish
-from adapters.openai_tokens import combined_usage, progress_object, prompt_logprobs, timings_object
+from adapters.openai_tokens import (
+    combined_usage,
+    legacy_logprobs,
+    progress_object,
+    prompt_logprobs,
+    timings_object,
+    usage_so_far,
+)
 from adapters.request_fields import (
     BOOLEAN,
     INTEGER,
@@ -51,7 +58,7 @@ FIELDS: dict[str, Field] = {
     "max_tokens": honoured("16 if absent; 0 with `echo`", INTEGER),
     "n": honoured("answers to each prompt", INTEGER),
     "stream": honoured("", BOOLEAN),
-    "stream_options": honoured("`include_usage`", OBJECT),
+    "stream_options": honoured("`include_usage`; `continuous_usage_stats` beside it", OBJECT),
     "suffix": refused("models here do not fill in the middle", neutral=("",), schema=STRING),
     "user": honoured("kept with the run", STRING),
     "structured_outputs": honoured("json, json_object, regex, choice, grammar, structural_tag", OBJECT),
@@ -66,12 +73,15 @@ FIELDS: dict[str, Field] = {
 class CompletionFlags(msgspec.Struct, frozen=True, kw_only=True):
     """`prompts` has one entry for each prompt, `n` answers belong to each; choice = prompt * n + answer.
 
-    score_only: `max_tokens: 0`. One token is generated all the same, and not shown.
+    score_only: `max_tokens: 0`. One token is generated all the same, and not shown. continuous_usage: every chunk says
+    what was used so far. as_ids: log probabilities name tokens by their ids.
     """
 
     prompts: tuple[Prompt, ...]
     n: int = 1
     include_usage: bool = False
+    continuous_usage: bool = False
+    as_ids: bool = False
     logprobs: int | None = None
     token_ids: bool = False
     echo: bool = False
@@ -108,6 +118,7 @@ def parse(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS) -> Inb
     ]
     if wanted:
         sampling = msgspec.structs.replace(sampling, prompt_logprobs=max(wanted))
+    if wanted or flags.continuous_usage:
         options = msgspec.structs.replace(options, token_details=True)
     options = msgspec.structs.replace(options, sampling=sampling, raw_prompt=flags.prompts[0], store=False)
     run = RunAgentInput(
@@ -137,11 +148,11 @@ def _flags(values: dict[str, Any], prompts: tuple[Prompt, ...]) -> CompletionFla
     if echo and truncated:
         raise wrong("truncate_prompt_tokens", "cannot stand beside echo")
     stream_options = read_stream_options(values)
-    if stream_options.continuous_usage_stats:
-        raise wrong("stream_options.continuous_usage_stats", "is only supported on Chat Completions")
     return CompletionFlags(
         prompts=prompts,
         include_usage=bool(stream_options.include_usage),
+        continuous_usage=stream_options.continuous,
+        as_ids=flag(values, "return_tokens_as_token_ids"),
         logprobs=logprobs,
         token_ids=flag(values, "return_token_ids"),
         echo=echo,
@@ -181,10 +192,12 @@ class CompletionIdentity(msgspec.Struct, frozen=True, kw_only=True):
 class _CompletionChoice:
     """`length` is how many characters of the choice's text were sent, for `text_offset`."""
 
-    __slots__ = ("ended", "first", "head", "length", "usage")
+    __slots__ = ("ended", "first", "head", "index", "length", "tokens", "usage")
 
-    def __init__(self, head: bytes) -> None:
+    def __init__(self, head: bytes, index: int) -> None:
         self.head = head
+        self.index = index
+        self.tokens = 0
         self.first = True
         self.ended = False
         self.length = 0
@@ -196,10 +209,14 @@ class CompletionStream:
 
     content_type = "text/event-stream"
 
-    def __init__(self, identity: CompletionIdentity, flags: CompletionFlags) -> None:
+    def __init__(
+        self, identity: CompletionIdentity, flags: CompletionFlags, *, prompts: Sequence[PromptOf] = ()
+    ) -> None:
+        """prompts: one for each choice, or none."""
         self._identity = identity
         self._flags = flags
-        self._details = flags.logprobs is not None or flags.token_ids
+        self._prompts = prompts or [unknown_prompt] * (len(flags.prompts) * flags.n)
+        self._details = flags.logprobs is not None or flags.token_ids or flags.continuous_usage
         self._head = b'data: {"id":%b,"object":"text_completion","created":%d,"model":%b,' % (
             json_string(identity.id),
             identity.created,
@@ -208,7 +225,7 @@ class CompletionStream:
         self._close = b',"usage":null}\n\n' if flags.include_usage else b"}\n\n"
         self._tail = b',"logprobs":null,"finish_reason":null}]' + self._close
         heads = (self._head + b'"choices":[{"index":%d,"text":' % i for i in range(len(flags.prompts) * flags.n))
-        self._choices = [_CompletionChoice(head) for head in heads]
+        self._choices = [_CompletionChoice(head, index) for index, head in enumerate(heads)]
 
     def encode(self, event: Event, *, sequence: int | None = None, choice: int = 0) -> bytes:
         state = self._choices[choice]
@@ -217,7 +234,7 @@ class CompletionStream:
                 return self._opening(choice) + self._text(event, state)
             case Custom(name=name, subagent_run_id=None) if name == PROGRESS_EVENT and self._flags.progress:
                 extra = b',"prompt_progress":' + json_bytes(progress_object(event.value))
-                return state.head + b'"","logprobs":null,"finish_reason":null}]' + extra + self._close
+                return state.head + b'"","logprobs":null,"finish_reason":null}]' + extra + self._close_of(state)
             case RunFinished():
                 return self._opening(choice) + self._finished(event, state)
             case RunError():
@@ -233,6 +250,12 @@ class CompletionStream:
     def keep_alive(self) -> bytes:
         return b": keep-alive\n\n"
 
+    def _close_of(self, choice: _CompletionChoice) -> bytes:
+        """What stands behind a frame's choices: nothing of usage, or what this answer has used so far."""
+        if not self._flags.continuous_usage:
+            return self._close
+        return usage_so_far(self._prompts[choice.index](), choice.tokens)
+
     def _opening(self, choice: int) -> bytes:
         """The first chunk of a choice: the prompt where it is echoed, and its ids where they are asked for."""
         state = self._choices[choice]
@@ -247,7 +270,14 @@ class CompletionStream:
         if not text and not ids:
             return b""
         extra = b',"prompt_token_ids":' + json_bytes(prompt) if ids else b""
-        return state.head + json_string(text) + b',"logprobs":null,"finish_reason":null' + extra + b"}]" + self._close
+        return (
+            state.head
+            + json_string(text)
+            + b',"logprobs":null,"finish_reason":null'
+            + extra
+            + b"}]"
+            + self._close_of(state)
+        )
 
     def _text(self, event: TextMessageContent, state: _CompletionChoice) -> bytes:
         if self._flags.score_only:
@@ -258,12 +288,15 @@ class CompletionStream:
             state.length += len(event.delta)
             return state.head + json_string(event.delta) + self._tail
         tokens = tokens_of(event.metadata)
+        state.tokens += len(tokens)
         logprobs = b"null"
         if self._flags.logprobs is not None:
-            logprobs = json_bytes(legacy_logprobs(tokens, self._flags.logprobs, state.length))
+            logprobs = json_bytes(
+                legacy_logprobs(tokens, self._flags.logprobs, state.length, as_ids=self._flags.as_ids)
+            )
         state.length += len(event.delta)
         ids = b',"token_ids":' + json_bytes([token[0] for token in tokens]) if self._flags.token_ids else b""
-        tail = b',"logprobs":' + logprobs + b',"finish_reason":null' + ids + b"}]" + self._close
+        tail = b',"logprobs":' + logprobs + b',"finish_reason":null' + ids + b"}]" + self._close_of(state)
         return state.head + json_string(event.delta) + tail
 
     def _finished(self, event: RunFinished, state: _CompletionChoice) -> bytes:
@@ -282,7 +315,9 @@ class CompletionStream:
             extra = b',"extensions":' + json_bytes({"warnings": warnings})
         if self._flags.timings:
             extra += b',"timings":' + json_bytes(timings_object(answer.metadata.timings, answer.usage))
-        return state.head + text + b',"logprobs":null,' + json_bytes(last)[1:-1] + b"}]" + extra + self._close
+        state.tokens += len(answer.metadata.tokens or ())
+        close = b"}]" + extra + self._close_of(state)
+        return state.head + text + b',"logprobs":null,' + json_bytes(last)[1:-1] + close
 
     def _broken(self, error: dict[str, object], state: _CompletionChoice) -> bytes:
         end = b'"","logprobs":null,"finish_reason":"error"}],"error":'
@@ -294,30 +329,6 @@ def _usage(runs: Sequence[Sequence[TokenUsage]], flags: CompletionFlags) -> dict
     if flags.score_only:
         usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
     return usage
-
-
-def legacy_logprobs(
-    tokens: Sequence[Scored | None], top: int, offset: int = 0, unscored: str = ""
-) -> dict[str, object]:
-    """Completions' own form. `offset` is where the first token's text begins; a prompt's first token, which nothing
-    precedes, has no score: it is None, and its text is `unscored`."""
-    texts = [unscored if token is None else token[1] for token in tokens]
-    offsets = []
-    for text in texts:
-        offsets.append(offset)
-        offset += len(text)
-    return {
-        "tokens": texts,
-        "token_logprobs": [None if token is None else token[2] for token in tokens],
-        "top_logprobs": [None if token is None else _alternatives(token, top) for token in tokens] if top else None,
-        "text_offset": offsets,
-    }
-
-
-def _alternatives(token: Scored, top: int) -> dict[str, float | None]:
-    """Alternatives by their text, the chosen token always among them."""
-    found = {alternative[1]: alternative[2] for alternative in (token[3] or ())[:top]}
-    return found | {token[1]: token[2]}
 
 
 def completion_body(runs: Sequence[Sequence[Event]], identity: CompletionIdentity, flags: CompletionFlags) -> bytes:
@@ -371,10 +382,12 @@ def _logprobs(answer: Answer, before: str, flags: CompletionFlags) -> dict[str, 
         return None
     shown: list[Scored | None] = [] if flags.score_only else list(answer.pieces.text_tokens)
     if not flags.echo:
-        return legacy_logprobs(shown, flags.logprobs)
+        return legacy_logprobs(shown, flags.logprobs, as_ids=flags.as_ids)
     scored = answer.metadata.prompt_logprobs
     if scored is None:
         raise RequestError("invalid_request", "This model's engine does not score prompts.", param="echo")
     rest = "".join(token[1] for token in scored if token is not None)
     unscored = before.removesuffix(rest) if before.endswith(rest) else ""
-    return legacy_logprobs([*scored, *shown], flags.logprobs, unscored=unscored)
+    ids = answer.metadata.prompt_token_ids
+    first = ids[0] if ids else None
+    return legacy_logprobs([*scored, *shown], flags.logprobs, unscored=(first, unscored), as_ids=flags.as_ids)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from adapters.answer import PromptNote
+from adapters.frame_json import json_bytes
 from events.metadata import Alternative, RunTimings, Scored
 from events.vocabulary import TokenUsage
 
@@ -22,6 +24,14 @@ def combined_usage(runs: Sequence[Sequence[TokenUsage]], n: int | None = None) -
         "prompt_tokens_details": {"cached_tokens": sum(_total(run, "cached_input_tokens") for run in prompts)},
         "completion_tokens_details": {"reasoning_tokens": sum(_total(run, "reasoning_tokens") for run in runs)},
     }
+
+
+def usage_so_far(prompt: PromptNote | None, written: int) -> bytes:
+    """The end of a frame that says what its answer has used until then (`continuous_usage_stats`). prompt: None before
+    it is known."""
+    read = prompt.tokens if prompt is not None else 0
+    usage = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+    return b',"usage":' + json_bytes(usage) + b"}\n\n"
 
 
 def _total(usage: Iterable[TokenUsage], name: str) -> int:
@@ -77,15 +87,59 @@ def _scored(token: Scored, top: int) -> dict[str, object]:
     }
 
 
-def chat_logprobs(tokens: Iterable[Scored], top: int) -> list[dict[str, object]]:
-    """`ChatCompletionTokenLogprob` objects; a token without a log probability has none to show and is left out."""
+def chat_logprobs(tokens: Iterable[Scored], top: int, as_ids: bool = False) -> list[dict[str, object]]:
+    """`ChatCompletionTokenLogprob` objects; a token without a log probability has none to show and is left out. as_ids:
+    see `token_name`."""
     return [
-        {**_logprob(token), "top_logprobs": [_logprob(alternative) for alternative in (token[3] or ())[:top]]}
+        {
+            **_logprob(token, as_ids),
+            "top_logprobs": [_logprob(alternative, as_ids) for alternative in (token[3] or ())[:top]],
+        }
         for token in tokens
         if token[2] is not None
     ]
 
 
-def _logprob(token: Scored | Alternative) -> dict[str, object]:
+def _logprob(token: Scored | Alternative, as_ids: bool) -> dict[str, object]:
     text: str = token[1]
-    return {"token": text, "logprob": token[2], "bytes": list(text.encode("utf-8", "replace"))}
+    shown = token_name(token[0]) if as_ids else text
+    return {"token": shown, "logprob": token[2], "bytes": list(text.encode("utf-8", "replace"))}
+
+
+def token_name(id: int) -> str:
+    """vLLM's name for a token where `return_tokens_as_token_ids` asks for ids: several tokens may have one text."""
+    return f"token_id:{id}"
+
+
+def legacy_logprobs(
+    tokens: Sequence[Scored | None],
+    top: int,
+    offset: int = 0,
+    unscored: tuple[int | None, str] = (None, ""),
+    *,
+    as_ids: bool = False,
+) -> dict[str, object]:
+    """Completions' own form. `offset` is where the first token's text begins; a prompt's first token, which nothing
+    precedes, has no score: it is None, and `unscored` are its id and text. as_ids: see `token_name`."""
+    known = [unscored if token is None else (token[0], token[1]) for token in tokens]
+    texts = [text for _, text in known]
+    offsets = []
+    for text in texts:
+        offsets.append(offset)
+        offset += len(text)
+    return {
+        "tokens": [_shown(id, text, as_ids) for id, text in known],
+        "token_logprobs": [None if token is None else token[2] for token in tokens],
+        "top_logprobs": [None if token is None else _alternatives(token, top, as_ids) for token in tokens],
+        "text_offset": offsets,
+    }
+
+
+def _alternatives(token: Scored, top: int, as_ids: bool) -> dict[str, float | None]:
+    """Alternatives by their text, the chosen token always among them, as the first."""
+    rows: list[tuple[int, str, float | None]] = [(row[0], row[1], row[2]) for row in (token[3] or ())[:top]]
+    return {_shown(id, text, as_ids): logprob for id, text, logprob in [(token[0], token[1], token[2]), *rows]}
+
+
+def _shown(id: int | None, text: str, as_ids: bool) -> str:
+    return token_name(id) if as_ids and id is not None else text

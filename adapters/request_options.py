@@ -122,6 +122,7 @@ OPTIONS: Mapping[str, tuple[str, Reader]] = {
     "guided_choice": ("response_format", guided("choice")),
     "guided_grammar": ("response_format", guided("grammar")),
     "truncate_prompt_tokens": ("truncate_prompt", last_tokens),
+    "truncation_side": ("truncation_side", one_of("left", "right")),
     "truncate_history": ("truncate_history", boolean),
     "skip_special_tokens": ("special_tokens", shows_special),
     "cache_salt": ("cache_salt", salt),

@@ -14,7 +14,7 @@ import msgspec
 
 from adapters.body import wrong
 from adapters.values import boolean, mapping, optional, sequence, string
-from events.grammar.lint import MAX_NODES, SchemaRefused, walk
+from events.grammar.lint import MAX_NODES, SCHEMA_MAPS, SchemaRefused, subschemas, walk
 from events.options import ResponseFormat
 
 TYPES = frozenset({"null", "boolean", "object", "array", "number", "string", "integer"})
@@ -58,15 +58,26 @@ def _json_schema(path: str, shape: dict[str, object]) -> ResponseFormat:
 
 
 def json_schema(path: str, value: object) -> dict[str, object] | bool:
-    """A JSON schema whose types all exist. How large and how deep it may be is checked where its grammar is made."""
+    """A JSON schema whose types all exist and whose parts are schemas. How large and how deep it may be is checked
+    where its grammar is made."""
     if isinstance(value, bool):
         return value
     if not isinstance(value, dict):
         raise wrong(path, "must be a JSON schema")
     with contextlib.suppress(SchemaRefused):
         for pointer, node in islice(walk(value), MAX_NODES):
-            _check_type(path + pointer.replace("/", "."), node.get("type", []))
+            _check_parts(path + pointer.replace("/", "."), node)
     return value
+
+
+def _check_parts(path: str, node: Mapping[str, object]) -> None:
+    _check_type(path, node.get("type", []))
+    for keyword in SCHEMA_MAPS:
+        if not isinstance(node.get(keyword, {}), dict):
+            raise wrong(f"{path}.{keyword}", "must be an object of JSON schemas")
+    for pointer, part in subschemas(node):
+        if not isinstance(part, dict | bool):
+            raise wrong(path + pointer.replace("/", "."), "must be a JSON schema")
 
 
 def _check_type(path: str, kinds: object) -> None:

@@ -31,7 +31,7 @@ from agent_server.tracing import join_trace
 from agent_server.version import version
 from agent_server.web.context import RequestContext, enter, first_headers, given_request_id, id_headers
 from agent_server.web.counted_send import SWITCHING, CountedSend
-from agent_server.web.errors import error_response, name_version, refuse_websocket, route_path
+from agent_server.web.errors import error_response, name_version, place_once, refuse_websocket, route_path
 from agent_server.web.origins import BrowserGuard, BrowserPolicy, server_names
 from agent_server.web.route_table import RouteTable
 
@@ -85,6 +85,7 @@ class Application(FastAPI):
         self._table = self.router.middleware_stack = RouteTable(self.router)
         self.state.server = server
         self._server = server
+        self._prefix = server.settings.listening.root_path
         self._layers = list(self.user_middleware)
         self._handlers = dict(self.exception_handlers)
         self._direct: DirectAnswers | None = None
@@ -129,6 +130,8 @@ class Application(FastAPI):
         if scope["type"] not in ("http", "websocket"):
             await super().__call__(scope, receive, send)
             return
+        if self._prefix:
+            place_once(scope, self._prefix)
         name_version(scope)
         if self.middleware_stack is None:
             self.middleware_stack = self.build_middleware_stack()

@@ -47,8 +47,8 @@ class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     continue_final_message: the last assistant message is a prefill to be continued: its text, or its reasoning where
         it has no text yet; "content" closes the reasoning of a message without text.
     generation_prompt: False renders the prompt without the beginning of an answer.
-    truncate_prompt: keep this many of the prompt's last tokens; -1: as many as fit. truncate_history: leave out the
-        oldest turns of a conversation that does not fit.
+    truncate_prompt: keep this many of the prompt's last tokens; -1: as many as fit. truncation_side: "right" keeps its
+        first tokens instead. truncate_history: leave out the oldest turns of a conversation that does not fit.
     special_tokens: show control tokens in the answer, whose text is then not parsed.
     cache_salt: what is cached is found by requests with the same one alone. priority: 0, or how far the request gives
         way to others of all tenants.
@@ -72,6 +72,7 @@ class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     continue_final_message: bool | Literal["content"] = False
     generation_prompt: bool = True
     truncate_prompt: int | None = None
+    truncation_side: Literal["left", "right"] = "left"
     truncate_history: bool = False
     special_tokens: bool = False
     cache_salt: str = ""

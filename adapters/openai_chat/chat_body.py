@@ -99,7 +99,7 @@ def _body_logprobs(answer: Answer, flags: ChatFlags) -> dict[str, object] | None
         "reasoning": answer.pieces.reasoning_tokens if flags.reasoning else [],
     }
     kinds["tool_calls"] = answer.pieces.call_tokens
-    return logprobs_object(kinds, flags.logprobs)
+    return logprobs_object(kinds, flags.logprobs, flags.as_ids)
 
 
 def _body_extensions(answers: Sequence[Answer], flags: ChatFlags) -> dict[str, object]:

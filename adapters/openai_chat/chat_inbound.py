@@ -29,8 +29,7 @@ class ChatFlags(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     functions: the request declares `functions`, as it was before tools. include_stop: a stop string that matched is
     part of the text. continuous_usage: every chunk says what was used so far. prompt_logprobs: alternatives for each
     token of the prompt, None without them. timings: how long it took, in llama.cpp's form. progress: how far the prompt
-    is.
-    custom: names of custom tools.
+    is. as_ids: log probabilities name tokens by their ids. custom: names of custom tools.
     """
 
     include_usage: bool = False
@@ -44,6 +43,7 @@ class ChatFlags(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     prompt_logprobs: int | None = None
     timings: bool = False
     progress: bool = False
+    as_ids: bool = False
     custom: frozenset[str] = frozenset()
     warnings: tuple[str, ...] = ()
 
@@ -62,6 +62,11 @@ class ChatStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
     continuous_usage_stats: bool | None = None
+
+    @property
+    def continuous(self) -> bool:
+        """Whether every chunk says what was used so far; as in vLLM, beside `include_usage` alone."""
+        return bool(self.include_usage and self.continuous_usage_stats)
 
 
 def parse(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS, media: Collection[str] = ()) -> Inbound:
@@ -141,10 +146,11 @@ def _options(values: dict[str, object], tools: ToolList) -> tuple[GenerationOpti
         named_tool=options.tool_choice.mode == "named",
         functions=values.get("functions") is not None,
         include_stop=flag(values, "include_stop_str_in_output"),
-        continuous_usage=bool(stream_options.continuous_usage_stats),
+        continuous_usage=stream_options.continuous,
         prompt_logprobs=options.sampling.prompt_logprobs,
         timings=flag(values, "timings_per_token"),
         progress=options.prompt_progress,
+        as_ids=flag(values, "return_tokens_as_token_ids"),
         custom=tools.custom,
         warnings=warnings_of(values, FIELDS),
     )

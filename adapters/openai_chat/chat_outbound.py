@@ -15,7 +15,7 @@ from adapters.custom_tools import InputText
 from adapters.errors import payload
 from adapters.frame_json import json_bytes, json_string
 from adapters.openai_chat.chat_inbound import ChatFlags
-from adapters.openai_tokens import chat_logprobs, combined_usage, progress_object, timings_object
+from adapters.openai_tokens import chat_logprobs, combined_usage, progress_object, timings_object, usage_so_far
 from events.metadata import Scored, error_metadata, finished_metadata, tokens_of
 from events.sampling import Wire
 from events.vocabulary import (
@@ -228,10 +228,7 @@ class ChatStream:
         """What stands behind a frame's choices: nothing of usage, or what this answer has used so far."""
         if not self._flags.continuous_usage:
             return self._close
-        note = self._prompts[choice.index]()
-        read = note.tokens if note is not None else 0
-        usage = {"prompt_tokens": read, "completion_tokens": choice.tokens, "total_tokens": read + choice.tokens}
-        return b',"usage":' + json_bytes(usage) + b"}\n\n"
+        return usage_so_far(self._prompts[choice.index](), choice.tokens)
 
     def _delta(self, delta: bytes, choice: _ChatChoice, tail: bytes | None = None) -> bytes:
         """A frame with `delta`; the choice's first has the role, and the prompt's ids where they are asked for."""
@@ -250,7 +247,7 @@ class ChatStream:
         choice.tokens += len(tokens)
         logprobs = b"null"
         if self._flags.logprobs is not None:
-            logprobs = json_bytes(logprobs_object({kind: tokens}, self._flags.logprobs))
+            logprobs = json_bytes(logprobs_object({kind: tokens}, self._flags.logprobs, self._flags.as_ids))
         ids = b',"token_ids":' + json_bytes([token[0] for token in tokens]) if self._flags.token_ids else b""
         tail = b'},"logprobs":' + logprobs + b',"finish_reason":null' + ids + b"}]" + self._close_of(choice)
         return self._delta(delta, choice, tail)
@@ -305,10 +302,10 @@ _HANDLERS: dict[type, Callable[[ChatStream, Any, _ChatChoice], bytes]] = {
 }
 
 
-def logprobs_object(kinds: Mapping[str, Sequence[Scored]], top: int) -> dict[str, object]:
+def logprobs_object(kinds: Mapping[str, Sequence[Scored]], top: int, as_ids: bool = False) -> dict[str, object]:
     """`logprobs` of a choice: OpenAI's `content` and `refusal`; reasoning's and calls' tokens under their own names,
     since OpenAI has none for them."""
-    shown = {kind: chat_logprobs(tokens, top) for kind, tokens in kinds.items() if tokens}
+    shown = {kind: chat_logprobs(tokens, top, as_ids) for kind, tokens in kinds.items() if tokens}
     return {"content": shown.pop("content", None), "refusal": None, **shown}
 
 

@@ -20,7 +20,7 @@ from agent_server.auth.quotas import Quotas
 from agent_server.web.context import first_headers
 from agent_server.web.errors import error_response, refuse_websocket, route_path
 
-PUBLIC_PATHS = frozenset({"/", "/health", "/ready", "/favicon.ico", "/favicon.svg"})
+PUBLIC_PATHS = frozenset({"/", "/health", "/ping", "/ready", "/favicon.ico", "/favicon.svg"})
 PUBLIC_PREFIXES = ("/assets/",)
 OPERATOR_PREFIX = "/operator/"
 """Paths below it take an operator's key and no tenant's; without such keys nobody may use them."""

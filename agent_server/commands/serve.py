@@ -47,7 +47,9 @@ def serve(
     listen: Annotated[
         list[str] | None, typer.Option(help="host:port or unix:/path, in place of host and port (repeat).")
     ] = None,
-    root_path: Annotated[str | None, typer.Option(help="Path that a reverse proxy removes, such as /ai.")] = None,
+    root_path: Annotated[
+        str | None, typer.Option(help="Path under which a reverse proxy serves it, such as /ai.")
+    ] = None,
     device: Annotated[
         str | None, typer.Option(help="auto, cpu, cuda, cuda:1; several (cuda:0,cuda:1) for a replica on each")
     ] = None,

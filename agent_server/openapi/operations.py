@@ -417,6 +417,12 @@ OTHERS: Mapping[tuple[str, str], Operation] = {
         body=Fields("ApplyTemplateRequest", openai_chat.FIELDS, ("messages",)), answer=answers.PromptText,
         example={"messages": [{"role": "user", "content": "Hello"}]},
     ),
+    ("POST", "/invocations"): Operation(
+        "OpenAI", "What SageMaker asks: a chat, a completion or embeddings, by the request's fields",
+        body=Free("With `messages`, `prompt` or `input`: the request of that route.", {"messages": LIST, "prompt": {}}),
+        answer=Free("That route's answer."), stream=dict, end_mark=DONE,
+        example={"messages": HELLO},
+    ),
     ("POST", "/tokenize"): Operation(
         "Tokens", "Text or a conversation to token ids", body=Fields("TokenizeRequest", tokenizing.FIELDS, ()),
         answer=answers.Tokens, example={"prompt": "Hello"},
@@ -426,6 +432,8 @@ OTHERS: Mapping[tuple[str, str], Operation] = {
         body=Free("", {"tokens": {"type": "array", "items": NUMBER}, "model": TEXT}, ("tokens",)),
     ),
     ("GET", "/health"): Operation("Operation", "The process answers", answer=Free("", {"status": TEXT}, ("status",))),
+    ("GET", "/ping"): Operation("Operation", "The process answers, as SageMaker asks it"),
+    ("POST", "/ping"): Operation("Operation", "The process answers, as SageMaker asks it"),
     ("GET", "/version"): Operation("Operation", "The server's version", answer=answers.Version),
     ("GET", "/load"): Operation("Operation", "How many runs are under way", answer=answers.Load),
     ("GET", "/ready"): Operation(

@@ -15,8 +15,9 @@ INSTRUCTIONS = ("system", "developer")
 
 
 def shortened(prompt: Prompt, options: GenerationOptions, limit: int | None) -> Prompt:
-    """The prompt with the last tokens that `truncate_prompt` keeps; -1 keeps what leaves room for `max_tokens`, or for
-    one token. Raises EngineError for a prompt with pictures, whose places would be cut."""
+    """The prompt with the tokens that `truncate_prompt` keeps, its last ones or as `truncation_side` says; -1 keeps
+    what leaves room for `max_tokens`, or for one token. Raises EngineError for a prompt with pictures, whose places
+    would be cut."""
     kept = options.truncate_prompt
     if kept is None:
         return prompt
@@ -27,7 +28,8 @@ def shortened(prompt: Prompt, options: GenerationOptions, limit: int | None) -> 
     if prompt.pictures:
         message = "A prompt with pictures cannot be cut."
         raise EngineError("invalid_request", message, param="truncate_prompt_tokens")
-    return msgspec.structs.replace(prompt, token_ids=prompt.token_ids[-kept:])
+    ids = prompt.token_ids[:kept] if options.truncation_side == "right" else prompt.token_ids[-kept:]
+    return msgspec.structs.replace(prompt, token_ids=ids)
 
 
 def newest(input: RunAgentInput, build: Callable[[RunAgentInput], Prompt]) -> Prompt:

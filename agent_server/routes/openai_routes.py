@@ -69,7 +69,7 @@ def routes(server: Server) -> list[BaseRoute]:
         identity = await completion_identity(server, inbound)
         runs = await start_runs(server, request, inbound, prompts=inbound.extra.prompts)
         if inbound.stream:
-            encoder = CompletionStream(identity, inbound.extra)
+            encoder = CompletionStream(identity, inbound.extra, prompts=[prompt_of(run) for run in runs])
             return await stream_answer(server, request, runs, encoder, wire="completions")
         return await answer_json(request, runs, lambda answers: completion_body(answers, identity, inbound.extra))
 

@@ -44,7 +44,7 @@ class ListenSettings(Section):
     """Addresses to listen on in place of host and port: `host:port`, `[::1]:8000` or `unix:/path`. A Unix socket can
     be opened by its owner and group."""
     root_path: str = ""
-    """The path under which a reverse proxy that removes it serves this server, such as `/ai`."""
+    """The path under which a reverse proxy serves this server, such as `/ai`, whether or not it removes it."""
 
     @field_validator("listen")
     @classmethod

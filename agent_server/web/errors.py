@@ -23,6 +23,7 @@ WIRES: tuple[tuple[str, Wire], ...] = (
     ("/detokenize", "openai"),
     ("/completion", "openai"),
     ("/apply-template", "openai"),
+    ("/invocations", "openai"),
 )
 
 
@@ -48,8 +49,20 @@ def name_version(scope: Scope) -> None:
     if _IS_BARE(path) is None:
         return
     before = scope["path"][: len(scope["path"]) - len(path)]
-    scope["path"] = f"{before}/v1{path}"
-    scope["raw_path"] = quote(scope["path"], safe="/:%@!$&'()*+,;=~").encode()
+    _go_to(scope, f"{before}/v1{path}")
+
+
+def place_once(scope: Scope, prefix: str) -> None:
+    """Take away the second of two prefixes: uvicorn puts `root_path` before every path, and proxies that do not remove
+    it have sent it already."""
+    path: str = scope["path"]
+    if path.startswith(f"{prefix}{prefix}/") and scope.get("root_path") == prefix:
+        _go_to(scope, path[len(prefix) :])
+
+
+def _go_to(scope: Scope, path: str) -> None:
+    scope["path"] = path
+    scope["raw_path"] = quote(path, safe="/:%@!$&'()*+,;=~").encode()
 
 
 def wire_of(scope: Scope) -> Wire:

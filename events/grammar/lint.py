@@ -50,7 +50,7 @@ REASONS = {
     "propertyNames": "the grammar has no notion of it; use patternProperties",
     "nullable": 'it is OpenAPI; use {"type": [..., "null"]}',
 }
-_SCHEMA_MAPS = ("properties", "$defs", "definitions", "patternProperties", "dependentSchemas")
+SCHEMA_MAPS = ("properties", "$defs", "definitions", "patternProperties", "dependentSchemas")
 _SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SCHEMAS = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
 _COUNTS = ("minItems", "maxItems", "minProperties", "maxProperties")
@@ -106,16 +106,22 @@ def walk(schema: object, path: str = "", depth: int = 0) -> Iterator[tuple[str, 
     if depth > MAX_DEPTH:
         raise SchemaRefused(path, f"The schema is nested more than {MAX_DEPTH} deep; flatten it.")
     yield path, schema
-    for keyword in _SCHEMA_MAPS:
+    for place, value in subschemas(schema):
+        yield from walk(value, path + place, depth + 1)
+
+
+def subschemas(schema: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """What stands in a schema where a schema must stand, with its JSON pointer from there."""
+    for keyword in SCHEMA_MAPS:
         inner = schema.get(keyword)
         for name, value in inner.items() if isinstance(inner, Mapping) else ():
-            yield from walk(value, f"{path}/{keyword}/{_escape(str(name))}", depth + 1)
-    for keyword in _SCHEMA_LISTS:
+            yield f"/{keyword}/{_escape(str(name))}", value
+    for keyword in (*_SCHEMA_LISTS, *_SCHEMAS):
         inner = schema.get(keyword)
-        for i, value in enumerate(inner) if isinstance(inner, list) else ():
-            yield from walk(value, f"{path}/{keyword}/{i}", depth + 1)
-    for keyword in _SCHEMAS:
-        yield from walk(schema.get(keyword), f"{path}/{keyword}", depth + 1)
+        if isinstance(inner, list):  # of `items`, before 2020-12, too
+            yield from ((f"/{keyword}/{i}", value) for i, value in enumerate(inner))
+        elif inner is not None:
+            yield f"/{keyword}", inner
 
 
 def _escape(name: str) -> str:

@@ -105,6 +105,11 @@ def test_scoring_a_prompt_asks_for_its_log_probabilities() -> None:
     assert body["usage"]["completion_tokens"] == 0
 
 
+def test_no_alternatives_are_the_chosen_token_alone() -> None:
+    body = json.loads(completion_body([SCORED], IDENTITY, CompletionFlags(prompts=("x",), logprobs=0)))
+    assert body["choices"][0]["logprobs"]["top_logprobs"] == [{"He": -0.5}, {"y": -0.25}]
+
+
 def test_best_of_that_asks_for_no_choice_passes() -> None:
     assert read(prompt="x", n=2, best_of=2).options.n == 2
 

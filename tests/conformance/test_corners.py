@@ -135,6 +135,9 @@ HICCUP = {"type": "object", "properties": {"a": {"type": "hiccup"}}}
         ({"type": "json_schema", "json_schema": {"name": "n"}}, ".json_schema.schema"),
         ({"type": "json_schema", "schema": {"type": "hiccup"}}, ".schema.type"),
         ({"type": "json_schema", "schema": HICCUP}, ".schema.properties.a.type"),
+        ({"type": "json_schema", "schema": {"properties": {"a": "b"}}}, ".schema.properties.a"),
+        ({"type": "json_schema", "schema": {"anyOf": [{"items": "b"}]}}, ".schema.anyOf.0.items"),
+        ({"type": "json_schema", "schema": {"properties": ["a"]}}, ".schema.properties"),
         ({"type": "json_object", "schema": {"type": "hiccup"}}, ".schema.type"),
         ({"type": "json_object", "json_schema": {"schema": {}}}, ".json_schema"),
     ],
@@ -269,6 +272,50 @@ async def chunks_of(running: Running, **fields: Any) -> list[dict[str, Any]]:
     async with client:
         made: Any = client.chat.completions.create(model="default", messages=HELLO, stream=True, **fields)
         return [chunk.model_dump() async for chunk in await made]
+
+
+async def test_usage_is_told_with_every_chunk_of_a_completion(running: Running) -> None:
+    async def chunks(**told: bool) -> list[Any]:
+        async with AsyncOpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as client:
+            made: Any = client.completions.create(model="default", prompt="Hi", stream=True, stream_options=told)
+            return [chunk.usage async for chunk in await made]
+
+    told = await chunks(include_usage=True, continuous_usage_stats=True)
+    counts = [usage.completion_tokens for usage in told]
+    assert counts == sorted(counts) and counts[0] < counts[-1] == counts[-2]
+    assert {usage.prompt_tokens for usage in told} == {len(running.engine.requests[-1].prompt_token_ids)}
+    assert set(await chunks(continuous_usage_stats=True)) == {None}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_log_probabilities_name_tokens_by_their_ids(running: Running, stream: bool) -> None:
+    """As vLLM: several tokens may have the same text."""
+    ids = {"return_tokens_as_token_ids": True, "return_token_ids": True}
+    async with AsyncOpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as client:
+        chat: Any = await client.chat.completions.create(
+            model="default", messages=HELLO, logprobs=True, top_logprobs=1, stream=stream, extra_body=ids
+        )
+        text: Any = await client.completions.create(
+            model="default", prompt="Hi", logprobs=1, stream=stream, extra_body=ids
+        )
+        for choice in await choices(chat, stream):
+            if choice.logprobs is not None and choice.logprobs.content:
+                assert {each.token for each in choice.logprobs.content} <= set(named(choice.token_ids))
+                assert bytes(choice.logprobs.content[0].bytes).decode() in ANSWER
+        for choice in await choices(text, stream):
+            if choice.logprobs is not None:
+                assert choice.logprobs.tokens == named(choice.token_ids)
+                assert [next(iter(row)) for row in choice.logprobs.top_logprobs] == choice.logprobs.tokens
+
+
+async def choices(answer: Any, stream: bool) -> list[Any]:
+    found = [chunk.choices[0] async for chunk in answer] if stream else list(answer.choices)
+    assert any(choice.logprobs is not None for choice in found)
+    return found
+
+
+def named(ids: list[int]) -> list[str]:
+    return [f"token_id:{id}" for id in ids]
 
 
 @pytest.mark.parametrize("tools", [None, [CHAT_TOOL]], ids=["text", "call"])
@@ -501,8 +548,9 @@ async def test_the_end_of_a_prompt_is_kept(running: Running, http: httpx.AsyncCl
     await post(http, path, truncate_prompt_tokens=10_000)
     assert running.engine.requests[-1].prompt_token_ids == whole
     assert (await post(http, path, truncate_prompt_tokens=0))["error"]["param"] == "truncate_prompt_tokens"
-    await post(http, "/v1/completions", prompt=[5, 6, 7], truncate_prompt_tokens=2)
-    assert running.engine.requests[-1].prompt_token_ids == (6, 7)
+    for side, kept in (("left", (6, 7)), ("right", (5, 6))):
+        await post(http, "/v1/completions", prompt=[5, 6, 7], truncate_prompt_tokens=2, truncation_side=side)
+        assert running.engine.requests[-1].prompt_token_ids == kept
 
 
 async def test_as_much_of_a_prompt_as_fits() -> None:
@@ -628,6 +676,23 @@ async def test_the_version_and_the_load_are_told(http: httpx.AsyncClient) -> Non
     assert (await http.get("/load")).json() == {"server_load": 0}
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_sagemaker_asks_for_everything_at_one_place(running: Running, http: httpx.AsyncClient, path: str) -> None:
+    assert (await http.get("/ping")).status_code == (await http.post("/ping")).status_code == 200
+    own, found = await post(http, path), (await http.post("/invocations", json=PATHS[path])).json()
+    assert found["choices"] == own["choices"] and found.keys() == own.keys()
+    streamed = await http.post("/invocations", json={**PATHS[path], "stream": True})
+    assert streamed.text.endswith("data: [DONE]\n\n")
+    vectors = (await http.post("/invocations", json={"input": "x"})).json()
+    assert "embedding" in vectors["error"]["message"]
+
+
+@pytest.mark.parametrize(("body", "said"), [("{}", "messages, prompt, input"), ("[", "body"), ("[]", "body")])
+async def test_an_invocation_that_says_nothing_is_refused(http: httpx.AsyncClient, body: str, said: str) -> None:
+    found = await http.post("/invocations", content=body)
+    assert found.status_code == 400 and said in found.json()["error"]["message"]
+
+
 async def test_a_prompt_is_shown_without_an_answer(running: Running, http: httpx.AsyncClient) -> None:
     found = await post(http, "/v1/chat/completions/render", messages=HELLO, tools=[CHAT_TOOL])
     assert running.engine.requests == []
@@ -652,10 +717,11 @@ async def test_paths_without_their_version_are_guarded_as_those_with_it() -> Non
         serving(scripted(ANSWER), api_keys=("one",), root_path="/ai") as running,
         httpx.AsyncClient(base_url=running.url) as http,
     ):
-        for path in ("/models", "/v1/models"):
+        for path in ("/models", "/v1/models", "/ai/models", "/ai/v1/models"):
             assert (await http.get(path)).status_code == 401
             assert (await http.get(path, headers={"authorization": "Bearer one"})).status_code == 200
-        assert (await http.get("/modelsx", headers={"authorization": "Bearer one"})).status_code == 404
+        for path in ("/modelsx", "/aimodels", "/ai/ai/models"):
+            assert (await http.get(path, headers={"authorization": "Bearer one"})).status_code == 404
 
 
 # ---- models and browsers ------------------------------------------------------------------------------------------------
