@@ -112,7 +112,7 @@ class RemoteOpenAIServer:
     @property
     def url_root(self):
         if self.uds:
-            return f"http+unix://{self.uds}"
+            return "http://localhost"  # over the socket that the test connects to
         return f"http://127.0.0.1:{self.port}"
 
     def url_for(self, *parts):
