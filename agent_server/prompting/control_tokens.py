@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
@@ -134,39 +135,49 @@ class ControlTokens:
 
         first: the text begins the prompt (some tokenizers put a space before the first word only).
         """
-        if not text:
-            return []
+        ids: list[int] = []
+        waiting = [text]
+        while waiting:
+            part = waiting.pop()
+            encoding = self._unmarked(part, first=first and not ids)
+            waiting.extend(reversed(_within(part, encoding.spans.values())))
+            ids += encoding.ids if not encoding.spans else ()
+        return ids
+
+    def _unmarked(self, text: str, *, first: bool) -> Encoded:
+        """A text without the vocabulary's added control tokens; those that its base spells itself are in the spans."""
         tokenizer = self._plain_tokenizer()
         # A tokenizer that puts a space before its first word must not do so in the middle of a prompt: the text is
         # encoded behind a line break, whose ids are then cut off.
-        if not first and self._adds_prefix():
+        if text and not first and self._adds_prefix():
             anchor = tokenizer.encode("\n", add_special_tokens=False).ids
             joined = self._encoded(tokenizer, "\n" + text)
             if joined.ids[: len(anchor)] == anchor:
                 spans = {place - len(anchor): (start - 1, end - 1) for place, (start, end) in joined.spans.items()}
-                return self._checked(text, Encoded(joined.ids[len(anchor) :], spans))
-        return self._checked(text, self._encoded(tokenizer, text))
+                return Encoded(joined.ids[len(anchor) :], spans)
+        return self._encoded(tokenizer, text)
 
     def _encoded(self, tokenizer: Tokenizer, text: str) -> Encoded:
         return encoded(tokenizer, text, marked=self._numbers, sliced=self.sliced)
 
-    def _checked(self, text: str, encoding: Encoded) -> list[int]:
-        """The ids. If the base vocabulary itself has a control token among them, the text is cut within that token and
-        the two parts are encoded separately."""
-        for start, end in encoding.spans.values():
-            if end - start < 2:
-                return self.plain(text[:start]) + self.plain(text[max(end, start + 1) :])
-            return self.plain(text[: start + 1]) + self.plain(text[start + 1 :])
-        return encoding.ids
-
     def _plain_tokenizer(self) -> Tokenizer:
         if self._plain is None:
             described = json.loads(self._tokenizer.to_str())
+            base = self._tokenizer.get_vocab(with_added_tokens=False)
             tokens = described.get("added_tokens") or []
-            described["added_tokens"] = [token for token in tokens if token["id"] not in self._numbers]
+            described["added_tokens"] = [self._unspelled(token) for token in tokens if not self._is_in(base, token)]
             described["post_processor"] = None
             self._plain = Tokenizer.from_str(json.dumps(described))
         return self._plain
+
+    def _is_in(self, base: Mapping[str, int], token: Mapping[str, Any]) -> bool:
+        """Whether a control token is one of the base vocabulary as well, so that no number hangs on its being added."""
+        return token["id"] in self._numbers and token["content"] in base
+
+    def _unspelled(self, token: dict[str, Any]) -> dict[str, Any]:
+        """An added token with its number, without which those behind it (runs of white space) would get other ones.
+        Nobody can spell a control token's new name."""
+        return {**token, "content": secrets.token_hex(16)} if token["id"] in self._numbers else token
 
     def _adds_prefix(self) -> bool:
         """Whether the plain tokenizer encodes the start of a text differently from text behind a control token."""
@@ -176,6 +187,17 @@ class ControlTokens:
             behind = self._tokenizer.encode(f"{content}a b", add_special_tokens=False).ids if content else [0, *alone]
             self._joins_prefix = list(behind[1:]) != list(alone)
         return self._joins_prefix
+
+
+def _within(text: str, spans: Iterable[tuple[int, int]]) -> list[str]:
+    """The text cut within every span, so that what it spells falls into two parts; a single character is left out."""
+    parts: list[str] = []
+    begun = 0
+    for start, end in spans:
+        cut = start + 1 if end - start > 1 else start
+        parts.append(text[begun:cut])
+        begun = cut if end - start > 1 else max(end, start + 1)
+    return [part for part in (*parts, text[begun:]) if part] if parts else []
 
 
 def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:

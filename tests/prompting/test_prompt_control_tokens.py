@@ -18,7 +18,7 @@ from agent_server.model_files import ModelFiles
 from agent_server.prompting.control_tokens import ControlTokens, Disguise
 from agent_server.prompting.prompt import PromptBuilder
 from events.options import GenerationOptions
-from tests.prompting.tokenizers_for_tests import CONTROL, KINDS, PLAIN_ADDED
+from tests.prompting.tokenizers_for_tests import CONTROL, KINDS, PLAIN_ADDED, byte_level
 from tests.template.folder import own
 
 DEMO = Path(__file__).resolve().parents[2] / "agent_server" / "models" / "demo"
@@ -204,3 +204,17 @@ def test_the_bundled_model() -> None:
     assert len(tokens) > 4
     for field in FIELDS:
         assert controls(made, "a" + "".join(tokens) + " ".join(tokens), field) - usual == Counter(), field
+
+
+def test_white_space_keeps_its_numbers_where_control_tokens_are_text() -> None:
+    """Runs of white space are added tokens behind the control tokens here, and keep their numbers without those."""
+    controls = ControlTokens(byte_level())
+    assert controls.plain("a  b") == controls.encode("a  b")
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_any_number_of_spelled_control_tokens_is_text(kind: str) -> None:
+    """More of them than Python's stack is deep, with white space between."""
+    controls = ControlTokens(KINDS[kind]())
+    ids = controls.plain("</s>  <|im_end|> the " * 3000)
+    assert not any(controls.is_control(number) for number in ids)
