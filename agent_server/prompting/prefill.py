@@ -55,20 +55,12 @@ class Prefill:
         if self._mark not in text or (self._closed and self._reasoning):
             return None
         prompt = text[: text.rfind(self._mark)]
-        opened = prompt[self._beginning(prompt, before) :]
+        opened = prompt[beginning(prompt, before, self._format.message_start) :]
         whole = self._restore(prompt).endswith(self._content or self._reasoning)
         if not whole or self._reasoning not in self._restore(opened):
             return None
         thinks = self._content and written_stage(self._format, opened) == "REASONING_STAGE"
         return None if thinks else (prompt, opened)
-
-    def _beginning(self, prompt: str, before: str) -> int:
-        """The position in the prompt at which the unfinished message begins. That is behind the conversation before it,
-        or at the message's header if the rendering of that conversation already holds a part of it, as with templates
-        whose generation prompt cannot be left out."""
-        common, header = common_size(before, prompt), self._format.message_start
-        place = prompt.rfind(header, 0, common + len(header)) if header else -1
-        return place if 0 <= place <= common <= place + len(header) else common
 
     def written(self, prompt: str, opened: str) -> tuple[str, str]:
         """(prompt, opened): a generation prompt with the message behind it, in the model's format. opened: what the
@@ -79,6 +71,15 @@ class Prefill:
             started = header if replaced else opened
         answer = started + unfinished(self._format, *self._covered, closed=self._closed)
         return prompt[: len(prompt) - len(opened)] + answer, answer
+
+
+def beginning(prompt: str, before: str, header: str) -> int:
+    """The position in the prompt at which the unfinished message begins. That is behind the conversation before it,
+    or at the message's header if the rendering of that conversation already holds a part of it, as with templates
+    whose generation prompt cannot be left out, or write `<|endoftext|>` where `<|assistant|>` would be."""
+    common = common_size(before, prompt)
+    place = prompt.rfind(header, 0, common + len(header)) if header else -1
+    return place if 0 <= place <= common <= place + len(header) else common
 
 
 def common_size(one: str, other: str) -> int:

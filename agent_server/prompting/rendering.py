@@ -10,7 +10,7 @@ from ag_ui.core import Tool
 
 from agent_server.engine.protocol import EngineError
 from agent_server.prompting.control_tokens import ControlTokens, Disguise
-from agent_server.prompting.prefill import Prefill, common_size
+from agent_server.prompting.prefill import Prefill, beginning
 from events.formats.output_format import OutputFormat
 from events.template.analyser import TemplateAnalysis
 from events.template.declarations import simplified, tool_declaration
@@ -133,8 +133,9 @@ class Rendering:
             without = other.text if other is not None else None
         if not self._begins_answer:
             return text if without is None else without, ""
-        if without is not None and (size := common_size(without, text)) < len(text):
-            return text, text[size:]
+        header = self._chat.output_format.message_start
+        if without is not None and (place := beginning(text, without, header)) < len(text):
+            return text, text[place:]
         prompts = sorted(self._chat.analysis.prompts.values(), key=len, reverse=True)
         return text, next((prompt for prompt in prompts if prompt and text.endswith(prompt)), "")
 

@@ -233,14 +233,15 @@ def _in_prompts(probe: Probe, prompts: dict[str, str]) -> ReasoningAnalysis | No
     """R2: a block that the generation prompt opens (thinking on) or opens and closes (thinking off)."""
     for key in ("off", "default", "on"):
         marks = [part for part in segments(prompts.get(key, "")) if is_marker(part)]
-        if len(marks) == 2:
+        if len(marks) == 2 and THOUGHT_WORD.search(prompts[key]):
             start, end = _halves(prompts[key], marks[1], prompts.get("on", ""))
             return ReasoningAnalysis(
                 mode="forced_closed", start=start, end=end, source="the generation prompt closes it"
             )
     for key in ("on", "default"):
         marks = [part for part in segments(prompts.get(key, "")) if is_marker(part)]
-        if len(marks) == 1 and (end := closing_of(marks[0], probe.template.source)):
+        spoken = bool(THOUGHT_WORD.search(prompts.get(key, "")))
+        if spoken and len(marks) == 1 and (end := closing_of(marks[0], probe.template.source)):
             start = prompts[key].lstrip()
             return ReasoningAnalysis(mode="forced_open", start=start, end=end, source="the generation prompt opens it")
     return None

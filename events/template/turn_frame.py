@@ -44,7 +44,8 @@ class TurnFrame(msgspec.Struct, frozen=True, kw_only=True):
         tail = after(text, words.USER)
         known = len(common_prefix(tail, self.opening))
         place = tail.find(self.message_start) if self.message_start else -1
-        tail = tail[max(known, place + len(self.message_start) if 0 <= place <= known else 0) :]
+        reached = place >= 0 and not tail[known:place].strip()
+        tail = tail[max(known, place + len(self.message_start) if reached else 0) :]
         if self.unconditional and self.message_start and self.message_start in tail:
             tail = tail[: tail.rfind(self.message_start)]
         return without_end(tail, self.end)
@@ -80,11 +81,13 @@ def find_turn(probe: Probe, switches: list[dict[str, Any]]) -> TurnFrame:
     else:
         user_end = common_prefix(tail, after(probe.render([words.user()], prompt=True) or plain, words.USER))
     beginnings = [text[len(user_end) :] for text in _before_assistant(probe) if text.startswith(user_end)]
-    start = without_thought(common_prefix_of([*prompts, *beginnings]))
+    start = without_thought(_common_header([*prompts, *beginnings]))
     if unconditional:
         user_end = _end_of_user(start)
         start = start[len(user_end) :]
     end = _end_of_turn(probe, start if unconditional else "")
+    if end.strip() and start.startswith(end) and start != end:  # the last user's message ends where an answer begins
+        user_end, start = user_end + end, start[len(end) :]
     return TurnFrame(
         opening=user_end + start,
         message_start=start,
@@ -101,6 +104,11 @@ def generation_prompt(probe: Probe, extra: dict[str, Any]) -> str | None:
     if without is None or with_prompt is None:
         return None
     return with_prompt[len(common_prefix(without, with_prompt)) :]
+
+
+def _common_header(texts: list[str]) -> str:
+    """What all begin with. White space before it counts where it is the same in all, or in some there is no header."""
+    return common_prefix_of(texts) if common_prefix_of(texts).strip() else common_prefix_of([t.lstrip() for t in texts])
 
 
 def without_thought(header: str) -> str:

@@ -240,6 +240,15 @@ def test_more_variables_may_be_allowed() -> None:
     assert ends[0] == ends[1]
 
 
+def test_the_answer_begins_with_a_whole_marker() -> None:
+    """Where the conversation ends otherwise without a generation prompt, both may begin with the same characters."""
+    source = (
+        "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content }}{% endfor %}"
+        "{{ '<|assistant|>' if add_generation_prompt else '<|all|>' }}"
+    )
+    assert builder(source).build(HELLO, GenerationOptions()).opened == "<|assistant|>"
+
+
 # --- tools
 
 

@@ -25,7 +25,7 @@ CALLS = [
     WrittenCall("get_time", {"city": "a < b", "exact": True}, "call67890"),
 ]
 # Calls without an opening marker begin where content begins; behind words they are words.
-BARE = {"bare_list", "llama_single", "meta-llama-Llama-3.1-8B-Instruct"}
+BARE = {"bare_list", "llama_single", "loose_header", "meta-llama-Llama-3.1-8B-Instruct"}
 BARE |= {"meta-llama-Llama-3.2-3B-Instruct", "meta-llama-Llama-3.3-70B-Instruct"}
 
 
