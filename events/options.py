@@ -13,7 +13,7 @@ import msgspec
 
 from events.sampling import OptionError, SamplingParams
 
-__all__ = ["GenerationOptions", "OptionError", "ResponseFormat", "SamplingParams", "ToolChoice"]
+__all__ = ["Compact", "GenerationOptions", "OptionError", "ResponseFormat", "SamplingParams", "ToolChoice"]
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
@@ -33,6 +33,15 @@ class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
     strict: bool = False
 
 
+class Compact(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that its conversation be made short. at: tokens of a prompt from which on; None for the agent's own
+    rule. now: whatever its length, and without an answer. apart: messages at its head that are this request's alone."""
+
+    at: int | None = None
+    now: bool = False
+    apart: int = 0
+
+
 class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One request's options.
 
@@ -49,6 +58,7 @@ class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     generation_prompt: False renders the prompt without the beginning of an answer.
     truncate_prompt: keep this many of the prompt's last tokens; -1: as many as fit. truncation_side: "right" keeps its
         first tokens instead. truncate_history: leave out the oldest turns of a conversation that does not fit.
+    compact: how the conversation is made short, where the client wants that told.
     special_tokens: show control tokens in the answer, whose text is then not parsed.
     cache_salt: what is cached is found by requests with the same one alone. priority: 0, or how far the request gives
         way to others of all tenants.
@@ -74,6 +84,7 @@ class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     truncate_prompt: int | None = None
     truncation_side: Literal["left", "right"] = "left"
     truncate_history: bool = False
+    compact: Compact | None = None
     special_tokens: bool = False
     cache_salt: str = ""
     priority: int = 0

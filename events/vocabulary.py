@@ -282,6 +282,11 @@ LOADING_EVENT = "agent_server.loading"
 PROGRESS_EVENT = "agent_server.prompt_progress"
 """{"total", "cached", "processed": tokens of the prompt, "seconds"}: how far a turn's prompt is, where it is asked
 for."""
+COMPACTING_EVENT = "agent_server.compacting"
+"""{}: a piece of a summary of the conversation is being made, for a client that asked for it."""
+COMPACTED_ACTIVITY = "agent_server.compaction"
+"""The activity that says what a conversation's beginning became for the model. Where the client asked for it, `sealed`
+has what the model is told from there on."""
 TAKEN_UP_EVENT = "agent_server.taken_up"
 """{"step", "calls": [call ids]}: the server that had the run ended; it goes on here with these calls. What follows,
 from RUN_STARTED on, is the whole run for whoever reads it: the conversation as it stood, and the rest."""

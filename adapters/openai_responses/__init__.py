@@ -1,7 +1,7 @@
 """OpenAI's Responses."""
 
 from adapters.openai_responses.compacted import COMPACT_FIELDS, compacted_body, parse_compact, summary_run
-from adapters.openai_responses.items import referenced, response_of
+from adapters.openai_responses.items import TRIGGER, referenced, response_of
 from adapters.openai_responses.responses_fields import FIELDS
 from adapters.openai_responses.responses_inbound import Continuation, ResponseFlags, parse, with_history
 from adapters.openai_responses.responses_outbound import ResponseIdentity, ResponseStream, response_object
@@ -10,6 +10,7 @@ from adapters.openai_responses.stored import ResponseRecord, deleted_body, item_
 __all__ = [
     "COMPACT_FIELDS",
     "FIELDS",
+    "TRIGGER",
     "Continuation",
     "ResponseFlags",
     "ResponseIdentity",

@@ -39,8 +39,11 @@ MAX_REFERENCES = 256
 COMPACTION = "cmp"
 """Prefix of the ids of compaction items, and of the messages that they are told as."""
 SUMMARY_ASKED = "Summarise our conversation so far."
-Opened = Callable[[str], str | None]
-"""The summary in a compaction item's `encrypted_content`; None for one that was not sealed here, for this tenant."""
+TRIGGER = "compaction_trigger"
+"""The type of the item that asks for a compaction in the place of an answer."""
+Opened = Callable[[str], str | list[Message] | None]
+"""What a compaction item's `encrypted_content` holds: a summary, or the messages that stand for all before the item;
+None for one that was not sealed here, for this tenant."""
 
 
 def unknown_seal(_: str) -> None:
@@ -80,7 +83,7 @@ def response_of(item_id: str) -> str | None:
     return match[1] if match else None
 
 
-_OUTPUT_ITEM = re.compile(r"(?:msg|rs|fc|ctc)_(\w{1,80})_\d{1,6}")
+_OUTPUT_ITEM = re.compile(r"(?:msg|rs|fc|ctc|cmp)_(\w{1,80})_\d{1,6}")
 _INPUT_ITEM = re.compile(r"(resp_\w{1,80})_in_\d{1,6}")
 
 
@@ -104,6 +107,8 @@ def read_input(
         raise wrong("input", "must be text or an array of items")
     if len(value) > limits.messages:
         raise wrong("input", f"must have at most {limits.messages} items")
+    if value[-1:] and isinstance(value[-1], dict) and value[-1].get("type") == TRIGGER:
+        value = value[:-1]
     reader = _ItemsReader(new_id, limits, media, items, opened)
     for item in before:
         reader.read(dict(item), "conversation")
@@ -144,6 +149,8 @@ class _ItemsReader:
                 self._add(self._reasoning(item, at), at)
             case "compaction":
                 self._compaction(item, at)
+            case "compaction_trigger":
+                raise wrong(at, "must be the last item")
             case "item_reference":
                 self._referred(item, at)
             case _:
@@ -206,13 +213,16 @@ class _ItemsReader:
         """A summary is told as a question and its answer, so that users and assistants still take turns, and never as
         instructions: what users wrote is in it."""
         sealed = item.get("encrypted_content")
-        summary = self._opened(sealed) if isinstance(sealed, str) else None
-        if summary is None:
+        held = self._opened(sealed) if isinstance(sealed, str) else None
+        if held is None:
             message = "was not made by this server for this key, or before its encryption key changed"
             raise wrong(f"{at}.encrypted_content", f"{message}; send the conversation itself")
-        id = self._new_id(COMPACTION)
-        self._add(UserMessage(id=f"{id}_asked", content=SUMMARY_ASKED), at)
-        self._add(AssistantMessage(id=f"{id}_summary", content=summary), at)
+        if isinstance(held, str):
+            id = self._new_id(COMPACTION)
+            self._add(UserMessage(id=f"{id}_asked", content=SUMMARY_ASKED), at)
+            self._add(AssistantMessage(id=f"{id}_summary", content=held), at)
+        else:  # clients may leave out what stood before it, or not
+            self.messages = [Placed(message, at) for message in held]
         self._turn = None  # calls that follow are no part of the summary
 
     def _said(self, parts: object, at: str) -> str:

@@ -21,7 +21,8 @@ FIELDS: dict[str, Field] = {
     "background": honoured("needs `store`; resume with `starting_after`", BOOLEAN),
     "include": honoured("`reasoning.encrypted_content`, `message.output_text.logprobs`", STRINGS),
     "input": honoured(
-        "text, messages, calls of functions and custom tools and their outputs, reasoning, compaction",
+        "text, messages, calls of functions and custom tools and their outputs, reasoning, compaction; "
+        "`compaction_trigger` as the last",
         {"anyOf": [STRING, OBJECTS]},
     ),
     "instructions": honoured("for this response alone, as in the protocol", STRING),
@@ -49,7 +50,7 @@ FIELDS: dict[str, Field] = {
     "prompt_cache_options": accepted("prefixes are cached by their content, whatever the breakpoints"),
     "service_tier": refused("there is one tier", neutral=("auto", "default"), schema=STRING),
     "truncation": honoured('"auto" leaves out the oldest turns of a conversation that does not fit', STRING),
-    "context_management": refused("`/v1/responses/compact` does it when it is asked", neutral=([],)),
+    "context_management": honoured("`compaction` with `compact_threshold`, in tokens of the prompt", OBJECTS),
     "access_programs": refused("there are no such programs"),
     "conversation": honoured(
         "its items come before the input, and the answer is added to it; needs `store`", {"type": ["string", "object"]}

@@ -13,14 +13,14 @@ from adapters.body import convert, flag, read_object, wrong
 from adapters.client_history import NewId, Placed, put_in_order
 from adapters.custom_tools import custom_spec
 from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
-from adapters.openai_responses.items import Items, Opened, read_input, sealed_thread, unknown_seal
+from adapters.openai_responses.items import TRIGGER, Items, Opened, read_input, sealed_thread, unknown_seal
 from adapters.openai_responses.responses_fields import FIELDS
 from adapters.request_fields import check_names, check_values
 from adapters.request_options import read_options
 from adapters.response_shape import response_format
 from adapters.tool_choice import check_tool_choice
 from adapters.tool_list import ToolList, ToolSpec, read_tools
-from events.options import GenerationOptions, ResponseFormat
+from events.options import Compact, GenerationOptions, ResponseFormat
 
 ENCRYPTED, LOGPROBS = "reasoning.encrypted_content", "message.output_text.logprobs"
 
@@ -131,8 +131,12 @@ def _with_instructions(inbound: Inbound, pending: PendingMessages, new_id: NewId
         return inbound
     message = SystemMessage(id=new_id("msg"), content=pending.instructions)
     messages = [message, *inbound.input.messages]
+    options = inbound.options
+    if options.compact is not None:
+        options = msgspec.structs.replace(options, compact=msgspec.structs.replace(options.compact, apart=1))
     return msgspec.structs.replace(
         inbound,
+        options=options,
         input=inbound.input.model_copy(update={"messages": messages}),
         extra=msgspec.structs.replace(inbound.extra, instructions=True),
     )
@@ -159,6 +163,29 @@ def _renamed(placed: Placed, taken: set[str], new_id: NewId) -> Placed:
         taken.add(placed.message.id)
         return placed
     return Placed(placed.message.model_copy(update={"id": new_id("msg")}), placed.at)
+
+
+class ContextManagement(msgspec.Struct, forbid_unknown_fields=True):
+    type: str
+    compact_threshold: int | None = None
+
+
+def _compact(values: Mapping[str, object]) -> Compact | None:
+    """What `context_management`, and an item that asks for it, want to be done about the conversation's length."""
+    items = values["input"]
+    last = items[-1] if isinstance(items, list) and items else None
+    if isinstance(last, dict) and last.get("type") == TRIGGER:
+        return Compact(now=True)
+    given = values.get("context_management") or []
+    entries: list[ContextManagement] = convert(given, list[ContextManagement], "context_management")
+    if not entries:
+        return None
+    if len(entries) > 1 or entries[0].type != "compaction":
+        raise wrong("context_management", 'must have one entry, of the type "compaction"')
+    at = entries[0].compact_threshold
+    if at is not None and at < 1:
+        raise wrong("context_management.0.compact_threshold", "must be at least 1")
+    return Compact(at=at)
 
 
 class TextConfig(msgspec.Struct, forbid_unknown_fields=True):
@@ -202,7 +229,7 @@ def _options(values: dict[str, object], tools: ToolList) -> tuple[GenerationOpti
     store = flag(values, "store", True)
     shape = response_format("text.format", text.format) if text.format is not None else None
     options = msgspec.structs.replace(options, response_format=shape, strict_tools=tools.strict, store=store)
-    options = msgspec.structs.replace(options, tool_grammars=dict(tools.grammars))
+    options = msgspec.structs.replace(options, tool_grammars=dict(tools.grammars), compact=_compact(values))
     flags = _flags(values, options, include, reasoning, shape)
     return options, msgspec.structs.replace(flags, custom=sorted(tools.custom))
 

@@ -7,19 +7,23 @@ run again and leaving out what the client has, and the object is what the stream
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from adapters import sse
 from adapters.answer import finish_reason
-from adapters.custom_tools import InputText
 from adapters.frame_json import json_bytes, json_string
+from adapters.openai_responses.output_items import CALLS, Kind, OutputItem, item_id
 from adapters.openai_responses.responses_inbound import ResponseFlags
 from adapters.openai_tokens import chat_logprobs
 from adapters.sealed import Seal, wrap
 from events.metadata import Scored, tokens_of
 from events.vocabulary import (
+    COMPACTED_ACTIVITY,
+    COMPACTING_EVENT,
+    ActivitySnapshot,
+    Custom,
     Event,
     InterruptOutcome,
     ReasoningEncryptedValue,
@@ -40,7 +44,6 @@ from events.vocabulary import (
     ToolCallStart,
 )
 
-Kind = Literal["message", "reasoning", "function_call", "custom_tool_call"]
 NO_FLAGS = ResponseFlags()
 _ERRORS = {"invalid_request": "invalid_prompt", "context_length_exceeded": "invalid_prompt"} | dict.fromkeys(
     ("rate_limited", "overloaded"), "rate_limit_exceeded"
@@ -55,37 +58,6 @@ class ResponseIdentity(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     thread_id: str = ""
     hidden_tools: Container[str] = ()
-
-
-CALLS: tuple[Kind, ...] = ("function_call", "custom_tool_call")
-ITEM_PREFIX: dict[Kind, str] = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
-
-
-def item_id(response_id: str, kind: Kind, index: int) -> str:
-    """An output item's id: OpenAI's prefix for its kind, then what finds it again, the response and its place in it."""
-    return f"{ITEM_PREFIX[kind]}_{response_id.removeprefix('resp_')}_{index}"
-
-
-class _OutputItem:
-    """One output item while it is written. `index` is its place in the output."""
-
-    __slots__ = ("deltas", "head", "id", "index", "input", "kind", "name", "sealed", "source", "tokens")
-
-    def __init__(self, kind: Kind, source: str, id: str, index: int, name: str = "") -> None:
-        self.kind: Kind = kind
-        self.source = source
-        self.id = id
-        self.index = index
-        self.name = name
-        self.sealed: str | None = None
-        self.deltas: list[str] = []
-        self.tokens: list[Scored] = []
-        self.head = b""
-        self.input = InputText()
-
-    @property
-    def text(self) -> str:
-        return "".join(self.deltas)
 
 
 def usage_object(usage: Iterable[TokenUsage]) -> dict[str, Any]:
@@ -118,8 +90,8 @@ class ResponseStream:
         self._flags = flags
         self._after = after
         self._number = -1
-        self._open: dict[tuple[Kind, str], _OutputItem] = {}
-        self._ended: list[_OutputItem] = []
+        self._open: dict[tuple[Kind, str], OutputItem] = {}
+        self._ended: list[OutputItem] = []
         self._output: list[dict[str, Any]] = []
         self._state: dict[str, Any] = {"status": "queued" if flags.background else "in_progress"}
 
@@ -173,6 +145,10 @@ class ResponseStream:
                 return self._call_end(id)
             case ReasoningEncryptedValue(subtype="message", entity_id=id, encrypted_value=value):
                 self._seal(id, value)
+            case Custom(name=name) if name == COMPACTING_EVENT:
+                return self._compacting()
+            case ActivitySnapshot(activity_type=kind) if kind == COMPACTED_ACTIVITY and "sealed" in event.content:
+                return self._compacted(event.content["sealed"])
             case RunStarted():
                 return self._started()
             case RunFinished():
@@ -192,7 +168,7 @@ class ResponseStream:
         body = json_bytes({"type": kind, "sequence_number": self._number, **data})
         return b"event: " + kind.encode() + b"\ndata: " + body + b"\n\n"
 
-    def _of(self, item: _OutputItem, kind: str, **data: Any) -> bytes:
+    def _of(self, item: OutputItem, kind: str, **data: Any) -> bytes:
         return self._frame(kind, item_id=item.id, output_index=item.index, **data)
 
     def _started(self) -> bytes:
@@ -203,13 +179,25 @@ class ResponseStream:
         return frames + self._frame("response.in_progress", response=self.response)
 
     def _begin(self, kind: Kind, source: str, name: str = "") -> bytes:
-        item = _OutputItem(kind, source, item_id(self._identity.id, kind, len(self._output)), len(self._output), name)
+        item = OutputItem(kind, source, item_id(self._identity.id, kind, len(self._output)), len(self._output), name)
         self._open[kind, source] = item
         self._output.append(self._item(item, "in_progress"))
         frames = self._frame("response.output_item.added", output_index=item.index, item=self._output[item.index])
-        return frames + self._part_added(item)
+        return frames if kind == "compaction" else frames + self._part_added(item)
 
-    def _part_added(self, item: _OutputItem) -> bytes:
+    def _compacting(self) -> bytes:
+        """A summary is being made; its text is the server's own."""
+        begun = b"" if _COMPACTION in self._open else self._begin(*_COMPACTION)
+        return begun + self._of(self._open[_COMPACTION], "response.compaction.compacting")
+
+    def _compacted(self, sealed: str) -> bytes:
+        begun = b"" if _COMPACTION in self._open else self._begin(*_COMPACTION)
+        item = self._open.pop(_COMPACTION)
+        item.sealed = sealed
+        done = self._output[item.index] = self._item(item, "completed")
+        return begun + self._frame("response.output_item.done", output_index=item.index, item=done)
+
+    def _part_added(self, item: OutputItem) -> bytes:
         if item.kind == "message":
             part: dict[str, object] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
             added = self._of(item, "response.content_part.added", content_index=0, part=part)
@@ -224,7 +212,7 @@ class ResponseStream:
         item.head = self._delta_head(item)
         return added
 
-    def _delta_head(self, item: _OutputItem) -> bytes:
+    def _delta_head(self, item: OutputItem) -> bytes:
         kind = self._names(item)[0].encode()
         place = b"" if item.kind in CALLS else b'"%b":0,' % self._names(item)[1].encode()
         return b'event: %b\ndata: {"type":"%b","item_id":%b,"output_index":%d,%b"delta":' % (
@@ -235,7 +223,7 @@ class ResponseStream:
             place,
         )
 
-    def _names(self, item: _OutputItem) -> tuple[str, str, str]:
+    def _names(self, item: OutputItem) -> tuple[str, str, str]:
         """(delta event, index field, done event) of an item's text."""
         if item.kind == "message":
             return "response.output_text.delta", "content_index", "response.output_text.done"
@@ -311,7 +299,7 @@ class ResponseStream:
         self._ended.clear()
         return frames
 
-    def _close(self, item: _OutputItem, status: str) -> bytes:
+    def _close(self, item: OutputItem, status: str) -> bytes:
         done = self._item(item, status)
         self._output[item.index] = done
         text = item.text
@@ -329,14 +317,14 @@ class ResponseStream:
             frames += self._reasoning_part_done(item, text)
         return frames + self._frame("response.output_item.done", output_index=item.index, item=done)
 
-    def _reasoning_part_done(self, item: _OutputItem, text: str) -> bytes:
+    def _reasoning_part_done(self, item: OutputItem, text: str) -> bytes:
         if self._flags.summary:
             part = {"type": "summary_text", "text": text}
             return self._of(item, "response.reasoning_summary_part.done", summary_index=0, part=part)
         part = {"type": "reasoning_text", "text": text}
         return self._of(item, "response.content_part.done", content_index=0, part=part)
 
-    def _item(self, item: _OutputItem, status: str) -> dict[str, Any]:
+    def _item(self, item: OutputItem, status: str) -> dict[str, Any]:
         text = item.text
         begun = status != "in_progress"
         match item.kind:
@@ -354,6 +342,8 @@ class ResponseStream:
                     "arguments" if item.kind == "function_call" else "input": text,
                     "status": status,
                 }
+            case "compaction":
+                return {"id": item.id, "type": "compaction", "encrypted_content": item.sealed or ""}
         found: dict[str, Any] = {"id": item.id, "type": "reasoning", "status": status, "summary": [], "content": []}
         if begun and text:
             shown = "summary" if self._flags.summary else "content"
@@ -376,6 +366,8 @@ class ResponseStream:
         return self._frame("response.completed", response=self.response)
 
     def _failed(self, event: RunError) -> bytes:
+        if (left := self._open.pop(_COMPACTION, None)) is not None:  # nothing comes behind it, and nothing is in it
+            del self._output[left.index]
         code = _ERRORS.get(event.code or "", "server_error")
         self._state |= {
             "status": "cancelled" if event.code == "cancelled" else "failed",
@@ -385,6 +377,7 @@ class ResponseStream:
         return self._frame("response.failed", response=self.response)
 
 
+_COMPACTION: tuple[Kind, str] = "compaction", ""
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _KEEPS_OPEN = (ReasoningEncryptedValue, ReasoningEnd, ReasoningStart, TextMessageEnd, ToolCallEnd, ReasoningMessageEnd)
 

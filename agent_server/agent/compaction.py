@@ -23,11 +23,13 @@ from agent_server.agent.turn import TurnTaker
 from agent_server.engine.protocol import EngineError
 from agent_server.guardrails import Forbidden
 from agent_server.runs import Recorder, RunContext
-from events.vocabulary import ActivitySnapshot, Event
+from events.message import to_dicts
+from events.options import Compact
+from events.vocabulary import COMPACTED_ACTIVITY, COMPACTING_EVENT, ActivitySnapshot, Custom, Event
 
 logger = logging.getLogger("agent_server.agent")
-COMPACTED = "agent_server.compaction"
-"""The activity that tells of it."""
+COMPACTED = COMPACTED_ACTIVITY
+NO_SUMMARY = "The model made no summary of the conversation."
 SUMMARY_SECONDS = 60.0
 """For a summary that an agent's own function makes."""
 REQUEST = "Summarise our conversation so far."
@@ -52,6 +54,19 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
     summary: str | None
 
 
+class Told(msgspec.Struct, frozen=True):
+    """What the model is told from a compaction on, as it is sealed for the client: messages in wire form."""
+
+    messages: list[dict[str, Any]]
+
+
+class Asking(msgspec.Struct, frozen=True):
+    """The client's own wish for it. seal: encrypts what is told from then on, for the client to bring it back."""
+
+    wish: Compact
+    seal: Callable[[str], str]
+
+
 class Compactor:
     """Keeps one run's conversation within the context. `view` is what the model is told; `fit` decides that anew before
     a turn, and never fails the turn: where no summary can be made, the messages are left out.
@@ -68,7 +83,9 @@ class Compactor:
         recorder: Recorder,
         emit: Callable[[Event], None],
         summarise: Summarise,
+        asking: Asking | None = None,
     ) -> None:
+        self._asking = asking
         self._settings = settings
         self._conversation = conversation
         self._turns = turns
@@ -86,7 +103,7 @@ class Compactor:
     async def fit(self, asked: Callable[[], Asked]) -> None:
         """Before a turn. asked: what it would be asked, as `view` stands."""
         context = await self._turns.context_length()
-        limit = int(self._settings.at * context)
+        limit = self._limit(context)
         if self._bytes(asked()) < limit:  # no prompt has more tokens than bytes
             return
         if not self._looked:
@@ -98,7 +115,7 @@ class Compactor:
             if tokens <= limit:
                 return
             per_byte = tokens / max(1, self._bytes(asked()))
-            keep = int(self._settings.keep * share * context / per_byte)
+            keep = int(self._settings.keep / self._settings.at * share * limit / per_byte)
             cut = place_to_cut(self._conversation.prompt, 0 if self._done is None else self._done.cut, keep)
             if cut is None:
                 return  # there is nothing that could go; a turn that does not fit says so itself
@@ -108,6 +125,26 @@ class Compactor:
             if tokens <= limit or share == 0.0:
                 break
         self._tell({"before": before, "after": tokens, "context": context}, failed)
+
+    def _limit(self, context: int) -> int:
+        own = int(self._settings.at * context)
+        at = None if self._asking is None else self._asking.wish.at
+        return own if at is None else min(at, own)
+
+    async def whole(self, asked: Callable[[], Asked]) -> None:
+        """All of the conversation as a summary, in the place of a turn. Raises EngineError where none can be made."""
+        prompt = self._conversation.prompt
+        if len(prompt) == head_of(prompt):
+            raise EngineError("invalid_request", "There is no conversation that could be made short.", param="messages")
+        context = await self._turns.context_length()
+        before = await self._turns.prompt_length(*asked())
+        piece = int(PIECE * context * self._bytes(asked()) / max(1, before))
+        summary, failed = await self._summary(len(prompt), piece)
+        if summary is None:
+            raise EngineError("internal", failed or NO_SUMMARY)
+        self._done = Done(cut=len(prompt), summary=summary)
+        after = await self._turns.prompt_length(*asked())
+        self._tell({"before": before, "after": after, "context": context}, None)
 
     def _bytes(self, asked: Asked) -> int:
         input, _, instructions = asked
@@ -136,7 +173,7 @@ class Compactor:
             return None, None
         older = viewed(self._conversation.prompt[:cut], self._done)[head_of(self._conversation.prompt) :]
         try:
-            summary = await rolling(older, piece, self._settings.summarise or self._summarise)
+            summary = await rolling(older, piece, self._told(self._settings.summarise or self._summarise))
         except Exception as error:
             if not isinstance(error, EngineError | RequestError | Forbidden):
                 logger.exception("A conversation could not be summarised.")
@@ -144,8 +181,20 @@ class Compactor:
         if summary:
             return summary, None
         reason = "No summary of the older messages could be made, so the model is not told of them."
+        if self._asking is not None and self._asking.wish.now:
+            return None, NO_SUMMARY
         self._recorder.warn(reason)
         return None, reason
+
+    def _told(self, summarise: Summarise) -> Summarise:
+        if self._asking is None:
+            return summarise
+
+        async def telling(text: str) -> str:
+            self._emit(Custom(name=COMPACTING_EVENT, value={}))
+            return await summarise(text)
+
+        return telling
 
     def _tell(self, tokens: dict[str, int], failed: str | None) -> None:
         assert self._done is not None
@@ -157,10 +206,17 @@ class Compactor:
             "digest": digest(prompt[: self._done.cut]),
             "tokens": tokens,
             **({"failed": failed} if failed else {}),
+            **self._sealed(),
         }
         id = self._context.new_id("activity")
         self._emit(ActivitySnapshot(message_id=id, activity_type=COMPACTED, content=content, replace=True))
         self._conversation.shown.append(ActivityMessage(id=id, activity_type=COMPACTED, content=content))
+
+    def _sealed(self) -> dict[str, str]:
+        if self._asking is None:
+            return {}
+        told = self.view()[self._asking.wish.apart :]
+        return {"sealed": self._asking.seal(msgspec.json.encode(Told(to_dicts(told))).decode())}
 
 
 def viewed(prompt: Sequence[Message], done: Done | None) -> list[Message]:
@@ -169,7 +225,7 @@ def viewed(prompt: Sequence[Message], done: Done | None) -> list[Message]:
     if done is None:
         return list(prompt)
     head, rest = list(prompt[: head_of(prompt)]), list(prompt[done.cut :])
-    asks = bool(rest) and rest[0].role == "user"
+    asks = not rest or rest[0].role == "user"
     if done.summary is not None:
         return [*head, *_standing_in(done.summary, asks), *rest]
     if asks:

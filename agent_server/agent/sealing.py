@@ -22,6 +22,10 @@ KEY_BYTES = 32
 _NAME, _NONCE = 8, 12
 
 
+COMPACTION_PLACE, TOLD_PLACE = "compaction", "told"
+"""What summaries are sealed for, in the place of a thread and of a message."""
+
+
 class Sealer:
     """Seals with the first key, opens with any of them.
 
@@ -50,6 +54,13 @@ class Sealer:
         bound = header + _bound_to(tenant, thread_id, message_id)
         sealed = self._keys[self._first].encrypt(nonce, text.encode(), bound)
         return base64.urlsafe_b64encode(header + nonce + sealed).rstrip(b"=").decode()
+
+    def seal_told(self, text: str, *, tenant: str) -> str:
+        """What a model is told of a conversation from a compaction on, for the tenant's clients to bring it back."""
+        return self.seal(text, tenant=tenant, thread_id=COMPACTION_PLACE, message_id=TOLD_PLACE)
+
+    def open_told(self, value: str, *, tenant: str) -> str | None:
+        return self.open(value, tenant=tenant, thread_id=COMPACTION_PLACE, message_id=TOLD_PLACE)
 
     def open(self, value: str, *, tenant: str, thread_id: str, message_id: str) -> str | None:
         """The text, or None for whatever was not sealed here for this tenant, thread and message."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,8 +17,8 @@ from agent_server.agent.agent import Agent
 from agent_server.agent.agent_family import family, guards_of, mcp_connections, mcp_of, model_of
 from agent_server.agent.capabilities import capabilities_of
 from agent_server.agent.compaction import INSTRUCTIONS as SUMMARISE_CONVERSATION
-from agent_server.agent.compaction import SUMMARY, Compactor
-from agent_server.agent.compaction_settings import CompactionMode
+from agent_server.agent.compaction import SUMMARY, Asking, Compactor
+from agent_server.agent.compaction_settings import Compaction, CompactionMode
 from agent_server.agent.conversation import Conversation
 from agent_server.agent.effective_options import effective_options
 from agent_server.agent.kept_runs import KeptRun, RunKeeper, input_of
@@ -202,17 +204,20 @@ class ServedAgent:
         return Loop(agent, talk, turns, await self._toolset(agent, talk), options, self._compactor(agent, talk, turns))
 
     def _compactor(self, agent: Agent, talk: Talk, turns: TurnTaker) -> Compactor | None:
-        """Of a conversation that is kept: what clients of other wires bring is told as it is, or refused as too long.
-        A subagent's is one task."""
-        settings = self._compaction
-        if settings is None or agent is not self.agent or talk.context.thread is None:
+        """Of a conversation that is kept, or whose client asks for it: what others bring is told as it is, or refused
+        as too long. A subagent's is one task."""
+        settings, wish = self._compaction, talk.context.options.compact
+        if wish is not None:
+            settings = replace(settings or Compaction(), mode="summarise")
+        if settings is None or agent is not self.agent or (wish is None and talk.context.thread is None):
             return None
 
         async def summarise(text: str) -> str:
             tokens = min(settings.summary_tokens, int(SUMMARY * await turns.context_length()))
             return await self._summary(talk, text, SUMMARISE_CONVERSATION, tokens, "text")
 
-        return Compactor(settings, talk.conversation, turns, talk.context, talk.recorder, talk.emit, summarise)
+        asking = None if wish is None else Asking(wish, partial(self._sealer.seal_told, tenant=talk.context.tenant))
+        return Compactor(settings, talk.conversation, turns, talk.context, talk.recorder, talk.emit, summarise, asking)
 
     async def _told_again(self, talk: Talk, run: RunRecord) -> Ending:
         assert talk.context.thread is not None

@@ -140,9 +140,9 @@ class TurnTaker:
             return min(own, most) if most else own
 
     async def prompt_length(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None) -> int:
-        """Tokens of the prompt of a turn."""
+        """Tokens of the prompt of a turn, which may be more than the model takes."""
         async with self._model.use(self._tell_loading):
-            return len((await self._prompt(input, options, instructions)).token_ids)
+            return len((await self._prompt(input, options, instructions, fits=False)).token_ids)
 
     def _new_output(self, told: Tell | None) -> TurnOutput:
         return TurnOutput(self._emit, reasoning=self._reasoning, follow=self._follow, guarded=self._guarded, told=told)
@@ -261,7 +261,9 @@ class TurnTaker:
         finished = Finished(reason="stop", usage=usage)
         self._recorder.count(self._model.name, finished, self._output.reasoning_tokens)
 
-    async def _prompt(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None) -> Prompt:
+    async def _prompt(
+        self, input: RunAgentInput, options: GenerationOptions, instructions: str | None, *, fits: bool = True
+    ) -> Prompt:
         build = self._model.prompts.build_async
         # Summaries and subagents have options of their own, and are held to what the run's caller may have.
         options = msgspec.structs.replace(options, most_context=self._context.options.most_context)
@@ -272,8 +274,8 @@ class TurnTaker:
         if messages != input.messages:
             input = input.model_copy(update={"messages": messages})
         if sees:
-            return await build(input, options, instructions, sees=True)
-        return await build(input, options, instructions)
+            return await build(input, options, instructions, sees=True, fits=fits)
+        return await build(input, options, instructions, fits=fits)
 
     async def _pictures(self, prompt: Prompt, options: GenerationOptions, held: Held) -> tuple[Picture, ...]:
         """Those that the prompt has places for. Raises EngineError."""

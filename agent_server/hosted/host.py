@@ -56,6 +56,9 @@ class HostedAgent:
             raise RequestError(
                 "invalid_request", f"The agent {self.name} takes messages: it cannot complete a prompt.", "model"
             )
+        if context.options.compact is not None:
+            message = f"The agent {self.name} keeps its conversation itself: it cannot be made short here."
+            raise RequestError("invalid_request", message, "context_management")
         opening = await open_run(context, self.name)
         stored = await in_turns(each_dict(opening.messages))
         guards = self.guards

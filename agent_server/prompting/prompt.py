@@ -58,9 +58,16 @@ class Prompts(Protocol):
         """The analysis of the chat template; None without one."""
 
     async def build_async(
-        self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None, *, sees: bool = False
+        self,
+        input: RunAgentInput,
+        options: GenerationOptions,
+        instructions: str | None = None,
+        *,
+        sees: bool = False,
+        fits: bool = True,
     ) -> Prompt:
-        """The prompt for one turn. sees: the model takes images. Raises EngineError."""
+        """The prompt for one turn. sees: the model takes images. fits: whether its length is checked. Raises
+        EngineError."""
 
 
 class PromptBuilder:
@@ -144,12 +151,18 @@ class PromptBuilder:
     # --- building
 
     async def build_async(
-        self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None, *, sees: bool = False
+        self,
+        input: RunAgentInput,
+        options: GenerationOptions,
+        instructions: str | None = None,
+        *,
+        sees: bool = False,
+        fits: bool = True,
     ) -> Prompt:
         """`build` in a thread, so that a slow template does not block the event loop, but for small requests that are
         known to be quick (see `quick_builds`). Raises EngineError("timeout") after `render_seconds`. The threads are
         this builder's own, so a template that never ends cannot use up the server's."""
-        build = partial(self.build, input, options, instructions, sees=sees)
+        build = partial(self.build, input, options, instructions, sees=sees, fits=fits)
         texts = small_texts(input, options, instructions)
         if texts is not None and self._controls.is_prepared_for(texts):
             if self._quick.may_follow:
@@ -165,12 +178,21 @@ class PromptBuilder:
             raise EngineError("timeout", f"the prompt could not be rendered within {seconds:g} s") from error
 
     def build(
-        self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None, *, sees: bool = False
+        self,
+        input: RunAgentInput,
+        options: GenerationOptions,
+        instructions: str | None = None,
+        *,
+        sees: bool = False,
+        fits: bool = True,
     ) -> Prompt:
-        """The prompt for one turn. sees: images have a place in it, one token each. Raises
+        """The prompt for one turn. sees: images have a place in it, one token each. fits: whether its length is
+        checked. Raises
         EngineError("invalid_request") if there is no template or it refuses the conversation,
         EngineError("context_length_exceeded") if the prompt, or prompt and max_tokens, do not fit into the
         model's context, or into what the caller may have of it."""
+        if not fits:
+            return self._rendered(input, options, instructions, sees=sees)
         if options.truncate_history:
             return newest(input, lambda part: self._build(part, options, instructions, sees=sees))
         return self._build(input, options, instructions, sees=sees)

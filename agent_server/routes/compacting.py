@@ -6,8 +6,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 from ag_ui.core import Message
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -17,24 +18,44 @@ from adapters.answer import fold
 from adapters.errors import RequestError
 from adapters.inbound import Inbound
 from adapters.openai_responses import compacted_body, summary_run
-from agent_server.agent.compaction import INSTRUCTIONS, PIECE, SUMMARY, pieces, written
+from agent_server.agent.compaction import INSTRUCTIONS, PIECE, SUMMARY, Told, pieces, written
+from agent_server.agent.sealing import COMPACTION_PLACE
 from agent_server.ids import new_id
 from agent_server.routes.answering import CLIENT_GONE, collect, expected_context, failed, model_for, start_runs
 from agent_server.routes.tokenize_routes import loaded
-from events.vocabulary import TokenUsage
+from events.message import to_models
+from events.vocabulary import COMPACTED_ACTIVITY, TokenUsage
 
 if TYPE_CHECKING:
     from agent_server.server import Server
 
 SUMMARY_TOKENS = 2048
 """The longest summary, where the model's context has room for it."""
-PLACE = "compaction"
+PLACE = COMPACTION_PLACE
 """What such a summary is sealed for, in the place of a thread and of a message."""
 
 
-def opened(server: Server, tenant: str, sealed: str) -> str | None:
-    """The summary in a compaction item; None for one that was not sealed here for this tenant."""
+def opened(server: Server, tenant: str, sealed: str) -> str | list[Message] | None:
+    """What a compaction item holds: the summary of one that was asked for beside the conversation, or all that a model
+    is told from there on; None for one that was not sealed here for this tenant."""
+    if (told := told_from(server, tenant, sealed)) is not None:
+        return to_models(told)
     return server.sealer.open(sealed, tenant=tenant, thread_id=PLACE, message_id=PLACE)
+
+
+def told_from(server: Server, tenant: str, sealed: str) -> list[dict[str, Any]] | None:
+    """The messages, in wire form, that stand for a conversation that was made short in a run."""
+    text = server.sealer.open_told(sealed, tenant=tenant)
+    return None if text is None else msgspec.json.decode(text, type=Told).messages
+
+
+def shortened(server: Server, tenant: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A conversation after a run in wire form, without what the run's last compaction stands for."""
+    for index in range(len(messages) - 1, -1, -1):
+        message = messages[index]
+        if message.get("activityType") == COMPACTED_ACTIVITY and (sealed := message["content"].get("sealed")):
+            return [*(told_from(server, tenant, sealed) or messages[:index]), *messages[index + 1 :]]
+    return messages
 
 
 async def compact(server: Server, request: Request, inbound: Inbound) -> Response:

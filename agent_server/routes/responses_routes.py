@@ -21,6 +21,7 @@ from adapters.frame_json import json_bytes
 from adapters.inbound import Inbound
 from adapters.openai_conversations import conversation_of, is_conversation
 from adapters.openai_responses import (
+    TRIGGER,
     Continuation,
     ResponseFlags,
     ResponseIdentity,
@@ -48,7 +49,7 @@ from agent_server.routes.answering import (
     start_runs,
     stream_answer,
 )
-from agent_server.routes.compacting import compact, opened
+from agent_server.routes.compacting import compact, opened, shortened
 from agent_server.routes.conversations_routes import Conversations, conversation_routes
 from agent_server.routes.http import guarded
 from agent_server.routes.request_body import parse_beside, read_body, read_run_body
@@ -195,6 +196,7 @@ class Responses:
         refused = isinstance(end := run.terminal, RunError) and end.code == "content_filter"
         messages = [] if refused else list(run.input.messages[1 if record.flags.instructions else 0 :])
         folded = fold(events, await in_turns(each_dict(messages))).messages
+        folded = shortened(self.server, run.tenant, folded)
         record = msgspec.structs.replace(
             record,
             response=response_object(events, identity, record.flags),
@@ -203,7 +205,8 @@ class Responses:
         try:
             await self._save(run.tenant, record)
             if record.flags.conversation and record.response["status"] in ("completed", "incomplete"):
-                said = [*record.flags.items, *record.response["output"]]
+                asked = [item for item in record.flags.items if item.get("type") != TRIGGER]
+                said = [*asked, *record.response["output"]]
                 await self.conversations.add(run.tenant, record.flags.conversation, said)
         except Exception:
             logger.exception("a response could not be kept")

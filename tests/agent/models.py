@@ -39,7 +39,7 @@ class JsonPrompts:
         return None
 
     async def build_async(
-        self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None
+        self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None, *, fits: bool = True
     ) -> Prompt:
         told = {
             "instructions": instructions,

@@ -97,7 +97,7 @@ async def test_the_model_is_not_told_the_catalog_twice(monkeypatch):
     model = Model(["ok"])
     build = model.prompts.build_async
 
-    async def watching(input, options, instructions=None):
+    async def watching(input, options, instructions=None, *, fits=True):
         seen.append(input)
         return await build(input, options, instructions)
 

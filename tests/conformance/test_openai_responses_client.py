@@ -248,7 +248,7 @@ class Summariser:
 @contextlib.asynccontextmanager
 async def summarising(context: int = 4096) -> AsyncIterator[tuple[Summariser, Running, AsyncOpenAI]]:
     script = Summariser(context)
-    async with serving(script.engine) as running, client_of(running) as client:
+    async with serving(script.engine, max_context=context) as running, client_of(running) as client:
         script.prompts = running.server.model.prompts
         yield script, running, client
 
@@ -321,3 +321,154 @@ async def test_a_summary_that_fails_is_an_error() -> None:
     async with serving(scripted([Script(text=" ")])) as running, client_of(running) as client:
         with pytest.raises(openai.InternalServerError, match="no summary"):
             await client.responses.compact(model="default", input="Hello")
+
+
+# ---- compaction within a response ---------------------------------------------------------------------------------------
+
+NOW: Any = {"type": "compaction_trigger"}
+LONG: list[Any] = [
+    turn
+    for number in range(6)
+    for turn in (
+        {"role": "user", "content": f"Number {number}: " + "word " * 30},
+        {"role": "assistant", "content": f"I have number {number}."},
+    )
+]
+
+
+def kinds(response: Any) -> list[str]:
+    return [item.type for item in response.output]
+
+
+async def streamed(client: AsyncOpenAI, **fields: Any) -> tuple[list[Any], Any]:
+    events = [event async for event in await client.responses.create(model="default", stream=True, **fields)]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    return events, events[-1].response
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("store", [False, True])
+async def test_a_trigger_makes_the_conversation_short_in_the_place_of_an_answer(stream: bool, store: bool) -> None:
+    fields: dict[str, Any] = {"input": [*TALK, NOW], "instructions": "Speak of ships.", "store": store}
+    async with summarising() as (script, running, client):
+        if stream:
+            events, made = await streamed(client, **fields)
+            assert [event.type for event in events] == [
+                "response.created", "response.in_progress", "response.output_item.added",
+                "response.compaction.compacting", "response.output_item.done", "response.completed",
+            ]  # fmt: skip
+            told = events[3]
+            assert (told.item_id, told.output_index) == (made.output[0].id, 0) == (events[4].item.id, 0)
+            assert events[4].item == made.output[0]
+        else:
+            made = await client.responses.create(model="default", **fields)
+        assert kinds(made) == ["compaction"] and made.status == "completed"
+        assert made.output[0].id.startswith("cmp_") and "Fram" not in made.output[0].encrypted_content
+        assert made.usage is not None and made.usage.output_tokens > 4 and len(running.engine.requests) == 1
+        assert "My ship is the Fram." in script.summarised[0] and "calls get_weather" in script.summarised[0]
+
+        item = made.output[0].model_dump(exclude_none=True)
+        again = [item, {"role": "user", "content": "Which ship?"}]
+        for given in (again, [*TALK, *again]):  # what stood before it may be left out, or not
+            answered = await client.responses.create(model="default", input=given)
+            assert answered.output_text == "Noted."
+            prompt = script.engine_text(running.engine.requests[-1])
+            assert "Summary 1: the ship is the Fram." in prompt and "Which ship?" in prompt
+            assert "Be brief." in prompt and "A fine ship." not in prompt and "Speak of ships." not in prompt
+
+
+async def test_a_response_goes_on_from_a_compaction_that_was_stored() -> None:
+    async with summarising() as (script, running, client):
+        first = await client.responses.create(model="default", input=TALK)
+        short = await client.responses.create(model="default", input=[NOW], previous_response_id=first.id)
+        assert kinds(short) == kinds(await client.responses.retrieve(short.id)) == ["compaction"]
+        await client.responses.create(model="default", input="Which ship?", previous_response_id=short.id)
+        prompt = script.engine_text(running.engine.requests[-1])
+        assert "Summary 1: the ship is the Fram." in prompt and "A fine ship." not in prompt
+        referred: list[Any] = [{"type": "item_reference", "id": short.output[0].id}, {"role": "user", "content": "Eh?"}]
+        await client.responses.create(model="default", input=referred)
+        assert "Summary 1: the ship is the Fram." in script.engine_text(running.engine.requests[-1])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_conversation_above_its_threshold_is_made_short_before_it_is_answered(stream: bool) -> None:
+    asked = [*LONG, {"role": "user", "content": "And now?"}]
+    managed: Any = [{"type": "compaction", "compact_threshold": 300}]
+    async with summarising() as (script, running, client):
+        plain = await client.responses.create(model="default", input=asked)
+        assert kinds(plain) == ["message"]
+        fields: dict[str, Any] = {"input": asked, "context_management": managed, "instructions": "Speak of ships."}
+        if stream:
+            events, made = await streamed(client, **fields)
+            assert [event.type for event in events[:5]] == [
+                "response.created", "response.in_progress", "response.output_item.added",
+                "response.compaction.compacting", "response.output_item.done",
+            ]  # fmt: skip
+            assert "response.output_text.delta" in [event.type for event in events[5:]]
+        else:
+            made = await client.responses.create(model="default", **fields)
+        assert kinds(made) == ["compaction", "message"] and made.output_text == "Noted."
+        prompt = script.engine_text(running.engine.requests[-1])
+        assert len(running.engine.requests[-1].prompt_token_ids) < 300
+        assert "Summary 1" in prompt and "Number 0" not in prompt and "And now?" in prompt
+        assert "Number 0" in script.summarised[0] and "Speak of ships." in prompt
+
+        sent = [item.model_dump(exclude_none=True) for item in made.output]
+        follow: list[Any] = [*asked, *sent, {"role": "user", "content": "Then?"}]
+        stored = {"input": "Then?", "previous_response_id": made.id}
+        for given in ({"input": follow}, {"input": follow[len(asked) :]}, stored):
+            before = len(script.summarised)
+            answered = await client.responses.create(model="default", context_management=managed, **given)
+            assert kinds(answered) == ["message"] and len(script.summarised) == before
+            prompt = script.engine_text(running.engine.requests[-1])
+            assert "Summary 1" in prompt and "Number 0" not in prompt and "And now?" in prompt
+            assert prompt.count("Noted.") == 1 and "Speak of ships." not in prompt
+
+
+async def test_a_conversation_that_is_longer_than_the_context_is_made_short() -> None:
+    async with summarising(context=400) as (script, _, client):
+        asked: list[Any] = [*LONG, {"role": "user", "content": "And now?"}]
+        with pytest.raises(openai.BadRequestError, match="context"):
+            await client.responses.create(model="default", input=asked)
+        managed: Any = [{"type": "compaction"}]
+        made = await client.responses.create(model="default", input=asked, context_management=managed)
+        assert kinds(made) == ["compaction", "message"] and len(script.summarised) > 0
+        short = await client.responses.create(model="default", input=[*asked, NOW])
+        assert kinds(short) == ["compaction"]
+
+
+async def test_a_conversation_is_kept_with_its_compactions() -> None:
+    async with summarising() as (script, running, client):
+        talk = await client.conversations.create(items=TALK)
+        short = await client.responses.create(model="default", conversation=talk.id, input=[NOW])
+        assert kinds(short) == ["compaction"]
+        await client.responses.create(model="default", conversation=talk.id, input="Which ship?")
+        prompt = script.engine_text(running.engine.requests[-1])
+        assert "Summary 1: the ship is the Fram." in prompt and "A fine ship." not in prompt
+        items = await client.conversations.items.list(talk.id, order="asc")
+        assert [item.type for item in items.data][-3:] == ["compaction", "message", "message"]
+
+
+async def test_what_cannot_be_made_short_says_so() -> None:
+    call = {"type": "function_call", "call_id": "c9", "name": "get_weather", "arguments": "{}"}
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"input": [NOW]}, "conversation"),
+        ({"input": [NOW, {"role": "user", "content": "x"}]}, "must be the last item"),
+        ({"input": [{"role": "user", "content": "x"}, call, NOW]}, "without results"),
+        ({"input": "x", "context_management": [{"type": "trim"}]}, "compaction"),
+        ({"input": "x", "context_management": [{"type": "compaction", "compact_threshold": 0}]}, "at least 1"),
+        ({"input": "x", "context_management": [{"type": "compaction"}] * 2}, "one entry"),
+    ]
+    async with summarising() as (_, _, client):
+        for fields, said in refused:
+            with pytest.raises(openai.BadRequestError, match=said):
+                await client.responses.create(model="default", **fields)
+
+
+async def test_a_trigger_without_a_summary_is_an_error_and_no_item() -> None:
+    async with serving(scripted([Script(text=" ")] * 2)) as running, client_of(running) as client:
+        asked: list[Any] = [{"role": "user", "content": "x"}, NOW]
+        with pytest.raises(openai.InternalServerError, match="no summary"):
+            await client.responses.create(model="default", input=asked)
+        _, failed = await streamed(client, input=asked)
+        assert failed.status == "failed" and failed.output == []
