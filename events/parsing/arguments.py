@@ -102,7 +102,9 @@ def object_arguments(call: ArgumentContext) -> Reading[None]:
         keywords=bracket == "(",
         quote=a.quote,
         stops=calls.ends,
-        **({} if python else {"coerce": coerce, "schema": call.schema}),
+        coerce_string=coerce,
+        schema=call.schema,
+        **({} if python else {"coerce": coerce}),
     )
     yield from stream(call, value, verbatim=False)
 

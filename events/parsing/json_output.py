@@ -7,8 +7,9 @@ class JsonOutput:
     """Text in `parts`. tidy: white space is ours, not the model's. key: the text of the key that is being read, None
     where it need not be known.
 
-    Two things wait. A comma is written when an element follows it, so a trailing comma is left out. A brace of Python's
-    opens a dictionary or a set: it is written once a colon or a comma behind its first element tells.
+    Three things wait. A comma is written when an element follows it, so a trailing comma is left out. A brace of Python's
+    opens a dictionary or a set: it is written once a colon or a comma behind its first element tells. A string where the
+    schema allows none waits for its end.
     """
 
     def __init__(self, *, tidy: bool) -> None:
@@ -17,6 +18,7 @@ class JsonOutput:
         self._tidy = tidy
         self._comma: list[str] = []  # the comma, and the model's white space behind it
         self._brace: list[str] | None = None  # the brace and what follows it
+        self._string: list[str] | None = None  # a string that may have to become something else
 
     def take(self) -> str:
         """What was written since the last call."""
@@ -27,7 +29,10 @@ class JsonOutput:
     def write(self, text: str) -> None:
         if self.key is not None:
             self.key.append(text)
-        (self.parts if self._brace is None else self._brace).append(text)
+        if self._string is not None:
+            self._string.append(text)
+        else:
+            (self.parts if self._brace is None else self._brace).append(text)
 
     def colon(self) -> None:
         self.write(": " if self._tidy else ":")
@@ -58,6 +63,15 @@ class JsonOutput:
             self._comma.append(text)
         else:
             self.write(text)
+
+    def hold_string(self) -> None:
+        """The next thing written is a string."""
+        self._string = []
+
+    def held_string(self) -> str | None:
+        """The string that waited, as JSON, which is to be written now; None where none did."""
+        text, self._string = self._string, None
+        return None if text is None else "".join(text)
 
     def hold_brace(self) -> None:
         """The next thing written is a brace of Python's."""

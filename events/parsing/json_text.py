@@ -16,7 +16,7 @@ from collections.abc import Callable
 from events.parsing.json_output import JsonOutput
 from events.parsing.literals import escaped, literal, quoted
 from events.parsing.scanner import scanner_for
-from events.parsing.schema import Schema, item_schema, property_schema, resolved
+from events.parsing.schema import Schema, item_schema, property_schema, resolved, types
 from events.parsing.strings import (
     STRING_PREFIXES,
     at_marker,
@@ -56,6 +56,7 @@ class JsonText:
     stops: markers that end an unfinished value where they stand outside of strings, or in a string between `quote`s.
     eager: an object has shown to be one with the opening quote of its first key, not only with the colon behind it.
     coerce: decides about bare words, given the schema of their place below `schema`.
+    coerce_string: the same for strings where their place's schema allows none.
 
     done: the value is complete. committed: it has shown to be a value of its kind (the first key of an object and its
     colon, the first element of a list, or its end). failed: it has shown not to be. stopped: one of `stops` stands
@@ -69,6 +70,7 @@ class JsonText:
         quote: str = "",
         stops: tuple[str, ...] = (),
         coerce: Coerce = word_to_json,
+        coerce_string: Coerce | None = None,
         schema: Schema = None,
         eager: bool = False,
     ) -> None:
@@ -79,6 +81,7 @@ class JsonText:
         self._word_stops = (*stops, quote) if quote else stops
         self._raw_end = scanner_for((quote, *stops))
         self._coerce = coerce
+        self._coerce_string = coerce_string
         self.output = JsonOutput(tidy=keywords or bool(quote))
         self._keywords = keywords
         self._eager = eager
@@ -178,7 +181,8 @@ class JsonText:
         if char in "]})":
             return self._closer(char, text, position, final)
         # A missing comma is mended where the next element begins like one.
-        if char == "," or char in "\"'{[":
+        keyword = self._keywords and len(self._stack) == 1 and (char.isalpha() or char == "_")
+        if char == "," or char in "\"'{[" or keyword:
             self.output.comma()
             self._state = JsonText._key if self._stack[-1][0] == "{" else JsonText._value
             return position + (char == ",")
@@ -299,6 +303,8 @@ class JsonText:
         self._balance = 0
         if not self._is_key or self._eager:
             self.committed = True
+        if self._coerce_string and not self._is_key and "string" not in types(self._schema, self._root):
+            self.output.hold_string()
         self.output.write('"')
         self._state = state
         return position
@@ -308,6 +314,9 @@ class JsonText:
 
     def _end_string(self) -> None:
         self.output.write('"')
+        held = self.output.held_string()
+        if held is not None and self._coerce_string:
+            self.output.write(self._coerce_string(json.loads(held), self._schema))
         self._end_scalar()
 
     def _end_word(self, is_string: bool = False) -> None:

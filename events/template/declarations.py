@@ -61,6 +61,8 @@ def _simple_schema(schema: object, depth: int) -> Message:
         simple["required"] = [name for name in names if isinstance(name, str) and name in properties]
     if "items" in schema:
         simple["items"] = _simple_schema(schema["items"], depth + 1)
+    if kind == "object" and depth:  # templates that write types of Python's print `Dict[str, ...]` of it
+        simple["additionalProperties"] = {"type": "string"}
     if isinstance(schema.get("enum"), (list, tuple)):
         simple["enum"] = [str(item) for item in schema["enum"]]
     return simple

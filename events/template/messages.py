@@ -58,6 +58,7 @@ def build_conversation(
     turns = read_history(messages, output_format, warnings, marks)
     turns = _answered(turns)
     turns = _with_system(turns, capabilities, _preamble(instructions, context))
+    turns = _with_user(turns) if capabilities.needs_user else turns
     turns = _calls_apart(turns, capabilities)
     turns = _calls_as_text(turns, capabilities, output_format)
     turns = _merged(turns, capabilities)
@@ -171,6 +172,14 @@ def _with_system(turns: list[HistoryTurn], capabilities: Capabilities, preamble:
     if capabilities.system_role or capabilities.needs_system:
         return [HistoryTurn(role="system", text=text), *rest]
     return _into_first_user(rest, text)
+
+
+def _with_user(turns: list[HistoryTurn]) -> list[HistoryTurn]:
+    """A user's message in front of a conversation that has none."""
+    if any(turn.role == "user" for turn in turns):
+        return turns
+    lead = 1 if turns and turns[0].role == "system" else 0
+    return [*turns[:lead], HistoryTurn(role="user", text=FILLER), *turns[lead:]]
 
 
 def _into_first_user(turns: list[HistoryTurn], text: str) -> list[HistoryTurn]:

@@ -53,6 +53,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_field: the message key whose text is rendered as reasoning, None if no key is. tool_role: the role of
     results, None if no role renders them. tools_variable: the variable that takes the declared tools;
     tools_in_system: it is instead a key "tools" of the system message, as JSON text (Phi-4-mini).
+    needs_user: a conversation without a user's message is refused (Qwen3.5).
     """
 
     system_role: bool = False
@@ -71,6 +72,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     id_is_name: bool = False
     reasoning_field: ReasoningField | None = None
     needs_system: bool = False
+    needs_user: bool = False
     tools_variable: str = "tools"
     tools_in_system: bool = False
 
@@ -213,6 +215,7 @@ def capabilities(probe: Probe) -> Capabilities:
         reasoning_field=field,
         thought_beside_text=field is None or not calls.tool_calls or _thought_beside_text(probe, calls, field),
         needs_system=needs_system,
+        needs_user=probe.render([] if needs_system else [system()]) is None,
     )
 
 

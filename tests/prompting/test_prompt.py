@@ -325,6 +325,20 @@ def test_a_schema_that_a_template_stumbles_over() -> None:
     assert "simplified" in prompt.warnings[0]
 
 
+def test_a_template_that_prints_what_a_dictionary_holds() -> None:
+    """Templates that write declarations as Python print `Dict[str, TYPE]` for an object in an argument."""
+    source = (
+        own("hermes_think")
+        + "{% for t in tools %}{% for p in t.function.parameters.properties.values() if p.type == 'object' %}"
+        + "{{ 'Dict[str, ' + p.additionalProperties.type + ']' }}{% endfor %}{% endfor %}"
+    )
+    parameters = {"type": "object", "properties": {"options": {"type": "object", "properties": {}}}}
+    declared = Tool(name="f", description="", parameters=parameters)
+    prompt = builder(source).build(run_input(("user", "x"), tools=(declared,)), GenerationOptions())
+    assert "Dict[str, string]" in prompt.text
+    assert "simplified" in prompt.warnings[0]
+
+
 # --- stages and prefills
 
 

@@ -301,6 +301,22 @@ def test_simple_schemas() -> None:
     assert found["required"] == ["a"]
 
 
+def test_a_template_that_looks_for_the_users_words() -> None:
+    """It refuses a conversation of instructions alone, and one whose oldest turns were left out."""
+    source = (
+        "{% if not messages | selectattr('role', 'equalto', 'user') | list %}{{ raise_exception('no query') }}{% endif %}"
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+    )
+
+    def rendered(*messages: dict[str, Any]) -> str:
+        made = build(*messages, can=analyse(source).capabilities)
+        return ChatTemplate(source).render(made.messages)
+
+    assert rendered(system("Be kind.")) == "<|system|>Be kind.<|user|>..."
+    assert rendered(assistant("Hello.")) == "<|user|>...<|assistant|>Hello."
+    assert rendered(system("Be kind."), user("Hi.")) == "<|system|>Be kind.<|user|>Hi."
+
+
 # --- every template renders every history
 
 

@@ -16,7 +16,16 @@ SAMPLES = {
         Sample(
             "<start_function_call>call:tide{port:<escape>Brest<escape>,metric:true}<end_function_call>",
             [("tide", {"port": "Brest", "metric": True})],
-        )
+        ),
+        Sample(
+            "<start_function_call>call:tide{port:<escape>5<escape>,hours:<escape>6<escape>,metric:<escape>True<escape>,"
+            "extra:<escape>{'depth': 2.5}<escape>,note:<escape>None<escape>}<end_function_call>",
+            [("tide", {"port": "5", "hours": 6, "metric": True, "extra": {"depth": 2.5}, "note": "None"})],
+        ),
+        Sample(
+            "<start_function_call>call:tide{hours:<escape>many<escape>}<end_function_call>",
+            [("tide", {"hours": "many"})],
+        ),
     ],
 }
 

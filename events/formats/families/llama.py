@@ -95,6 +95,13 @@ SAMPLES = {
             "[tide(tags={'a', 'b'}, extra={'depth': {1, 2.5}, 'none': {}}), tide(tags={'c'})]",
             [("tide", {"tags": ["a", "b"], "extra": {"depth": [1, 2.5], "none": {}}}), ("tide", {"tags": ["c"]})],
         ),
+        Sample(
+            "[tide(port=\"5\", hours=\"6\", metric='yes', tags=\"['a', 'b']\", extra={'depth': '2.5'})]",
+            [("tide", {"port": "5", "hours": 6, "metric": True, "tags": ["a", "b"], "extra": {"depth": 2.5}})],
+        ),
+        Sample(
+            '[tide(port="Brest"tags=["a"]note="high")]', [("tide", {"port": "Brest", "tags": ["a"], "note": "high"})]
+        ),
         *python_samples("", ""),
         *python_samples("<|python_start|>", "<|python_end|>"),
         Sample("[1] See the tables (2020).", content="[1] See the tables (2020)."),
