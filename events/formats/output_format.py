@@ -113,6 +113,7 @@ class JsonKeys(Description, frozen=True, kw_only=True):
     """Keys of a call that is one JSON object. The parser also accepts the usual synonyms, in any order.
 
     wrapper: the key whose value holds name and arguments (`{"type": "function", "function": {...}}`), or "".
+    id_first: the id is written in front of the name.
     name_is_key: the object's only key is the function's name and its value the arguments.
     array: calls stand in one JSON array. array_only: a single object is not accepted in its place.
     arguments_required: an object without arguments is no call (else its arguments are empty).
@@ -122,6 +123,7 @@ class JsonKeys(Description, frozen=True, kw_only=True):
     arguments: Word = "arguments"
     id: Word = ""
     wrapper: Word = ""
+    id_first: bool = False
     name_is_key: bool = False
     array: bool = False
     array_only: bool = False

@@ -109,17 +109,20 @@ class CallWriter:
         arguments = self._json_arguments(function)
         if keys.name_is_key:
             return sequence(spaced("{" + name + ":", ""), SPACE, arguments, constant("}"))
-        head = spaced("{" + quoted(keys.name) + ":", name + ",", quoted(keys.arguments) + ":")
-        inner = sequence(head, SPACE, arguments, self._json_id(), constant("}"))
-        if not keys.wrapper:
-            return inner
-        return sequence(spaced('{"type":', '"function",', quoted(keys.wrapper) + ":"), SPACE, inner, constant("}"))
+        members = sequence(spaced(quoted(keys.name) + ":", name + ",", quoted(keys.arguments) + ":"), SPACE, arguments)
+        if keys.wrapper:
+            inner = sequence(constant("{"), members, constant("}"))
+            members = sequence(spaced('"type":', '"function",', quoted(keys.wrapper) + ":"), SPACE, inner)
+        if keys.id:
+            members = self._beside_id(members)
+        return sequence(constant("{"), members, constant("}"))
 
-    def _json_id(self) -> Node:
-        if not self.tools.json.id:
-            return EMPTY
-        head = sequence(constant(","), SPACE, constant(quoted(self.tools.json.id) + ":"), SPACE, constant('"'))
-        return sequence(head, pattern(ID_PATTERN), constant('"'))
+    def _beside_id(self, members: Node) -> Node:
+        """The other members of a call's object, with the id where the template writes it."""
+        number = sequence(constant(quoted(self.tools.json.id) + ":"), SPACE, constant('"'), pattern(ID_PATTERN))
+        number = sequence(number, constant('"'))
+        parts = (number, members) if self.tools.json.id_first else (members, number)
+        return sequence(parts[0], constant(","), SPACE, parts[1])
 
     def _tag_call(self, function: Function) -> Node:
         name = escape(function.name) if self.tools.name_entities else function.name

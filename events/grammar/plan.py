@@ -104,12 +104,25 @@ def _finish(
     warnings: tuple[str, ...] = (),
 ) -> Plan:
     reasoning = _reasoning(output_format, alphabet, stage)
-    between = optional(GAP) if reasoning != EMPTY or stage == "content" else EMPTY
+    between = EMPTY
+    if reasoning != EMPTY or stage == "content":
+        between, body = _gap(body)
     return Plan(tag=_tag(sequence(reasoning, between, body)), calls=calls, warnings=warnings)
 
 
+def _gap(body: Node) -> tuple[Node, Node]:
+    """The line breaks in front of what follows reasoning, with those that it begins with itself, and the rest of it."""
+    first, rest = split(body)
+    if first["type"] != "const_string" or not first["value"].startswith("\n"):
+        return optional(GAP), body
+    kept = first["value"].lstrip("\n")
+    own = len(first["value"]) - len(kept)
+    return pattern(f"\\n{{0,{2 + own}}}"), sequence(constant(kept), rest) if kept else rest
+
+
 def _reasoning(output_format: OutputFormat, alphabet: Alphabet, stage: Stage) -> Node:
-    """The rest of the reasoning if the prompt opened it, the whole of it or none if the model may open it."""
+    """The rest of the reasoning if the prompt opened it, the whole of it or none if the model may open it; some write
+    its end alone for none (MiniMax M3)."""
     spec = output_format.reasoning
     if spec is None or not spec.end or stage == "content":
         return EMPTY
@@ -117,7 +130,8 @@ def _reasoning(output_format: OutputFormat, alphabet: Alphabet, stage: Stage) ->
         return alphabet.until(spec.end)
     if not spec.start:
         return EMPTY
-    return optional(sequence(alphabet.literal(spec.start[0].strip()), alphabet.until(spec.end)))
+    whole = sequence(alphabet.literal(spec.start[0].strip()), alphabet.until(spec.end))
+    return optional(either(whole, alphabet.literal(spec.end[0].strip())))
 
 
 def _wrapped(output_format: OutputFormat, alphabet: Alphabet, answer: Node) -> Node:

@@ -35,6 +35,10 @@ FORMAT_PATTERNS: dict[str, str] = {
 months are left out, since a pattern that counts them costs more than it is worth."""
 
 
+_SINGLE_QUOTED = r"'(?:[^'\\\x00-\x1f]|\\[\\'nt])*'"
+"""A string of Python's as its `repr` writes it, where it needs no other escapes."""
+
+
 class Member:
     """One property of an object schema: its name, its resolved schema, and whether it must be there."""
 
@@ -184,6 +188,8 @@ class ValueWriter:
                 return either(constant("True"), constant("False"))
             if kinds == {"null"}:
                 return constant("None")
+            if kinds == _STRING and self.bounded(schema) is None:
+                return either(self.json(schema), pattern(_SINGLE_QUOTED))
         return self.json(schema)
 
     def bare(self, schema: Schema, depth: int = 0) -> Node:

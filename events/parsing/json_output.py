@@ -7,9 +7,9 @@ class JsonOutput:
     """Text in `parts`. tidy: white space is ours, not the model's. key: the text of the key that is being read, None
     where it need not be known.
 
-    Three things wait. A comma is written when an element follows it, so a trailing comma is left out. A brace of Python's
-    opens a dictionary or a set: it is written once a colon or a comma behind its first element tells. A string where the
-    schema allows none waits for its end.
+    Three things wait. A comma is written when an element follows it, so a trailing comma is left out. A brace of
+    Python's opens a dictionary or a set: it is written once a colon or a comma behind its first element tells. A string
+    where the schema allows none waits for its end.
     """
 
     def __init__(self, *, tidy: bool) -> None:

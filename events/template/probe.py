@@ -202,9 +202,10 @@ def capabilities(probe: Probe) -> Capabilities:
     probe.tools_variable = tools or "tools"
     calls = _call_shapes(probe)
     field = _reasoning_field(probe, calls)
+    system_role = needs_system or probe.shows([system(), user()], SYSTEM, USER)
     return msgspec.structs.replace(
         calls,
-        system_role=needs_system or probe.shows([system(), user()], SYSTEM, USER),
+        system_role=system_role,
         system_anywhere=_system_in_place(probe),
         string_content=strings or not parts,
         alternation=alternation,
@@ -215,7 +216,7 @@ def capabilities(probe: Probe) -> Capabilities:
         reasoning_field=field,
         thought_beside_text=field is None or not calls.tool_calls or _thought_beside_text(probe, calls, field),
         needs_system=needs_system,
-        needs_user=probe.render([] if needs_system else [system()]) is None,
+        needs_user=system_role and probe.render([] if needs_system else [system()]) is None,
     )
 
 

@@ -8,6 +8,8 @@ and in the middle the separator. The same idea with two arguments of one call fi
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from events.formats.output_format import Arguments, CallId, JsonKeys, Tools
@@ -21,6 +23,8 @@ from events.template.turn_frame import TurnFrame
 
 ONE: dict[str, object] = {words.ARGUMENT: words.VALUE}
 PAIR: dict[str, object] = {words.ARGUMENT: words.VALUE, words.ARGUMENT_TWO: words.VALUE_TWO}
+_INDENTED, _TRAILING = re.compile(r"^ {2,}"), re.compile(r" {2,}(?=\n?$)")
+"""The template's own indentation, which reaches the output where no dash strips it. No model is trained to write it."""
 OTHER: dict[str, object] = {words.ARGUMENT: words.VALUE_THREE, words.ARGUMENT_TWO: words.VALUE_FOUR}
 
 
@@ -97,7 +101,10 @@ def _call_object(objects: list[JsonSpan]) -> tuple[JsonSpan, JsonKeys]:
         wrapper = next((key for key, value in outer.value.items() if value == inner.value), None)
         if wrapper is not None:
             keys = msgspec.structs.replace(_keys(inner.value), wrapper=wrapper)
-            return outer, msgspec.structs.replace(keys, id=keys.id or _id_key(outer.value))
+            number = _id_key(outer.value)
+            if number:
+                keys = msgspec.structs.replace(keys, id=number, id_first=_in_front(outer.value, number, wrapper))
+            return outer, keys
     return inner, _keys(inner.value)
 
 
@@ -106,7 +113,14 @@ def _keys(call: dict[str, object]) -> JsonKeys:
         return JsonKeys(name_is_key=True)
     name = next((key for key, value in call.items() if value == words.FUNCTION), "name")
     arguments = next((key for key, value in call.items() if words.ARGUMENT in str(value)), "arguments")
-    return JsonKeys(name=name, arguments=arguments, id=_id_key(call))
+    number = _id_key(call)
+    return JsonKeys(name=name, arguments=arguments, id=number, id_first=_in_front(call, number, name))
+
+
+def _in_front(call: dict[str, object], key: str, other: str) -> bool:
+    """Whether one key stands in front of another."""
+    keys = list(call)
+    return key in keys and other in keys and keys.index(key) < keys.index(other)
 
 
 def _id_key(call: dict[str, object]) -> str:
@@ -143,11 +157,11 @@ def split_frame(before: str, middle: str, behind: str) -> Frame:
     opening, closing = (opening if opening.strip() else ""), (closing if closing.strip() else "")
     separator = middle[len(closing) : len(middle) - len(opening)]
     return Frame(
-        section_start=before[: len(before) - len(opening)],
-        section_end=behind[len(closing) :],
-        opening=opening,
-        closing=closing,
-        separator=separator,
+        section_start=_INDENTED.sub("", before[: len(before) - len(opening)]),
+        section_end=_TRAILING.sub("", _INDENTED.sub("", behind[len(closing) :])),
+        opening=_INDENTED.sub("", opening),
+        closing=_TRAILING.sub("", closing),
+        separator=_TRAILING.sub("", separator) if opening and not separator.strip() else separator,
     )
 
 

@@ -67,10 +67,11 @@ def _json_call(tools: Tools, call: WrittenCall, index: int) -> str:
     keys = tools.json
     if keys.name_is_key:
         return _json({call.name: call.arguments})
-    inner: dict[str, object] = {keys.name: call.name, keys.arguments: call.arguments}
-    if keys.id:
-        inner[keys.id] = call.id or str(index)
-    return _json({"type": keys.wrapper, keys.wrapper: inner} if keys.wrapper else inner)
+    members: dict[str, object] = {keys.name: call.name, keys.arguments: call.arguments}
+    if keys.wrapper:
+        members = {"type": keys.wrapper, keys.wrapper: members}
+    number: dict[str, object] = {keys.id: call.id or str(index)} if keys.id else {}
+    return _json({**number, **members} if keys.id_first else {**members, **number})
 
 
 def _tag_call(tools: Tools, call: WrittenCall, index: int) -> str:

@@ -47,6 +47,7 @@ REASONING: dict[str, tuple[str, tuple[str, str]]] = {
     "repeated_header": ("tag_based", ("<|think|>", "<|end|>")),
     "seed_budget": ("tag_based", ("<seed:think>", "</seed:think>")),
     "step_invoke": ("forced_open", THINK),
+    "spaced_calls": ("tag_based", THINK),
     "switch_in_system": ("forced_closed", THINK),
 }
 
@@ -65,6 +66,16 @@ TOOLS: dict[str, tuple[str, dict[str, Any]]] = {
     "closing_instruction": (
         "json_native",
         {"section_start": "Action:\n```json\n[", "section_end": "]\n```", "json.name": "tool_name", "json.array": True},
+    ),
+    "indented_header": (
+        "tag_with_json",
+        {
+            "section_start": "<|calls|>",
+            "section_end": "<|/calls|>",
+            "call_start": "<|call|>",
+            "call_end": "<|/call|>",
+            "name_suffix": "<|args|>",
+        },
     ),
     "bare_list": ("json_native", {"section_start": "[", "section_end": "]", "call_separator": ",", "json.array": True}),
     "between_messages": (
@@ -619,3 +630,10 @@ def test_findings_explain(name: str) -> None:
     assert not found.warnings
     assert len(found.findings) >= 2
     assert all(isinstance(line, str) and line for line in found.findings)
+
+
+def test_the_templates_own_indentation_is_no_part_of_a_call() -> None:
+    tools = analyse(own("indented_header")).output_format.tools
+    assert tools is not None
+    assert (tools.section_start, tools.call_start, tools.call_end) == ("<|calls|>", "<|call|>", "<|/call|>")
+    assert (tools.call_separator, tools.section_end) == ("", "<|/calls|>")
