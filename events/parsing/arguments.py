@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from events.formats.output_format import Arguments
 from events.parsing.argument_context import NAME_LIMIT, ArgumentContext, NoCall, argument_ends
-from events.parsing.json_text import JsonText
+from events.parsing.json_text import JsonText, word_to_json
 from events.parsing.literals import quoted
 from events.parsing.scanner import Scanner, scanner_for
 from events.parsing.schema import Schema, property_schema
@@ -104,7 +104,7 @@ def object_arguments(call: ArgumentContext) -> Reading[None]:
         stops=calls.ends,
         coerce_string=coerce,
         schema=call.schema,
-        **({} if python else {"coerce": coerce}),
+        coerce=word_to_json if python else coerce,
     )
     yield from stream(call, value, verbatim=False)
 

@@ -25,7 +25,7 @@ IGNORED = frozenset({"type", "index"})
 _KEYS = frozenset({*ROLES, *WRAPPERS, *IGNORED})
 _NAMESPACES = frozenset({"functions", "function", "tools", "tool", "default_api"})
 _FUNCTION = re.compile(r"\s*([\w.-]*)(?:(\()|$)")
-_FIRST_KEY = re.compile(r"[\s\[]*\{\s*(?:[\"'](\w*)([\"'])?|$)")
+_FIRST_KEY = re.compile(r"[\s\[]*(?:\{\s*(?:[\"'](\w*)([\"'])?|$)|$)")
 
 
 def begins_call(text: str) -> bool | None:

@@ -47,12 +47,13 @@ class CallSyntax:
         return self.tools.style == "json" and not (announced or self.tools.json.array_only)
 
     @property
-    def embedded_opener(self) -> str:
-        """The bracket with which a call may open behind text: of JSON that nothing announces, or of a list of Python
-        calls; "" where there is none."""
+    def embedded_openers(self) -> tuple[str, ...]:
+        """The brackets with which calls may open behind text: of JSON that nothing announces, alone or in a list, or of
+        a list of Python calls that nothing announces, or that models write without what does."""
         if self.is_unmarked:
-            return "{"
-        return "[" if self.tools.arguments.style == "python" and self.tools.bare == "always" else ""
+            return ("{", "[")
+        bare = self.tools.bare == "always" or not (self.section_start or self.call_start or self.tools.name_prefix)
+        return ("[",) if self.tools.arguments.style == "python" and bare else ()
 
     @property
     def name_end(self) -> str:
@@ -198,7 +199,7 @@ def _call_markers(calls: CallSyntax | None, bare: bool, bare_calls: bool) -> Mar
         "call start": (calls.call_start,),
         "name start": (calls.name_prefix,) if bare and distinctive(calls.name_prefix) else (),
         "call end": [marker for marker in calls.ends if distinctive(marker)],
-        "call bracket": (calls.embedded_opener,) if bare_calls else (),
+        "call bracket": calls.embedded_openers if bare_calls else (),
     }
 
 

@@ -31,13 +31,11 @@ Within = Literal["", "addressed", "fenced", "plain"]
 class Rules(NamedTuple):
     """What the request and its format decide together.
 
-    strict: text ends all calls. bare_calls: a call may stand without its opening marker. bracket: with which bracket
-    such a call may open behind text, "" where it may not.
+    strict: text ends all calls. bare_calls: a call may stand without its opening marker.
     """
 
     strict: bool
     bare_calls: bool
-    bracket: str
 
 
 def rules_of(output_format: OutputFormat, policy: Policy) -> tuple[Rules, Syntax]:
@@ -47,9 +45,8 @@ def rules_of(output_format: OutputFormat, policy: Policy) -> tuple[Rules, Syntax
     has_calls = output_format.tools is not None and with_tools
     bare_calls = has_calls and (bare == "always" or (bare == "declared" and bool(policy.tools)))
     syntax = syntax_of(output_format, with_tools, policy.extract_reasoning, bare != "never", bare_calls)
-    bracket = syntax.calls.embedded_opener if bare_calls and syntax.calls else ""
     strict = (policy.boundaries or output_format.boundaries) == "strict"
-    return Rules(strict, bare_calls, bracket), syntax
+    return Rules(strict, bare_calls), syntax
 
 
 class TextReader:
@@ -303,7 +300,9 @@ class TextReader:
 
     def _begins_call(self, bracket: str, text: str) -> bool | None:
         """Whether a call goes on like this behind its bracket; None: the text is too short to tell."""
-        return begins_call("{" + text) if bracket == "{" else begins_python_call(text, self.policy.tools or ())
+        if self.syntax.calls is not None and self.syntax.calls.is_unmarked:
+            return begins_call(bracket + text)
+        return begins_python_call(text, self.policy.tools or ())
 
 
 _STEPS: Mapping[Action, Callable[[TextReader, str], Reading[None] | None]] = {

@@ -72,6 +72,15 @@ SAMPLES = {
             'Such as {"name": "Ann"} or {"port": {"name": 1}} and {a}, {',
             content='Such as {"name": "Ann"} or {"port": {"name": 1}} and {a}, {',
         ),
+        Sample(
+            'I look.\n[{"name": "tide", "parameters": {"port": "Brest"}}, {"name": "now", "parameters": {}}] Soon [1].',
+            [BREST, ("now", {})],
+            content="I look.\n Soon [1].",
+        ),
+        Sample(
+            'In [1] or [{"name": "Ann"}] or [{"port": 1}, [',
+            content='In [1] or [{"name": "Ann"}] or [{"port": 1}, [',
+        ),
         Sample('Such as {"name": "Ann"}', content='Such as {"name": "Ann"}', tools=None),
         Sample('Wait: {"name": "tide", "par', content="Wait:"),
         Sample("{an open brace", content="{an open brace"),
