@@ -1,4 +1,4 @@
-"""What the store writes about runs: their beginning, their end, and the interrupts between them.
+"""What the store writes about runs: their beginning and their end.
 
 Each function is one part of a transaction, and repeatable (see `writer`).
 """
@@ -13,9 +13,9 @@ import msgspec
 from sqlalchemy import and_, bindparam, delete, exists, not_, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from agent_server.store import contents, rows, schema
+from agent_server.store import contents, questions, rows, schema
 from agent_server.store import messages as kept
-from agent_server.store.records import AskedPerson, Conclusion, InterruptAnswer, KeptRecord, RunStatus, ThreadState
+from agent_server.store.records import Conclusion, KeptRecord, RunStatus, ThreadState
 from agent_server.store.rows import bound, decoded, encoded, now_ms, of, of_bound
 from events.vocabulary import CancelledOutcome, Event, InterruptOutcome, RunError, RunFinished
 
@@ -53,7 +53,7 @@ class RunEntry(msgspec.Struct, frozen=True, kw_only=True):
         """
         run, thread = self.run, (self.run["tenant"], self.run["thread_id"])
         state = await _touch(connection, *thread, run["agent"], name_from(self.messages), self.key)
-        interrupts = await rows.load_interrupts(connection, *thread)
+        interrupts = await questions.load(connection, *thread)
         owners = await _other_owners(connection, *thread, run["owner"])
         changed = [name for name in run if name not in ("tenant", "thread_id", "id")]
         await rows.upsert(connection, schema.runs, [run], changed)
@@ -124,15 +124,7 @@ async def conclude(connection: AsyncConnection, ended: Conclusion, at: int) -> N
     if ended.messages:
         await kept.add(connection, *thread, ended.messages)
     if status == "interrupted":
-        asked = [_interrupt(ended, each) for each in ended.interrupts]
-        await rows.upsert(connection, schema.interrupts, asked, ["interrupt", "call", "status"])
-
-
-def _interrupt(ended: Conclusion, asked: AskedPerson) -> dict[str, object]:
-    return {
-        "tenant": ended.tenant, "thread_id": ended.thread_id, "id": asked["interrupt"].id, "run_id": ended.run_id,
-        "interrupt": encoded(asked["interrupt"]), "call": encoded(asked["call"]), "status": "open",
-    }  # fmt: skip
+        await questions.ask(connection, ended)
 
 
 def status_of(terminal: Event) -> tuple[RunStatus, str | None]:
@@ -143,21 +135,6 @@ def status_of(terminal: Event) -> tuple[RunStatus, str | None]:
     if isinstance(outcome, InterruptOutcome):
         return "interrupted", None
     return ("cancelled" if isinstance(outcome, CancelledOutcome) else "finished"), None
-
-
-async def claim(
-    connection: AsyncConnection, tenant: str, thread_id: str, answers: Mapping[str, InterruptAnswer], run_id: str
-) -> bool:
-    """Turn open interrupts into claimed ones, all or none."""
-    table = schema.interrupts
-    of_thread = of(table, tenant, thread_id)
-    still_open = select(table.c.id).where(of_thread, table.c.status == "open", table.c.id.in_(list(answers)))
-    if len((await connection.execute(still_open.with_for_update())).all()) != len(answers):
-        return False
-    for id, answer in answers.items():
-        values = {"status": "claimed", "answer": encoded(answer), "resumed_by": run_id}
-        await connection.execute(update(table).where(of_thread, table.c.id == id).values(values))
-    return True
 
 
 async def refuse(connection: AsyncConnection, run: Mapping[str, Any]) -> None:
@@ -214,7 +191,7 @@ async def take_up(connection: AsyncConnection, record: KeptRecord, owner: int) -
     counted = update(kept).where(of(kept, *thread), kept.c.run_id == record.run_id).values(attempts=attempts)
     await connection.execute(counted)
     state = await connection.scalar(select(schema.threads.c.state).where(of(schema.threads, *thread)))
-    found = ThreadState(state=decoded(state), interrupts=await rows.load_interrupts(connection, *thread))
+    found = ThreadState(state=decoded(state), interrupts=await questions.load(connection, *thread))
     return msgspec.structs.replace(record, attempts=attempts, owner=owner, thread=found)
 
 

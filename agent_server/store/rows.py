@@ -8,14 +8,14 @@ from functools import lru_cache
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row, Table, and_, bindparam, select
+from sqlalchemy import Row, Table, and_, bindparam
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import ColumnElement
 
 from adapters.errors import RequestError
 from agent_server.store import schema
-from agent_server.store.records import FeedbackRecord, InterruptRecord, RunRecord, ThreadRecord
+from agent_server.store.records import FeedbackRecord, RunRecord, ThreadRecord
 
 FoundRow = Row[*tuple[object, ...]]
 """A row of whatever columns were asked for."""
@@ -79,14 +79,6 @@ async def upsert(
         await connection.execute(statement, [dict(row) for row in rows])
 
 
-_INTERRUPTS = select(schema.interrupts).where(of_bound(schema.interrupts)).order_by(schema.interrupts.c.id)
-
-
-async def load_interrupts(connection: AsyncConnection, tenant: str, thread_id: str) -> tuple[InterruptRecord, ...]:
-    found = await connection.execute(_INTERRUPTS, bound(tenant, thread_id))
-    return tuple(interrupt_of(row) for row in found)
-
-
 def thread_of(row: FoundRow) -> ThreadRecord:
     return ThreadRecord(
         id=row.id,
@@ -111,21 +103,6 @@ def run_of(row: FoundRow) -> RunRecord:
         usage=decoded(row.usage),
         created_at=row.created_at,
         ended_at=row.ended_at,
-    )
-
-
-def interrupt_of(row: FoundRow) -> InterruptRecord:
-    return InterruptRecord(
-        id=row.id,
-        thread_id=row.thread_id,
-        run_id=row.run_id,
-        interrupt=decoded(row.interrupt),
-        call=decoded(row.call),
-        status=row.status,
-        answer=decoded(row.answer),
-        result=decoded(row.result),
-        result_message_id=row.result_message_id,
-        resumed_by=row.resumed_by,
     )
 
 

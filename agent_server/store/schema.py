@@ -1,8 +1,9 @@
 """The store's tables. `tenant` is part of every key, so that no query can forget it.
 
-JSON is kept as text: the store never looks inside, and PostgreSQL's own types would refuse `\\u0000`. A `body` is
-without its larger files, which `contents` has. Times are integer milliseconds since the epoch. `key` is the name of the
-key that began something, or a token's subject. A change here needs a migration; a test compares the two.
+JSON is kept as text: the store never looks inside, and PostgreSQL's own types would refuse `\\u0000`. A `body`, and
+the JSON of an interrupt, is without its larger files, which `contents` has. Times are integer milliseconds since the
+epoch. `key` is the name of the key that began something, or a token's subject. A change here needs a migration; a test
+compares the two.
 """
 
 from __future__ import annotations

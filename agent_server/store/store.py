@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from adapters.errors import RequestError
 from agent_server.audit import note
 from agent_server.ids import new_id
-from agent_server.store import contents, recording, removal, responses, rows, schema
+from agent_server.store import contents, questions, recording, removal, responses, rows, schema
 from agent_server.store import messages as kept
 from agent_server.store.database import Database
 from agent_server.store.records import (
@@ -162,20 +162,19 @@ class Store:
     async def claim(self, tenant: str, thread_id: str, answers: Mapping[str, InterruptAnswer], run_id: str) -> bool:
         """Accept the answers to open interrupts, all or none. False if one of them was not open any more."""
         return await self._database.write(
-            lambda connection: recording.claim(connection, tenant, thread_id, answers, run_id)
+            lambda connection: questions.claim(connection, tenant, thread_id, answers, run_id)
         )
 
     async def record_result(
         self, tenant: str, thread_id: str, interrupt_id: str, content: object, message_id: str | None
     ) -> None:
         """Keep what an answered interrupt's call gave, before anyone is told: it must not be made twice."""
-        table = schema.interrupts
-        values = {"status": "answered", "result": encoded(content), "result_message_id": message_id}
-        where = and_(of(table, tenant, thread_id), table.c.id == interrupt_id)
-        await self._database.write(lambda connection: connection.execute(update(table).where(where).values(values)))
+        await self._database.write(
+            lambda connection: questions.record_result(connection, tenant, thread_id, interrupt_id, content, message_id)
+        )
 
     async def interrupts(self, tenant: str, thread_id: str) -> tuple[InterruptRecord, ...]:
-        return await self._database.read(lambda connection: rows.load_interrupts(connection, tenant, thread_id))
+        return await self._database.read(lambda connection: questions.load(connection, tenant, thread_id))
 
     async def messages(self, tenant: str, thread_id: str) -> list[dict[str, Any]]:
         """The thread's messages in order, in wire form; [] for a thread that does not exist."""

@@ -25,9 +25,10 @@ from agent_server.store import Extent, Store, archive, contents, migrate, schema
 from agent_server.store.archive import backup, remove, restore
 from agent_server.store.contents import LEAST, MARK, joined, marked, parted
 from agent_server.store.database import make_engine, with_driver
+from agent_server.store.questions import BODIES
 from agent_server.store.rows import encoded
 from agent_server.store.sizes import kept_bytes
-from events.vocabulary import RunFinished
+from events.vocabulary import Interrupt, InterruptOutcome, RunFinished
 from tests.server import scripted, serving
 from tests.store.conftest import fresh_database
 from tests.store.test_archive import content
@@ -210,6 +211,52 @@ async def test_responses_and_kept_runs_hold_theirs(store: Store):
     assert await held(store) == []
 
 
+def asked(id: str, content: bytes) -> Any:
+    """What a run waits for, with a picture in its call."""
+    call = {"id": id, "name": "show", "arguments": {"image": base64.b64encode(content).decode()}}
+    return {
+        "interrupt": Interrupt(id=id, reason="tool_call", message=DATA + base64.b64encode(content).decode()),
+        "call": call,
+    }
+
+
+DATA = "data:image/png;base64,"
+
+
+async def interrupted(store: Store, thread: str = "t") -> list[dict[str, Any]]:
+    """A thread whose interrupt, call, answer, result and message have one picture; what is told of the interrupt."""
+    await store.begin_run("", thread, "r", messages=[shown("u1", picture(1))])
+    waiting = RunFinished(thread_id=thread, run_id="r", outcome=InterruptOutcome(interrupts=[]))
+    await store.end_run(
+        ended(waiting, thread, "r", messages=[shown("u1", picture(1))], interrupts=[asked("i1", picture(1))])
+    )
+    answer: Any = {"status": "resolved", "payload": {"image": base64.b64encode(picture(1)).decode()}}
+    assert await store.claim("", thread, {"i1": answer}, "r2")
+    assert not await store.claim("", thread, {"i1": answer}, "r3")
+    await store.record_result("", thread, "i1", [shown("x", picture(1))["content"], "Here it is."], "m1")
+    return [msgspec.to_builtins(each) for each in await store.interrupts("", thread)]
+
+
+async def test_interrupts_hold_theirs(store: Store):
+    (told,) = await interrupted(store)
+    data = base64.b64encode(picture(1)).decode()
+    assert told["interrupt"]["message"] == DATA + data and told["call"]["arguments"] == {"image": data}
+    assert told["answer"]["payload"] == {"image": data}
+    assert told["result"] == [shown("x", picture(1))["content"], "Here it is."]
+    assert (told["status"], told["resumed_by"], told["result_message_id"]) == ("answered", "r2", "m1")
+    assert await held(store) == [picture(1)]
+    raw = await store.read(lambda connection: _all(connection, select(schema.interrupts.c.call)))
+    assert data not in raw[0] and await kept_bytes_of(store) < 2 * len(data) + 8000
+    found = await store.begin_run("", "t", "r4", messages=[user("u9", "Go on.")])
+    assert [msgspec.to_builtins(each) for each in found.interrupts] == [told]
+    await store.delete_thread("", "t")
+    assert await held(store) == []
+
+
+async def kept_bytes_of(store: Store) -> int:
+    return await store.read(lambda connection: kept_bytes(connection, ""))
+
+
 async def test_a_kept_run_of_a_server_that_ended_has_its_pictures(url: str):
     body = json.dumps(shown("u1", picture(1)))
     first = Store(url)
@@ -282,7 +329,8 @@ async def test_the_migration_takes_out_what_is_stored_and_puts_it_back(url: str)
     await store.save_response("b", "resp", shown("u", picture(5)))
     await store.begin_run("", "t2", "r")
     await store.keep_run("", "t2", "r", json.dumps(shown("u9", picture(4))))
-    told = await store.messages("", "t"), await store.removals("", "t")
+    await interrupted(store, "t3")
+    told = await store.messages("", "t"), await store.removals("", "t"), await store.interrupts("", "t3")
     await store.close()
     await migrated(url, migrate.downgrade, "0005")
     engine = make_engine(with_driver(url), False)
@@ -291,15 +339,18 @@ async def test_the_migration_takes_out_what_is_stored_and_puts_it_back(url: str)
             bodies = (await connection.scalars(select(table.c.body))).all()
             assert bodies and not any(MARK in each for each in bodies)
             assert any(len(each) > 4000 for each in bodies), table.name
+        for column in (schema.interrupts.c[name] for name in BODIES):
+            (said,) = (await connection.scalars(select(column))).all()
+            assert MARK not in said and len(said) > 4000, column.name
     await engine.dispose()
     await migrated(url, migrate.upgrade, "head")
     store = Store(url)
     await store.open()
-    assert (await store.messages("", "t"), await store.removals("", "t")) == told
+    assert (await store.messages("", "t"), await store.removals("", "t"), await store.interrupts("", "t3")) == told
     assert await store.response("b", "resp") == shown("u", picture(5))
     assert [each.body for each in await store.find_broken()] == [json.dumps(shown("u9", picture(4)))]
     assert len(await held(store, "")) == 3 and await held(store, "b") == [picture(5)]
-    for thread in ("t", "t2"):
+    for thread in ("t", "t2", "t3"):
         await store.delete_thread("", thread)
     await store.delete_response("b", "resp")
     assert await held(store) == []

@@ -26,7 +26,10 @@ KEYS = {
     "removed_messages": ("tenant", "thread_id", "removal", "id"),
     "kept_runs": ("tenant", "thread_id", "run_id"),
     "responses": ("tenant", "id"),
+    "interrupts": ("tenant", "thread_id", "id"),
 }
+BODIES = dict.fromkeys(KEYS, ("body",)) | {"interrupts": ("interrupt", "call", "answer", "result")}
+PLACES = [(name, body) for name, bodies in BODIES.items() for body in bodies]
 
 
 def upgrade() -> None:
@@ -49,29 +52,35 @@ def upgrade() -> None:
             if_not_exists=True,
         )
         op.create_index(index, name, ["tenant", "digest"], if_not_exists=True)
-    for name in KEYS:
-        for row in _rows(name, lambda body: sa.func.length(body) > LEAST):
+    for place in PLACES:
+        for row in _rows(place, lambda body: sa.func.length(body) > LEAST):
             if (made := parted(row.body)).text != row.body:
-                _keep(name, row, made)
+                _keep(place, row, made)
 
 
 def downgrade() -> None:
     """Every body has its files again."""
-    for name in KEYS:
-        for row in _rows(name, lambda body: body.contains(MARK)):
-            _write(name, row, joined(row.body, _contents(row.tenant, marked(row.body))))
+    for place in PLACES:
+        for row in _rows(place, lambda body: body.contains(MARK)):
+            _write(place, row, joined(row.body, _contents(row.tenant, marked(row.body))))
     for name in ("response_contents", "thread_contents", "contents"):
         op.drop_table(name, if_exists=True)
 
 
-def _table(name: str) -> sa.TableClause:
-    return sa.table(name, *(sa.column(each, sa.Text) for each in (*KEYS[name], "body")))
+Place = tuple[str, str]
+"""A table, and a column of it."""
 
 
-def _rows(name: str, wanted: Callable[[sa.ColumnElement[str]], sa.ColumnElement[bool]]) -> Iterator[Row]:
-    source = _table(name)
-    keys = [source.c[each] for each in KEYS[name]]
-    query = sa.select(source).where(wanted(source.c.body)).order_by(*keys).limit(PAGE)
+def _table(place: Place) -> sa.TableClause:
+    name, body = place
+    return sa.table(name, *(sa.column(each, sa.Text) for each in (*KEYS[name], body)))
+
+
+def _rows(place: Place, wanted: Callable[[sa.ColumnElement[str]], sa.ColumnElement[bool]]) -> Iterator[Row]:
+    """Each row's key, and its `body`."""
+    source, (name, column) = _table(place), place
+    keys, body = [source.c[each] for each in KEYS[name]], source.c[column]
+    query = sa.select().add_columns(*keys, body.label("body")).where(wanted(body)).order_by(*keys).limit(PAGE)
     page = op.get_bind().execute(query).all()
     while page:
         yield from page
@@ -79,20 +88,20 @@ def _rows(name: str, wanted: Callable[[sa.ColumnElement[str]], sa.ColumnElement[
         page = op.get_bind().execute(query.where(sa.tuple_(*keys) > sa.tuple_(*last))).all()
 
 
-def _keep(name: str, row: Row, made: Parted) -> None:
+def _keep(place: Place, row: Row, made: Parted) -> None:
     connection = op.get_bind()
-    uses, owner = (response_contents, "id") if name == "responses" else (thread_contents, "thread_id")
+    uses, owner = (response_contents, "id") if place[0] == "responses" else (thread_contents, "thread_id")
     for digest, content in made.contents.items():
         of = {"tenant": row.tenant, "digest": digest}
         connection.execute(upserting(connection.dialect.name, contents, ()), {**of, "content": content})
         connection.execute(upserting(connection.dialect.name, uses, ()), {**of, owner: getattr(row, owner)})
-    _write(name, row, made.text)
+    _write(place, row, made.text)
 
 
-def _write(name: str, row: Row, body: str) -> None:
-    source = _table(name)
+def _write(place: Place, row: Row, body: str) -> None:
+    source, (name, column) = _table(place), place
     here = sa.and_(*(source.c[each] == getattr(row, each) for each in KEYS[name]))
-    op.get_bind().execute(sa.update(source).where(here).values(body=body))
+    op.get_bind().execute(sa.update(source).where(here).values({column: body}))
 
 
 def _contents(tenant: str, digests: set[str]) -> dict[str, str]:
