@@ -25,6 +25,7 @@ from events.template.writer import WrittenCall, write_calls
 
 NO_RESULT = "(no result)"
 FILLER = "..."
+TEXT_LEFT_OUT = "text beside the calls of an earlier answer was left out: the chat template has no place for both"
 _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
@@ -63,7 +64,7 @@ def build_conversation(
     turns = _calls_as_text(turns, capabilities, output_format)
     turns = _merged(turns, capabilities)
     turns = _alternating(turns) if capabilities.alternation else turns
-    shaped, declared = _shaped(turns, capabilities), [tool_declaration(tool) for tool in tools]
+    shaped, declared = _shaped(turns, capabilities, warnings), [tool_declaration(tool) for tool in tools]
     if capabilities.tools_in_system and declared:
         shaped, declared = _with_tools(shaped, declared), []
     shaped, pictures = (shaped, ()) if marks is None else marks.unmark(shaped)
@@ -283,7 +284,7 @@ def _alternating(turns: list[HistoryTurn]) -> list[HistoryTurn]:
 # --- shape
 
 
-def _shaped(turns: list[HistoryTurn], capabilities: Capabilities) -> list[Message]:
+def _shaped(turns: list[HistoryTurn], capabilities: Capabilities, warnings: list[str]) -> list[Message]:
     """Dictionaries with the keys and value types that the template was seen to accept."""
     names: dict[str, str] = {}
     shaped: list[Message] = []
@@ -291,7 +292,7 @@ def _shaped(turns: list[HistoryTurn], capabilities: Capabilities) -> list[Messag
         if turn.role == "tool":
             shaped.append(_tool_message(turn, capabilities, names))
         elif turn.calls:
-            shaped.extend(_calling_messages(turn, capabilities, names))
+            shaped.extend(_calling_messages(turn, capabilities, names, warnings))
         else:
             shaped.append(_with_thought(_plain(turn.role, turn.text, capabilities), turn, capabilities))
     return shaped
@@ -324,13 +325,17 @@ def _tool_message(turn: HistoryTurn, capabilities: Capabilities, names: Mapping[
     return message
 
 
-def _calling_messages(turn: HistoryTurn, capabilities: Capabilities, names: dict[str, str]) -> list[Message]:
+def _calling_messages(
+    turn: HistoryTurn, capabilities: Capabilities, names: dict[str, str], warnings: list[str]
+) -> list[Message]:
     """A message with calls; its text goes before it in a message of its own where the two exclude each other."""
     calls = [_shaped_call(call, capabilities, names) for call in turn.calls]
     text = turn.text
     before: list[Message] = []
     if text and not capabilities.text_with_calls:
         before = [] if capabilities.alternation else [_plain("assistant", text, capabilities)]
+        if not before:
+            warnings.append(TEXT_LEFT_OUT)
         text = ""
     if text and turn.reasoning and not capabilities.thought_beside_text:
         turn = msgspec.structs.replace(turn, reasoning=f"{turn.reasoning}\n{text}")

@@ -216,7 +216,7 @@ def capabilities(probe: Probe) -> Capabilities:
         reasoning_field=field,
         thought_beside_text=field is None or not calls.tool_calls or _thought_beside_text(probe, calls, field),
         needs_system=needs_system,
-        needs_user=system_role and probe.render([] if needs_system else [system()]) is None,
+        needs_user=system_role and _needs_user(probe),
     )
 
 
@@ -226,6 +226,12 @@ def _content_shapes(probe: Probe) -> tuple[bool, bool]:
     text = probe.render([{"role": "user", "content": [{"type": "text", "text": USER}]}])
     parts = text is not None and USER in text and "'text'" not in text and '"text"' not in text
     return strings, parts
+
+
+def _needs_user(probe: Probe) -> bool:
+    """Whether instructions alone are refused, with or without tools. Asked while `probe.head` may hold them."""
+    alone = [] if probe.head else [system()]
+    return probe.render(alone) is None or probe.render(alone, tools=True) is None
 
 
 def _tools_variable(probe: Probe) -> str | None:

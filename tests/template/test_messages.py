@@ -232,6 +232,12 @@ def test_text_and_calls_apart_where_they_exclude_each_other() -> None:
     assert roles(made) == ["user", "assistant", "assistant", "tool"]
     assert made.messages[1]["content"] == "so"
     assert made.messages[2]["content"] is None
+    assert not made.warnings
+    strict = build(
+        user(), assistant("so", ("1", "f", "{}")), result("1"), can=can(text_with_calls=False, alternation=True)
+    )
+    assert roles(strict) == ["user", "assistant", "tool"]
+    assert "left out" in strict.warnings[0]
 
 
 def test_short_ids() -> None:
@@ -299,6 +305,15 @@ def test_simple_schemas() -> None:
     assert found["properties"]["b"]["type"] == "string"
     assert found["properties"]["c"]["items"]["type"] == "string"
     assert found["required"] == ["a"]
+
+
+def test_a_template_that_puts_tools_into_the_users_words() -> None:
+    source = (
+        "{% if tools and messages[-1].role != 'user' %}{{ raise_exception('no user') }}{% endif %}"
+        "{{ tools | tojson if tools }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+    )
+    assert analyse(source).capabilities.needs_user
+    assert not analyse(own("hermes_think")).capabilities.needs_user
 
 
 def test_a_template_that_looks_for_the_users_words() -> None:
