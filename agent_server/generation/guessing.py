@@ -33,6 +33,7 @@ def _ready(generation: Generation, sequence: Sequence) -> bool:
 def draft(core: CoreState) -> None:
     """Let each sequence that runs guess, for the step that is planned next."""
     asked: list[tuple[Generation, int]] = []
+    alone = len(core.scheduler.running) == 1
     for sequence in core.scheduler.running:
         sequence.draft = ()
         generation = core.generations[sequence.number]
@@ -45,7 +46,7 @@ def draft(core: CoreState) -> None:
             room = sequence.limit - len(sequence.tokens) - 1  # one place is for the token that comes in any case
             if core.draft_model is not None:
                 speculation.source.least = SURE_MATCH
-            sequence.draft = speculation.propose(sequence.tokens, room)
+            sequence.draft = speculation.propose(sequence.tokens, room, alone=alone)
             if not sequence.draft and (count := speculation.count(room)) > 0:
                 asked.append((generation, count))
     if core.draft_model is not None:

@@ -284,23 +284,45 @@ def test_look_up_remembers_what_it_was_shown(first, more):
     assert look.propose(first + more, 4) == PromptLookup().propose(first + more, 4)
 
 
-def test_a_single_token_is_trusted_while_such_guesses_come():
+def test_guesses_that_did_not_come_are_watched_until_they_do():
+    look, text = PromptLookup(), [*range(1, 60), 3]
+    while look.propose(text, 2):
+        look.learn(0)
+        text += [100 + len(text), text[-1] + 2]
+    assert look._worth[0] < speculation.WORTH < look._worth[1], "of one token that matched, not of several"
+    text += [99, 20]
+    assert look.propose(text, 4) == [], "not worth it any more, but watched"
+    text += [21, 22, 23, 24]
+    look.propose(text, 4)
+    assert look._worth[0] > speculation.WORTH, "all four would have come"
+    assert look.propose([*text, 98, 50], 4) == [51, 52, 53, 54]
+
+
+def test_guesses_are_told_apart_by_how_much_matched():
     look = PromptLookup()
-    text = [1, 2, 3, 4, 5, 6, 7, 8, 9]
-    assert look.propose([*text, 3], 2) == [4, 5]
-    look.learn(0)
-    assert look.propose([*text, 3, 20, 6], 2) == []
-    assert look.propose([*text, 3, 20, 6, 7], 2) == [8, 9]
-    look.learn(1)
-    assert look.propose([*text, 3, 20, 6, 7, 8, 21, 2], 2) == [3, 4]
+    text = [1, 2, 3, 4, 5, 6, 7, 8]
+    for tokens, kind in (([3], 0), ([2, 3], 1), ([1, 2, 3], 1), ([1, 2, 3, 4], 2)):
+        look.propose([*text, 20, *tokens], 2)
+        assert look._kind == kind
+        look = PromptLookup()
 
 
-def test_guesses_grow_while_they_are_kept_and_rest_when_they_are_not():
+def test_drafts_grow_while_they_are_kept_and_are_longer_for_one_alone():
     state = Speculation(16)
+    assert (state.count(99), state.count(99, alone=True), state.count(3, alone=True)) == (4, 8, 3)
     state.learn(4, 4)
-    assert state.length == 8 and state.rest == 0
-    state.learn(8, 3)
-    assert state.length == 4 and state.rest == 0
+    assert (state.count(99), state.count(99, alone=True)) == (8, 8)
+    state.learn(8, 8)
+    state.learn(16, 16)
+    assert state.length == 16
+    state.learn(16, 9)
+    assert state.length == 10
+    state.learn(10, 0)
+    assert (state.length, Speculation(2).count(99, alone=True)) == (4, 2)
+
+
+def test_a_draft_model_rests_where_nothing_is_kept():
+    state = Speculation(16)
     rests = []
     for _ in range(8):
         state.learn(4, 0)
@@ -308,6 +330,9 @@ def test_guesses_grow_while_they_are_kept_and_rest_when_they_are_not():
     assert rests == sorted(rests) and rests[0] >= 1 and rests[-1] == speculation.LONGEST_REST
     state.learn(1, 1)
     assert state.rest == 0 and state.misses == 0
+    assert state.propose([1, 2, 3, 4, 1, 2], 9)
+    state.learn(4, 0)
+    assert state.rest == 0, "what the text before says is watched instead"
 
 
 def test_more_guesses_than_the_bound_are_a_clear_error():
