@@ -72,6 +72,8 @@ class RemoteOpenAIServer:
         for flag in ("--root-path", "--api-key"):
             if flag in args:
                 own += [flag, args[args.index(flag) + 1]]
+        if "VLLM_API_KEY" in (env_dict or {}):
+            own += ["--api-key", env_dict["VLLM_API_KEY"]]
         self.uds = args[args.index("--uds") + 1] if "--uds" in args else None
         if self.uds:
             own += ["--listen", f"unix:{self.uds}"]
