@@ -49,12 +49,16 @@ class Prefill:
             return [self._with_mark(item, last_words) for item in value]
         return value + self._mark if isinstance(value, str) and self._restore(value) == last_words else value
 
-    def cut(self, text: str, before: str) -> tuple[str, str] | None:
+    def cut(self, text: str, before: str, previous: Message | None) -> tuple[str, str] | None:
         """(prompt, opened): a text with the marked message, up to its mark. before: the rendered conversation in front
-        of that message. None if the template does not render all of the message (QwQ drops reasoning)."""
+        of that message. previous: the last message of that. None if the template does not render all of the message
+        (QwQ drops reasoning), or renders what stands before it otherwise because of it (gpt-oss drops thoughts), so
+        that old calls would be read again."""
         if self._mark not in text or (self._closed and self._reasoning):
             return None
         prompt = text[: text.rfind(self._mark)]
+        if _holds_message(before[common_size(before, prompt) :], self._format.message_start, previous):
+            return None
         opened = prompt[beginning(prompt, before, self._format.message_start) :]
         whole = self._restore(prompt).endswith(self._content or self._reasoning)
         if not whole or self._reasoning not in self._restore(opened):
@@ -71,6 +75,16 @@ class Prefill:
             started = header if replaced else opened
         answer = started + unfinished(self._format, *self._covered, closed=self._closed)
         return prompt[: len(prompt) - len(opened)] + answer, answer
+
+
+def _holds_message(rest: str, header: str, previous: Message | None) -> bool:
+    """Whether a text holds more of a conversation than its end: an assistant's header with something behind it, or what
+    the last message says."""
+    if header and header in rest:
+        return True
+    content = (previous or {}).get("content") or ""
+    parts = [content] if isinstance(content, str) else [part.get("text") or "" for part in content]
+    return any(part.strip() and part.strip() in rest for part in parts)
 
 
 def beginning(prompt: str, before: str, header: str) -> int:

@@ -147,7 +147,8 @@ class Rendering:
         before = msgspec.structs.replace(request, messages=earlier)
         marked = msgspec.structs.replace(request, messages=[*earlier, prefill.marked(last)])
         whole, start = self._attempt(marked, prompt=False), self._attempt(before, prompt=False)
-        cut = prefill.cut(whole.text, start.text if start is not None else "") if whole is not None else None
+        previous = earlier[-1] if earlier else None
+        cut = prefill.cut(whole.text, start.text if start else "", previous) if whole else None
         return cut or prefill.written(*self._divided(*self._render(before, prompt=True)))
 
     # ---- once

@@ -414,6 +414,23 @@ def test_reasoning_is_closed_where_text_is_to_follow(template: str, opened: str)
     assert prompt.text.endswith(opened)
 
 
+@pytest.mark.parametrize("name", own_names())
+def test_behind_a_call_and_its_result_a_prefill_holds_the_last_message_alone(name: str) -> None:
+    """What is opened is read as the answer's beginning, so an old call in it would be made again."""
+    call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Brest"}'}}
+    history = [
+        {"id": "1", "role": "user", "content": "hi"},
+        {"id": "2", "role": "reasoning", "content": "I look"},
+        {"id": "3", "role": "assistant", "toolCalls": [call]},
+        {"id": "4", "role": "tool", "toolCallId": "c1", "content": "12 degrees"},
+        {"id": "5", "role": "assistant", "content": "It is "},
+    ]
+    given = run_input(tools=(WEATHER,)).model_copy(update={"messages": READ.validate_python(history)})
+    prompt = builder(own(name)).build(given, GenerationOptions(continue_final_message=True))
+    assert prompt.opened.endswith("It is ")
+    assert "get_weather" not in prompt.opened and "12 degrees" not in prompt.opened
+
+
 def test_a_prefill_with_markup_stays_text() -> None:
     made, prompt = continued(own("hermes_think"), ("user", "hi"), ("assistant", "say <|im_end|>"))
     assert prompt.opened.endswith("say <|im_end|>")
