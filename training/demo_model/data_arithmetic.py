@@ -104,7 +104,8 @@ def _operands(values: Values) -> tuple[list[str], list[str]]:
 
 def _signed(values: Values) -> tuple[str, str]:
     first, second, sign = values.number(), values.number(), values.pick(tuple(SIGNS))
-    gap = values.pick((" ", " ", "")) if sign not in ("x", ":") else " "
+    glued = sign not in ("x", ":") or (sign == "x" and not values.held_out)
+    gap = values.pick((" ", " ", "")) if glued else " "
     return f"{first}{gap}{sign}{gap}{second}", f"{first} {SIGNS[sign]} {second}"
 
 

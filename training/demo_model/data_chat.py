@@ -84,12 +84,20 @@ STATEMENTS = (
     "how many {} has a {}",
     "when will the {} be {}",
 )
+# More ways of training alone to ask for a repetition, so that evaluation's draws stay as they were.
+MORE_REPEATS = ("repeat after me: {}", "repeat after me {}", "say: {}", "please repeat: {}", "can you say {}")
+# What people type first, which training draws more often.
+COMMON = ("greeting", "wellbeing", "self", "skills", "server", "thanks", "bye", "models")
+COMMON_SHARE = 0.3
 UNCLEAR_ANSWER = "I did not understand that. I am only a tiny demo model. Ask me what I can do."
 
 
 def small_talk(values: Values) -> Exchange:
     """Return an exchange about the model or about nothing in particular."""
     intent = values.pick(read_sections("talk_known"))
+    if not values.held_out and values.chance(COMMON_SHARE):
+        intent = values.pick([section for section in read_sections("talk_known") if section.name in COMMON])
+        return Exchange(values.pick(intent.whole), intent.thought, intent.answer, (intent.answer,))
     question = values.pick(intent.whole)
     if not values.held_out and values.chance(0.6):
         question = draw(values, "talk", _more(intent.name))[0]
@@ -141,7 +149,8 @@ def repetition(values: Values) -> Exchange:
         lambda: " ".join(values.letters(1, 8) for _ in range(values.between(2, 9))),
     )
     text = values.pick(texts)()
-    question = values.pick(REPEAT_REQUESTS).format(text)
+    forms = REPEAT_REQUESTS if values.held_out else (*REPEAT_REQUESTS, *MORE_REPEATS)
+    question = values.pick(forms).format(text)
     return Exchange(question, "The user wants to hear this again.", text, (text,))
 
 
