@@ -240,6 +240,27 @@ def test_it_chats_with_and_without_a_thought(writer):
     assert "tiny demo model" in said and "think>" not in said
 
 
+@pytest.mark.parametrize("thinking", (True, False))
+@pytest.mark.parametrize(
+    ("question", "expected"),
+    [
+        ("Hello!", "Hello, nice to see you! What would you like to try?"),
+        ("good morning", "Hello, nice to see you! What would you like to try?"),
+        ("Bonjour", "Bonjour ! Je ne suis qu'un petit modèle de démonstration et je ne parle qu'anglais."),
+        ("こんにちは", "こんにちは！英語だけ話せます。"),
+    ],
+)
+def test_it_greets_as_it_was_greeted(writer, question, expected, thinking):
+    assert ask(writer, question, demo_toolset(), thinking).split("</think>")[-1].strip() == expected
+
+
+@pytest.mark.parametrize("thinking", (True, False))
+@pytest.mark.parametrize("written", ["12*7", "12 * 7", "48-5", "3 + 90"])
+def test_it_calculates_what_was_written(writer, written, thinking):
+    text = ask(writer, f"What is {written}?", demo_toolset(), thinking)
+    assert parse_calls(text) == [{"name": "calculate", "arguments": {"expression": written}}]
+
+
 def test_it_says_how_to_load_a_real_model(writer):
     assert "agent-server serve Qwen/Qwen3-0.6B" in ask(writer, "How do I load a real model?", demo_toolset())
 
