@@ -14,7 +14,7 @@ from agent_server.generation.delta_rule import quicken
 from agent_server.generation.device import KEPT_DTYPES, free_bytes, release_unused
 from agent_server.generation.fallback import CachedRunner, Unservable
 from agent_server.generation.fallback_check import cache_bytes, find_runner
-from agent_server.generation.families import mend
+from agent_server.generation.families.family_mends import mend
 from agent_server.generation.flat import Forward, flatten
 from agent_server.generation.fp8 import FP8, check_device
 from agent_server.generation.fp8_calibration import calibrate
