@@ -394,7 +394,7 @@ class Contract:
         if "prompt_logprobs" not in target.engine.info.sampling:
             request = asked(reference.prompt(), prompt_logprobs=1, max_tokens=2)
             assert (await refusal(target.engine, request)).param == "prompt_logprobs"
-        stream = target.engine.generate(request := asked(reference.prompt(), max_tokens=20))
+        stream = target.engine.generate(request := asked(reference.endless(), max_tokens=3000))
         await anext(stream)
         assert await target.engine.pause(request.request_id) == target.engine.info.supports_pause
         await stream.aclose()
