@@ -95,15 +95,9 @@ class DirectAnswers:
         return None
 
 
-async def _never_called(request: Request) -> Response:
-    raise NotImplementedError
-
-
-_WITHOUT_MIDDLEWARE = request_response(_never_called).__code__
-
-
 def _is_plain(route: Route) -> bool:
     """Whether the endpoint is a coroutine function and stands alone: a route's own middleware, such as compression, is
     told only by what the framework put in the place of `app`, and is not left out."""
-    bare = getattr(route.app, "__code__", None) is _WITHOUT_MIDDLEWARE
-    return bare and inspect.iscoroutinefunction(route.endpoint)
+    if not inspect.iscoroutinefunction(route.endpoint):
+        return False
+    return getattr(route.app, "__code__", None) is request_response(route.endpoint).__code__
