@@ -52,6 +52,13 @@ def test_every_import_in_it_resolves_and_every_file_that_it_links_to_is_there(do
         assert (document.parent / target).exists(), target
 
 
+@pytest.mark.parametrize("document", sorted((ROOT / "docs").rglob("*.md")), ids=lambda path: path.name)
+def test_a_page_of_the_site_links_to_the_sites_own_files_alone(document: Path):
+    """`make docs` has nothing else, and fails."""
+    links = [document.parent / link for link in LINK.findall(document.read_text("utf-8"))]
+    assert [link for link in links if not link.resolve().is_relative_to(ROOT / "docs")] == []
+
+
 async def test_the_readmes_openai_client_gets_an_answer():
     program = readme("from openai import OpenAI")
     async with serving(scripted("I chat.")) as server:
