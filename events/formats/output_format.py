@@ -134,8 +134,9 @@ class Arguments(Description, frozen=True, kw_only=True):
     """How the arguments of a "tag" call are written. See the module's drawing.
 
     start, end: markers around all arguments (`end` includes what closes the function: `</function>`).
-    type_prefix, type_suffix: around a declared type of the value; the text between is a JSON type name, or `true` /
-        `false` meaning "a string" / "JSON". Optional in the output.
+    type_prefix, type_suffix: around a declared type of the value. Optional in the output.
+    type_words: what is written between them: `true` / `false`, meaning "a string" / "JSON", or the name of a JSON type,
+        `number` for every number. Both are read.
     separator: text between two arguments.
     quote: the delimiter of strings in the "object" style (`<|"|>`), or "" for JSON's.
     untyped: how a value is read when neither schema nor type says: "json" (JSON if it is JSON, else a string) or
@@ -151,6 +152,7 @@ class Arguments(Description, frozen=True, kw_only=True):
     name_suffix: CallMarker = ""
     type_prefix: CallMarker = ""
     type_suffix: CallMarker = ""
+    type_words: Literal["is_string", "names"] = "is_string"
     value_prefix: CallMarker = ""
     value_suffix: CallMarker = ""
     separator: CallMarker = ""

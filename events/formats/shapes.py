@@ -67,6 +67,7 @@ def argument_tags(tag: str = "", newline: str = "") -> Arguments:
         value_suffix=f"</{value}>{newline}",
         type_prefix=f"<{tag}arg_type>" if tag else "",
         type_suffix=f"</{tag}arg_type>" if tag else "",
+        type_words="names",
     )
 
 

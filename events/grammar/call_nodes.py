@@ -93,7 +93,8 @@ class CallWriter:
         *before, closes = layout.argument_value(style)
         end = closes.text if isinstance(closes, layout.Text) else ""
         value = sequence(_grammar(in_front_of(grammar, end.strip())), self._literal(end))
-        return sequence(head, self._filled(before, {"value": value, "type": constant("true")}))
+        kind = constant("true" if style.type_words == "is_string" else "string")
+        return sequence(head, self._filled(before, {"value": value, "type": kind}))
 
     def _literal(self, text: str) -> Node:
         return self.alphabet.literal(text) if text else EMPTY
@@ -141,9 +142,8 @@ class CallWriter:
         end = closes.text if isinstance(closes, layout.Text) else ""
         if layout.Slot("type") not in before:
             return sequence(head, self._filled(before, {"value": values.closed(member.schema, end)}))
-        text, other = values.typed(member.schema, end)
-        # the declared type is "true" in front of a string's text and "false" in front of JSON
-        kinds = [{"type": constant(kind), "value": node} for kind, node in (("true", text), ("false", other)) if node]
+        typed = values.typed(member.schema, end)
+        kinds = [{"type": constant(kind), "value": node} for kind, node in typed.items()]
         return sequence(head, either(*(self._filled(before, fill) for fill in kinds)))
 
 

@@ -62,7 +62,8 @@ def plan(
         return _finish(output_format, alphabet, stage, _wrapped(output_format, alphabet, answer), warnings=warnings)
     section = writer.section(wanted, parallel=parallel)
     if choice.mode != "auto":
-        return _finish(output_format, alphabet, stage, section, calls=True)
+        before = _empty_answer(output_format, alphabet)
+        return _finish(output_format, alphabet, stage, section, before, calls=True)
     if answer is not None:
         body = either(_wrapped(output_format, alphabet, answer), section)
         return _finish(output_format, alphabet, stage, body, calls=True)
@@ -99,15 +100,27 @@ def _finish(
     alphabet: Alphabet,
     stage: Stage,
     body: Node,
+    before: Node = EMPTY,
     *,
     calls: bool = False,
     warnings: tuple[str, ...] = (),
 ) -> Plan:
     reasoning = _reasoning(output_format, alphabet, stage)
     between = EMPTY
-    if reasoning != EMPTY or stage == "content":
+    if reasoning != EMPTY or before != EMPTY or stage == "content":
         between, body = _gap(body)
-    return Plan(tag=_tag(sequence(reasoning, between, body)), calls=calls, warnings=warnings)
+    return Plan(tag=_tag(sequence(reasoning, before, between, body)), calls=calls, warnings=warnings)
+
+
+def _empty_answer(output_format: OutputFormat, alphabet: Alphabet) -> Node:
+    """The markers around content with nothing between them, or the last alone where the prompt wrote the first: some
+    models always write an answer in front of calls (Kimi K3)."""
+    content = output_format.content
+    if not content.start or not content.end or content.wrapped != "always":
+        return EMPTY
+    ends = alphabet.literal(content.end[0].strip())
+    whole = sequence(alphabet.literal(content.start[0].strip()), GAP, ends)
+    return optional(sequence(GAP, either(whole, ends)))
 
 
 def _gap(body: Node) -> tuple[Node, Node]:

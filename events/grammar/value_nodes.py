@@ -135,7 +135,8 @@ class ValueWriter:
             return self._text(schema, end)
         if kinds == ANY:
             return self.alphabet.closed(end)
-        others = self._others(schema, kinds)
+        rest = self._not_strings(schema, kinds)
+        others = self.json(rest) if rest is not None else None
         choices = [self.alphabet.closed(end, content=others)] if others else []
         for part in string_parts(schema, self.root):
             bounded = self.bounded(part) or free()
@@ -145,20 +146,25 @@ class ValueWriter:
             choices.append(self.alphabet.closed(end, content=guarded))
         return either(*choices) if choices else self.alphabet.closed(end)
 
-    def typed(self, schema: Schema, end: str) -> tuple[Node | None, Node | None]:
-        """A value whose type is declared in front of it: as text, and as JSON; None where it cannot be that."""
-        kinds = self.kinds(schema)
+    def typed(self, schema: Schema, end: str) -> dict[str, Node]:
+        """A value whose type is declared in front of it, by the word that declares it: a string as text, all else as
+        JSON."""
+        kinds, named = self.kinds(schema), self.style.type_words == "names"
         texts = [self._text(part, end) for part in string_parts(schema, self.root)] if "string" in kinds else []
-        text = either(*texts) if texts else None
-        others = self._others(schema, kinds) if kinds not in (_STRING, ANY) else None
-        return text, self.alphabet.closed(end, content=others) if others else None
+        found = {"string" if named else "true": either(*texts)} if texts else {}
+        if named:
+            wanted = sorted(kinds - {"string"} - ({"integer"} if "number" in kinds else set()))
+            others = {"number" if kind == "integer" else kind: of_type(schema, self.root, kind) for kind in wanted}
+        else:
+            others = {"false": self._not_strings(schema, kinds)}
+        closed = {word: self.alphabet.closed(end, content=self.json(part)) for word, part in others.items() if part}
+        return {**found, **closed}
 
-    def _others(self, schema: Schema, kinds: frozenset[str]) -> Node | None:
-        """JSON for the values that are no strings."""
-        if "string" not in kinds:
-            return self.json(schema)
-        rest = without_strings(schema, self.root)
-        return self.json(rest) if rest is not None else None
+    def _not_strings(self, schema: Schema, kinds: frozenset[str]) -> Schema | None:
+        """The part of a schema that is no string; nothing of a schema that does not say what a value is."""
+        if kinds in (_STRING, ANY):
+            return None
+        return schema if "string" not in kinds else without_strings(schema, self.root)
 
     def _text(self, schema: Schema, end: str) -> Node:
         bounded = self.bounded(schema)
@@ -356,6 +362,22 @@ def without_strings(schema: Schema, root: Schema) -> dict[str, Any] | None:
             kept = [each for each in rest if "string" not in types(each, root)]
             return {keyword: kept} if kept else None
     return None
+
+
+def of_type(schema: Schema, root: Schema, kind: str) -> dict[str, Any] | None:
+    """The part of a schema that is of one JSON type, an integer being a number too; None if nothing is left."""
+    wanted = {kind, "integer"} if kind == "number" else {kind}
+    if isinstance(schema.get("enum"), list):
+        left = [value for value in schema["enum"] if wanted & types({"const": value}, root)]
+        return {"enum": left} if left else None
+    if "const" in schema:
+        return dict(schema)
+    for keyword in ("anyOf", "oneOf"):
+        if "type" not in schema and isinstance(schema.get(keyword), list):
+            options = [resolve(each, root) for each in schema[keyword]]
+            kept = [part for each in options if wanted & types(each, root) and (part := of_type(each, root, kind))]
+            return {keyword: kept} if kept else None
+    return {**schema, "type": kind}
 
 
 def _items(item: Node, separator: Node, schema: Schema) -> Node:

@@ -124,12 +124,14 @@ def _tagged(s: Stretches, typed: Stretches | None, value_end: int) -> TaggedAnal
     rest = s.middle[len(value_suffix) :]
     name_prefix = common_suffix(s.name, rest)
     name_suffix, type_prefix, type_suffix, value_prefix = _around_value(s.key, typed.key if typed else s.key)
+    declared = s.key[len(name_suffix + type_prefix) : len(s.key) - len(type_suffix + value_prefix)]
     arguments = Arguments(
         style="tagged",
         name_prefix=name_prefix,
         name_suffix=name_suffix,
         type_prefix=type_prefix,
         type_suffix=type_suffix,
+        type_words="names" if declared == "string" else "is_string",
         value_prefix=value_prefix,
         value_suffix=value_suffix,
         separator=rest[: len(rest) - len(name_prefix)],

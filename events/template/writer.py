@@ -101,8 +101,21 @@ def _arguments(style: Arguments, arguments: Mapping[str, Any]) -> str:
 
 def _tagged(style: Arguments, key: str, value: object) -> str:
     text = value if isinstance(value, str) else _json(value)
-    fill = {"key": key, "type": "true" if isinstance(value, str) else "false", "value": text}
+    fill = {"key": key, "type": _type_word(style, value), "value": text}
     return _filled((*layout.argument_head(style), *layout.argument_value(style)), fill)
+
+
+def _type_word(style: Arguments, value: object) -> str:
+    if style.type_words == "is_string":
+        return "true" if isinstance(value, str) else "false"
+    kinds = (
+        (bool, "boolean"),
+        (str, "string"),
+        ((int, float), "number"),
+        (Mapping, "object"),
+        ((list, tuple), "array"),
+    )
+    return "null" if value is None else next(name for kind, name in kinds if isinstance(value, kind))
 
 
 def _python(style: Arguments, key: str, value: object) -> str:

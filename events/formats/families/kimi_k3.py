@@ -34,6 +34,7 @@ KIMI_K3 = OutputFormat(
             name_suffix='"',
             type_prefix=' type="',
             type_suffix='"',
+            type_words="names",
             value_prefix="<|sep|>",
             value_suffix="<|close|>argument<|sep|>",
         ),
