@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
-import jsonschema
 import msgspec
 from ag_ui.core import ResumeEntry
 
 from adapters.errors import RequestError
 from agent_server.agent.server_tools import Tool
 from agent_server.agent.tool_context import InputRequired
+from agent_server.prompting.schemas import mismatch, moved
 from agent_server.store.records import AskedPerson, InterruptAnswer, InterruptRecord
 from events.vocabulary import Interrupt
 
@@ -51,7 +51,7 @@ def approval(tool: Tool, arguments: dict[str, object], call_id: str, interrupt_i
     properties: dict[str, object] = {"approved": {"type": "boolean"}}
     if tool.approval_edits:
         properties["editedArgs"] = {
-            **tool.parameters,
+            **moved(tool.parameters, "#/properties/editedArgs"),
             "description": "Full replacement of the tool's arguments. Not merged.",
         }
     return Interrupt(
@@ -106,7 +106,7 @@ def answer_of(entry: ResumeEntry) -> InterruptAnswer:
     return {"status": entry.status, "payload": entry.payload}
 
 
-def decide(
+async def decide(
     resume: Sequence[ResumeEntry], records: Sequence[InterruptRecord], now: datetime, agent: str
 ) -> list[Decision]:
     """Check a resume against the thread's interrupts, rules 2 to 4 and 6 to 8. RequestError is the RUN_ERROR.
@@ -136,13 +136,13 @@ def decide(
         if (own := record.call.get("agent", agent)) != agent:
             raise _refused(f"The interrupt is one of the agent {own}; the resume must go to it.")
     # All are decided before any is followed: a resume is taken as a whole or refused as a whole.
-    decisions = [_decision(waiting[entry.interrupt_id], entry, now) for entry in resume]
+    decisions = [await _decision(waiting[entry.interrupt_id], entry, now) for entry in resume]
     if faults := {each.record.id: each.fault for each in decisions if each.fault is not None}:
         raise WrongAnswer(faults)
     return decisions
 
 
-def _decision(record: InterruptRecord, entry: ResumeEntry, now: datetime) -> Decision:
+async def _decision(record: InterruptRecord, entry: ResumeEntry, now: datetime) -> Decision:
     if expired(record, now):
         raise _refused("The interrupt has expired.")
     arguments, answers = dict(record.call["arguments"]), tuple(record.call.get("answers", ()))
@@ -150,7 +150,7 @@ def _decision(record: InterruptRecord, entry: ResumeEntry, now: datetime) -> Dec
         return Decision(record=record, entry=entry, arguments=arguments, refusal=DENIED)
     # A tool's question with a wrong answer is asked again; an approval with one is refused, since no call may follow
     # it.
-    fault = _fault(entry.payload, record.interrupt.get("responseSchema"))
+    fault = await _fault(entry.payload, record.interrupt.get("responseSchema"))
     if record.interrupt.get("reason") != "tool_call":
         given = (*answers, entry.payload)
         return Decision(record=record, entry=entry, arguments=arguments, answers=given, fault=fault)
@@ -171,18 +171,16 @@ def _offers_edits(record: InterruptRecord) -> bool:
     return "editedArgs" in schema.get("properties", {})
 
 
-def _fault(payload: object, schema: object) -> str | None:
+async def _fault(payload: object, schema: object) -> str | None:
     """What is wrong with an answer, in a sentence; None if nothing is."""
     if payload is None:
         return "The resume says resolved but carries no payload."
-    if schema is None:
+    wrong = None if schema is None else await mismatch(payload, schema)
+    if wrong is None:
         return None
-    error = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema).iter_errors(payload))
-    if error is None:
-        return None
-    where = ".".join(str(each) for each in error.absolute_path) or "payload"
-    said = error.message if len(error.message) <= FAULT_LENGTH else error.message[:FAULT_LENGTH] + "..."
-    return f"The resume's payload does not fit the interrupt's responseSchema at {where}: {said}."
+    where, message = wrong
+    said = message if len(message) <= FAULT_LENGTH else message[:FAULT_LENGTH] + "..."
+    return f"The resume's payload does not fit the interrupt's responseSchema at {where or 'payload'}: {said}."
 
 
 def asked_again(record: InterruptRecord, faults: Mapping[str, str]) -> AskedPerson:

@@ -66,7 +66,7 @@ async def open_run(context: RunContext, agent: str) -> Opening:
     if interrupts.is_replay(resume, thread.interrupts):
         return await _replay(thread, resume, held)
     try:
-        decisions = interrupts.decide(resume, thread.interrupts, now, agent)
+        decisions = await interrupts.decide(resume, thread.interrupts, now, agent)
     except interrupts.WrongAnswer as wrong:
         waiting = [record for record in thread.interrupts if record.status == "open"]
         asked = [interrupts.asked_again(record, wrong.faults) for record in waiting]

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import jsonschema
 import llguidance
 import msgspec
 import re2
 import referencing
-from jsonschema.exceptions import ValidationError
+from jsonschema.exceptions import ValidationError, best_match
 from jsonschema.validators import extend
 
 from events.grammar.lark import lark
@@ -68,6 +69,9 @@ def check_pattern_value(pattern: Any) -> str | None:
 
 # validation
 
+UNUSABLE = (referencing.exceptions.Unresolvable, RecursionError, TypeError, ValueError, KeyError)
+"""What a schema does that passed its own check and still cannot be followed."""
+
 
 class Invalid(msgspec.Struct, frozen=True, kw_only=True):
     """The first problems of one call's arguments, as pairs of JSON pointer and sentence."""
@@ -104,9 +108,44 @@ def problems_of(arguments: str, schema: str) -> Invalid | None:
             problems.append((path, error.message[:300]))
             if len(problems) == MAX_PROBLEMS:
                 break
-    except (referencing.exceptions.Unresolvable, RecursionError, TypeError, ValueError, KeyError):
+    except UNUSABLE:
         return None
     return Invalid(problems=tuple(problems)) if problems else None
+
+
+async def mismatch(value: object, schema: object) -> tuple[str, str] | None:
+    """Where a person's answer does not fit the schema that it was asked for with, as the path with dots between its
+    parts ("" for the whole), and what is wrong there. None if it fits, or the schema cannot be used. `format` is an
+    annotation. Large answers and schemas are looked at in a thread."""
+    answer, text = msgspec.json.encode(value), json.dumps(schema)
+    if len(answer) + len(text) > LARGE:
+        return await asyncio.to_thread(_mismatch, answer, text)
+    return _mismatch(answer, text)
+
+
+def _mismatch(answer: bytes, schema: str) -> tuple[str, str] | None:
+    validator = _validator(schema)
+    if validator is None:
+        return None
+    try:
+        error = best_match(validator.evolve(format_checker=None).iter_errors(json.loads(answer)))
+    except UNUSABLE:
+        return None
+    return None if error is None else (".".join(str(each) for each in error.absolute_path), error.message)
+
+
+def moved(schema: Mapping[str, object], pointer: str) -> dict[str, object]:
+    """A copy of a whole schema for the place `pointer` ("#/properties/x") of another one: what it refers to in itself
+    is found there. One with an id of its own is a resource of its own, and its references hold wherever it stands."""
+    copy: dict[str, object] = json.loads(json.dumps(schema))
+    if "$id" in copy:
+        return copy
+    with contextlib.suppress(SchemaRefused):  # too deep; nobody refers into that
+        for _, node in walk(copy):
+            reference = node.get("$ref")
+            if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
+                cast("dict[str, object]", node)["$ref"] = pointer + reference[1:]
+    return copy
 
 
 @lru_cache(maxsize=256)
@@ -167,4 +206,24 @@ def _compiled(pattern: str) -> Any:
         return None
 
 
-_Validator = extend(jsonschema.Draft202012Validator, {"pattern": _pattern})
+def _unique_items(validator: Any, unique: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+    """Checks the keyword `uniqueItems` in one pass. jsonschema compares each item with every other where they cannot be
+    sorted, which takes minutes for some thousand objects."""
+    if unique is not True or not isinstance(instance, list):
+        return
+    texts = (json.dumps(_plain(item), sort_keys=True) for item in instance)
+    seen: set[str] = set()
+    if any(text in seen or seen.add(text) for text in texts):  # `add` gives None
+        yield ValidationError("the items are not all different")
+
+
+def _plain(value: Any) -> Any:
+    """The value with one spelling for equal numbers: 1.0 is 1 (JSON Schema, core, 4.2.2)."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list) else value
+
+
+_Validator = extend(jsonschema.Draft202012Validator, {"pattern": _pattern, "uniqueItems": _unique_items})

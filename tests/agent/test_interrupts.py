@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+import jsonschema
 import pytest
+from pydantic import BaseModel
 
 from agent_server.agent import Agent, ToolContext, tool
 from agent_server.store import Store
@@ -442,3 +444,45 @@ async def test_an_answer_to_another_tenant_s_interrupt_finds_nothing():
         run = await it.manager.start(it.input(resume=[yes(asked)]), GenerationOptions(), tenant="other")
         assert isinstance(await run.wait(), RunError)
     assert sent == []
+
+
+class Part(BaseModel):
+    name: str
+    size: int = 1
+
+
+@tool(requires_approval=True)
+def order(parts: list[Part]) -> str:
+    """Order parts."""
+    sent.append({"parts": [part.name for part in parts]})
+    return "ordered"
+
+
+@pytest.mark.parametrize("edited", [{"parts": [{"name": "screw"}]}, {"parts": []}])
+async def test_arguments_with_types_of_their_own_can_be_edited(edited):
+    """The tool's schema refers to its own `$defs`, and stands inside the interrupt's."""
+    agent = Agent(name="default", tools=[order])
+    async with house(call("order", parts=[{"name": "nail", "size": 2}]), "Done.", agent=agent) as it:
+        (asked,) = (await interrupted(it)).outcome.interrupts
+        jsonschema.validate({"approved": True, "editedArgs": edited}, asked.response_schema)
+        refused(await it.resume(yes(asked, editedArgs={"parts": [{"size": 1}]})), "'name' is a required property")
+        await it.resume(yes(asked, editedArgs=edited))
+    assert sent == [{"parts": [part["name"] for part in edited["parts"]]}]
+
+
+async def test_answers_are_checked_without_backtracking():
+    @tool
+    def ask_code(context: ToolContext) -> str:
+        """Ask for a code."""
+        return str(context.ask("Which code?", {"type": "string", "pattern": "^(a+)+$"}))
+
+    agent = Agent(name="default", tools=[ask_code])
+    async with house(call("ask_code"), "Thanks.", agent=agent) as it:
+        (asked,) = (await interrupted(it)).outcome.interrupts
+        events = await it.resume({"interruptId": asked.id, "status": "resolved", "payload": "a" * 60 + "!"})
+        (again,) = events[-1].outcome.interrupts
+        assert "does not match '^(a+)+$'" in again.message
+        (result,) = of(
+            await it.resume({"interruptId": asked.id, "status": "resolved", "payload": "aaa"}), ToolCallResult
+        )
+        assert result.content == "aaa"
