@@ -1,7 +1,7 @@
 /** One conversation and everything around it. */
 
 import { useCopilotKit, useInterrupt } from "@copilotkit/react-core/v2/headless";
-import { randomUUID, type AbstractAgent, type Interrupt, type Message } from "@ag-ui/client";
+import { randomUUID, type AbstractAgent, type Interrupt, type Message, type Tool } from "@ag-ui/client";
 import { useCallback, useEffect, useMemo, useRef, useState, type ReactNode } from "react";
 import { contentOf, reworded, type Attachment, type Takes } from "./chat/attachments";
 import { Connect, Health } from "./chat/Connect";
@@ -13,16 +13,19 @@ import { suggestionsFor, type ToolInfo } from "./chat/suggestions";
 import { takeAway, turnOf } from "./chat/turns";
 import { waitsFor } from "./chat/waiting";
 import { useConversation } from "./kit/conversation";
-import { ask } from "./kit/core";
+import { apiKey, ask, url } from "./kit/core";
 import type { AgentInfo, Server } from "./kit/info";
 import { Contents } from "./panel/Contents";
 import { Inspector, type Tab } from "./panel/Inspector";
 import { usePastRuns } from "./panel/pastRuns";
+import { asCopilotKit, asCurl, asHttpAgent, askedBy, asOpenAi } from "./panel/runAs";
 import { usePredicted } from "./panel/usePredicted";
+import type { Recording } from "./stream/record";
 import { StreamStore, useStream } from "./stream/store";
 import { branchThread, type ThreadEntry } from "./threads/api";
 import { chooseAgent, namesThread, readPlace, writePlace, type Place } from "./threads/place";
 import { Threads } from "./threads/Threads";
+import { optionsOf } from "./threads/settings";
 import { useSettings } from "./threads/useSettings";
 import { useThreadList } from "./threads/useThreadList";
 import { Approval, callOf, type Drafts } from "./tools/Approval";
@@ -76,13 +79,15 @@ export function Workspace({ server, failure, setFailure, notify, forgive }: Prop
 
   const settings = useSettings(place.threadId, agent, thread.restored, notify);
 
+  const tools = useRef<Tool[]>([]); // as they were last sent: with a run, or with what asks for the thread
   const restored = useRef(thread.restored);
   restored.current = thread.restored;
   useEffect(() => {
     const subscription = agent.subscribe({
-      onRunInitialized: () => {
+      onRunInitialized: ({ input }) => {
         setFailure(null);
-        store.asked();
+        store.asked(input);
+        tools.current = input.tools;
       },
       onRunStartedEvent: ({ event }) => store.follow(event.runId, [...agent.messages], restored.current ? null : () => agent.isRunning),
       onStateChanged: ({ state }) => {
@@ -163,7 +168,13 @@ export function Workspace({ server, failure, setFailure, notify, forgive }: Prop
       notify({ kind: "error", title: "Not possible now", text: error.message });
       throw error;
     }),
-  }), [settings, agent, runId, notify]);
+    copies: (recording: Recording) => {
+      const now = { tools: tools.current, context: [], state: agent.state as unknown, forwardedProps: optionsOf(settings.values) };
+      const asked = askedBy(recording, agent.messages, now);
+      const target = { url: url("."), agent: agentId, locked: server.reach === "locked" || apiKey() !== null };
+      return asked && ([["curl", asCurl], ["CopilotKit", asCopilotKit], ["@ag-ui/client", asHttpAgent], ["OpenAI", asOpenAi]] as const).map(([name, write]) => [name, () => write(target, asked)] as const);
+    },
+  }), [settings, agent, agentId, runId, server.reach, notify]);
 
   const state = { ...(agent.state as Record<string, unknown> | null), ...predicted.values };
   const edit = (next: unknown) => agent.setState(next as Record<string, unknown>);

@@ -206,6 +206,7 @@ feature("progress of a tool shows as activity", async (page) => {
 
 feature("the stream panel shows every event beside its chunk, and what an event became", async (page) => {
   await converse(page, "hello");
+  await page.getByRole("button", { name: "Fold", exact: true }).click();
   const events = rows(page, "TEXT_MESSAGE_CONTENT");
   assert.ok((await events.count()) > 3);
   await matches(() => events.first().innerText(), /content/, "the chunk stands beside the event");
@@ -224,7 +225,7 @@ feature("the stream panel shows every event beside its chunk, and what an event 
 
 feature("pause holds the running generation, resume lets it go on, the slider reaches it", async (page) => {
   await say(page, "A long answer please");
-  await rows(page, "TEXT_MESSAGE_CONTENT").nth(3).waitFor();
+  await assistant(page).getByText("Sentence 1 of").waitFor();
   await page.getByRole("button", { name: "Pause" }).click();
   await page.getByRole("button", { name: "Resume" }).waitFor();
   await page.waitForTimeout(300);

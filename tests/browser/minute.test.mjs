@@ -57,6 +57,7 @@ test("a line that is cut in mid-answer is taken up again, with nothing lost and 
     const numbers = (await assistant(page).innerText()).match(/Sentence \d+ of/g).slice(0, 9);
     assert.deepEqual(numbers, Array.from({ length: 9 }, (_, at) => `Sentence ${at + 1} of`));
     assert.equal(await page.getByRole("alert").count(), 0);
+    await page.getByRole("button", { name: "Fold", exact: true }).click();
     const events = await page.locator('.wire-row[data-type="TEXT_MESSAGE_CONTENT"]').count();
     assert.ok(events > 9, `the panel went on, too: ${events} events`);
     await page.getByRole("button", { name: "Stop", exact: true }).click();

@@ -41,7 +41,8 @@ export const Chat = () => (
 
 const agent = new HttpAgent({ url: "${url}/agui/${agent}"${own} });
 agent.addMessage({ id: crypto.randomUUID(), role: "user", content: "Hello" });
-const { newMessages } = await agent.runAgent();`,
+const { newMessages } = await agent.runAgent();
+console.log(newMessages.at(-1)?.content);`,
     },
     {
       name: "OpenAI",

@@ -9,6 +9,8 @@ export interface AgEvent extends Fields {
 export type Hue = "run" | "text" | "reasoning" | "tool" | "state" | "error";
 
 const PREVIEW = 80;
+/** As much of its end as fits beside its type. */
+const WRITTEN = 24;
 
 export function hue(type: string): Hue {
   if (type === "RUN_ERROR") return "error";
@@ -36,6 +38,11 @@ function finish(outcome: Json | undefined, usage: Json | undefined): string {
   return typeof tokens === "number" ? `${how}, ${tokens} tokens` : how;
 }
 
+/** The piece of text that an event brings; empty for one that brings none. */
+export function deltaOf({ delta }: AgEvent): string {
+  return typeof delta === "string" ? delta : "";
+}
+
 /** What a chunk of the OpenAI wire says, as a path into its JSON and a value. */
 export function chunkWords(data: string): [string, string] {
   if (data === "[DONE]") return ["[DONE]", ""];
@@ -61,8 +68,25 @@ function deltaWords(delta: Fields): [string, string] {
   return typeof delta.role === "string" ? ["role", delta.role] : ["delta", ""];
 }
 
+/** The piece of text that a chunk of the OpenAI wire brings; empty for one that brings none. */
+export function chunkText(data: string): string {
+  const chunk = parse(data);
+  const choice = isFields(chunk) && Array.isArray(chunk.choices) ? chunk.choices[0] : undefined;
+  if (!isFields(choice) || !isFields(choice.delta)) return "";
+  const { delta } = choice;
+  const call = Array.isArray(delta.tool_calls) ? delta.tool_calls[0] : undefined;
+  const piece = isFields(call) && isFields(call.function) ? call.function.arguments : [delta.content, delta.reasoning, delta.reasoning_content].find((each) => typeof each === "string" && each !== "");
+  return typeof piece === "string" ? piece : "";
+}
+
 export function quote(text: string): string {
   return `“${clip(text.replaceAll("\n", "⏎"))}”`;
+}
+
+/** The same for text that is still being written, of which the end is new. */
+export function quoteEnd(text: string): string {
+  const line = text.replaceAll("\n", "⏎");
+  return `“${line.length > WRITTEN ? `…${line.slice(-WRITTEN)}` : line}”`;
 }
 
 export function clip(text: string): string {

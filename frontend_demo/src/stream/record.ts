@@ -4,6 +4,7 @@
  * Plain data and one fold, so that a live run, a run that a reload joined and a recorded one look the same.
  */
 
+import type { RunAgentInput } from "@ag-ui/core";
 import { isFields, parse, type AgEvent, type Json } from "./describe";
 
 export interface Row {
@@ -26,6 +27,8 @@ export interface Recording {
   remains?: boolean;
   /** The messages that the run began from: a log without the question is half a report. */
   before: readonly unknown[];
+  /** What the page sent, where it was this page. */
+  input?: RunAgentInput;
 }
 
 export interface Meters {

@@ -1,5 +1,6 @@
 /** Follows the running generation on two wires over one connection, and tells React once a frame. */
 
+import type { RunAgentInput } from "@ag-ui/core";
 import { useSyncExternalStore } from "react";
 import { ask, ServerError } from "../kit/core";
 import { patience } from "../kit/reconnect";
@@ -16,6 +17,8 @@ export interface View {
 }
 
 const GRACE_MS = 60;
+/** Runs whose times are remembered: read once more, they would be known by their order alone. */
+const REMEMBERED = 30;
 const NOTHING = 204;
 
 export class StreamStore {
@@ -23,7 +26,8 @@ export class StreamStore {
   #listeners = new Set<() => void>();
   #scheduled = false;
   #stop: AbortController | null = null;
-  #asked = 0;
+  #asked: { at: number; input?: RunAgentInput } = { at: 0 };
+  #followed = new Map<string, Recording>();
 
   subscribe = (listener: () => void): (() => void) => {
     this.#listeners.add(listener);
@@ -33,8 +37,8 @@ export class StreamStore {
   view = (): View => this.#view;
 
   /** A request leaves now: the time to the first token counts from here. */
-  asked(): void {
-    this.#asked = performance.now();
+  asked(input: RunAgentInput): void {
+    this.#asked = { at: performance.now(), input };
   }
 
   /** Follow this run from its first event. One that a reload joins is given a moment first: a replay of a run that is
@@ -43,9 +47,13 @@ export class StreamStore {
     this.#stop?.abort();
     const stop = new AbortController();
     this.#stop = stop;
-    const recording = empty(runId, joined ? 0 : this.#asked, messages);
+    const recording = empty(runId, joined ? 0 : this.#asked.at, messages);
     recording.joined = joined !== null;
-    if (!joined) return void this.#read(recording, stop.signal);
+    if (!joined) {
+      if (this.#asked.input) recording.input = this.#asked.input;
+      this.#remember(recording);
+      return void this.#read(recording, stop.signal);
+    }
     setTimeout(() => {
       if (!stop.signal.aborted && joined()) void this.#read(recording, stop.signal);
     }, GRACE_MS);
@@ -54,6 +62,8 @@ export class StreamStore {
   /** A run that is over. If its events are not kept any more, what `remains` reads in their place. */
   async past(runId: string, remains: () => Promise<Recording>): Promise<void> {
     this.#stop?.abort();
+    const followed = this.#followed.get(runId);
+    if (followed?.over) return this.show(followed);
     const stop = new AbortController();
     this.#stop = stop;
     const recording = { ...empty(runId), joined: true };
@@ -61,6 +71,12 @@ export class StreamStore {
     if (stop.signal.aborted || recording.rows.length) return;
     const found = await remains().catch(() => null);
     if (found && !stop.signal.aborted) this.#change({ recording: found, trouble: null });
+  }
+
+  #remember(recording: Recording): void {
+    this.#followed.set(recording.runId, recording);
+    const [oldest] = this.#followed.keys();
+    if (this.#followed.size > REMEMBERED && oldest !== undefined) this.#followed.delete(oldest);
   }
 
   show(recording: Recording): void {
