@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,13 +16,14 @@ from events.options import GenerationOptions
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds on one request, checked before anything is built from it.
 
-    body: bytes. values: JSON values in the body, over-estimated from its punctuation. depth: nesting of arrays and
-    objects. messages, tools, parts, tool_calls, context, resume: items per list. name: characters of an id or a name.
-    schema: bytes of one tool's JSON schema.
+    body: bytes. values: JSON values in the body, over-estimated from its punctuation. containers: arrays and objects,
+    which cost far more than numbers to build. depth: their nesting. messages, tools, parts, tool_calls, context,
+    resume: items per list. name: characters of an id or a name. schema: bytes of one tool's JSON schema.
     """
 
     body: int = 16 * 1024 * 1024
     values: int = 250_000
+    containers: int = 100_000
     depth: int = 64
     messages: int = 4096
     tools: int = 512
@@ -70,6 +72,8 @@ def read_json(body: bytes, limits: Limits = DEFAULT_LIMITS, *, shape: object = N
     opened = body.count(b"[") + body.count(b"{")
     if body.count(b",") + opened > limits.values:
         raise RequestError("payload_too_large", f"The body holds more than {limits.values} JSON values.")
+    if opened > limits.depth:  # what opens no more than that cannot nest deeper
+        _check_nesting(body, limits)
     try:
         if shape is not None:
             _check_lists(msgspec.json.decode(body, type=shape), limits)
@@ -80,8 +84,6 @@ def read_json(body: bytes, limits: Limits = DEFAULT_LIMITS, *, shape: object = N
         raise RequestError("invalid_request", f"The body is not valid JSON in UTF-8{_position(error)}.") from None
     except RecursionError:
         raise _too_deep(limits) from None
-    if opened > limits.depth:  # what opens no more than that cannot nest deeper
-        check_depth(value, limits)
     return value
 
 
@@ -105,20 +107,23 @@ def _check_lists(head: object, limits: Limits) -> None:
             raise RequestError("invalid_request", f"{name} must have at most {most} items.", param=name)
 
 
-def check_depth(value: object, limits: Limits) -> None:
-    """Raise RequestError when arrays and objects nest deeper than `limits.depth`."""
-    level: list[Any] = [value]
-    for _ in range(limits.depth + 1):
-        level = [child for node in level if node for child in _children(node) if isinstance(child, dict | list)]
-        if not level:
-            return
-    raise _too_deep(limits)
+_OTHERS = bytes(set(range(256)) - set(b'[{]}"'))
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+"""One down for what opens, one up for what closes, as signed bytes."""
+_STRINGS = re.compile(rb'"[^"]*"')
 
 
-def _children(node: object) -> Any:
-    if isinstance(node, dict):
-        return node.values()
-    return node if isinstance(node, list) else ()
+def _check_nesting(body: bytes, limits: Limits) -> None:
+    """Raise RequestError for too many arrays and objects, or too deep ones, before any is built: counting 200,000 of
+    them in the text takes 15 ms here, and building them to count them 150. What is no JSON is left to the parser."""
+    if b"\\" in body:  # a quote behind a backslash ends no string, but for a backslash that is itself behind one
+        body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    marks = body.translate(None, _OTHERS).replace(b'""', b"")  # most strings are empty now, and need no expression
+    steps = _STRINGS.sub(b"", marks).replace(b'"', b"").translate(_STEPS)
+    if max(accumulate(memoryview(steps).cast("b")), default=0) > limits.depth:
+        raise _too_deep(limits)
+    if steps.count(b"\x01") > limits.containers:
+        raise RequestError("payload_too_large", f"The body holds more than {limits.containers} arrays and objects.")
 
 
 def _too_deep(limits: Limits) -> RequestError:

@@ -79,7 +79,7 @@ def main(descriptor: int, tokens: int, delay: float, runs: int = LIMIT) -> None:
     engine = scripted("")
     word = engine.vocabulary.encode("the ")[0]
     engine = scripted([Script(tokens=(word,) * tokens, delay=1.0, paced=True)], max_running=LIMIT, clock=Steps(delay))
-    chosen = settings(max_runs=runs, max_runs_per_tenant=runs, max_queued=LIMIT)
+    chosen = settings(max_runs=runs, max_runs_per_tenant=runs, max_queued=LIMIT, drain=30.0)
     server = build_server(chosen, engine=engine)
     listener = socket.socket(fileno=descriptor)
     listener.setblocking(False)

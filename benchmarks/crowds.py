@@ -1,13 +1,15 @@
 """Many clients at once, each kind with the aim that it must keep: its last line says "kept" or "missed".
 
-    python benchmarks/crowds.py streams|disconnects|silent|overload|soak [--scale 1.0] [--seconds 30]
+    python benchmarks/crowds.py streams|disconnects|silent|overload|signals|soak [--scale 1.0] [--seconds 30]
 
 streams: 1,000 streams of 500 tokens; every number and every word must come, once and in order. disconnects: 10,000
 clients of whom 30 % leave at a random moment; nothing of them may be left a second after the last. silent: 200 clients
 that read nothing; the server may hold 1 MB for each, and a stream beside them must keep its pace. overload: ten times
-as many requests at once as there are places; each beyond is refused with Retry-After within 20 ms. soak: every wire in
-turn for so many seconds; memory may not grow in the second half. --scale multiplies the numbers of clients. The server
-is a process of its own with the scripted engine; the clients share one other process.
+as many requests at once as there are places; each beyond is refused with Retry-After within 20 ms. signals: SIGTERM,
+SIGHUP and SIGINT twice while 500 answers are under way; every stream is told its end, nothing new is taken, and the
+server exits with 0. soak: every wire in turn for so many seconds; memory may not grow in the second half. --scale
+multiplies the numbers of clients. The server is a process of its own with the scripted engine; the clients share one
+other process.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import argparse
 import asyncio
 import json
 import random
+import signal
 import statistics
 import sys
 import tempfile
@@ -228,6 +231,58 @@ def overload(scale: float, seconds: float) -> None:
     )  # fmt: skip
 
 
+# ---- signals --------------------------------------------------------------------------------------------------------
+
+SENT = {"SIGTERM": [signal.SIGTERM], "SIGHUP": [signal.SIGHUP], "SIGINT twice": [signal.SIGINT, signal.SIGINT]}
+EXIT_SECONDS = 60.0
+
+
+async def told_its_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
+    """The last event of a stream of /agui: RUN_FINISHED or RUN_ERROR; "cut off" where it has none."""
+    events = [json.loads(line[6:])["type"] async for line in reader if line.startswith(b"data: ")]
+    writer.close()
+    return events[-1] if events and events[-1] in ("RUN_FINISHED", "RUN_ERROR") else "cut off"
+
+
+async def is_taken(port: int, number: int) -> bool:
+    """Whether a new run is begun."""
+    try:
+        reader, writer = await send(port, "/agui", agui(number))
+        status = await reader.readline()
+        writer.close()
+    except OSError:
+        return False
+    return b" 200 " in status
+
+
+async def signalled(server: psutil.Process, port: int, numbers: list[signal.Signals], count: int) -> list[str]:
+    """How each of so many streams ended; what was taken in the meantime is "taken"."""
+    begun = [await send(port, "/agui", agui(number)) for number in range(count)]
+    for reader, _ in begun:
+        await reader.readuntil(b"TEXT_MESSAGE_CONTENT")
+    ends = [asyncio.create_task(told_its_end(*stream)) for stream in begun]
+    for number in numbers:
+        server.send_signal(number)
+        await asyncio.sleep(0.5)  # signals do not queue: the second of two at once would be lost
+    new = await is_taken(port, count)
+    return [*await asyncio.gather(*ends), *["taken"] * new]
+
+
+def signals(scale: float, seconds: float) -> None:
+    count, fine, found = round(500 * scale), True, ""
+    for name, numbers in SENT.items():
+        before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # it may be ignored here, which a child is handed on
+        with scripted(200, 0.05) as (pid, port):
+            signal.signal(signal.SIGHUP, before)
+            server = psutil.Process(pid)
+            ends = Counter(asyncio.run(signalled(server, port, numbers, count)))
+            status = server.wait(EXIT_SECONDS)
+        wanted = "RUN_ERROR" if len(numbers) > 1 else "RUN_FINISHED"
+        fine = fine and ends == {wanted: count} and status == 0
+        found += f"{name}: {dict(ends)}, exit {status}; "
+    verdict(found.removesuffix("; "), fine)
+
+
 # ---- soak -----------------------------------------------------------------------------------------------------------
 
 TOOL = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -293,7 +348,8 @@ def soak(scale: float, seconds: float) -> None:
 
 
 def main() -> None:
-    kinds = {"streams": streams, "disconnects": disconnects, "silent": silent, "overload": overload, "soak": soak}
+    kinds = {"streams": streams, "disconnects": disconnects, "silent": silent, "overload": overload}
+    kinds |= {"signals": signals, "soak": soak}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=kinds)
     parser.add_argument("--scale", type=float, default=1.0)
