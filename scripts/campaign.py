@@ -29,11 +29,13 @@ TESTS = ("-m", "pytest", "-p", "no:cacheprovider", "-m", "not vllm and not image
 
 @dataclass(frozen=True)
 class Line:
-    """what: is done to the server. aim: what must hold. command: of Python."""
+    """what: is done to the server. aim: what must hold. command: of Python. longer: seconds that it may take beyond
+    what each line may."""
 
     what: str
     aim: str
     command: tuple[str, ...]
+    longer: float = 0.0
 
 
 def tested(what: str, aim: str, *places: str) -> Line:
@@ -45,7 +47,8 @@ LINES = (
     tested("pages of other origins, rebound names", "403, nothing is read", "tests/web/test_origins.py"),
     tested("long and slow heads and bodies, many connections", "closed at the limit", "tests/web/test_connections.py"),
     tested("clients that leave in mid-body, the same fault 247 times", "no error, few lines", "tests/web/test_logs.py"),
-    tested("mutated bodies on every route", "4xx, never 5xx", "tests/properties/test_fuzz_http.py"),
+    Line("10,000 mutated bodies on every route", "4xx, never 5xx",
+         ("-m", "tests.properties.test_fuzz_http"), longer=3000),
     tested("control tokens in all fields", "none in a prompt", "tests/prompting/test_prompt_control_tokens.py"),
     tested("the database locked, full, deleted, damaged", "told, come back from", "tests/store/test_faults.py"),
     tested("the server killed while it writes", "what was committed is there", "tests/store/test_killed.py"),
@@ -66,7 +69,9 @@ LINES = (
            "tests/runs/test_long_conversations.py", "tests/commands/test_heap.py"),
     Line("1,000 streams of 500 tokens", "0 lost, twice or out of order", ("benchmarks/crowds.py", "streams")),
     Line("10,000 clients, 30 % leave at random", "0 runs left after 1 s", ("benchmarks/crowds.py", "disconnects")),
-    Line("200 clients that read nothing", "1 MB each", ("benchmarks/crowds.py", "silent", "--seconds", "20")),
+    Line("200 clients that read nothing", "1 MB each", ("benchmarks/crowds.py", "silent", "--seconds", "60")),
+    Line("SIGTERM, SIGHUP, SIGINT twice while 500 answers run", "every stream is told its end, exit 0",
+         ("benchmarks/crowds.py", "signals")),
     Line("ten times as many requests as places", "refused with Retry-After within 20 ms",
          ("benchmarks/crowds.py", "overload")),
     Line("every wire in turn, with tools", "memory flat", ("benchmarks/crowds.py", "soak", "--seconds", "{soak}")),
@@ -100,7 +105,7 @@ def run(line: Line, limit: float, soak: float, each: float = EACH_SECONDS) -> Ou
         start_new_session=True,
     )  # fmt: skip
     try:
-        told, _ = process.communicate(timeout=min(limit, each + soak * ("soak" in line.command)))
+        told, _ = process.communicate(timeout=min(limit, each + line.longer + soak * ("soak" in line.command)))
     except subprocess.TimeoutExpired:
         return Outcome(line.what, "cut off", time.monotonic() - begun, commit=commit())
     finally:

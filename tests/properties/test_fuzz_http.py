@@ -13,8 +13,11 @@ import contextlib
 import json
 import random
 import time
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from typing import Any
 
+import aiohttp
 import httpx
 import pytest
 import websockets
@@ -143,19 +146,18 @@ def is_error_of(wire: Wire, body: Any) -> bool:
     return {"code", "message", "retryable"} <= set(body["error"])
 
 
-async def refused(client: httpx.AsyncClient, path: str, ids: dict[str, str], body: bytes) -> bool:
+async def refused(client: aiohttp.ClientSession, path: str, ids: dict[str, str], body: bytes) -> bool:
     """Send one body, with these ids in the path; whether it was refused. AssertionError for an answer that is none."""
     method, place = "PATCH" if path in CHANGES else "POST", path.format(**ids)
-    try:
-        answer = await client.request(method, place, content=body)
-    except (httpx.ReadError, httpx.RemoteProtocolError):  # a kept connection that the server had just let go
-        answer = await client.request(method, place, content=body, headers={"connection": "close"})
-    if answer.status_code < 300:
+    async with client.request(method, place, data=body, skip_auto_headers=("content-type",)) as answer:
+        content = await answer.read()
+    if answer.status < 300:
         return False
-    absent = answer.status_code == 503 and answer.json()["error"] == "service_not_configured"  # CopilotKit's own status
-    assert 400 <= answer.status_code < 500 or absent, (answer.status_code, answer.text[:500])
-    assert len(answer.content) < ANSWER_LIMIT, len(answer.content)
-    assert is_error_of(wire_at(path), answer.json()), answer.text
+    said = json.loads(content)
+    absent = answer.status == 503 and said["error"] == "service_not_configured"  # CopilotKit's own status
+    assert 400 <= answer.status < 500 or absent, (answer.status, content[:500])
+    assert len(content) < ANSWER_LIMIT, len(content)
+    assert is_error_of(wire_at(path), said), said
     return True
 
 
@@ -199,21 +201,26 @@ async def converse(url: str, path: str, rng: random.Random) -> int:
     return errors
 
 
-async def asked_before(client: httpx.AsyncClient) -> dict[str, str]:
+async def asked_before(client: aiohttp.ClientSession) -> dict[str, str]:
     """Ids of what the routes with a name in their path ask for: a thread `t`, an answer, a conversation."""
     said = {"messages": [{"id": "m", "role": "user", "content": "Hi"}], "tools": [], "context": [], "state": {}}
-    (await client.post("/agui", json={"threadId": "t", "runId": "r", **said})).raise_for_status()
-    made = {
-        "response": await client.post("/v1/responses", json={"model": "default", "input": "Hi", "store": True}),
-        "conversation": await client.post("/v1/conversations", json={}),
-    }
-    return {name: str(answer.raise_for_status().json()["id"]) for name, answer in made.items()}
+    await made(client, "/agui", {"threadId": "t", "runId": "r", **said})
+    response = await made(client, "/v1/responses", {"model": "default", "input": "Hi", "store": True})
+    conversation = await made(client, "/v1/conversations", {})
+    return {name: json.loads(body)["id"] for name, body in (("response", response), ("conversation", conversation))}
+
+
+async def made(client: aiohttp.ClientSession, path: str, body: dict[str, Any]) -> bytes:
+    async with client.post(path, json=body) as answer:
+        answer.raise_for_status()
+        return await answer.read()
 
 
 async def run(running: Running, path: str, cases: int, seed: Any) -> tuple[int, float]:
     """(how many were refused, the longest that one case took in seconds)."""
     count, slowest = 0, 0.0
-    async with httpx.AsyncClient(base_url=running.url, timeout=SECONDS) as client:
+    patience = aiohttp.ClientTimeout(total=SECONDS)
+    async with aiohttp.ClientSession(running.url, timeout=patience, read_bufsize=2**20) as client:
         ids = await asked_before(client)
         for case in range(cases):
             rng = random.Random(f"{path} {seed} {case}")
@@ -268,21 +275,37 @@ async def test_wrong_methods_and_paths_have_the_wires_shape() -> None:
             assert answer.status_code == 404
 
 
-async def main() -> None:
+def tried(path: str, cases: int, seed: str) -> tuple[str, int, float]:
+    """A route with a server of its own: the path, how many were refused, and the longest that one took in seconds."""
+
+    async def whole() -> tuple[int, float]:
+        async with serving(scripted("Fine.")) as running:
+            found = await run(running, path, cases, seed)
+            assert await idle(running), path
+            return found
+
+    return path, *asyncio.run(whole())
+
+
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--seed", default="1")
     parser.add_argument("--only", help="one path")
+    parser.add_argument("--processes", type=int, default=2)
     arguments = parser.parse_args()
-    for path in [arguments.only] if arguments.only else [*PATHS, *OTHERS, *SOCKETS]:
-        async with serving(scripted("Fine.")) as running:
-            count, slowest = await run(running, path, arguments.cases, arguments.seed)
-            assert await idle(running), path
-        print(
-            f"{path}: {arguments.cases} cases, {count} refused, no 5xx, the slowest took {slowest * 1000:.0f} ms",
-            flush=True,
-        )
+    paths = [arguments.only] if arguments.only else [*SOCKETS, *PATHS, *OTHERS]
+    each, refusals, longest = partial(tried, cases=arguments.cases, seed=arguments.seed), 0, 0.0
+    with ProcessPoolExecutor(arguments.processes) as pool:
+        for path, count, slowest in pool.map(each, paths):
+            said = f"{path}: {arguments.cases} cases, {count} refused, no 5xx, the slowest took {slowest * 1000:.0f} ms"
+            print(said, flush=True)
+            refusals, longest = refusals + count, max(longest, slowest)
+    print(
+        f"{len(paths)} routes, {arguments.cases} malformed bodies each: {refusals} refused, no 5xx, "
+        f"the slowest took {longest * 1000:.0f} ms"
+    )
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    main()
