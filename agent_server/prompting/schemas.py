@@ -211,9 +211,7 @@ def _unique_items(validator: Any, unique: Any, instance: Any, schema: Any) -> It
     sorted, which takes minutes for some thousand objects."""
     if unique is not True or not isinstance(instance, list):
         return
-    texts = (json.dumps(_plain(item), sort_keys=True) for item in instance)
-    seen: set[str] = set()
-    if any(text in seen or seen.add(text) for text in texts):  # `add` gives None
+    if len({json.dumps(_plain(item), sort_keys=True) for item in instance}) < len(instance):
         yield ValidationError("the items are not all different")
 
 

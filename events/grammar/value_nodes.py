@@ -154,7 +154,9 @@ class ValueWriter:
         found = {"string" if named else "true": either(*texts)} if texts else {}
         if named:
             wanted = sorted(kinds - {"string"} - ({"integer"} if "number" in kinds else set()))
-            others = {"number" if kind == "integer" else kind: of_type(schema, self.root, kind) for kind in wanted}
+            others: dict[str, Schema | None] = {
+                "number" if kind == "integer" else kind: of_type(schema, self.root, kind) for kind in wanted
+            }
         else:
             others = {"false": self._not_strings(schema, kinds)}
         closed = {word: self.alphabet.closed(end, content=self.json(part)) for word, part in others.items() if part}
