@@ -110,7 +110,7 @@ class ReadAhead:
             made = input.model_copy(update={"messages": [*input.messages, answered]})
             prompts.append(await self._build(made, options, instructions))
         one, other = prompts
-        return () if one.pictures else common_beginning(one.token_ids, other.token_ids)
+        return () if one.media else common_beginning(one.token_ids, other.token_ids)
 
 
 def known_so_far(messages: Sequence[Message]) -> tuple[Sequence[Message], str] | None:

@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 import msgspec
-from ag_ui.core import RunAgentInput, ToolCall
+from ag_ui.core import AudioPart, ImagePart, RunAgentInput, ToolCall
 from opentelemetry.trace import Span, SpanKind
 
 from agent_server.agent.conversation import Conversation
@@ -27,6 +27,7 @@ from agent_server.engine.protocol import (
     Picture,
     Place,
     Progress,
+    Sound,
     Usage,
 )
 from agent_server.guardrails import Forbidden, GuardedStream, check_documents
@@ -223,6 +224,7 @@ class TurnTaker:
         recorder.constrained = recorder.constrained or planned.constraint is not None
         most = context.options.most_context
         room = max(1, most - len(prompt.token_ids)) if most else 0
+        pictures, sounds = await self._media(prompt, options, held)
         request = GenerationRequest(
             request_id=context.new_id("gen"),
             prompt_token_ids=prompt.token_ids,
@@ -233,7 +235,8 @@ class TurnTaker:
             cache_salt=options.cache_salt,
             tenant=context.tenant,
             turn=recorder.turns + goes_on(context.input),
-            pictures=await self._pictures(prompt, options, held),
+            pictures=pictures,
+            sounds=sounds,
             adapter=self._model.adapter,
             place=Place(key=self._place) if self._place and info.keeps_places else None,
             progress=options.prompt_progress and info.tells_progress,
@@ -267,24 +270,29 @@ class TurnTaker:
         build = self._model.prompts.build_async
         # Summaries and subagents have options of their own, and are held to what the run's caller may have.
         options = msgspec.structs.replace(options, most_context=self._context.options.most_context)
-        sees = "image" in self._model.engine.info.placeholders
-        messages = await self._model.intake.documents(input.messages, sees=sees)
+        takes = frozenset(self._model.engine.info.placeholders)
+        messages = await self._model.intake.documents(input.messages, sees="image" in takes)
         if self._guarded is not None:
             await check_documents(self._guarded.guards, messages)
         if messages != input.messages:
             input = input.model_copy(update={"messages": messages})
-        if sees:
-            return await build(input, options, instructions, sees=True, fits=fits)
+        if takes:
+            return await build(input, options, instructions, takes=takes, fits=fits)
         return await build(input, options, instructions, fits=fits)
 
-    async def _pictures(self, prompt: Prompt, options: GenerationOptions, held: Held) -> tuple[Picture, ...]:
-        """Those that the prompt has places for. Raises EngineError."""
-        if not prompt.pictures:
-            return ()
+    async def _media(
+        self, prompt: Prompt, options: GenerationOptions, held: Held
+    ) -> tuple[tuple[Picture, ...], tuple[Sound, ...]]:
+        """The pictures and sounds that the prompt has places for. Raises EngineError."""
+        if not prompt.media:
+            return (), ()
         if options.sampling.prompt_logprobs is not None:
-            message = "The tokens of a prompt with pictures have no log probabilities here."
+            message = "The tokens of a prompt with pictures or sounds have no log probabilities here."
             raise EngineError("invalid_request", message, param="prompt_logprobs")
-        return await self._model.intake.pictures(prompt.pictures, held)
+        intake, info = self._model.intake, self._model.engine.info
+        pictures = [part for part in prompt.media if isinstance(part, ImagePart)]
+        sounds = [part for part in prompt.media if isinstance(part, AudioPart)]
+        return await intake.pictures(pictures, held), await intake.sounds(sounds, info, held)
 
     async def _validate(self, said: Said, input: RunAgentInput) -> dict[str, str]:
         """What is wrong with the calls' arguments, by the calls' ids; clients are told as well."""

@@ -45,18 +45,20 @@ def check_supported(request: GenerationRequest, info: EngineInfo) -> None:
     if request.adapter and not info.adapters:
         raise EngineError("invalid_request", "This engine takes no LoRA adapters beside the weights.", param="model")
     if request.pictures:
-        _check_pictures(request, info)
+        _check_media(request, info, "image", "pictures", len(request.pictures))
+    if request.sounds:
+        _check_media(request, info, "audio", "sounds", len(request.sounds))
     if request.constraint is not None and not info.supports_constraints:
         raise EngineError("invalid_request", "This engine does not support response_format.", param="response_format")
 
 
-def _check_pictures(request: GenerationRequest, info: EngineInfo) -> None:
-    placeholder = info.placeholders.get("image")
+def _check_media(request: GenerationRequest, info: EngineInfo, kind: str, noun: str, given: int) -> None:
+    placeholder = info.placeholders.get(kind)
     if placeholder is None:
-        raise EngineError("invalid_request", "This model takes no pictures.", param="messages")
-    found, given = request.prompt_token_ids.count(placeholder), len(request.pictures)
+        raise EngineError("invalid_request", f"This model takes no {noun}.", param="messages")
+    found = request.prompt_token_ids.count(placeholder)
     if found != given:
-        message = f"The prompt has {found} places for {given} pictures: the chat template leaves some out."
+        message = f"The prompt has {found} places for {given} {noun}: the chat template leaves some out."
         raise EngineError("invalid_request", message, param="messages")
 
 

@@ -155,6 +155,19 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     digest: bytes
 
 
+SOUND_RATE = 16_000
+"""Samples a second, which most speech models are trained on."""
+
+
+class Sound(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A decoded sound. samples: little-endian int16 of one channel, `rate` of them a second. digest: of the rate and
+    the samples, by which caches know the sound."""
+
+    samples: bytes
+    rate: int
+    digest: bytes
+
+
 class SpeechOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Of a transcription. language: as an ISO 639-1 code, "" to let the model find it. prompt: words that it may
     expect. temperature: 0 for the likeliest tokens."""
@@ -207,7 +220,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     progress: tell how far the prompt is; for engines whose `EngineInfo.tells_progress` is True.
 
     pictures: one for each of the prompt's `EngineInfo.placeholders["image"]`, in their order. The engine puts as many
-    tokens there as the picture takes, which count as the prompt's.
+    tokens there as the picture takes, which count as the prompt's. sounds: the same, for "audio", with
+    `EngineInfo.sound_rate` samples a second.
     """
 
     request_id: str
@@ -221,6 +235,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     cache_salt: str = ""
     thought: Thought | None = None
     pictures: tuple[Picture, ...] = ()
+    sounds: tuple[Sound, ...] = ()
     adapter: str = ""
     place: Place | None = None
     progress: bool = False
@@ -251,8 +266,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     keeps_places: for how many seconds it keeps the place of a conversation that waits; 0 where it ignores `place`.
     adapters: whether generations may name a LoRA adapter.
     tells_progress: whether it yields Progress where a request asks for it.
-    placeholders: the kinds of media that the model takes beside text ("image"), each with the token that stands for one
-    of them in a prompt.
+    placeholders: the kinds of media that the model takes beside text ("image", "audio"), each with the token that
+    stands for one of them in a prompt. sound_rate: samples a second of its sounds. sound_seconds: of the longest sound
+    that the model hears to its end, 0 for any.
     """
 
     model: str
@@ -267,6 +283,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     adapters: bool = False
     tells_progress: bool = False
     placeholders: dict[str, int] = {}
+    sound_rate: int = SOUND_RATE
+    sound_seconds: int = 0
     details: dict[str, Any] = {}
 
 

@@ -23,12 +23,12 @@ from agent_server.generation.messages import (
     Failed,
     Modify,
     Pause,
-    Pictured,
+    Prepared,
     Resume,
     StopWorker,
     Submit,
 )
-from agent_server.generation.vision.inputs import PictureInputs
+from agent_server.generation.multimodal.inputs import MediaInputs
 
 if TYPE_CHECKING:
     from agent_server.generation.core import CoreState
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger("agent_server.generation")
 
 
-def carry_out(core: CoreState, command: Command | Compiled | Pictured) -> None:
+def carry_out(core: CoreState, command: Command | Compiled | Prepared) -> None:
     """Carry out one command of the event loop's. A command for a generation that has ended does nothing."""
     if isinstance(command, Submit):
         _submit(core, command.number, command.request)
         return
-    if isinstance(command, Pictured):
-        _look(core, command)
+    if isinstance(command, Prepared):
+        _begin_prepared(core, command)
         return
     if isinstance(command, Adopt | Abandon):
         _adopt(core, command)
         return
-    if (number := getattr(command, "number", -1)) in core.looking:
+    if (number := getattr(command, "number", -1)) in core.preparing:
         _defer(core, number, command)
         return
     core.stopped = core.stopped or isinstance(command, StopWorker)
@@ -73,10 +73,10 @@ def _submit(core: CoreState, number: int, request: GenerationRequest) -> None:
     except EngineError as error:
         core.say(number, Failed.of(error))
         return
-    if request.pictures:
-        assert core.vision is not None
-        core.looking[number] = []
-        core.vision.begin(request, partial(_pictured, core, number), partial(_unpictured, core, number, request))
+    if request.pictures or request.sounds:
+        assert core.multimodal is not None
+        core.preparing[number] = []
+        core.multimodal.begin(request, partial(_prepared, core, number), partial(_unprepared, core, number, request))
         return
     _enqueue(core, number, request)
 
@@ -103,29 +103,29 @@ def _adopt(core: CoreState, command: Adopt | Abandon) -> None:
         core.say(command.number, Failed("unavailable", message))
 
 
-def _pictured(core: CoreState, number: int, request: GenerationRequest, media: PictureInputs) -> None:
-    """Called from the thread that prepares pictures."""
-    core.inbox.put(Pictured(number, request, media))
+def _prepared(core: CoreState, number: int, request: GenerationRequest, media: MediaInputs) -> None:
+    """Called from the thread that prepares media."""
+    core.inbox.put(Prepared(number, request, media))
 
 
-def _unpictured(core: CoreState, number: int, request: GenerationRequest, error: EngineError) -> None:
-    """Called from the thread that prepares pictures."""
-    core.inbox.put(Pictured(number, request, failure=Failed.of(error)))
+def _unprepared(core: CoreState, number: int, request: GenerationRequest, error: EngineError) -> None:
+    """Called from the thread that prepares media."""
+    core.inbox.put(Prepared(number, request, failure=Failed.of(error)))
 
 
 def _defer(core: CoreState, number: int, command: Command | Compiled) -> None:
-    """A command for a generation whose pictures are not prepared yet."""
+    """A command for a generation whose media are not prepared yet."""
     if isinstance(command, Cancel):
-        del core.looking[number]
+        del core.preparing[number]
     elif not isinstance(command, Compiled):
-        core.looking[number].append(command)
+        core.preparing[number].append(command)
 
 
-def _look(core: CoreState, ready: Pictured) -> None:
-    """A request's pictures are prepared, and its prompt is as long as it will be."""
-    if ready.number not in core.looking:  # cancelled meanwhile
+def _begin_prepared(core: CoreState, ready: Prepared) -> None:
+    """A request's media are prepared, and its prompt is as long as it will be."""
+    if ready.number not in core.preparing:  # cancelled meanwhile
         return
-    deferred = core.looking.pop(ready.number)
+    deferred = core.preparing.pop(ready.number)
     try:
         if ready.failure is not None:
             raise ready.failure.error()
@@ -138,7 +138,7 @@ def _look(core: CoreState, ready: Pictured) -> None:
         carry_out(core, command)
 
 
-def _enqueue(core: CoreState, number: int, request: GenerationRequest, media: PictureInputs | None = None) -> None:
+def _enqueue(core: CoreState, number: int, request: GenerationRequest, media: MediaInputs | None = None) -> None:
     longest = min(core.limits.context_length, core.scheduler.memory.longest)
     if request.place is not None and request.place.fill and request.place.seconds <= 0:
         core.scheduler.memory.leases.end((request.tenant, request.place.key))
@@ -186,8 +186,9 @@ def _enter(core: CoreState, generation: Generation, grammar: object, error: str 
 def _check(core: CoreState, request: GenerationRequest) -> None:
     """Raise what is wrong with the request; it is that request's error alone."""
     _check_room(core, request)
-    if request.pictures and core.vision is None:
-        raise EngineError("invalid_request", "This model takes no pictures.", param="messages")
+    for noun, kind, given in (("pictures", "image", request.pictures), ("sounds", "audio", request.sounds)):
+        if given and (core.multimodal is None or kind not in core.multimodal.readers):
+            raise EngineError("invalid_request", f"This model takes no {noun}.", param="messages")
     outside = [t for t in request.prompt_token_ids if not 0 <= t < core.limits.vocab_size]
     outside += [t for t in request.generated if not 0 <= t < core.limits.vocab_size]
     outside += [t for t in request.sampling.allowed_token_ids if not 0 <= t < core.limits.vocab_size]

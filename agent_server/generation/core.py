@@ -16,18 +16,18 @@ from agent_server.generation.draft_model import DraftModel
 from agent_server.generation.flight import Flight
 from agent_server.generation.generation import CoreLimits, Defaults, Generation
 from agent_server.generation.masking import Masking
-from agent_server.generation.messages import Command, Compiled, Failed, Pictured, Reply
+from agent_server.generation.messages import Command, Compiled, Failed, Prepared, Reply
 from agent_server.generation.metrics import Counters
+from agent_server.generation.multimodal.multimodal import Multimodal
 from agent_server.generation.progress import PromptProgress
 from agent_server.generation.runner import Runner
 from agent_server.generation.sampler import Sampler
 from agent_server.generation.scheduler import Scheduler
-from agent_server.generation.vision.vision import Vision
 
 
 @dataclass(eq=False)
 class CoreState:
-    """Everything that one loaded model needs to generate. looking: requests whose pictures are being
+    """Everything that one loaded model needs to generate. preparing: requests whose pictures or sounds are being
     prepared, with the commands that wait for that."""
 
     runner: Runner
@@ -37,17 +37,17 @@ class CoreState:
     defaults: Defaults
     limits: CoreLimits
     compiler: Compiler | None = None
-    vision: Vision | None = None
+    multimodal: Multimodal | None = None
     adapters: Adapters | None = None
     draft_model: DraftModel | None = None
     overlap: bool = False
     run_ahead: bool = False
     clock: Callable[[], float] = time.monotonic
     counters: Counters = field(default_factory=Counters)
-    inbox: SimpleQueue[Command | Compiled | Pictured] = field(default_factory=SimpleQueue)
+    inbox: SimpleQueue[Command | Compiled | Prepared] = field(default_factory=SimpleQueue)
     stopped: bool = False
     generations: dict[int, Generation] = field(default_factory=dict)
-    looking: dict[int, list[Command]] = field(default_factory=dict)
+    preparing: dict[int, list[Command]] = field(default_factory=dict)
     _replies: list[tuple[int, Reply]] = field(default_factory=list)
     _flight: Flight | None = None
     masking: Masking | None = None
@@ -59,7 +59,7 @@ class CoreState:
 
     @property
     def waiting(self) -> int:
-        return len(self.generations) + len(self.looking) - len(self.scheduler.running) - len(self.scheduler.paused)
+        return len(self.generations) + len(self.preparing) - len(self.scheduler.running) - len(self.scheduler.paused)
 
     def configure(self, generation: Generation) -> None:
         sequence = generation.sequence
@@ -137,9 +137,9 @@ class CoreState:
         """Every generation fails; for a core that goes away."""
         for generation in list(self.generations.values()):
             self.fail(generation, error)
-        for number in self.looking:
+        for number in self.preparing:
             self.say(number, Failed.of(error))
-        self.looking.clear()
+        self.preparing.clear()
         replies, self._replies = self._replies, []
         return replies
 

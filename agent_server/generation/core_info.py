@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from agent_server.engine.protocol import EngineInfo
+from agent_server.engine.protocol import SOUND_RATE, EngineInfo
 from agent_server.generation.config import EngineConfig
 from agent_server.generation.generation import HONOURED
 from agent_server.generation.linear_layers import parameter_count
+from agent_server.generation.multimodal.language import InnerTextModel
+from agent_server.generation.multimodal.media_reader import MediaReader
 from agent_server.generation.runner import PackedRunner
 from agent_server.generation.step import Core
-from agent_server.generation.vision.language import VisionTextModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -24,7 +25,7 @@ PACKED_ONLY = frozenset({"prompt_logprobs", "num_speculative_tokens"})
 def engine_info(
     config: EngineConfig,
     core: Core,
-    model: PreTrainedModel | VisionTextModel,
+    model: PreTrainedModel | InnerTextModel,
     device: torch.device,
     *,
     context: int,
@@ -34,6 +35,7 @@ def engine_info(
     """For the server, its clients and the operator. context: in tokens. batching: how sequences share a step where they
     are not packed, and why; empty where they are."""
     packed = core.runner if isinstance(core.runner, PackedRunner) else None
+    sounds = None if core.multimodal is None else core.multimodal.sounds
     return EngineInfo(
         model=config.name or config.model,
         context_length=context,
@@ -44,7 +46,9 @@ def engine_info(
         keeps_places=config.kept_seconds if config.kept_percent else 0.0,
         adapters=packed is not None,
         tells_progress=True,
-        placeholders={} if core.vision is None else {"image": core.vision.reader.placeholder},
+        placeholders={kind: reader.placeholder for kind, reader in _readers(core).items()},
+        sound_rate=SOUND_RATE if sounds is None else sounds.rate,
+        sound_seconds=0 if sounds is None else sounds.seconds,
         details={
             "architecture": type(getattr(model, "whole", model)).__name__,
             "parameters": parameter_count(model),
@@ -56,6 +60,10 @@ def engine_info(
             **_packed_details(config, packed),
         },
     )
+
+
+def _readers(core: Core) -> dict[str, MediaReader]:
+    return {} if core.multimodal is None else core.multimodal.readers
 
 
 def _cache_details(config: EngineConfig, core: Core) -> dict[str, object]:
@@ -80,7 +88,7 @@ def _packed_details(config: EngineConfig, packed: PackedRunner | None) -> dict[s
     }
 
 
-def _memory(model: PreTrainedModel | VisionTextModel, runner: PackedRunner | None) -> int:
+def _memory(model: PreTrainedModel | InnerTextModel, runner: PackedRunner | None) -> int:
     """Bytes of the weights, and of keys and values; what caches of the model's own may grow to is not set aside."""
     kept = () if runner is None else (*runner.cache.keys, *runner.cache.values)
     return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers(), *kept))

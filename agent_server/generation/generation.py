@@ -11,12 +11,12 @@ from agent_server.engine.detokenizer import OutputText, Vocabulary
 from agent_server.engine.protocol import Finished, FinishReason, GenerationRequest, Progress, Timings, Usage
 from agent_server.generation.constraint import Matcher
 from agent_server.generation.leases import Terms
+from agent_server.generation.multimodal.inputs import MediaInputs
 from agent_server.generation.sampler import RowSampling
 from agent_server.generation.scores import PromptScores
 from agent_server.generation.sequence import Sequence
 from agent_server.generation.speculation import Speculation
 from agent_server.generation.steering import Bonus, Steering, ThoughtBudget, bad_words
-from agent_server.generation.vision.inputs import PictureInputs
 from events.options import SamplingParams
 
 SEED_BYTES = 7
@@ -197,11 +197,11 @@ def begin(
     defaults: Defaults,
     longest: int,
     now: float,
-    media: PictureInputs | None = None,
+    media: MediaInputs | None = None,
     adapter: str = "",
 ) -> Generation:
     """A generation for the request, which was checked; `longest`: the most tokens that it may come to have; media: its
-    pictures, whose tokens are in the prompt; adapter: the key of its LoRA adapter."""
+    pictures and sounds, whose tokens are in the prompt; adapter: the key of its LoRA adapter."""
     prompt = list(request.prompt_token_ids if media is None else media.layout.keys)
     params = defaults.fill(request.sampling)
     sequence = Sequence(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from agent_server.generation.device import free_bytes, multiplies_bfloat16
 from agent_server.generation.faults import first_line
-from agent_server.generation.vision.language import VisionTextModel
+from agent_server.generation.multimodal.language import InnerTextModel
 
 logger = logging.getLogger("agent_server.generation")
 FEW_TOKENS = 8
@@ -115,7 +115,7 @@ def replaced(model: Any, kind: type[StandIn] = StandIn) -> int:
 
 
 def _whole(model: Any) -> Any:
-    return model.whole if isinstance(model, VisionTextModel) else model
+    return model.whole if isinstance(model, InnerTextModel) else model
 
 
 def _place(made: nn.Module, places: list[tuple[nn.Module, str]]) -> None:

@@ -33,16 +33,18 @@ from agent_server.generation.generation import CoreLimits, Defaults
 from agent_server.generation.memory_plan import (
     TooLittle,
 )
+from agent_server.generation.multimodal.language import InnerTextModel, hears, image_token, sees
+from agent_server.generation.multimodal.media_reader import Unreadable
+from agent_server.generation.multimodal.multimodal import Multimodal, Readers
+from agent_server.generation.multimodal.picture_reader import load_picture_reader
+from agent_server.generation.multimodal.sound_reader import load_sound_reader
+from agent_server.generation.multimodal.trial import fit_media
 from agent_server.generation.probe import Unfit
 from agent_server.generation.runner import PackedRunner
 from agent_server.generation.runner_choice import SMALL_PARAMETERS, choose_runner, is_small
 from agent_server.generation.sampler import Sampler
 from agent_server.generation.scheduler import Scheduler
 from agent_server.generation.step import Core
-from agent_server.generation.vision.language import VisionTextModel, sees
-from agent_server.generation.vision.reader import PictureReader, PicturesUnreadable, load_reader
-from agent_server.generation.vision.trial import fit_vision
-from agent_server.generation.vision.vision import Vision
 from agent_server.generation.weights import (
     SEVERAL_GPUS,
     Report,
@@ -107,7 +109,7 @@ def _load(config: EngineConfig, report: Report, compiler: MakeCompiler | None) -
     report(EngineStatus(state="loading", progress=0.95, message="tokenizer"))
     files = _files(config.model, trusted=config.trust_remote_code)
     draft = load_draft(config, files, device, dtype, report)
-    return assemble(config, model, files, device, compiler, report, _reader(config, model, files), draft)
+    return assemble(config, model, files, device, compiler, report, _readers(config, model, files), draft)
 
 
 def _halved(model: str, settings: PreTrainedConfig) -> bool:
@@ -130,15 +132,22 @@ def _files(model: str, *, trusted: bool) -> ModelFiles:
         raise EngineError("unavailable", f"{model} has no tokenizer that can be read: {first_line(error)}") from error
 
 
-def _reader(config: EngineConfig, model: PreTrainedModel, files: ModelFiles) -> PictureReader | None:
-    """What reads pictures for a model that sees; None, and why in the log, where it cannot be had."""
-    if not sees(model):
-        return None
-    try:
-        return load_reader(config.model, files.tokenizer)
-    except PicturesUnreadable as reason:
-        logger.warning("%s takes no pictures: %s.", config.name or config.model, reason)
-        return None
+def _readers(config: EngineConfig, model: PreTrainedModel, files: ModelFiles) -> Readers:
+    """What reads pictures for a model that sees, and sounds for one that hears; what cannot be had is said in the log,
+    and why."""
+    name, tokenizer = config.name or config.model, files.tokenizer
+    pictures, sounds = None, None
+    if sees(model):
+        try:
+            pictures = load_picture_reader(config.model, tokenizer, image_token(model.config))
+        except Unreadable as reason:
+            logger.warning("%s takes no pictures: %s.", name, reason)
+    if hears(model):
+        try:
+            sounds = load_sound_reader(config.model, tokenizer)
+        except Unreadable as reason:
+            logger.warning("%s takes no sounds: %s.", name, reason)
+    return Readers(pictures, sounds)
 
 
 # putting it together
@@ -151,13 +160,13 @@ def assemble(
     device: torch.device,
     make_compiler: MakeCompiler | None,
     report: Report = lambda status: None,
-    reader: PictureReader | None = None,
+    readers: Readers | None = None,
     draft: PreTrainedModel | None = None,
 ) -> tuple[Core, EngineInfo]:
-    """A core around a model that is loaded, on its device and in evaluation mode. reader: for one that sees. draft: a
-    smaller model that guesses for it."""
+    """A core around a model that is loaded, on its device and in evaluation mode. readers: of pictures and sounds.
+    draft: a smaller model that guesses for it."""
     device = indexed(device)
-    model = VisionTextModel(model) if sees(model) else model
+    model = InnerTextModel(model) if sees(model) or hears(model) else model
     text = model.config.get_text_config()
     _choose_threads(config, model, device)
     context = _context_length(text, config.max_context)
@@ -170,14 +179,14 @@ def assemble(
         if draft is None
         else make_draft(config, draft, device, context=context, vocab_size=text.vocab_size, step_tokens=budget)
     )
-    runner, note, budget = choose_runner(config, model, context, sampler, budget, reader)
+    runner, note, budget = choose_runner(config, model, context, sampler, budget, readers)
     packed = runner if isinstance(runner, PackedRunner) else None
     if packed is not None:
         packed.adapters = adapters
         adapters.attach(model)
     elif config.lora:
         raise EngineError("unavailable", f"{config.model} takes no --lora: it is decoded {note}; give --adapter.")
-    vision = None if reader is None else _vision(config, model, packed, reader)
+    multimodal = _multimodal(config, model, packed, readers) if readers else None
     scheduler = _scheduler(config, runner, budget)
     if packed is not None:
         _capture(config, packed, scheduler, sampler, context, report)
@@ -190,7 +199,7 @@ def assemble(
         defaults=_defaults(config, model, runner, files.stop_token_ids),
         limits=CoreLimits(context, text.vocab_size, config.max_queued),
         compiler=compiler,
-        vision=vision,
+        multimodal=multimodal,
         adapters=None if packed is None else packed.adapters,
         draft_model=drafts if packed is not None else None,
         overlap=device.type == "cuda" if config.overlap is None else config.overlap,
@@ -246,22 +255,26 @@ def _adapters(config: EngineConfig, model: PreTrainedModel) -> Adapters:
     return adapters
 
 
-def _vision(
-    config: EngineConfig,
-    model: PreTrainedModel | VisionTextModel,
-    runner: PackedRunner | None,
-    reader: PictureReader,
-) -> Vision | None:
-    """What runs the model's pictures; None, and why in the log, where they do not give its own logits."""
+def _multimodal(
+    config: EngineConfig, model: InnerTextModel, runner: PackedRunner | None, readers: Readers
+) -> Multimodal | None:
+    """What runs the model's pictures and sounds; without those, and why in the log, that do not give its own logits."""
     name = config.name or config.model
-    if runner is None:
-        logger.warning("%s takes no pictures: it is decoded one sequence at a time.", name)
+    fitted: dict[str, Multimodal] = {}
+    for noun, alone in (("pictures", Readers(pictures=readers.pictures)), ("sounds", Readers(sounds=readers.sounds))):
+        try:
+            if alone and runner is None:
+                raise Unfit("it is decoded one sequence at a time")
+            if alone and runner is not None:
+                fitted[noun] = fit_media(model, runner.cache.layers, alone)
+        except Unfit as reason:
+            logger.warning("%s takes no %s: %s.", name, noun, reason)
+    if runner is None or not fitted:
         return None
-    try:
-        runner.vision = fit_vision(model, runner.cache.layers, reader)
-    except Unfit as reason:
-        logger.warning("%s takes no pictures: %s.", name, reason)
-    return runner.vision
+    whole = fitted["pictures"].whole if "pictures" in fitted else None
+    kept = Readers(readers.pictures if "pictures" in fitted else None, readers.sounds if "sounds" in fitted else None)
+    runner.multimodal = Multimodal(model, kept, whole=whole)
+    return runner.multimodal
 
 
 def _report_graphs(report: Report, share: float) -> None:

@@ -54,8 +54,9 @@ class Compiled(msgspec.Struct, frozen=True, tag="compiled"):
     error: str | None = None
 
 
-class Pictured(msgspec.Struct, frozen=True, tag="pictured"):
-    """A generation's pictures are ready, or failed; the worker's own thread tells its core. media: PictureInputs."""
+class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
+    """A generation's pictures and sounds are ready, or failed; the worker's own thread tells its core. media:
+    MediaInputs."""
 
     number: int
     request: GenerationRequest

@@ -9,22 +9,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from agent_server.engine.protocol import Picture
+from agent_server.engine.protocol import Picture, Sound
 from agent_server.generation.faults import out_of_memory
 from agent_server.generation.flat import Forward
 from agent_server.generation.kv_cache import KVCache
+from agent_server.generation.multimodal.encoder import KEPT_BYTES, MediaEncoder
+from agent_server.generation.multimodal.inputs import PreparedMedia
+from agent_server.generation.multimodal.language import InnerTextModel
+from agent_server.generation.multimodal.multimodal import Readers
 from agent_server.generation.paged_batch import Kernel
 from agent_server.generation.pages import PagedMemory
 from agent_server.generation.runner import PackedRunner
 from agent_server.generation.sampler import RowSampling, Sampler
 from agent_server.generation.sequence import Sequence
 from agent_server.generation.step_plan import Chunk, StepPlan
-from agent_server.generation.vision.encoder import KEPT_BYTES, PictureEncoder
-from agent_server.generation.vision.reader import PictureReader
 from events.options import SamplingParams
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    pass
 
 logger = logging.getLogger("agent_server.generation")
 MakeCache = Callable[[int], KVCache]
@@ -82,24 +84,37 @@ def _measured(
 
 PICTURE_SIDE = 4096
 """Of a picture larger than which processors hand to a tower: Qwen2-VL's takes 12.8 million pixels by default."""
+SOUND_SECONDS = 300
+"""Of a sound, where the model hears any: a longer one is computed, too, in what else is free then."""
 
 
 @torch.inference_mode()
-def picture_step(whole: PreTrainedModel, reader: PictureReader) -> int:
-    """Bytes that a step with a picture takes while the tower computes the largest, and for embeddings that are kept
-    then. A picture for which the device is too small is said in the log, and is its request's error."""
-    device = whole.device
-    pixels = bytes(PICTURE_SIDE * PICTURE_SIDE * 3)
-    prepared = reader.prepare(Picture(width=PICTURE_SIDE, height=PICTURE_SIDE, pixels=pixels, digest=b"largest"))
+def media_step(model: InnerTextModel, readers: Readers) -> int:
+    """Bytes that a step with a picture or a sound takes while its tower computes the largest, and for embeddings that
+    are kept then. One for which the device is too small is said in the log, and is its request's error."""
+    largest = 0
+    if readers.pictures is not None:
+        pixels = bytes(PICTURE_SIDE * PICTURE_SIDE * 3)
+        picture = Picture(width=PICTURE_SIDE, height=PICTURE_SIDE, pixels=pixels, digest=b"largest")
+        largest = _tower_step(model, readers.pictures.prepare(picture), "pictures that the model reads")
+    if readers.sounds is not None:
+        samples = bytes(2 * readers.sounds.rate * (readers.sounds.seconds or SOUND_SECONDS))
+        sound = Sound(samples=samples, rate=readers.sounds.rate, digest=b"longest")
+        largest = max(largest, _tower_step(model, readers.sounds.prepare(sound), "sounds that the model hears"))
+    return largest + KEPT_BYTES
+
+
+def _tower_step(model: InnerTextModel, prepared: PreparedMedia, what: str) -> int:
+    device = model.device
     before = _begin(device)
     try:
-        PictureEncoder(whole).features(prepared)
+        MediaEncoder(model).features(prepared)
     except Exception as error:
         if not out_of_memory(error):
             raise
         torch.cuda.empty_cache()
-        logger.warning("The largest pictures that the model reads do not fit on %s.", device)
-    return torch.cuda.max_memory_allocated(device) - before + KEPT_BYTES
+        logger.warning("The largest %s do not fit on %s.", what, device)
+    return torch.cuda.max_memory_allocated(device) - before
 
 
 def _lengths(budget: int, rows: int) -> list[int]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from agent_server.engine.protocol import EngineError
 from agent_server.generation.faults import first_line
 from agent_server.generation.linear_layers import StandIn, linears, parameter_count, replaced
-from agent_server.generation.vision.language import VisionTextModel
+from agent_server.generation.multimodal.language import InnerTextModel
 
 logger = logging.getLogger("agent_server.generation")
 Product = Callable[[Tensor], Tensor]
@@ -52,7 +52,7 @@ def quantise(model: Any, kind: str) -> None:
     """Replace the model's linear layers one after the other, so that memory holds both forms of one of them alone.
     kind: "int8" or "int4"; a layer whose sizes four bits do not allow gets eight, and so does the last one, whose
     errors reach the token directly. Raises EngineError where no kernel works on the model's device."""
-    whole = model.whole if isinstance(model, VisionTextModel) else model
+    whole = model.whole if isinstance(model, InnerTextModel) else model
     last = whole.get_output_embeddings()
     for linear, places in linears(model):
         own = "int8" if linear is last or not _grouped(linear) else kind

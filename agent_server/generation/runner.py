@@ -17,14 +17,14 @@ from agent_server.generation.device import send
 from agent_server.generation.flat import Forward
 from agent_server.generation.graphs import Capture, CudaCapture, StepGraphs
 from agent_server.generation.kv_cache import KVCache
+from agent_server.generation.multimodal.embedding import embedded_step, has_media
+from agent_server.generation.multimodal.multimodal import Multimodal
 from agent_server.generation.paged_batch import Kernel, PagedBatch, Paging, page
 from agent_server.generation.pages import PagedMemory
 from agent_server.generation.sequence import Memory, Sequence
 from agent_server.generation.slab_batch import SlabBatch
 from agent_server.generation.slabs import SlabMemory
 from agent_server.generation.step_plan import Chunk, StepPlan
-from agent_server.generation.vision.seeing import seen, shows
-from agent_server.generation.vision.vision import Vision
 
 
 class Runner(Protocol):
@@ -56,7 +56,7 @@ class PackedRunner:
         *,
         kernel: Kernel | None = None,
         flat: Forward | None = None,
-        vision: Vision | None = None,
+        multimodal: Multimodal | None = None,
     ) -> None:
         self.model = model
         self.memory = memory
@@ -64,7 +64,7 @@ class PackedRunner:
         self.device = device
         self.kernel = kernel
         self.flat = flat
-        self.vision = vision
+        self.multimodal = multimodal
         self.graphs: StepGraphs | None = None
         self.adapters: Adapters | None = None
         self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -90,8 +90,8 @@ class PackedRunner:
         wanted = ends + scores + guesses
         keys = _keys(order, plan.chunks) if adapted else []
         with self.adapters.applied(keys) if self.adapters is not None and keys else contextlib.nullcontext():
-            if self.vision is not None and shows(plan):
-                logits = self._see(self.vision, plan, order, last, batch, wanted)
+            if self.multimodal is not None and has_media(plan):
+                logits = self._embed(self.multimodal, plan, order, last, batch, wanted)
             else:
                 ids, positions = self._inputs(plan, order, last)
                 some = None if wanted == list(range(at)) else send(wanted, torch.int64, self.device)
@@ -167,19 +167,27 @@ class PackedRunner:
         logits: Tensor = output.logits[0]
         return logits if self._selects or wanted is None else logits.index_select(0, wanted)
 
-    def _see(
-        self, vision: Vision, plan: StepPlan, order: list[Sequence], last: Tensor, batch: object, ends: list[int]
+    def _embed(
+        self,
+        multimodal: Multimodal,
+        plan: StepPlan,
+        order: list[Sequence],
+        last: Tensor,
+        batch: object,
+        ends: list[int],
     ) -> Tensor:
-        named = seen(vision, plan, order, last)
+        named = embedded_step(multimodal, plan, order, last)
         wanted = send(ends, torch.int64, self.device)
-        output = vision.model(attention_mask=self._no_mask, use_cache=False, kv=batch, logits_to_keep=wanted, **named)
+        output = multimodal.model(
+            attention_mask=self._no_mask, use_cache=False, kv=batch, logits_to_keep=wanted, **named
+        )
         logits: Tensor = output.logits[0]
         return logits
 
 
 def _plain(plan: StepPlan) -> bool:
     """Whether its chunks are tokens that only compute keys and values, and the last of them a token: none is guessed,
-    scored, or beside a picture."""
+    scored, or beside a picture or sound."""
     return not any(chunk.draft or chunk.scores or chunk.sequence.media is not None for chunk in plan.chunks)
 
 

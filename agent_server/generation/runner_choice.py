@@ -30,10 +30,12 @@ from agent_server.generation.memory_plan import (
     share_out,
     state_tokens,
 )
+from agent_server.generation.multimodal.language import InnerTextModel
+from agent_server.generation.multimodal.multimodal import Readers
 from agent_server.generation.own_caches import CachesMemory
 from agent_server.generation.pages import PagedMemory
 from agent_server.generation.probe import Unfit, check_positions, check_windows, fit, fit_flat
-from agent_server.generation.profile import MakeCache, largest_step, picture_step
+from agent_server.generation.profile import MakeCache, largest_step, media_step
 from agent_server.generation.quantised import quantise
 from agent_server.generation.runner import PackedRunner
 from agent_server.generation.sampler import Sampler
@@ -41,8 +43,6 @@ from agent_server.generation.selective_scan import continue_scans
 from agent_server.generation.single_query import quicken_attention
 from agent_server.generation.slabs import SlabMemory
 from agent_server.generation.step_plan import MOST_CHUNKS
-from agent_server.generation.vision.language import VisionTextModel
-from agent_server.generation.vision.reader import PictureReader
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -62,28 +62,28 @@ BATCHING = {
 
 def choose_runner(
     config: EngineConfig,
-    model: PreTrainedModel | VisionTextModel,
+    model: PreTrainedModel | InnerTextModel,
     context: int,
     sampler: Sampler,
     budget: int,
-    reader: PictureReader | None = None,
+    readers: Readers | None = None,
 ) -> tuple[PackedRunner | CachedRunner, str, int]:
     """The fast runner if the model fits, else the plain one and why; and the tokens of a step, fewer than `budget`
     where so many do not fit on the device."""
     if not config.quantize and not _recorded(config, model):
         pack(model)
-    chosen = _choose(config, model, context, sampler, budget, reader)
+    chosen = _choose(config, model, context, sampler, budget, readers)
     unpack_read(model)
     return chosen
 
 
 def _choose(
     config: EngineConfig,
-    model: PreTrainedModel | VisionTextModel,
+    model: PreTrainedModel | InnerTextModel,
     context: int,
     sampler: Sampler,
     budget: int,
-    reader: PictureReader | None,
+    readers: Readers | None,
 ) -> tuple[PackedRunner | CachedRunner, str, int]:
     device, before = sampler.device, model.config._attn_implementation
     try:
@@ -102,7 +102,7 @@ def _choose(
                 f"Keys and values in {config.kv_cache_dtype} beside a model in another dtype are for the CPU alone; "
                 "--kv-cache-dtype auto or fp8 is for GPUs.",
             )
-        runner, budget = _paged(config, model, layers, context, sampler, budget, reader)
+        runner, budget = _paged(config, model, layers, context, sampler, budget, readers)
         return runner, "", budget
     if dtype == FP8:
         raise EngineError(
@@ -150,12 +150,12 @@ def _cached(
 
 def _paged(
     config: EngineConfig,
-    model: PreTrainedModel | VisionTextModel,
+    model: PreTrainedModel | InnerTextModel,
     layers: list[LayerShape],
     context: int,
     sampler: Sampler,
     budget: int,
-    reader: PictureReader | None,
+    readers: Readers | None,
 ) -> tuple[PackedRunner, int]:
     """Pages in what a step and graphs leave of the memory."""
     device = sampler.device
@@ -175,8 +175,8 @@ def _paged(
         graphs = graph_count(rows, context) if kernel is not None and config.cuda_graphs else 0
         tokens = rows + (config.chunk_tokens or CHUNK_TOKENS[0])
         reserve = graphs_reserve(graphs, rows + MOST_CHUNKS, tokens, sampler.vocab_size, step // budget)
-        if reader is not None and isinstance(model, VisionTextModel):  # the tower is done before the layers begin
-            step = max(step, picture_step(model.whole, reader))
+        if readers and isinstance(model, InnerTextModel):  # the towers are done before the layers begin
+            step = max(step, media_step(model, readers))
             release_unused(device)
         demand = Demand(per_token, size, wanted=2 * rows * _power_of_two(context))
         shares = share_out(free_bytes(device), demand, step=step, graphs=reserve)
@@ -213,7 +213,7 @@ def _flat(config: EngineConfig, model: PreTrainedModel, layers: list[LayerShape]
     return flat if flat is not None and fit_flat(model, layers, flat) else None
 
 
-def _recorded(config: EngineConfig, model: PreTrainedModel | VisionTextModel) -> bool:
+def _recorded(config: EngineConfig, model: PreTrainedModel | InnerTextModel) -> bool:
     """Whether a CPU is to play the forward back."""
     return is_small(model) if config.flatten is None else config.flatten
 
@@ -226,7 +226,7 @@ def _fused(model: PreTrainedModel, layers: list[LayerShape]) -> Forward | None:
     return flat if flat is not None and fit_flat(model, layers, flat) else None
 
 
-def is_small(model: PreTrainedModel | VisionTextModel) -> bool:
+def is_small(model: PreTrainedModel | InnerTextModel) -> bool:
     return bool(parameter_count(model) < SMALL_PARAMETERS)
 
 

@@ -92,7 +92,7 @@ class Core(CoreState):
 
     def _rest(self) -> None:
         """Nothing to compute: where a grammar is being compiled or a picture prepared, wait a moment for it."""
-        if self._flight is None and (self.looking or any(sequence.held for sequence in self.scheduler.running)):
+        if self._flight is None and (self.preparing or any(sequence.held for sequence in self.scheduler.running)):
             self.wait(HELD_SECONDS)
 
     def _vacate(self) -> None:
@@ -104,7 +104,7 @@ class Core(CoreState):
     @property
     def idle(self) -> bool:
         """Nothing to compute and nothing in flight; commands may wait in the inbox."""
-        return self._flight is None and self.scheduler.idle and not self.looking
+        return self._flight is None and self.scheduler.idle and not self.preparing
 
     def metrics(self) -> dict[str, float]:
         values = self.counters.values()

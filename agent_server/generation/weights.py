@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, modeling_gguf_pytorch_utils
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForMultimodalLM,
+    modeling_gguf_pytorch_utils,
+)
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from agent_server.engine.protocol import EngineError, EngineStatus
@@ -23,6 +29,7 @@ from agent_server.generation.device import free_bytes, weight_bytes
 from agent_server.generation.faults import LONGEST_LINE, first_line
 from agent_server.generation.loaded import check_loaded
 from agent_server.generation.lora import with_adapter
+from agent_server.generation.multimodal.language import has_sound_tower
 from agent_server.generation.quantised_checkpoints import check_packages
 from agent_server.model_files import OWN_CODE, is_gguf
 
@@ -153,11 +160,12 @@ def model_class(model: str, config: PreTrainedConfig) -> Any:
 
 
 def _class_for(config: PreTrainedConfig) -> object:
-    """The class for models of pictures and text where the configuration is one's, else the one for text."""
-    seeing, text = (_known(auto, config) for auto in (AutoModelForImageTextToText, AutoModelForCausalLM))
-    has_eyes = getattr(config, "vision_config", None) is not None
-    if seeing and (has_eyes or not text):
+    """The class for models of pictures or sounds and text where the configuration is one's, else the one for text."""
+    text = _known(AutoModelForCausalLM, config)
+    if _known(AutoModelForImageTextToText, config) and (getattr(config, "vision_config", None) is not None or not text):
         return AutoModelForImageTextToText
+    if _known(AutoModelForMultimodalLM, config) and has_sound_tower(config):
+        return AutoModelForMultimodalLM
     return AutoModelForCausalLM if text else None
 
 

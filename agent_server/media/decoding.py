@@ -12,7 +12,7 @@ from asyncio.subprocess import DEVNULL, PIPE, Process
 from pathlib import Path
 from typing import NamedTuple
 
-from agent_server.engine.protocol import Picture
+from agent_server.engine.protocol import SOUND_RATE, Picture
 from agent_server.media.decoder_child import ANSWER, REQUEST, SIZE
 from agent_server.media.refusal import Refused
 from agent_server.settings import MediaLimits
@@ -103,9 +103,9 @@ class Decoder:
             pictures.append(picture)
         return Pages(texts, pictures)
 
-    async def sound(self, data: bytes, seconds: int) -> bytes:
+    async def sound(self, data: bytes, seconds: int, rate: int = SOUND_RATE) -> bytes:
         """A recording of at most so many seconds, as `sound_decoder` answers. Raises Refused."""
-        return bytes(await self.sounds.ask(data, seconds))
+        return bytes(await self.sounds.ask(data, seconds, rate))
 
     async def close(self) -> None:
         for children in (self.pictures, self.documents, self.sounds):

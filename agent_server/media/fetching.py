@@ -134,7 +134,7 @@ class Fetcher:
 
     async def _get(self, session: aiohttp.ClientSession, where: URL) -> bytes | URL:
         """The content, or where a redirect leads."""
-        headers = {"Accept": "image/*, */*;q=0.5", "Accept-Encoding": "identity"}
+        headers = {"Accept": "image/*, audio/*, */*;q=0.5", "Accept-Encoding": "identity"}
         async with session.get(where, headers=headers, allow_redirects=False, ssl=self._ssl or True) as answer:
             if answer.status in REDIRECTS and (target := answer.headers.get("Location")):
                 return where.join(URL(target))

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import importlib.util
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Self
 
-from ag_ui.core import ImagePart, Message
+from ag_ui.core import AudioPart, ImagePart, Message
 
-from agent_server.engine.protocol import EngineError, Picture
+from agent_server.engine.protocol import EngineError, EngineInfo, Picture, Sound
 from agent_server.media.decoding import Decoder
 from agent_server.media.documents import Documents, PagePicture
 from agent_server.media.fetching import Fetcher
 from agent_server.media.refusal import Refused
 from agent_server.media.sources import read_source
 from agent_server.settings import MediaLimits
+
+SAMPLE_BYTES = 2
 
 
 class Held:
@@ -90,6 +95,32 @@ class Intake:
         if size > pixels:
             raise Refused(f"The page's picture has {size} pixels, and {pixels} are left for it.")
         return part.picture
+
+    async def sounds(self, parts: Sequence[AudioPart], info: EngineInfo, held: Held) -> tuple[Sound, ...]:
+        """In the order of the parts, as the engine wants them. Raises as `pictures` does."""
+        if len(parts) > self.limits.sounds:
+            raise Refused(f"The conversation has {len(parts)} sounds; at most {self.limits.sounds} are taken.")
+        taken: list[Sound] = []
+        left = float(self.limits.sound_seconds)
+        for number, part in enumerate(parts, 1):
+            try:
+                sound = await self._sound(part, int(left), info)
+            except Refused as reason:
+                raise Refused(f"Sound {number} of {len(parts)} is not taken: {reason.message}") from reason
+            held.add(len(sound.samples))
+            left -= len(sound.samples) / SAMPLE_BYTES / sound.rate
+            taken.append(sound)
+        return tuple(taken)
+
+    async def _sound(self, part: AudioPart, left: int, info: EngineInfo) -> Sound:
+        if importlib.util.find_spec("av") is None:
+            raise Refused("This server decodes no sounds; its operator installs 'agent-server[audio]'.")
+        if not left:
+            raise Refused(f"All sounds of a request together may have {self.limits.sound_seconds} seconds.")
+        data = await read_source(part.source, self._fetcher, self.limits)
+        samples = await self._decoder.sound(data, min(left, info.sound_seconds or left), info.sound_rate)
+        digest = await asyncio.to_thread(blake2b, b"%d:" % info.sound_rate + samples, digest_size=16)
+        return Sound(samples=samples, rate=info.sound_rate, digest=digest.digest())
 
     async def close(self) -> None:
         await self._decoder.close()

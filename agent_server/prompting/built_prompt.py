@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 import msgspec
-from ag_ui.core import ImagePart
+from ag_ui.core import AudioPart, ImagePart
 
 from events.formats.output_format import OutputFormat
 
@@ -14,8 +14,8 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     text: the rendered prompt, for inspection. opened: the beginning of the answer that it already holds, from the
     assistant's header on. marker_ids: the format's markers that are one token of the vocabulary, with their ids.
     stop_token_ids: ids that end the answer. warnings: sentences about what was left out, changed or ignored.
-    pictures: the parts of the images that it has places for, in their order. special_tokens: spellings of those that a
-    raw answer does not show, by id.
+    media: the parts of the pictures and sounds that it has places for, in their order. special_tokens: spellings of
+    those that a raw answer does not show, by id.
     """
 
     token_ids: tuple[int, ...]
@@ -25,5 +25,5 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     marker_ids: dict[str, int] = {}
     stop_token_ids: tuple[int, ...] = ()
     warnings: tuple[str, ...] = ()
-    pictures: tuple[ImagePart, ...] = ()
+    media: tuple[ImagePart | AudioPart, ...] = ()
     special_tokens: Mapping[int, str] = {}

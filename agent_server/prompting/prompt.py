@@ -10,7 +10,7 @@ state.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import partial
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 import msgspec
-from ag_ui.core import ImagePart, RunAgentInput, Tool
+from ag_ui.core import AudioPart, ImagePart, RunAgentInput, Tool
 
 from agent_server.engine.protocol import EngineError
 from agent_server.model_files import ModelFiles, load_model_files
@@ -63,11 +63,11 @@ class Prompts(Protocol):
         options: GenerationOptions,
         instructions: str | None = None,
         *,
-        sees: bool = False,
+        takes: Collection[str] = (),
         fits: bool = True,
     ) -> Prompt:
-        """The prompt for one turn. sees: the model takes images. fits: whether its length is checked. Raises
-        EngineError."""
+        """The prompt for one turn. takes: kinds of media that the model takes beside text. fits: whether its length is
+        checked. Raises EngineError."""
 
 
 class PromptBuilder:
@@ -156,13 +156,13 @@ class PromptBuilder:
         options: GenerationOptions,
         instructions: str | None = None,
         *,
-        sees: bool = False,
+        takes: Collection[str] = (),
         fits: bool = True,
     ) -> Prompt:
         """`build` in a thread, so that a slow template does not block the event loop, but for small requests that are
         known to be quick (see `quick_builds`). Raises EngineError("timeout") after `render_seconds`. The threads are
         this builder's own, so a template that never ends cannot use up the server's."""
-        build = partial(self.build, input, options, instructions, sees=sees, fits=fits)
+        build = partial(self.build, input, options, instructions, takes=takes, fits=fits)
         texts = small_texts(input, options, instructions)
         if texts is not None and self._controls.is_prepared_for(texts):
             if self._quick.may_follow:
@@ -183,28 +183,28 @@ class PromptBuilder:
         options: GenerationOptions,
         instructions: str | None = None,
         *,
-        sees: bool = False,
+        takes: Collection[str] = (),
         fits: bool = True,
     ) -> Prompt:
-        """The prompt for one turn. sees: images have a place in it, one token each. fits: whether its length is
-        checked. Raises
+        """The prompt for one turn. takes: kinds of media that have a place in it ("image", "audio"), one token each.
+        fits: whether its length is checked. Raises
         EngineError("invalid_request") if there is no template or it refuses the conversation,
         EngineError("context_length_exceeded") if the prompt, or prompt and max_tokens, do not fit into the
         model's context, or into what the caller may have of it."""
         if not fits:
-            return self._rendered(input, options, instructions, sees=sees)
+            return self._rendered(input, options, instructions, takes=takes)
         if options.truncate_history:
-            return newest(input, lambda part: self._build(part, options, instructions, sees=sees))
-        return self._build(input, options, instructions, sees=sees)
+            return newest(input, lambda part: self._build(part, options, instructions, takes=takes))
+        return self._build(input, options, instructions, takes=takes)
 
     def _build(
-        self, input: RunAgentInput, options: GenerationOptions, instructions: str | None, *, sees: bool
+        self, input: RunAgentInput, options: GenerationOptions, instructions: str | None, *, takes: Collection[str]
     ) -> Prompt:
         limit = self.context_length if options.truncate_prompt is None else None
         if options.raw_prompt is not None:
             prompt = self._raw(options, limit)
         else:
-            prompt = self._rendered(input, options, instructions, limit, sees=sees)
+            prompt = self._rendered(input, options, instructions, limit, takes=takes)
         own, most = self.context_length, options.most_context
         limit = most if most and (own is None or most < own) else own
         prompt = shortened(prompt, options, limit)
@@ -240,7 +240,7 @@ class PromptBuilder:
         instructions: str | None,
         limit: int | None = None,
         *,
-        sees: bool = False,
+        takes: Collection[str] = (),
     ) -> Prompt:
         tools = chosen_tools(input.tools or (), options)
         chat = self._chosen(bool(tools))
@@ -255,7 +255,7 @@ class PromptBuilder:
             tools=tools if not shown.words else (),
             context=input.context or (),
             instructions="\n\n".join(part for part in words if part) or None,
-            sees=sees,
+            takes=takes,
         )
         self._check_size(conversation.messages, conversation.tools)
         source, allowed = chat.template.source, self.settings.allowed_kwargs
@@ -283,7 +283,7 @@ class PromptBuilder:
             marker_ids=self._marker_ids(shown.output_format) if shown.words else chat.marker_ids,
             stop_token_ids=chat.stop_token_ids,
             warnings=tuple(dict.fromkeys((*shown.warnings, *conversation.warnings, *warnings, *rendering.warnings))),
-            pictures=tuple(part for part in conversation.pictures if isinstance(part, ImagePart)),
+            media=tuple(part for part in conversation.media if isinstance(part, ImagePart | AudioPart)),
         )
 
     def _marker_ids(self, output_format: OutputFormat) -> dict[str, int]:

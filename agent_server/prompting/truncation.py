@@ -16,7 +16,7 @@ INSTRUCTIONS = ("system", "developer")
 
 def shortened(prompt: Prompt, options: GenerationOptions, limit: int | None) -> Prompt:
     """The prompt with the tokens that `truncate_prompt` keeps, its last ones or as `truncation_side` says; -1 keeps
-    what leaves room for `max_tokens`, or for one token. Raises EngineError for a prompt with pictures, whose places
+    what leaves room for `max_tokens`, or for one token. Raises EngineError for a prompt with media, whose places
     would be cut."""
     kept = options.truncate_prompt
     if kept is None:
@@ -25,8 +25,8 @@ def shortened(prompt: Prompt, options: GenerationOptions, limit: int | None) -> 
         kept = len(prompt.token_ids) if limit is None else max(1, limit - (options.sampling.max_tokens or 1))
     if len(prompt.token_ids) <= kept:
         return prompt
-    if prompt.pictures:
-        message = "A prompt with pictures cannot be cut."
+    if prompt.media:
+        message = "A prompt with pictures or sounds cannot be cut."
         raise EngineError("invalid_request", message, param="truncate_prompt_tokens")
     ids = prompt.token_ids[:kept] if options.truncation_side == "right" else prompt.token_ids[-kept:]
     return msgspec.structs.replace(prompt, token_ids=ids)

@@ -150,8 +150,8 @@ class ReplicaSettings(Section):
 
 
 class MediaLimits(Section):
-    """Pictures and documents. pictures: in a request. seconds: to fetch a part, and to decode one. redirects: followed
-    while fetching."""
+    """Pictures, documents and sounds. pictures, sounds: in a request. seconds: to fetch a part, and to decode one.
+    redirects: followed while fetching."""
 
     title: ClassVar[str] = "Media"
     prefix: ClassVar[str] = "media_"
@@ -168,10 +168,11 @@ class MediaLimits(Section):
     page_pictures: int = Field(20, ge=0)
     """The first pages of each PDF that a model that sees is shown as pictures too; 0 for the text alone."""
     sound_seconds: int = Field(1800, gt=0)
-    """Seconds of one recording."""
+    """Seconds of one recording, and of all sounds of a request together."""
     held_bytes: int = Field(2**30, gt=0)
     """Bytes of decoded media that all requests may hold at once; what goes beyond is refused as overloaded."""
     pictures: Annotated[int, FIXED] = 64
+    sounds: Annotated[int, FIXED] = 64
     seconds: Annotated[float, FIXED] = 10.0
     redirects: Annotated[int, FIXED] = 3
 

@@ -11,7 +11,9 @@ import partial_json_parser  # type: ignore[import-untyped, unused-ignore]
 from ag_ui.core import Message as InputMessage
 
 from events.formats.output_format import OutputFormat
-from events.template.pictures import Marks
+from events.template.media_marks import Marks
+
+NOUNS = {"image": "images", "audio": "sounds"}
 
 
 class HistoryCall(msgspec.Struct, frozen=True):
@@ -38,7 +40,7 @@ def read_history(
     messages: Sequence[InputMessage], output_format: OutputFormat, warnings: list[str], marks: Marks | None = None
 ) -> list[HistoryTurn]:
     """One turn for each message that says something; reasoning waits for the assistant message it led to. marks: takes
-    the pictures of users and tools, for a model that sees."""
+    the media of users and tools that the model takes."""
     turns: list[HistoryTurn] = []
     thoughts: list[str] = []
     for message in messages:
@@ -74,8 +76,8 @@ def _turn(message: InputMessage, warnings: list[str], marks: Marks | None) -> Hi
 
 
 def flatten(content: Any, warnings: list[str], marks: Marks | None = None) -> str:
-    """The text of a message: its text parts, one below the other, and marks for its pictures. Other media have no place
-    in a prompt."""
+    """The text of a message: its text parts, one below the other, and marks for its media. Those that the model does
+    not take have no place in a prompt."""
     if content is None or isinstance(content, str):
         return content or ""
     text, below = "", False
@@ -83,11 +85,13 @@ def flatten(content: Any, warnings: list[str], marks: Marks | None = None) -> st
         if part.type == "text":
             text += f"\n{part.text}" if below else part.text
             below = True
-        elif part.type == "image" and marks is not None:
+        elif marks is not None and part.type in marks.takes:
             text += marks.mark(part)
             below = False
         else:
-            taken = "text" if marks is None else "text and images"
+            taken = (
+                " and ".join(["text", *(NOUNS[kind] for kind in sorted(marks.takes))]) if marks is not None else "text"
+            )
             warnings.append(f"a part of type {part.type} was left out: this model reads {taken} only")
     return text
 

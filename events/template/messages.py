@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,7 +19,7 @@ from events.formats.output_format import OutputFormat
 from events.template.declarations import tool_declaration
 from events.template.environment import Message
 from events.template.history import HistoryCall, HistoryTurn, read_history
-from events.template.pictures import Marks
+from events.template.media_marks import Marks
 from events.template.probe import Capabilities, with_reasoning
 from events.template.writer import WrittenCall, write_calls
 
@@ -32,14 +32,14 @@ _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 class PromptMessages(msgspec.Struct, frozen=True, kw_only=True):
     """What goes into the template. final_reasoning, final_text: those of the last message where it is the
     assistant's, also if the template has no place for one of them. warnings: what had to be left out or mended, for a
-    person. pictures: the parts of the messages' images, in the order of these."""
+    person. media: the parts of the messages' images and sounds, in the order of these."""
 
     messages: list[Message]
     tools: list[Message] | None = None
     final_reasoning: str = ""
     final_text: str = ""
     warnings: tuple[str, ...] = ()
-    pictures: tuple[ContentPart, ...] = ()
+    media: tuple[ContentPart, ...] = ()
 
 
 def build_conversation(
@@ -50,12 +50,12 @@ def build_conversation(
     tools: Sequence[Tool] = (),
     context: Sequence[Context] = (),
     instructions: str | None = None,
-    sees: bool = False,
+    takes: Collection[str] = (),
 ) -> PromptMessages:
-    """Messages, context entries and instructions in the template's own shape. sees: images are taken. Never raises on
-    any history."""
+    """Messages, context entries and instructions in the template's own shape. takes: kinds of media that have a place,
+    of "image" and "audio". Never raises on any history."""
     warnings: list[str] = []
-    marks = Marks(_all_said(messages, instructions, context)) if sees and _pictured(messages) else None
+    marks = Marks(_all_said(messages, instructions, context), takes) if _has_media(messages, takes) else None
     turns = read_history(messages, output_format, warnings, marks)
     turns = _answered(turns)
     turns = _with_system(turns, capabilities, _preamble(instructions, context))
@@ -67,7 +67,7 @@ def build_conversation(
     shaped, declared = _shaped(turns, capabilities, warnings), [tool_declaration(tool) for tool in tools]
     if capabilities.tools_in_system and declared:
         shaped, declared = _with_tools(shaped, declared), []
-    shaped, pictures = (shaped, ()) if marks is None else marks.unmark(shaped)
+    shaped, media = (shaped, ()) if marks is None else marks.unmark(shaped)
     last = (
         turns[-1] if turns and turns[-1].role == "assistant" and not turns[-1].calls else HistoryTurn(role="assistant")
     )
@@ -77,13 +77,13 @@ def build_conversation(
         final_reasoning=last.reasoning,
         final_text=last.text,
         warnings=tuple(dict.fromkeys(warnings)),
-        pictures=pictures,
+        media=media,
     )
 
 
-def _pictured(messages: Sequence[InputMessage]) -> bool:
+def _has_media(messages: Sequence[InputMessage], takes: Collection[str]) -> bool:
     contents = [message.content for message in messages if message.role in ("user", "tool")]
-    return any(part.type == "image" for content in contents if isinstance(content, list) for part in content)
+    return any(part.type in takes for content in contents if isinstance(content, list) for part in content)
 
 
 def _all_said(messages: Sequence[InputMessage], instructions: str | None, context: Sequence[Context]) -> Iterable[str]:

@@ -22,14 +22,14 @@ from agent_server.engines.embedded import EmbeddedEngine
 from agent_server.engines.upstream import UpstreamEngine, parse_address
 from agent_server.engines.upstream.model import load_model
 from agent_server.generation.config import EngineConfig
-from agent_server.generation.vision.reader import load_reader
+from agent_server.generation.multimodal.picture_reader import load_picture_reader
 from agent_server.model_files import load_model_files
 from agent_server.settings import UpstreamSettings
 from tests.conformance.node import NodeClients
 from tests.contract.engines import listening, started
 from tests.contract.fakes import vllm_tokens
 from tests.contract.fakes.common import Backend
-from tests.generation.vision.seeing_models import picture, save_seeing
+from tests.generation.multimodal.seeing_models import picture, save_seeing
 from tests.media.pictures import encoded
 from tests.server import Running, scripted, serving
 
@@ -65,7 +65,8 @@ class Seen:
     def generated(self, behind: str) -> tuple[list[int], str, int]:
         """By transformers alone: the tokens, their text and the length of the prompt."""
         tokenizer = load_model_files(self.folder).tokenizer
-        reader = load_reader(self.folder, tokenizer)
+        feature = tokenizer.token_to_id("<|image_pad|>")
+        reader = load_picture_reader(self.folder, tokenizer, feature)
         prepared = reader.prepare(picture(3))
         asked = f"<|im_start|>user\n{BEFORE}<|vision_start|>{reader.decode(list(prepared.ids))}<|vision_end|>{behind}"
         row = torch.tensor([reader.encode(f"{asked}<|im_end|>\n<|im_start|>assistant\n")])

@@ -9,7 +9,7 @@ from agent_server.generation.config import EngineConfig
 from agent_server.generation.loader import load
 from agent_server.generation.messages import Failed
 from tests.generation.harness import Driver, prompts
-from tests.generation.vision.seeing_models import FAMILIES, picture, save_seeing
+from tests.generation.multimodal.seeing_models import FAMILIES, picture, save_seeing
 
 TOKENS = 12
 
@@ -32,8 +32,8 @@ class Seeing:
         """What `generate` says of a prompt with placeholders, whose text is tokenised as a whole,
         unless its ids are not those of a text. It must not end with a
         picture: `generate` counts on from the last place of one, where M-RoPE counts on from the largest."""
-        vision = driver.core.vision
-        reader = vision.reader
+        multimodal = driver.core.multimodal
+        reader = multimodal.pictures
         prepared = [reader.prepare(each) for each in pictures]
         whole = reader.decode(list(ids))
         for each in prepared:
@@ -41,7 +41,7 @@ class Seeing:
         row = torch.tensor(
             [reader.encode(whole.replace("\0", reader.word)) if text else expanded(reader, ids, prepared)]
         )
-        kinds = (row == vision.feature).int()
+        kinds = (row == multimodal.pictures.feature).int()
         named = {name: side_by_side([each.tensors[name] for each in prepared]) for name in prepared[0].tensors}
         named |= {"mm_token_type_ids": kinds} if "qwen" in self.family else {}
         named |= {"token_type_ids": kinds} if self.family == "gemma3" else {}
@@ -83,7 +83,7 @@ def driver(request, seeing):
 
 def shown(driver, *parts):
     """Text as it stands, and None for a picture → ids."""
-    reader = driver.core.vision.reader
+    reader = driver.core.multimodal.pictures
     return reader.encode("".join(reader.word if part is None else part for part in parts))
 
 
@@ -138,14 +138,14 @@ def test_the_cache_knows_pictures_by_their_content(driver, seeing):
     """The same picture is found, with what was said of it; another one of the same size is not."""
     ids = shown(driver, "A conversation that is long enough for a page. ", None, " and what it is about, at length.")
     first, other = picture(7), picture(8)
-    start = driver.core.vision.reader.encode("A conversation that is long enough for a page. ")
+    start = driver.core.multimodal.pictures.encode("A conversation that is long enough for a page. ")
     said = {}
     for name, seen in (("cold", first), ("warm", first), ("other", other)):
         number = driver.submit(ids, pictures=[seen], max_tokens=TOKENS)
-        encoded = driver.core.vision.encoder.encoded
+        encoded = driver.core.multimodal.encoder.encoded
         driver.finish()
         said[name] = driver.ids(number), driver.end(number).usage
-        again = driver.core.vision.encoder.encoded - encoded
+        again = driver.core.multimodal.encoder.encoded - encoded
         assert again == (name != "warm"), "a picture that is found is not encoded again"
     assert said["cold"][0] == said["warm"][0] == seeing.expected(driver, ids, [first])[0]
     assert said["other"][0] == seeing.expected(driver, ids, [other])[0]
@@ -159,10 +159,10 @@ def test_another_turn_finds_the_picture_of_the_one_before(driver, seeing):
     driver.finish()
     said = driver.ids(number)
     longer = [*ids, *said, *shown(driver, " And then?")]
-    encoded = driver.core.vision.encoder.encoded
+    encoded = driver.core.multimodal.encoder.encoded
     again = driver.submit(longer, pictures=[seen], max_tokens=TOKENS)
     driver.finish()
-    assert driver.core.vision.encoder.encoded == encoded
+    assert driver.core.multimodal.encoder.encoded == encoded
     assert driver.end(again).usage.cached_tokens > len(ids)
     assert driver.ids(again) == seeing.expected(driver, longer, [seen], text=False)[0], "random tokens are no text"
 
@@ -231,7 +231,7 @@ def test_a_reader_that_fails_is_that_requests_error(driver, seeing, monkeypatch)
     def broken(image):
         raise ValueError("too thin")
 
-    monkeypatch.setattr(driver.core.vision.reader, "_read", broken)
+    monkeypatch.setattr(driver.core.multimodal.pictures, "_read", broken)
     number = driver.submit(shown(driver, "x", None), pictures=[picture(16)])
     driver.finish()
     assert driver.end(number).kind == "invalid_request"
@@ -241,7 +241,7 @@ def test_a_reader_that_fails_is_that_requests_error(driver, seeing, monkeypatch)
 def test_the_picture_is_read_as_it_is(driver):
     """Rows and colours are not mixed up on the way."""
     taken = []
-    reader = driver.core.vision.reader
+    reader = driver.core.multimodal.pictures
     read, reader._read = reader._read, lambda image: taken.append(image) or read(image)
     seen = picture(17, 40, 24)
     try:

@@ -2,9 +2,9 @@
 
 import pytest
 
+from tests.generation.multimodal.seeing_models import picture
+from tests.generation.multimodal.test_seeing import TOKENS, Seeing, shown
 from tests.generation.test_graphs import replays  # noqa: F401
-from tests.generation.vision.seeing_models import picture
-from tests.generation.vision.test_seeing import TOKENS, Seeing, shown
 
 
 @pytest.mark.parametrize("family", ["qwen2.5-vl", "gemma3"])

@@ -11,89 +11,60 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
 from PIL import Image
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from agent_server.engine.protocol import Picture
 from agent_server.generation.faults import first_line
-from agent_server.generation.vision.inputs import PreparedPicture
+from agent_server.generation.multimodal.inputs import PreparedMedia
+from agent_server.generation.multimodal.media_reader import MediaReader, Unreadable, tensors
 
 logger = logging.getLogger("agent_server.generation")
-TEXT_INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
-
-
 Read = Callable[[Image.Image], tuple[list[int], dict[str, Tensor]]]
 """A picture → the tokens that stand for it, and the arguments of the model's `get_image_features`."""
 
 
-class PicturesUnreadable(Exception):
-    """Why no pictures can be read for a model, as half a sentence."""
+class PictureReader(MediaReader):
+    """feature: the token in whose places the vision tower's features stand."""
 
-
-class PictureReader:
-    """word: what the chat template writes for a picture, and its token; feature: the token in whose places the vision
-    tower's features stand."""
-
-    def __init__(self, tokenizer: Tokenizer, word: str, read: Read) -> None:
-        self.word = word
-        self.tokenizer = tokenizer
-        number = tokenizer.token_to_id(word)
-        if number is None:
-            raise PicturesUnreadable(f"{word} is not a token of its vocabulary")
-        self.placeholder: int = number
+    def __init__(self, tokenizer: Tokenizer, word: str, read: Read, feature: int) -> None:
+        super().__init__(tokenizer, word)
+        self.feature = feature
         self._read = read
-        self._control = frozenset(
-            number
-            for number, token in tokenizer.get_added_tokens_decoder().items()
-            if token.special or token.content.strip()
-        )
 
-    def prepare(self, picture: Picture) -> PreparedPicture:
+    def prepare(self, picture: Picture) -> PreparedMedia:
         """Takes tens of milliseconds for a photograph. Raises ValueError for a picture that the processor refuses, for
         example one that is a hundred times as wide as it is high."""
         image = Image.frombytes("RGB", (picture.width, picture.height), picture.pixels)
-        ids, tensors = self._read(image)
-        return PreparedPicture(picture.digest, tuple(ids), tensors)
-
-    def encode(self, text: str) -> list[int]:
-        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
-
-    def decode(self, ids: list[int]) -> str:
-        return str(self.tokenizer.decode(ids, skip_special_tokens=False))
-
-    def is_control(self, token: int) -> bool:
-        return token in self._control
+        ids, named = self._read(image)
+        places = tuple(index for index, token in enumerate(ids) if token == self.feature)
+        return PreparedMedia("image", picture.digest, tuple(ids), places, named)
 
 
-def load_reader(model: str, tokenizer: Tokenizer) -> PictureReader:
-    """The reader of a folder or a hub name. Raises PicturesUnreadable."""
+def load_picture_reader(model: str, tokenizer: Tokenizer, feature: int) -> PictureReader:
+    """The reader of a folder or a hub name. Raises Unreadable."""
     from transformers import AutoProcessor
 
     try:
         processor = AutoProcessor.from_pretrained(model, trust_remote_code=False)
-        return PictureReader(tokenizer, processor.image_token, partial(_by_processor, processor))
+        return PictureReader(tokenizer, processor.image_token, partial(_by_processor, processor), feature)
     except (ImportError, AttributeError) as error:
         logger.debug("transformers has no processor here: %s", first_line(error))
     except (OSError, ValueError) as error:
-        raise PicturesUnreadable(f"its processor cannot be made ({first_line(error)})") from error
-    return _by_rule(model, tokenizer)
+        raise Unreadable(f"its processor cannot be made ({first_line(error)})") from error
+    return _by_rule(model, tokenizer, feature)
 
 
 def _by_processor(processor: Any, image: Image.Image) -> tuple[list[int], dict[str, Tensor]]:
     inputs = processor(text=[processor.image_token], images=[image], return_tensors="pt", add_special_tokens=False)
-    return inputs["input_ids"][0].tolist(), _tensors(inputs)
-
-
-def _tensors(inputs: Any) -> dict[str, Tensor]:
-    return {name: torch.as_tensor(value) for name, value in inputs.items() if name not in TEXT_INPUTS}
+    return inputs["input_ids"][0].tolist(), tensors(inputs)
 
 
 # families whose processors ask for torchvision
 
 
-def _by_rule(model: str, tokenizer: Tokenizer) -> PictureReader:
+def _by_rule(model: str, tokenizer: Tokenizer, feature: int) -> PictureReader:
     from transformers import AutoImageProcessor
     from transformers.processing_utils import ProcessorMixin
 
@@ -101,14 +72,14 @@ def _by_rule(model: str, tokenizer: Tokenizer) -> PictureReader:
     images = AutoImageProcessor.from_pretrained(model, backend="pil")
     kind = str(settings.get("processor_class") or "")
     if kind not in KINDS:
-        raise PicturesUnreadable(f"its processor ({kind or 'without a name'}) needs torchvision")
+        raise Unreadable(f"its processor ({kind or 'without a name'}) needs torchvision")
     word, options, expand = KINDS[kind](settings, images)
 
     def read(image: Image.Image) -> tuple[list[int], dict[str, Tensor]]:
         inputs = images(images=[image], return_tensors="pt", **options)
-        return list(tokenizer.encode(expand(inputs), add_special_tokens=False).ids), _tensors(inputs)
+        return list(tokenizer.encode(expand(inputs), add_special_tokens=False).ids), tensors(inputs)
 
-    return PictureReader(tokenizer, word, read)
+    return PictureReader(tokenizer, word, read, feature)
 
 
 Rule = tuple[str, dict[str, Any], Callable[[Any], str]]

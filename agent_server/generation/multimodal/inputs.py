@@ -1,4 +1,4 @@
-"""What a sequence with pictures carries beside its tokens."""
+"""What a sequence with pictures or sounds carries beside its tokens."""
 
 from __future__ import annotations
 
@@ -8,27 +8,30 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from agent_server.generation.vision.placing import PlacedPrompt, Span
+from agent_server.generation.multimodal.placing import PlacedPrompt, Span
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class PreparedPicture:
-    """A picture as the vision tower takes it. ids: the tokens that stand for it. tensors: the arguments of the model's
-    `get_image_features`. digest: of its content."""
+class PreparedMedia:
+    """A picture ("image") or a sound ("audio") as its tower takes it. digest: of its content. ids: the tokens that
+    stand for it. places: those of them that features stand in for, by their index. tensors: the arguments of the
+    model's forward, those of its `get_image_features` for a picture."""
 
+    kind: str
     digest: bytes
     ids: tuple[int, ...]
+    places: tuple[int, ...]
     tensors: dict[str, Tensor]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class PictureInputs:
-    """positions: `[3, prompt]` int64, for models that count pictures in three dimensions (M-RoPE, Qwen2-VL), else None.
-    shift: what is added to a token's index behind the prompt. whole: a picture's tokens see each other (Gemma 3), so a
-    chunk never ends within one."""
+class MediaInputs:
+    """items: in the prompt's order. positions: `[3, prompt]` int64, for models that count pictures in three dimensions
+    (M-RoPE, Qwen2-VL), else None. shift: what is added to a token's index behind the prompt. whole: a picture's tokens
+    see each other (Gemma 3), so a chunk never ends within one."""
 
     layout: PlacedPrompt
-    pictures: list[PreparedPicture]
+    items: list[PreparedMedia]
     positions: Tensor | None = None
     shift: int = 0
     whole: bool = False
@@ -36,11 +39,12 @@ class PictureInputs:
 
     def __post_init__(self) -> None:
         if self.whole:
-            self._blocks.extend(block for span in self.layout.spans for block in span.blocks())
+            pictures = (span for span in self.layout.spans if self.items[span.item].kind == "image")
+            self._blocks.extend(block for span in pictures for block in span.blocks())
 
     @property
     def end(self) -> int:
-        """The first token behind the last picture."""
+        """The first token behind the last picture or sound."""
         return self.layout.spans[-1].end
 
     def length(self, start: int, length: int) -> int:
@@ -61,7 +65,7 @@ class PictureInputs:
         return [block for block in self._blocks if block[0] < end and block[1] > start]
 
     def spans(self, start: int, end: int) -> list[Span]:
-        """The pictures with tokens among `start` to `end`."""
+        """The pictures and sounds with tokens among `start` to `end`."""
         return [span for span in self.layout.spans if span.start < end and span.end > start]
 
     def ids(self, start: int, end: int) -> list[int]:

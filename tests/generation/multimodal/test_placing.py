@@ -1,14 +1,14 @@
-"""Where a picture's tokens go in a prompt, by which keys caches know them, and where chunks may end. Without a model."""
+"""Where a picture's or a sound's tokens go in a prompt, by which keys caches know them, and where chunks may end. Without a model."""
 
 import pytest
 
+from agent_server.generation.multimodal.inputs import MediaInputs, PreparedMedia
+from agent_server.generation.multimodal.placing import Misplaced, PlacedPrompt, Span, content_key, lay_out
 from agent_server.generation.scheduler import Scheduler
 from agent_server.generation.sequence import Sequence
 from agent_server.generation.slabs import SlabMemory
-from agent_server.generation.vision.inputs import PictureInputs, PreparedPicture
-from agent_server.generation.vision.placing import Misplaced, PlacedPrompt, Span, content_key, lay_out
 
-PICTURE, FEATURE, BREAK, NEWLINE, TWO, THREE = 900, 901, 902, 10, 11, 12
+PICTURE, FEATURE, BREAK, SOUND, NEWLINE, TWO, THREE = 900, 901, 902, 903, 10, 11, 12
 
 
 class Breaks:
@@ -31,9 +31,17 @@ class Breaks:
         return token >= 900
 
 
+class Item:
+    """What stands for a picture: FEATURE is where its features go."""
+
+    def __init__(self, ids, digest=b""):
+        self.ids, self.digest = ids, digest
+        self.places = [index for index, token in enumerate(ids) if token == FEATURE]
+
+
 def placed(prompt, *expansions, words=None):
-    digests = [bytes([number]) for number in range(len(expansions))]
-    return lay_out(prompt, PICTURE, expansions, digests, FEATURE, words or Breaks())
+    items = [Item(ids, bytes([number])) for number, ids in enumerate(expansions)]
+    return lay_out(prompt, {PICTURE: items}, words or Breaks())[0]
 
 
 def test_each_placeholder_becomes_its_pictures_tokens():
@@ -77,14 +85,33 @@ def test_text_that_would_become_a_control_token_stays_as_it_was_tokenised():
 
 @pytest.mark.parametrize("prompt", [[65], [PICTURE, PICTURE]])
 def test_a_prompt_without_one_place_for_each_picture_is_refused(prompt):
-    with pytest.raises(Misplaced, match=r"places for 1 pictures"):
+    with pytest.raises(Misplaced, match=r"places for 1"):
         placed(prompt, [FEATURE])
+
+
+def test_pictures_and_sounds_stay_in_the_prompts_order():
+    first, second, sound = Item([FEATURE], b"1"), Item([FEATURE, FEATURE], b"2"), Item([FEATURE] * 3, b"3")
+    given = {PICTURE: [first, second], SOUND: [sound]}
+    layout, items = lay_out([65, PICTURE, SOUND, 66, PICTURE], given, Breaks())
+    assert items == [first, sound, second]
+    assert layout.ids == [65, FEATURE, FEATURE, FEATURE, FEATURE, 66, FEATURE, FEATURE]
+    assert [(span.item, span.start, span.end) for span in layout.spans] == [(0, 1, 2), (1, 2, 5), (2, 6, 8)]
+    with pytest.raises(Misplaced, match=r"places for 0"):
+        lay_out([PICTURE, SOUND], {PICTURE: [first], SOUND: []}, Breaks())
+
+
+def test_a_chunk_may_end_within_a_sound_of_a_model_that_sees_pictures_whole():
+    spans = [Span(0, 10, 20, tuple(range(10, 20))), Span(1, 30, 40, tuple(range(30, 40)))]
+    items = [PreparedMedia(kind, b"", (), (), {}) for kind in ("image", "audio")]
+    media = MediaInputs(PlacedPrompt([], [], spans), items, whole=True)
+    assert media.length(0, 15) == 10
+    assert media.length(20, 15) == 15
 
 
 def inputs(*blocks, whole=True):
     spans = [Span(number, first, last, tuple(range(first, last))) for number, (first, last) in enumerate(blocks)]
-    pictures = [PreparedPicture(b"", (), {}) for _ in blocks]
-    return PictureInputs(PlacedPrompt([], [], spans), pictures, whole=whole)
+    pictures = [PreparedMedia("image", b"", (), (), {}) for _ in blocks]
+    return MediaInputs(PlacedPrompt([], [], spans), pictures, whole=whole)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The vision tower has its part in the memory of a GPU."""
+"""Towers have their part in the memory of a GPU."""
 
 import logging
 
@@ -6,10 +6,14 @@ import pytest
 import torch
 
 from agent_server.generation import profile
-from agent_server.generation.profile import picture_step
-from agent_server.generation.vision.encoder import KEPT_BYTES
-from agent_server.generation.vision.reader import load_reader
-from tests.generation.vision.seeing_models import make_words, save_seeing
+from agent_server.generation.multimodal.encoder import KEPT_BYTES
+from agent_server.generation.multimodal.language import InnerTextModel
+from agent_server.generation.multimodal.multimodal import Readers
+from agent_server.generation.multimodal.picture_reader import load_picture_reader
+from agent_server.generation.multimodal.sound_reader import load_sound_reader
+from agent_server.generation.profile import media_step
+from tests.generation.multimodal import hearing_models
+from tests.generation.multimodal.seeing_models import make_words, save_seeing
 
 
 @pytest.fixture
@@ -28,11 +32,12 @@ def counters(monkeypatch):
 @pytest.fixture
 def seeing(tmp_path):
     model = save_seeing("qwen2.5-vl", tmp_path)
-    return model, load_reader(str(tmp_path), make_words("qwen2.5-vl").backend_tokenizer)
+    words = make_words("qwen2.5-vl").backend_tokenizer
+    return model, Readers(load_picture_reader(str(tmp_path), words, model.config.image_token_id))
 
 
 def test_the_largest_picture_is_computed_and_what_is_kept_comes_on_top(counters, seeing, monkeypatch):
-    model, reader = seeing
+    model, readers = seeing
     encode = model.get_image_features
 
     def counted(**tensors):
@@ -41,11 +46,11 @@ def test_the_largest_picture_is_computed_and_what_is_kept_comes_on_top(counters,
 
     monkeypatch.setattr(model, "get_image_features", counted)
     patches = 4096 // 4**2  # the processor's most pixels, by patches of 4
-    assert picture_step(model, reader) == 40 * patches + KEPT_BYTES
+    assert media_step(InnerTextModel(model), readers) == 40 * patches + KEPT_BYTES
 
 
 def test_a_device_that_is_too_small_for_it_is_said(counters, seeing, monkeypatch, caplog):
-    model, reader = seeing
+    model, readers = seeing
 
     def exhausted(**tensors):
         counters["bytes"] = 5000
@@ -53,5 +58,19 @@ def test_a_device_that_is_too_small_for_it_is_said(counters, seeing, monkeypatch
 
     monkeypatch.setattr(model, "get_image_features", exhausted)
     with caplog.at_level(logging.WARNING):
-        assert picture_step(model, reader) == 4900 + KEPT_BYTES
+        assert media_step(InnerTextModel(model), readers) == 4900 + KEPT_BYTES
     assert "The largest pictures that the model reads do not fit on cpu." in caplog.messages
+
+
+def test_the_longest_sound_is_computed(counters, tmp_path, monkeypatch):
+    model = hearing_models.save_hearing("qwen2-audio", tmp_path)
+    words = hearing_models.make_words("qwen2-audio").backend_tokenizer
+    readers = Readers(sounds=load_sound_reader(str(tmp_path), words))
+    tower = model.model.audio_tower
+
+    def counted(module, args):
+        counters["bytes"] += 40 * args[0].shape[-1]
+
+    tower.register_forward_pre_hook(counted)
+    frames = 100 * hearing_models.WINDOW
+    assert media_step(InnerTextModel(model), readers) == 40 * frames + KEPT_BYTES

@@ -1,0 +1,46 @@
+"""What the readers of pictures and of sounds share: the words that stand for them in a prompt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+TEXT_INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
+
+
+class Unreadable(Exception):
+    """Why no pictures, or no sounds, can be read for a model, as half a sentence."""
+
+
+class MediaReader:
+    """word: what the chat template writes for one, and its token."""
+
+    def __init__(self, tokenizer: Tokenizer, word: str) -> None:
+        self.word = word
+        self.tokenizer = tokenizer
+        number = tokenizer.token_to_id(word)
+        if number is None:
+            raise Unreadable(f"{word} is not a token of its vocabulary")
+        self.placeholder: int = number
+        self._control = frozenset(
+            number
+            for number, token in tokenizer.get_added_tokens_decoder().items()
+            if token.special or token.content.strip()
+        )
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: list[int]) -> str:
+        return str(self.tokenizer.decode(ids, skip_special_tokens=False))
+
+    def is_control(self, token: int) -> bool:
+        return token in self._control
+
+
+def tensors(inputs: Any) -> dict[str, Tensor]:
+    """What a processor gives beside the text."""
+    return {name: torch.as_tensor(value) for name, value in inputs.items() if name not in TEXT_INPUTS}

@@ -1,0 +1,138 @@
+"""What a model that sees or hears has beside its text model, and a request's media made ready for it."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from agent_server.engine.protocol import EngineError, GenerationRequest
+from agent_server.generation.faults import first_line
+from agent_server.generation.multimodal.encoder import MediaEncoder
+from agent_server.generation.multimodal.inputs import MediaInputs, PreparedMedia
+from agent_server.generation.multimodal.language import InnerTextModel
+from agent_server.generation.multimodal.media_reader import MediaReader
+from agent_server.generation.multimodal.picture_reader import PictureReader
+from agent_server.generation.multimodal.placing import Misplaced, PlacedPrompt, lay_out
+from agent_server.generation.multimodal.sound_reader import SoundReader
+
+logger = logging.getLogger("agent_server.generation")
+Ready = Callable[[GenerationRequest, MediaInputs], None]
+Failed = Callable[[EngineError], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Readers:
+    """What reads each kind for a model; None for one that it does not take."""
+
+    pictures: PictureReader | None = None
+    sounds: SoundReader | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.given)
+
+    @property
+    def given(self) -> dict[str, MediaReader]:
+        """By the names of kinds that `EngineInfo.placeholders` has."""
+        both = {"image": self.pictures, "audio": self.sounds}
+        return {kind: reader for kind, reader in both.items() if reader is not None}
+
+
+class Multimodal:
+    """model: whose text model the packed runner calls. whole: a picture's tokens see each other."""
+
+    def __init__(self, model: InnerTextModel, readers: Readers, *, whole: bool | None = None) -> None:
+        self.model = model
+        self.pictures = readers.pictures
+        self.sounds = readers.sounds
+        self.readers = readers.given
+        self.words = next(iter(self.readers.values()))
+        self.encoder = MediaEncoder(model)
+        self.whole = sees_whole(model) if whole is None else whole
+        self._rope: Any = getattr(model.whole.base_model, "get_rope_index", None)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="media")
+
+    @property
+    def counts_three(self) -> bool:
+        """Whether positions have three dimensions (M-RoPE)."""
+        return self._rope is not None
+
+    def begin(self, request: GenerationRequest, ready: Ready, failed: Failed) -> None:
+        """Prepare a request's media in a thread; one of the two is then called there."""
+        self._thread.submit(self._prepare, request, ready, failed)
+
+    def _prepare(self, request: GenerationRequest, ready: Ready, failed: Failed) -> None:
+        try:
+            expanded, inputs = self.prepare(request)
+        except EngineError as error:
+            failed(error)
+        else:
+            ready(expanded, inputs)
+
+    def prepare(self, request: GenerationRequest) -> tuple[GenerationRequest, MediaInputs]:
+        """The request with the media's tokens in its prompt, and its media. Raises EngineError."""
+        given: dict[int, list[PreparedMedia]] = {}
+        if self.pictures is not None:
+            read = self.pictures.prepare
+            given[self.pictures.placeholder] = [_read("picture", read, picture) for picture in request.pictures]
+        if self.sounds is not None:
+            given[self.sounds.placeholder] = [_read("sound", self.sounds.prepare, sound) for sound in request.sounds]
+        layout, items = self._laid_out(request.prompt_token_ids, given)
+        expanded = msgspec.structs.replace(request, prompt_token_ids=tuple(layout.ids), pictures=(), sounds=())
+        return expanded, self.inputs(layout, items)
+
+    def inputs(self, layout: PlacedPrompt, items: list[PreparedMedia]) -> MediaInputs:
+        """What the sequence carries. Positions by the model's own rule, where it has one."""
+        if self._rope is None:
+            return MediaInputs(layout, items, whole=self.whole)
+        positions, shift = self._positions(layout, items)
+        return MediaInputs(layout, items, positions, shift, self.whole)
+
+    def kinds(self, ids: Tensor) -> Tensor:
+        """1 for a picture's places, 0 for every other token."""
+        feature = -1 if self.pictures is None else self.pictures.feature
+        return (ids == feature).int()
+
+    def _laid_out(
+        self, prompt: tuple[int, ...], given: dict[int, list[PreparedMedia]]
+    ) -> tuple[PlacedPrompt, list[PreparedMedia]]:
+        try:
+            return lay_out(prompt, given, self.words)
+        except Misplaced as error:
+            raise EngineError("invalid_request", f"{str(error).capitalize()}.", param="messages") from error
+
+    def _positions(self, layout: PlacedPrompt, items: list[PreparedMedia]) -> tuple[Tensor, int]:
+        ids = torch.tensor([layout.ids])
+        grids = [item.tensors["image_grid_thw"] for item in items if "image_grid_thw" in item.tensors]
+        positions, shift = self._rope(
+            input_ids=ids,
+            mm_token_type_ids=self.kinds(ids),
+            image_grid_thw=torch.cat(grids) if grids else None,
+            attention_mask=torch.ones_like(ids),
+        )
+        return positions[:, 0].cpu(), int(shift)
+
+
+def _read(noun: str, read: Callable[[Any], PreparedMedia], item: object) -> PreparedMedia:
+    """Raises EngineError: a processor may raise anything, and what it cannot read is the request's error."""
+    try:
+        prepared = read(item)
+    except Exception as error:
+        logger.debug("A %s cannot be prepared.", noun, exc_info=error)
+        message = f"The model's processor cannot read a {noun} ({first_line(error)})."
+        raise EngineError("invalid_request", message, param="messages") from error
+    if not prepared.places:
+        raise EngineError("internal", f"The model's processor gives a {noun} no tokens.")
+    return prepared
+
+
+def sees_whole(model: InnerTextModel) -> bool:
+    """Whether the model is told which tokens are a picture's, so that they may see each other (Gemma 3)."""
+    return "token_type_ids" in inspect.signature(model.whole.forward).parameters

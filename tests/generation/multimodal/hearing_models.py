@@ -1,0 +1,87 @@
+"""Tiny random models that hear, of several families, with the files that their processors are made of."""
+
+import json
+from hashlib import blake2b
+
+import numpy
+import torch
+import transformers
+from transformers import PreTrainedTokenizerFast
+
+from agent_server.engine.protocol import Sound
+from tests.generation.multimodal.seeing_models import TEXT
+from tests.generation.tiny_models import make_tokenizer
+
+RATE = 16_000
+WINDOW = 4
+"""Seconds that the tiny towers hear at once; those of whole models hear 30."""
+MELS = 8
+ENCODER = {
+    "num_mel_bins": MELS,
+    "max_source_positions": 50 * WINDOW,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "encoder_ffn_dim": 48,
+}
+WHISPER = {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": MELS, "chunk_length": WINDOW}
+
+FAMILIES = {
+    "qwen2-audio": {
+        "config": "Qwen2AudioConfig",
+        "words": {"audio_token": "<|AUDIO|>", "audio_bos_token": "<|audio_bos|>", "audio_eos_token": "<|audio_eos|>"},
+        "text": {"model_type": "qwen2"},
+        "audio": {"model_type": "qwen2_audio_encoder", **ENCODER},
+        "features": {**WHISPER, "return_attention_mask": True},
+        "processor": "Qwen2AudioProcessor",
+        "frame": ("<|audio_bos|>", "<|audio_eos|>"),
+    },
+}  # fmt: skip
+
+
+def make_words(family):
+    """The tokenizer with the family's words, as transformers' kind."""
+    words = FAMILIES[family]["words"]
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=make_tokenizer(), eos_token="<|im_end|>", pad_token="<|im_start|>", extra_special_tokens=words
+    )
+    fast.add_special_tokens({"additional_special_tokens": list(words.values())}, replace_extra_special_tokens=False)
+    return fast
+
+
+def save_hearing(family, folder, seed=None):
+    """A folder as such models come: weights, tokenizer, processor."""
+    own = FAMILIES[family]
+    words = make_words(family)
+    number = words.convert_tokens_to_ids(own["words"]["audio_token"])
+    config = getattr(transformers, own["config"])(
+        text_config={**TEXT, **own["text"]}, audio_config=own["audio"], audio_token_id=number, audio_token_index=number,
+        **own.get("extra", {}),
+    )  # fmt: skip
+    torch.manual_seed(own.get("seed", 0) if seed is None else seed)
+    model = transformers.AutoModelForMultimodalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(3.0) if parameter.any() else parameter.normal_(std=0.3)
+    model.generation_config.eos_token_id = None
+    model.save_pretrained(folder)
+    words.save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(own["features"]))
+    processor = {"processor_class": own["processor"], **own.get("settings", {})}
+    (folder / "processor_config.json").write_text(json.dumps(processor))
+    return model
+
+
+def sound(seed=0, seconds=0.8, rate=RATE):
+    """Notes of 50 ms, silence among them, as the engine takes it."""
+    count, random = int(rate * seconds), torch.Generator().manual_seed(seed)
+    notes = -(-count // (rate // 20))
+    heights, strengths = (torch.rand(notes, generator=random).repeat_interleave(rate // 20)[:count] for _ in range(2))
+    samples = 30_000 * strengths.sub(0.3).clamp(0) * torch.sin(torch.cumsum(0.02 + 2.5 * heights, 0))
+    raw = samples.to(torch.int16).numpy().astype("<i2").tobytes()
+    return Sound(samples=raw, rate=rate, digest=blake2b(raw, digest_size=16).digest())
+
+
+def wave(heard):
+    return numpy.frombuffer(heard.samples, dtype="<i2").astype(numpy.float32) / 2**15
