@@ -65,6 +65,9 @@ class Feedback(NamedTuple):
 
 Action = Send | Start | Stop | ControlRun | Feedback | Close
 
+FEEDBACK_LENGTH = 65536
+"""Characters of one comment."""
+
 # message or control action → the states in which it is taken
 LEGAL: dict[str, frozenset[State]] = {
     "config": frozenset({"waiting", "idle"}),
@@ -213,6 +216,8 @@ class GenerationSession:
             raise wrong("rating", "must be from -1 to 1")
         if feedback.position is not None and feedback.position < 0:
             raise wrong("position", "must not be negative")
+        if len(feedback.text or "") > FEEDBACK_LENGTH:
+            raise wrong("text", f"must be at most {FEEDBACK_LENGTH} characters long")
         position = self._position if feedback.position is None else feedback.position
         return [Feedback(self._request_id or "", feedback.rating, feedback.text, position)]
 

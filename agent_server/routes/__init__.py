@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 from typing import TYPE_CHECKING
 
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 if TYPE_CHECKING:
     from agent_server.server import Server
@@ -22,4 +23,13 @@ def all_routes(server: Server) -> list[BaseRoute]:
         module = importlib.import_module(f"{__name__}.{name}")
         if hasattr(module, "routes"):
             found += module.routes(server)
+    for route in found:
+        if isinstance(route, Route | WebSocketRoute):
+            _match_to_the_end(route)
     return found
+
+
+def _match_to_the_end(route: Route | WebSocketRoute) -> None:
+    """Starlette ends its patterns with `$`, which matches before a line break, too: "/metrics\\n" would be answered as
+    /metrics, while whoever compares paths, such as the look at keys, sees another one."""
+    route.path_regex = re.compile(route.path_regex.pattern.removesuffix("$") + r"\Z")

@@ -19,6 +19,7 @@ from adapters.openai_models import ModelCard, model_list, one_model
 from adapters.tokenize import input_tokens_body, render_body
 from agent_server.ids import new_id
 from agent_server.routes.answering import (
+    agent_for,
     answer_json,
     context_length,
     model_for,
@@ -31,6 +32,7 @@ from agent_server.routes.answering import (
 from agent_server.routes.http import guarded
 from agent_server.routes.request_body import read_request
 from agent_server.routes.tokenize_routes import loaded, prompt_tokens, rendered_chat
+from agent_server.web.context import speaks_anthropic
 
 if TYPE_CHECKING:
     from agent_server.model_pool import AnyModel
@@ -75,12 +77,13 @@ def routes(server: Server) -> list[BaseRoute]:
 
     async def models(request: Request) -> Response:
         cards = model_cards(server, born)
-        body = anthropic_messages.model_page(cards) if speaks_anthropic(request) else model_list(cards)
+        body = anthropic_messages.model_page(cards) if speaks_anthropic(request.scope) else model_list(cards)
         return Response(body, media_type="application/json")
 
     async def model(request: Request) -> Response:
-        find = anthropic_messages.one_model if speaks_anthropic(request) else one_model
-        body = find(model_cards(server, born), request.path_params["name"])
+        find = anthropic_messages.one_model if speaks_anthropic(request.scope) else one_model
+        cards, name = model_cards(server, born), request.path_params["name"]
+        body = find(cards, name if any(card.id == name for card in cards) else served_under(server, name))
         return Response(body, media_type="application/json")
 
     return [
@@ -91,11 +94,6 @@ def routes(server: Server) -> list[BaseRoute]:
         Route("/v1/models", guarded(models)),
         Route("/v1/models/{name:path}", guarded(model)),
     ]
-
-
-def speaks_anthropic(request: Request) -> bool:
-    """Both protocols have this path; Anthropic's requires this header of its clients."""
-    return "anthropic-version" in request.headers
 
 
 def chat_identity(server: Server, inbound: Inbound) -> ChatIdentity:
@@ -117,6 +115,12 @@ async def completion_identity(server: Server, inbound: Inbound) -> CompletionIde
         created=int(time.time()),
         prompt_texts=tuple(prompt if isinstance(prompt, str) else tokenizer.detokenize(prompt) for prompt in prompts),
     )
+
+
+def served_under(server: Server, name: str) -> str:
+    """The listed name of what requests may name otherwise, such as "default". Raises RequestError("not_found")."""
+    agent = agent_for(server, name)
+    return server.model.name if agent == "default" else agent
 
 
 def model_cards(server: Server, created: int) -> list[ModelCard]:

@@ -253,10 +253,11 @@ class Responses:
     async def cancel(self, request: Request) -> Response:
         record = await self._record(request.state.tenant, request.path_params["id"])
         run = await self._run(record, request.state.tenant)
-        if run is None or run.finished:
+        if run is not None and not run.finished:
+            await run.cancel()
+            await run.wait()
+        elif not record.response.get("background"):
             raise RequestError("invalid_request", "This response is not going on, so it cannot be cancelled.")
-        await run.cancel()
-        await run.wait()
         return answer(self._now(record, run))
 
     async def delete(self, request: Request) -> Response:

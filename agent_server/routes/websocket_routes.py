@@ -39,6 +39,8 @@ logger = logging.getLogger("agent_server.websocket")
 IDLE_SECONDS = 600.0
 """A connection on which nothing runs and nothing is said is closed after this time."""
 LOOK_SECONDS = 1.0
+WAITING_FEEDBACK = 64
+"""Feedback on a message that is still being made, which is held in memory until then."""
 CLOSE_DONE, CLOSE_INTERNAL = 1000, 1011
 CLOSE_LOST = 1006
 """Never sent: what RFC 6455, 7.4.1, calls a line that was cut without a word."""
@@ -198,7 +200,7 @@ class GenerateConnection(Connection):
                 case generation.ControlRun(name, changes):
                     await self._control(name, changes)
                 case generation.Feedback():
-                    self._feedback.append(action)
+                    await self._take_feedback(action)
                     if self.run is not None and self.run.finished:
                         await self._keep_feedback(self.run)
                 case Close(code, reason):
@@ -251,6 +253,13 @@ class GenerateConnection(Connection):
             await self.perform(self.session.refused(kind))
             return
         await self.perform(self.session.controlled(action, done))
+
+    async def _take_feedback(self, given: generation.Feedback) -> None:
+        if len(self._feedback) < WAITING_FEEDBACK:
+            self._feedback.append(given)
+            return
+        said = f"At most {WAITING_FEEDBACK} feedbacks wait for a message to be done; send this one then."
+        await self.perform(self.session.refused(RequestError("rate_limited", said)))
 
     async def _keep_feedback(self, run: AnyRun) -> None:
         """What was said while the message was being made is kept once it is stored."""

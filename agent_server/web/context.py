@@ -58,6 +58,12 @@ def id_headers(headers: Mapping[bytes, bytes], request_id: str) -> list[tuple[by
     return ids
 
 
+def speaks_anthropic(scope: Scope) -> bool:
+    """Whether Anthropic's protocol is asked for where others have the same path: it requires this header of its
+    clients."""
+    return any(name == _ANTHROPIC_VERSION for name, _ in scope["headers"])
+
+
 def note_connection(scope: Scope, lost: asyncio.Future[None]) -> None:
     """Make known what is done when the connection of a request is lost."""
     scope[_LOST] = lost

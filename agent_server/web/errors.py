@@ -11,8 +11,9 @@ from starlette.types import Receive, Scope, Send
 
 from adapters import errors
 from adapters.errors import RequestError, Wire
-from agent_server.web.context import context_of
+from agent_server.web.context import context_of, speaks_anthropic
 
+MODELS = "/v1/models"
 WIRES: tuple[tuple[str, Wire], ...] = (
     ("/v1/messages", "anthropic"),
     ("/v1/generate", "generate"),
@@ -66,8 +67,10 @@ def _go_to(scope: Scope, path: str) -> None:
 
 
 def wire_of(scope: Scope) -> Wire:
-    """Whose error shape an answer to this request has."""
-    return wire_at(route_path(scope))
+    """Whose error shape an answer to this request has. Two protocols list models, and Anthropic's clients say so."""
+    path = route_path(scope)
+    listing = path == MODELS or path.startswith(f"{MODELS}/")
+    return "anthropic" if listing and speaks_anthropic(scope) else wire_at(path)
 
 
 def wire_at(path: str) -> Wire:

@@ -368,6 +368,12 @@ def test_feedback_with_and_without_position() -> None:
     )
 
 
+def test_feedback_has_a_longest_text() -> None:
+    made = running()
+    assert "65536 characters" in shown(say(made, {"type": "feedback", "rating": 1, "text": "x" * 65537})[0])["message"]
+    assert isinstance(say(made, {"type": "feedback", "rating": 1, "text": "x" * 65536})[0], Feedback)
+
+
 def test_status_while_a_model_loads() -> None:
     made = session()
     made.receive(json.dumps(CONFIG))

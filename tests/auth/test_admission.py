@@ -77,6 +77,18 @@ async def test_no_route_is_open_but_the_public_ones(running: Running, held: str 
 
 
 @shared
+async def test_a_path_with_a_line_break_behind_it_is_another_path(running: Running):
+    """A key is asked for what the path says, so no route may answer to a path that says something else."""
+    async with httpx.AsyncClient(base_url=running.url, timeout=10) as client:
+        for method, path in walk(running):
+            if method in ("WEBSOCKET", "HEAD", "OPTIONS") or path.endswith(("/x", "id", "item", "agent", "name")):
+                continue
+            key = KEYS["operate" if path.startswith("/operator/") else "use"]
+            answer = await client.request(method, f"{path}%0a", headers={"authorization": f"Bearer {key}"})
+            assert answer.status_code in (404, 405), (method, path, answer.text)
+
+
+@shared
 @pytest.mark.parametrize("held", [None, "wrong", "o", "m"])
 async def test_no_websocket_is_open(running: Running, held: str | None):
     base = running.url.replace("http", "ws")

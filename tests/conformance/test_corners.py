@@ -752,3 +752,16 @@ async def test_a_page_may_send_its_cookies_where_the_operator_says_so(allowed: b
     for answer in (plain, preflight):
         assert answer.headers["access-control-allow-origin"] == origin
         assert answer.headers.get("access-control-allow-credentials") == ("true" if allowed else None)
+
+
+async def test_a_model_is_found_under_every_name_that_requests_may_use(running: Running) -> None:
+    async with (
+        httpx.AsyncClient(base_url=running.url, headers={"anthropic-version": "2023-06-01"}) as claude,
+        httpx.AsyncClient(base_url=running.url) as http,
+    ):
+        listed = (await http.get("/v1/models")).json()["data"][0]["id"]
+        assert (await http.get("/v1/models/default")).json()["id"] == listed
+        assert (await claude.get("/v1/models/default")).json()["id"] == listed
+        unknown = await claude.get("/v1/models/other")
+        assert (unknown.status_code, unknown.json()["error"]["type"]) == (404, "not_found_error")
+        assert (await http.get("/v1/models/other")).json()["error"]["code"] == "model_not_found"

@@ -152,9 +152,22 @@ async def test_a_background_response_can_be_polled_and_cancelled() -> None:
         cancelled = await client.responses.cancel(made.id)
         assert cancelled.status == "cancelled"
         assert not running.engine.running
-        with pytest.raises(openai.BadRequestError):
-            await client.responses.cancel(made.id)
+        assert (await client.responses.cancel(made.id)).status == "cancelled"
         assert (await client.responses.retrieve(made.id)).status == "cancelled"
+
+
+async def test_cancelling_tells_how_a_background_response_ended_and_refuses_others() -> None:
+    """As at OpenAI: cancelling one that is over gives it as it is."""
+    async with serving(scripted(ANSWER)) as running, client_of(running) as client:
+        made = await client.responses.create(model="default", input="Hello", background=True)
+        async with asyncio.timeout(5):
+            while (await client.responses.retrieve(made.id)).status != "completed":
+                await asyncio.sleep(0.01)
+        over = await client.responses.cancel(made.id)
+        assert (over.status, over.output_text) == ("completed", "It is sunny in Oslo.")
+        waited_for = await client.responses.create(model="default", input="Hello")
+        with pytest.raises(openai.BadRequestError):
+            await client.responses.cancel(waited_for.id)
 
 
 async def test_incomplete_and_failed() -> None:

@@ -129,6 +129,21 @@ async def test_feedback_is_stored_with_its_position() -> None:
     assert (record.score, record.comment, record.position) == (0.5, "Great response!", 4)
 
 
+async def test_feedback_that_waits_for_its_message_is_bounded() -> None:
+    slow = Script(text=STORY.text, reason=None, delay=0.01)
+    async with serving(scripted([slow])) as running, open_socket(running) as socket:
+        await say(socket, CONFIG)
+        await hear(socket, "token")
+        for position in range(65):
+            await say(socket, {"type": "feedback", "rating": 1, "text": "Good.", "position": position})
+        assert "64 feedbacks" in (await hear(socket, "error"))["message"]
+        await say(socket, {"type": "control", "action": "stop"})
+        told = await until(socket, "completion")
+        assert [message.get("operation") for message in told].count("feedback") == 64
+        (thread,), _ = await running.server.store.threads("")
+        assert len(await running.server.store.feedback("", thread.id)) == 64
+
+
 async def test_what_is_included_on_request() -> None:
     options = {"echo_prompt": True, "include_token_ids": True, "include_logprobs": True, "include_timing": True}
     async with serving(scripted([STORY])) as running, open_socket(running) as socket:
