@@ -9,7 +9,7 @@ const LIMITS = { timeout: 60_000 };
 const NOTES = { name: "notes.txt", mimeType: "text/plain", buffer: Buffer.from("Owls hunt at night.") };
 const DOT = { name: "dot.png", mimeType: "image/png", buffer: Buffer.from("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==", "base64") };
 
-/** Hands files to the composer as the browser does when somebody drops or pastes them. */
+/** Hands files over as the browser does when somebody drops them anywhere on the page, or pastes them. */
 function hand(page, event, ...files) {
   return page.getByRole("textbox", { name: "Message" }).evaluate((box, [kind, given]) => {
     const data = new DataTransfer();
@@ -17,7 +17,8 @@ function hand(page, event, ...files) {
     const made = kind === "drop"
       ? new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true })
       : new ClipboardEvent("paste", { clipboardData: data, bubbles: true, cancelable: true });
-    box.dispatchEvent(made);
+    (kind === "drop" ? document.querySelector(".messages") : box).dispatchEvent(made);
+    if (!made.defaultPrevented) throw new Error("the browser leaves the page for a file");
   }, [event, files]);
 }
 

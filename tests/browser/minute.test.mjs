@@ -132,6 +132,76 @@ feature("a message is asked again in other words, and the thread keeps those", a
   await becomes(() => assistant(page).count(), 1);
 });
 
+feature("the keyboard has a place after each thing that goes away", async (page) => {
+  const label = () => page.evaluate(() => document.activeElement.getAttribute("aria-label") ?? document.activeElement.id ?? document.activeElement.className);
+  await converse(page, "hello");
+  await page.getByRole("button", { name: "Change message" }).focus();
+  await page.keyboard.press("Enter");
+  await page.keyboard.press("Escape");
+  await becomes(label, "Change message");
+  await page.keyboard.press("Enter");
+  await page.getByRole("textbox", { name: "Your message in other words" }).fill("What can you do?");
+  await page.keyboard.press("Shift+Enter");
+  await page.keyboard.press("Enter");
+  await becomes(() => asked(page).allInnerTexts(), ["What can you do?"], "Enter sends, as in the composer");
+  await becomes(label, "message");
+  await settled(page);
+  const rename = threads(page).locator('[data-current="true"]').getByRole("button", { name: /^Rename/ });
+  const field = page.getByRole("textbox", { name: "Name of the conversation" });
+  await rename.focus();
+  await page.keyboard.press("Enter");
+  await field.fill("Nothing of this is kept");
+  await page.keyboard.press("Escape");
+  await field.waitFor({ state: "detached" });
+  await page.waitForFunction(() => document.activeElement.closest('[data-current="true"]'));
+  assert.equal(await threads(page).getByText("Nothing of this is kept").count(), 0);
+  await rename.focus();
+  await page.keyboard.press("Enter");
+  await field.fill("Keys");
+  const [request] = await Promise.all([page.waitForRequest((each) => each.method() === "PATCH"), page.keyboard.press("Enter")]);
+  assert.deepEqual(request.postDataJSON().name, "Keys");
+  await page.waitForFunction(() => document.activeElement.innerText.startsWith("Keys"));
+  await threads(page).getByRole("button", { name: "Delete Keys" }).press("Enter");
+  await becomes(label, "message");
+  await page.getByRole("button", { name: "Undo" }).click();
+  await say(page, "Send an email");
+  await page.getByRole("button", { name: "Deny" }).press("Enter");
+  await becomes(label, "message");
+  await settled(page);
+});
+
+feature("trying again is offered for the last question, and not while something waits", async (page) => {
+  await converse(page, "hello");
+  const again = page.getByRole("log").getByRole("button", { name: "Try again" });
+  await becomes(() => again.count(), 1);
+  await say(page, "Plan a trip to Rome");
+  await page.getByRole("button", { name: "Confirm plan" }).waitFor();
+  await becomes(() => again.count(), 0);
+  await page.getByRole("button", { name: "Decline" }).click();
+  await settled(page);
+  await say(page, "Very slowly, please: what is 12*7?");
+  await page.locator('[data-tool="calculate"]').waitFor();
+  await page.getByRole("button", { name: "Stop", exact: true }).click();
+  await settled(page);
+  await page.locator(".asked").last().getByRole("button", { name: "Try again" }).waitFor(); // no answer came that could offer it
+  await becomes(() => again.count(), 1);
+});
+
+feature("each line is written from the side where its script begins", async (page) => {
+  await box(page).fill(`مرحبا\n${"words ".repeat(12)}`);
+  await page.keyboard.press("Enter");
+  const lines = await asked(page).evaluate((node) => {
+    const frame = node.getBoundingClientRect();
+    const range = document.createRange();
+    range.setStart(node.firstChild, 0);
+    range.setEnd(node.firstChild, 4);
+    const arabic = range.getBoundingClientRect();
+    return { right: frame.right - arabic.right, left: arabic.left - frame.left };
+  });
+  assert.ok(lines.right < lines.left, JSON.stringify(lines));
+  await settled(page);
+});
+
 feature("a conversation is branched from an answer, and both go on by themselves", async (page) => {
   await converse(page, "hello");
   await converse(page, "What can you do?");
@@ -181,7 +251,11 @@ feature("a deleted conversation can be had back, and is gone for good after that
   const remove = async () => {
     await threads(page).getByRole("listitem").filter({ hasText: "hello" }).first().hover();
     await threads(page).getByRole("button", { name: "Delete hello" }).first().click();
-    await page.getByRole("status").getByText("Conversation deleted").waitFor();
+    const toast = page.getByRole("status").filter({ hasText: "Conversation deleted" });
+    await toast.waitFor();
+    const [frame, close] = [await toast.boundingBox(), await toast.getByRole("button", { name: "Dismiss" }).boundingBox()];
+    assert.ok(frame.x + frame.width - (close.x + close.width) < 20, "its buttons stand at its end");
+    assert.notEqual(await toast.locator("strong").evaluate((node) => getComputedStyle(node).color), "rgb(176, 41, 28)", "nothing failed");
   };
   await threads(page).getByText("hello").first().waitFor();
   const before = await threads(page).getByRole("listitem").filter({ hasText: "hello" }).count();
@@ -298,4 +372,10 @@ feature("what is said in another tab appears, while it is being answered", async
   await becomes(() => asked(other).allInnerTexts(), ["hello", "A long answer please"]);
   await page.getByRole("button", { name: "Stop", exact: true }).click();
   await settled(page);
+  await settled(other);
+  await asked(page).first().hover();
+  await page.getByRole("button", { name: "Delete message" }).first().click();
+  await becomes(() => asked(other).allInnerTexts(), ["A long answer please"], "what is taken away in one is gone in the other");
+  await page.getByRole("button", { name: "Undo" }).click();
+  await becomes(() => asked(other).allInnerTexts(), ["hello", "A long answer please"]);
 });

@@ -1,8 +1,9 @@
 /** A message of the person's own: folded where it is long, and open to other words or to being taken away. */
 
-import { useState } from "react";
+import { useEffect, useRef, useState, type KeyboardEvent } from "react";
 import { Copy } from "../ui/copy";
 import { Icon } from "../ui/icons";
+import { focusComposer, sends } from "../ui/keys";
 import { Attached } from "./Attached";
 import type { Attachment } from "./attachments";
 import { beginningOf, isLong, sizeOf } from "./long";
@@ -21,11 +22,21 @@ interface Props {
   text: string;
   files?: readonly Attachment[];
   own: Own | undefined;
+  /** Asks again, where no answer came that could offer it. */
+  onRetry?: (() => void) | undefined;
 }
 
-export function Asked({ id, text, files = [], own }: Props) {
-  const [editing, setEditing] = useState(false);
-  if (editing && own) return <Edit text={text} onDone={() => setEditing(false)} onSend={(next) => own.onEdit(id, next)} />;
+export function Asked({ id, text, files = [], own, onRetry }: Props) {
+  const [editing, setEditing] = useState<boolean | null>(null);
+  const change = useRef<HTMLButtonElement>(null);
+  useEffect(() => {
+    if (editing === false) change.current?.focus();
+  }, [editing]);
+  const sent = () => {
+    setEditing(null);
+    focusComposer();
+  };
+  if (editing && own) return <Edit text={text} onCancel={() => setEditing(false)} onSent={sent} onSend={(next) => own.onEdit(id, next)} />;
   return (
     <div className="asked">
       <Attached files={files} />
@@ -33,7 +44,8 @@ export function Asked({ id, text, files = [], own }: Props) {
       {own && (
         <div className="message-actions">
           <Copy text={text} label="Copy message" />
-          <button className="icon-button small" aria-label="Change message" title="Edit and send again" onClick={() => setEditing(true)}><Icon name="pencil" /></button>
+          {onRetry && <button className="icon-button small" aria-label="Try again" title="Try again" onClick={onRetry}><Icon name="retry" /></button>}
+          <button ref={change} className="icon-button small" aria-label="Change message" title="Edit and send again" onClick={() => setEditing(true)}><Icon name="pencil" /></button>
           <button className="icon-button small" aria-label="Delete message" title="Delete this turn" onClick={() => own.onDelete(id)}><Icon name="trash" /></button>
         </div>
       )}
@@ -51,21 +63,36 @@ function Folded({ text }: { text: string }) {
   );
 }
 
-function Edit({ text, onDone, onSend }: { text: string; onDone: () => void; onSend: (text: string) => Promise<string | null> }) {
+interface EditProps {
+  text: string;
+  onCancel: () => void;
+  onSent: () => void;
+  /** Resolves to why that is not possible, or null. */
+  onSend: (text: string) => Promise<string | null>;
+}
+
+function Edit({ text, onCancel, onSent, onSend }: EditProps) {
   const [words, setWords] = useState(text);
   const [refused, setRefused] = useState<string | null>(null);
   const send = async () => {
+    if (!words.trim()) return;
     const reason = await onSend(words.trim());
     setRefused(reason);
-    if (reason === null) onDone();
+    if (reason === null) onSent();
+  };
+  const key = (event: KeyboardEvent) => {
+    if (event.key === "Escape") return onCancel();
+    if (!sends(event) || !(event.target instanceof HTMLTextAreaElement)) return;
+    event.preventDefault();
+    void send();
   };
   return (
-    <form className="asked edit" onSubmit={(event) => { event.preventDefault(); void send(); }} onKeyDown={(event) => event.key === "Escape" && onDone()}>
+    <form className="asked edit" onSubmit={(event) => { event.preventDefault(); void send(); }} onKeyDown={key}>
       <textarea className="field" aria-label="Your message in other words" autoFocus rows={Math.min(10, text.split("\n").length + 1)} value={words} onChange={(event) => setWords(event.target.value)} />
       {refused && <p className="refused" role="alert">{refused}</p>}
       <div className="choices">
         <button className="button small primary" disabled={!words.trim()}>Send again</button>
-        <button type="button" className="button small" onClick={onDone}>Cancel</button>
+        <button type="button" className="button small" onClick={onCancel}>Cancel</button>
       </div>
     </form>
   );

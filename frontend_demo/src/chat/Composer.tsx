@@ -1,12 +1,13 @@
 /** Where a person writes. Enter sends, Shift+Enter breaks the line, Escape stops. */
 
-import { useEffect, useRef, useState, type ClipboardEvent, type DragEvent, type KeyboardEvent, type MouseEvent } from "react";
+import { useEffect, useRef, useState, type ClipboardEvent, type KeyboardEvent, type MouseEvent, type RefObject } from "react";
 import { Attached } from "./Attached";
 import { attach, type Attachment, type Takes } from "./attachments";
 import { takeEarlyWords } from "./early";
 import { isLong, sizeOf } from "./long";
 import { prepareMarkdown } from "./Markdown";
 import { Icon } from "../ui/icons";
+import { sends } from "../ui/keys";
 
 interface Props {
   running: boolean;
@@ -92,11 +93,9 @@ export function Composer({ running, disabled, draft, takes, heldBytes, onSend, o
     setRefused(refused.join(" ") || null);
     box.current?.focus();
   };
-  const drop = (event: DragEvent) => {
-    if (!event.dataTransfer.files.length) return;
-    event.preventDefault(); // or the browser leaves the page for the file
-    void add([...event.dataTransfer.files]);
-  };
+  const dropped = useRef(add);
+  dropped.current = add;
+  const over = useDropped(dropped);
   const stop = (event: MouseEvent) => {
     if (event.timeStamp - sentAt.current >= SECOND_CLICK_MS) onStop();
   };
@@ -117,7 +116,7 @@ export function Composer({ running, disabled, draft, takes, heldBytes, onSend, o
     without(index);
   };
   const key = (event: KeyboardEvent) => {
-    if (event.key === "Enter" && !event.shiftKey && !event.nativeEvent.isComposing) {
+    if (sends(event)) {
       event.preventDefault();
       void send(event.timeStamp);
     } else if (event.key === "Escape" && running) onStop();
@@ -126,7 +125,7 @@ export function Composer({ running, disabled, draft, takes, heldBytes, onSend, o
   return (
     <>
     {refused && <p className="refused" role="alert">{refused}</p>}
-    <form className="composer" onDragOver={(event) => event.preventDefault()} onDrop={drop} onSubmit={(event) => { event.preventDefault(); void send(event.timeStamp); }}>
+    <form className="composer" data-over={over} onSubmit={(event) => { event.preventDefault(); void send(event.timeStamp); }}>
       {pasted.length > 0 && (
         <ul className="pasted" aria-label="Pasted text">
           {pasted.map((part, index) => (
@@ -156,4 +155,33 @@ export function Composer({ running, disabled, draft, takes, heldBytes, onSend, o
     </form>
     </>
   );
+}
+
+/** Files that are dropped anywhere on the page, which the browser would leave for them; whether some are held over it. */
+function useDropped(add: RefObject<(files: readonly File[]) => unknown>): boolean {
+  const [over, setOver] = useState(false);
+  useEffect(() => {
+    const holdsFiles = ({ dataTransfer }: DragEvent) => dataTransfer?.types.includes("Files") === true;
+    const drag = (event: DragEvent) => {
+      if (!holdsFiles(event)) return;
+      event.preventDefault();
+      setOver(true);
+    };
+    const leave = (event: DragEvent) => event.relatedTarget === null && setOver(false);
+    const drop = (event: DragEvent) => {
+      setOver(false);
+      if (!holdsFiles(event)) return;
+      event.preventDefault();
+      void add.current([...(event.dataTransfer?.files ?? [])]);
+    };
+    window.addEventListener("dragover", drag);
+    window.addEventListener("dragleave", leave);
+    window.addEventListener("drop", drop);
+    return () => {
+      window.removeEventListener("dragover", drag);
+      window.removeEventListener("dragleave", leave);
+      window.removeEventListener("drop", drop);
+    };
+  }, [add]);
+  return over;
 }

@@ -102,7 +102,7 @@ export function Conversation({ title, thread, modelName, bundled, isNew = false,
         <div className="messages" role="log" aria-label="Messages" aria-busy={thread.running}>
           {fresh && !readOnly && (isNew || thread.restored) && <Empty health={health} connect={connect} modelName={modelName} bundled={bundled} disabled={blocked !== null} suggestions={suggestions} onPick={pick} />}
           <RunningContext value={thread.running}>
-            <Messages messages={visible} running={thread.running} asked={asked} onRetry={readOnly ? undefined : onRetry} own={readOnly || blocked !== null ? undefined : own} waiting={waiting} />
+            <Messages messages={visible} running={thread.running} asked={asked} onRetry={readOnly || blocked !== null || failure !== null ? undefined : onRetry} own={readOnly || blocked !== null ? undefined : own} waiting={waiting} />
           </RunningContext>
           {interrupt}
           {thread.reconnecting && <div className="notice quiet" role="status"><span className="spinner" aria-hidden="true" /><span>Reconnecting</span></div>}

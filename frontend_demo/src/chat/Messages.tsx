@@ -25,12 +25,14 @@ interface Props {
 
 export function Messages({ messages, running, asked, onRetry, own, waiting }: Props) {
   const last = messages.at(-1);
-  const answered = messages.findLast((message) => message.role === "assistant" && plainText(message.content));
+  const question = messages.findLastIndex((message) => message.role === "user");
+  const answer = messages.findLast((message, index) => index > question && message.role === "assistant" && plainText(message.content));
+  const again = answer ?? messages[question]; // where trying again is offered
   return (
     <>
       {messages.map((message) => (
         <One key={message.id} message={message} messages={messages} asked={asked} streaming={running && message === last}
-          onRetry={!running && message === answered ? onRetry : undefined} own={running ? undefined : own} />
+          onRetry={!running && message === again ? onRetry : undefined} own={running ? undefined : own} />
       ))}
       {running && isWaiting(last) && <Waiting text={waiting} />}
     </>
@@ -49,7 +51,7 @@ interface OneProps<Kind = Message> {
 function One({ message, messages, asked, streaming, onRetry, own }: OneProps) {
   switch (message.role) {
     case "user":
-      return <Asked id={message.id} text={plainText(message.content)} files={attachmentsOf(message.content)} own={own} />;
+      return <Asked id={message.id} text={plainText(message.content)} files={attachmentsOf(message.content)} own={own} onRetry={onRetry} />;
     case "reasoning":
       return <Reasoning text={message.content} thinking={streaming} />;
     case "assistant":

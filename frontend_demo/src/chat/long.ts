@@ -22,7 +22,8 @@ export function sizeOf(text: string): string {
 
 export function sizeInWords(bytes: number): string {
   if (bytes < 1_000) return `${bytes} bytes`;
-  return bytes < 1_000_000 ? `${Math.round(bytes / 1_000)} kB` : `${(bytes / 1_000_000).toFixed(1)} MB`;
+  if (bytes < 1_000_000) return `${Math.round(bytes / 1_000)} kB`;
+  return bytes < 1_000_000_000 ? `${(bytes / 1_000_000).toFixed(1)} MB` : `${(bytes / 1_000_000_000).toFixed(1)} GB`;
 }
 
 /** Whether `text`, after a conversation of `before`, fits into `room` tokens: null when it does, else a sentence that

@@ -90,10 +90,13 @@ export function useConversation(agentId: string, threadId: string, isNew: boolea
     return () => subscription.unsubscribe();
   }, [copilotkit, agent]);
 
-  // other tabs of this browser that show the thread are told of the runs that this one begins, and join them
+  // other tabs of this browser that show the thread are told of the runs that this one begins, which they join, and of
+  // what it takes away
   const mine = useRef(false);
+  const tell = useRef((): void => undefined);
   useEffect(() => {
     const others = new BroadcastChannel("agent-server.threads");
+    tell.current = () => others.postMessage(threadId);
     others.onmessage = ({ data }: MessageEvent<unknown>) => {
       if (data !== threadId || agent.isRunning) return;
       agent.setMessages([]); // as in `refresh`
@@ -101,12 +104,13 @@ export function useConversation(agentId: string, threadId: string, isNew: boolea
     };
     const subscription = agent.subscribe({
       onRunStartedEvent: () => {
-        if (mine.current) others.postMessage(threadId);
+        if (mine.current) tell.current();
         mine.current = false;
       },
     });
     return () => {
       subscription.unsubscribe();
+      tell.current = () => undefined;
       others.close();
     };
   }, [agent, threadId]);
@@ -144,6 +148,7 @@ export function useConversation(agentId: string, threadId: string, isNew: boolea
     [agent, run],
   );
   const refresh = useCallback(() => {
+    tell.current();
     agent.setMessages([]); // a snapshot adds to what is there, behind it, and takes nothing away
     setRefusals((count) => count + 1);
   }, [agent]);

@@ -1,5 +1,6 @@
 /** What is loaded here, who answers, and how to reach it from elsewhere. */
 
+import { sizeInWords } from "../chat/long";
 import type { Info, ModelInfo } from "../kit/info";
 import { url } from "../kit/core";
 import { Copy } from "../ui/copy";
@@ -53,8 +54,18 @@ function facts(server: ModelInfo): [string, string][] {
   if (server.vocabSize) own.push(["Vocabulary", `${server.vocabSize.toLocaleString("en")} tokens`]);
   const details = Object.entries(server.details ?? {})
     .filter(([, value]) => ["string", "number", "boolean"].includes(typeof value))
-    .map(([name, value]): [string, string] => [titleOf(name), typeof value === "number" ? value.toLocaleString("en") : String(value)]);
+    .map(([name, value]): [string, string] => [labelOf(name), inWords(name, value as Fact)]);
   return [...own, ...details, ["Server", `agent-server ${server.version}`]];
+}
+
+type Fact = string | number | boolean;
+
+const labelOf = (name: string): string => titleOf(name.replace(/_?bytes$/i, "")).replace(/^Kv\b/, "KV").replace(/^Cuda\b/, "CUDA").replace(/^Dtype$/, "Data type").replace(/ dtype$/, " data type");
+
+function inWords(name: string, value: Fact): string {
+  if (typeof value === "boolean") return value ? "yes" : "no";
+  if (typeof value === "string") return value;
+  return /bytes$/i.test(name) ? sizeInWords(value) : value.toLocaleString("en");
 }
 
 function Fact({ name, value }: { name: string; value: string }) {

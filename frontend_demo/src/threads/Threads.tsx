@@ -1,7 +1,8 @@
 /** Earlier conversations, newest first: open, rename, delete. */
 
-import { useState } from "react";
+import { useRef, useState } from "react";
 import { Icon } from "../ui/icons";
+import { focusComposer } from "../ui/keys";
 import type { ThreadEntry } from "./api";
 
 interface Props {
@@ -18,9 +19,20 @@ const UNTITLED = "New conversation";
 export function Threads({ threads, current, onNew, onOpen, onRename, onDelete }: Props) {
   const [editing, setEditing] = useState<string | null>(null);
   const [wanted, setWanted] = useState("");
+  const panel = useRef<HTMLElement>(null);
+  const focusEntry = (id: string | undefined) => requestAnimationFrame(() => {
+    const entry = id === undefined ? null : panel.current?.querySelector<HTMLElement>(`[data-thread="${CSS.escape(id)}"] .open`);
+    (entry ?? panel.current?.querySelector<HTMLElement>("header button"))?.focus();
+  });
   const found = threads?.filter((thread) => matches(thread, wanted));
+  const remove = (thread: ThreadEntry) => {
+    const at = found?.indexOf(thread) ?? -1;
+    onDelete(thread);
+    if (thread.id === current) focusComposer();
+    else focusEntry((found?.[at + 1] ?? found?.[at - 1])?.id);
+  };
   return (
-    <nav className="threads panel" aria-label="Conversations">
+    <nav ref={panel} className="threads panel" aria-label="Conversations">
       <header>
         <h2>Conversations</h2>
         <button className="icon-button small" aria-label="New conversation" title="New conversation" onClick={onNew}><Icon name="plus" /></button>
@@ -32,10 +44,10 @@ export function Threads({ threads, current, onNew, onOpen, onRename, onDelete }:
       {threads?.length === 0 && <p className="nothing">What you ask is kept here, and is still here after a reload.</p>}
       <ul className="thread-list">
         {found?.map((thread) => (
-          <li key={thread.id} className="thread" data-current={thread.id === current}>
+          <li key={thread.id} className="thread" data-thread={thread.id} data-current={thread.id === current}>
             {editing === thread.id
-              ? <Rename name={thread.name ?? ""} onDone={(name) => { setEditing(null); if (name) onRename(thread.id, name); }} />
-              : <Entry thread={thread} current={thread.id === current} onOpen={onOpen} onEdit={setEditing} onDelete={onDelete} />}
+              ? <Rename name={thread.name ?? ""} onDone={(name, byKey) => { setEditing(null); if (name && name !== thread.name) onRename(thread.id, name); if (byKey) focusEntry(thread.id); }} />
+              : <Entry thread={thread} current={thread.id === current} onOpen={onOpen} onEdit={setEditing} onDelete={remove} />}
           </li>
         ))}
       </ul>
@@ -56,7 +68,7 @@ function Entry({ thread, current, onOpen, onEdit, onDelete }: EntryProps) {
   return (
     <>
       <button className="open" aria-current={current ? "page" : undefined} onClick={() => onOpen(thread.id)}>
-        <span className="title">{title}</span>
+        <span className="title" dir="auto">{title}</span>
         <span className="when">{ago(thread.updatedAt)}</span>
       </button>
       <span className="actions">
@@ -67,12 +79,19 @@ function Entry({ thread, current, onOpen, onEdit, onDelete }: EntryProps) {
   );
 }
 
-function Rename({ name, onDone }: { name: string; onDone: (name: string | null) => void }) {
+/** byKey: the keyboard ended it, and has to go somewhere. What is done is done once: the field loses the focus when it goes. */
+function Rename({ name, onDone }: { name: string; onDone: (name: string | null, byKey: boolean) => void }) {
   const [text, setText] = useState(name);
+  const over = useRef(false);
+  const done = (found: string | null, byKey: boolean) => {
+    if (over.current) return;
+    over.current = true;
+    onDone(found, byKey);
+  };
   return (
-    <form style={{ flex: 1 }} onSubmit={(event) => { event.preventDefault(); onDone(text.trim()); }}>
+    <form style={{ flex: 1 }} onSubmit={(event) => { event.preventDefault(); done(text.trim(), true); }}>
       <input className="field" aria-label="Name of the conversation" autoFocus value={text} onChange={(event) => setText(event.target.value)}
-        onBlur={() => onDone(text.trim())} onKeyDown={(event) => event.key === "Escape" && onDone(null)} style={{ width: "calc(100% - 8px)" }} />
+        onBlur={() => done(text.trim(), false)} onKeyDown={(event) => event.key === "Escape" && done(null, true)} style={{ width: "calc(100% - 8px)" }} />
     </form>
   );
 }

@@ -3,6 +3,7 @@
 import type { Interrupt, Message } from "@ag-ui/client";
 import { useState } from "react";
 import { Icon } from "../ui/icons";
+import { focusComposer } from "../ui/keys";
 import { Form, initialOf, missingOf, type Schema, type Values } from "./form";
 import { titleOf } from "./status";
 
@@ -50,6 +51,7 @@ export function Approval({ interrupt, call, resolve, cancel, drafts }: Props) {
 
   const answer = (run: () => unknown) => {
     setAnswered(interrupt);
+    focusComposer(); // the form goes, and what has the keyboard with it
     void Promise.resolve(run()).catch(() => setAnswered(null));
   };
   const change = (name: string, value: unknown) => {

@@ -2,6 +2,7 @@
 
 import { useEffect, useState } from "react";
 import { Icon } from "../ui/icons";
+import { focusComposer } from "../ui/keys";
 import { Status } from "./ToolCard";
 import { readResult, titleOf, type ToolProps } from "./status";
 
@@ -39,6 +40,7 @@ export function Plan({ name, args, status, result, respond }: Props) {
   const change = (index: number, part: Partial<Step>) => setSteps((now) => now.map((step, at) => (at === index ? { ...step, ...part } : step)));
   const finish = (accepted: boolean) => {
     const kept = steps.filter((step) => step.description.trim() !== "");
+    focusComposer(); // the buttons go, and what has the keyboard with them
     void respond?.(accepted ? { accepted, steps: kept } : { accepted });
   };
 
