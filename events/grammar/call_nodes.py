@@ -69,7 +69,8 @@ class CallWriter:
                 text = function.grammar
                 return values.listed(schema, lambda m: self._text_of(m, text), self._literal(style.separator))
             case "tagged":
-                return values.listed(schema, lambda m: self._tagged(m, values), self._literal(style.separator))
+                some = values.listed(schema, lambda m: self._tagged(m, values), self._literal(style.separator))
+                return self._perhaps_none(some, values, schema)
             case "python":
                 return values.listed(
                     schema, lambda m: sequence(constant(f"{m.name}="), values.python(m.schema)), constant(", ")
@@ -95,6 +96,13 @@ class CallWriter:
         value = sequence(_grammar(in_front_of(grammar, end.strip())), self._literal(end))
         kind = constant("true" if style.type_words == "is_string" else "string")
         return sequence(head, self._filled(before, {"value": value, "type": kind}))
+
+    def _perhaps_none(self, some: Node, values: ValueWriter, schema: Mapping[str, Any]) -> Node:
+        """A call without arguments: templates that put each on a line of its own may leave an empty one."""
+        lines = self.tools.arguments.value_suffix.endswith("\n")
+        if not lines or any(member.required for member in values.members(schema)):
+            return some
+        return either(some, constant("\n"))
 
     def _literal(self, text: str) -> Node:
         return self.alphabet.literal(text) if text else EMPTY

@@ -108,11 +108,19 @@ class Alphabet:
         return sequence({"type": "tag", "begin": "", "content": inner, "end": first["value"]}, rest)
 
     def until(self, ends: Iterable[str]) -> Node:
-        """Any text up to the first of `ends`, which is consumed."""
-        cores = [end.strip() or end for end in ends]
-        cores = [core for core in dict.fromkeys(cores) if not any(o != core and core.startswith(o) for o in cores)]
+        """Any text up to the first of `ends`, which is consumed; of one that begins another, with or without the rest."""
+        known = list(dict.fromkeys(end.strip() or end for end in ends))
+        cores = [core for core in known if not any(other != core and core.startswith(other) for other in known)]
         texts = [core for core in cores if core not in self.ids]
-        return either(*(self.closed(core, excludes=[text for text in texts if text != core]) for core in cores))
+        return either(
+            *(
+                sequence(
+                    self.closed(core, excludes=[text for text in texts if text != core]),
+                    *(optional(self.literal(end[len(core) :])) for end in known if end != core and end.startswith(core)),
+                )
+                for core in cores
+            )
+        )
 
     def tokens(self, markers: Iterable[str]) -> set[int]:
         """Ids of the tokens that these markers hold."""

@@ -15,7 +15,19 @@ from events.formats.fields import texts
 from events.formats.output_format import OutputFormat, markers
 from events.grammar.call_nodes import CallWriter, Function
 from events.grammar.channel_nodes import channel_plan, supports
-from events.grammar.nodes import EMPTY, Alphabet, Node, constant, either, optional, pattern, sequence, split
+from events.grammar.nodes import (
+    EMPTY,
+    SPACE,
+    Alphabet,
+    Node,
+    constant,
+    either,
+    optional,
+    pattern,
+    sequence,
+    split,
+    star,
+)
 from events.options import ResponseFormat, ToolChoice
 
 Stage = Literal["start", "reasoning", "content"]
@@ -60,7 +72,7 @@ def plan(
         if answer is None or (wanted and choice.mode != "auto"):
             return Plan(warnings=warnings)
         return _finish(output_format, alphabet, stage, _wrapped(output_format, alphabet, answer), warnings=warnings)
-    section = writer.section(wanted, parallel=parallel)
+    section = _section(output_format, alphabet, writer, wanted, parallel)
     if choice.mode != "auto":
         before = _empty_answer(output_format, alphabet)
         return _finish(output_format, alphabet, stage, section, before, calls=True)
@@ -106,9 +118,8 @@ def _finish(
     warnings: tuple[str, ...] = (),
 ) -> Plan:
     reasoning = _reasoning(output_format, alphabet, stage)
-    between = EMPTY
-    if reasoning != EMPTY or before != EMPTY or stage == "content":
-        between, body = _gap(body)
+    behind = reasoning != EMPTY or before != EMPTY or stage == "content"
+    between, body = _gap(body, 2 if behind else 0)
     return Plan(tag=_tag(sequence(reasoning, before, between, body)), calls=calls, warnings=warnings)
 
 
@@ -123,14 +134,36 @@ def _empty_answer(output_format: OutputFormat, alphabet: Alphabet) -> Node:
     return optional(sequence(GAP, either(whole, ends)))
 
 
-def _gap(body: Node) -> tuple[Node, Node]:
-    """The line breaks in front of what follows reasoning, with those that it begins with itself, and the rest of it."""
+def _section(
+    output_format: OutputFormat, alphabet: Alphabet, writer: CallWriter, wanted: list[Function], parallel: bool
+) -> Node:
+    """The calls; in a format with addresses, each in a message to its function."""
+    if output_format.address is None:
+        return writer.section(wanted, parallel=parallel)
+    before, behind = map(alphabet.literal, output_format.address)
+    calls = [sequence(constant(each.name), behind, writer.section([each], parallel=False)) for each in wanted]
+    call = sequence(SPACE, before, either(*calls))
+    if not parallel:
+        return call
+    ends = either(*map(alphabet.literal, output_format.content.end))
+    return sequence(call, star(sequence(ends, _next_header(output_format, alphabet), call)))
+
+
+def _next_header(output_format: OutputFormat, alphabet: Alphabet) -> Node:
+    """The assistant's header, in a format that writes it again in front of every part of its output."""
+    header = output_format.message_start.strip()
+    return optional(alphabet.literal(header)) if header in output_format.drop else EMPTY
+
+
+def _gap(body: Node, more: int) -> tuple[Node, Node]:
+    """The white space in front of `body` and the rest of it: what it begins with itself, which may be missing, and up
+    to `more` line breaks."""
     first, rest = split(body)
-    if first["type"] != "const_string" or not first["value"].startswith("\n"):
-        return optional(GAP), body
-    kept = first["value"].lstrip("\n")
-    own = len(first["value"]) - len(kept)
-    return pattern(f"\\n{{0,{2 + own}}}"), sequence(constant(kept), rest) if kept else rest
+    text = first["value"] if first["type"] == "const_string" else ""
+    kept = text.lstrip()
+    own = text[: len(text) - len(kept)]
+    gap = pattern(f"[{' ' if own.strip(chr(10)) else ''}\\n]{{0,{more + len(own)}}}") if more or own else EMPTY
+    return gap, sequence(constant(kept), rest) if own else body
 
 
 def _reasoning(output_format: OutputFormat, alphabet: Alphabet, stage: Stage) -> Node:
@@ -139,11 +172,15 @@ def _reasoning(output_format: OutputFormat, alphabet: Alphabet, stage: Stage) ->
     spec = output_format.reasoning
     if spec is None or not spec.end or stage == "content":
         return EMPTY
+    rest = sequence(alphabet.until(spec.end), _next_header(output_format, alphabet))
     if stage == "reasoning":
-        return alphabet.until(spec.end)
+        return rest
     if not spec.start:
         return EMPTY
-    whole = sequence(alphabet.literal(spec.start[0].strip()), alphabet.until(spec.end))
+    begins = spec.start[0].strip()
+    own = spec.start[0][: spec.start[0].find(begins)]
+    space = SPACE if output_format.address else optional(constant(own))
+    whole = sequence(space, alphabet.literal(begins), rest)
     return optional(either(whole, alphabet.literal(spec.end[0].strip())))
 
 
@@ -153,7 +190,8 @@ def _wrapped(output_format: OutputFormat, alphabet: Alphabet, answer: Node) -> N
     if not content.start or content.wrapped != "always":
         return answer
     end = alphabet.literal(content.end[0]) if content.end else EMPTY
-    return sequence(alphabet.literal(content.start[0]), answer, end)
+    space = SPACE if output_format.address else EMPTY
+    return sequence(space, alphabet.literal(content.start[0]), answer, end)
 
 
 def _shape(wanted: ResponseFormat, alphabet: Alphabet) -> Node:
@@ -218,9 +256,10 @@ def _automatic(
 
 def _excluded(output_format: OutputFormat, alphabet: Alphabet) -> set[int]:
     """Tokens that free text must not hold: those of tool calls, and what ends a turn. Markers of content and
-    reasoning may stand in it."""
+    reasoning may stand in it, and the assistant's header where each part of the output has one."""
     own, allowed = texts(output_format, "calls", "turn"), texts(output_format, "content", "reasoning")
-    return alphabet.tokens(own) - alphabet.tokens(allowed)
+    header = output_format.message_start.strip()
+    return alphabet.tokens(own) - alphabet.tokens([*allowed, header] if header in output_format.drop else allowed)
 
 
 def _other_markers(output_format: OutputFormat, alphabet: Alphabet) -> list[Node]:

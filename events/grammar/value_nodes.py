@@ -48,6 +48,7 @@ class Member:
         self.required = required
 
 
+_PYTHON_WORDS = (("boolean", "True"), ("boolean", "False"), ("null", "None"))
 Write = Callable[[Member], Node]
 
 
@@ -114,7 +115,7 @@ class ValueWriter:
         self.alphabet = alphabet
         self.root = root
 
-    def _members(self, schema: Schema) -> list[Member]:
+    def members(self, schema: Schema) -> list[Member]:
         """The properties that the format has words for; `unwritten` reports the others."""
         return [member for member in members(schema, self.root) if writable(self.style, member.name)]
 
@@ -130,7 +131,7 @@ class ValueWriter:
         it can be either, text that reads like JSON is JSON of the schema."""
         kinds = self.kinds(schema)
         if "string" not in kinds:
-            return self.alphabet.closed(end, content=self.json(schema))
+            return self.alphabet.closed(end, content=self._spelled(schema, kinds))
         if kinds == _STRING:
             return self._text(schema, end)
         if kinds == ANY:
@@ -146,6 +147,12 @@ class ValueWriter:
             choices.append(self.alphabet.closed(end, content=guarded))
         return either(*choices) if choices else self.alphabet.closed(end)
 
+    def _spelled(self, schema: Schema, kinds: frozenset[str]) -> Node:
+        """A value that is no string: JSON, or Python's words for its constants, which templates write too."""
+        bare = "enum" not in schema and "const" not in schema
+        words = [constant(word) for kind, word in _PYTHON_WORDS if kind in kinds and bare]
+        return either(self.json(schema), *words)
+
     def typed(self, schema: Schema, end: str) -> dict[str, Node]:
         """A value whose type is declared in front of it, by the word that declares it: a string as text, all else as
         JSON."""
@@ -154,12 +161,10 @@ class ValueWriter:
         found = {"string" if named else "true": either(*texts)} if texts else {}
         if named:
             wanted = sorted(kinds - {"string"} - ({"integer"} if "number" in kinds else set()))
-            others: dict[str, Schema | None] = {
-                "number" if kind == "integer" else kind: of_type(schema, self.root, kind) for kind in wanted
-            }
+            parts = [("number" if kind == "integer" else kind, of_type(schema, self.root, kind)) for kind in wanted]
         else:
-            others = {"false": self._not_strings(schema, kinds)}
-        closed = {word: self.alphabet.closed(end, content=self.json(part)) for word, part in others.items() if part}
+            parts = [("false", self._not_strings(schema, kinds))]
+        closed = {word: self.alphabet.closed(end, content=self.json(part)) for word, part in parts if part}
         return {**found, **closed}
 
     def _not_strings(self, schema: Schema, kinds: frozenset[str]) -> Schema | None:
@@ -230,7 +235,7 @@ class ValueWriter:
         return self.json({**schema, "type": kind})
 
     def _bare_members(self, schema: Schema, depth: int) -> Node:
-        if self._members(schema):
+        if self.members(schema):
             return self.listed(schema, lambda m: self.bare_member(m, depth + 1), constant(","))
         extra = schema.get("additionalProperties")
         if extra is False or schema.get("properties"):
@@ -273,7 +278,7 @@ class ValueWriter:
 
     def _elements(self, schema: Schema, depth: int) -> Node:
         """An object's elements, at least one; or an empty object, written as JSON."""
-        found = self._members(schema)
+        found = self.members(schema)
         if any(member.required for member in found):
             return self.listed(schema, lambda m: self.element(m.name, m.schema, depth + 1), EMPTY)
         first = {**schema, "required": [found[0].name]} if found else schema
@@ -292,7 +297,7 @@ class ValueWriter:
 
     def listed(self, schema: Schema, write: Write, separator: Node) -> Node:
         """The members in order, optional ones optional, the separator between any two that are there."""
-        nodes = [(member.required, write(member)) for member in self._members(schema)]
+        nodes = [(member.required, write(member)) for member in self.members(schema)]
         return _rest(nodes, separator)
 
 
@@ -366,14 +371,14 @@ def without_strings(schema: Schema, root: Schema) -> dict[str, Any] | None:
     return None
 
 
-def of_type(schema: Schema, root: Schema, kind: str) -> dict[str, Any] | None:
+def of_type(schema: Schema, root: Schema, kind: str) -> Schema | None:
     """The part of a schema that is of one JSON type, an integer being a number too; None if nothing is left."""
     wanted = {kind, "integer"} if kind == "number" else {kind}
     if isinstance(schema.get("enum"), list):
         left = [value for value in schema["enum"] if wanted & types({"const": value}, root)]
         return {"enum": left} if left else None
     if "const" in schema:
-        return dict(schema)
+        return schema
     for keyword in ("anyOf", "oneOf"):
         if "type" not in schema and isinstance(schema.get(keyword), list):
             options = [resolve(each, root) for each in schema[keyword]]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from agent_server.engine.protocol import Constraint
 from agent_server.generation.grammar import GrammarBackend
-from events.grammar import Function, plan
+from events.formats.output_format import markers
+from events.grammar import Function, Stage, plan
 from events.options import ToolChoice
 from events.template import probe as words
 from events.template.analyser import analyse
@@ -20,6 +21,7 @@ from events.template.rendered_calls import CallRenderer
 from events.template.turn_frame import END_OF_SEQUENCE, find_turn
 from events.template.writer import WrittenCall, write
 from tests.grammar.vocabulary import END, byte_level
+from tests.grammar.walks import CONTROL
 from tests.template.folder import own, own_names
 
 SCHEMA = {"type": "object", "properties": {words.ARGUMENT: {"type": "string"}, words.ARGUMENT_TWO: {"type": "string"}}}
@@ -56,27 +58,52 @@ def written(source: str) -> list[str]:
     return [text for text in texts if text is not None and words.FUNCTION in text]
 
 
+def written_with_thoughts(source: str) -> list[str]:
+    """Whole messages: thoughts, then one call and two."""
+    renderer = renderer_of(source)
+    shape, found = renderer.probe.capabilities, []
+    made = [renderer.call(words.FUNCTION, {words.ARGUMENT: words.VALUE})]
+    made.append(renderer.call(words.FUNCTION_TWO, {words.ARGUMENT: words.VALUE_TWO}, second=True))
+    for calls in [made[:1], made] if shape.parallel_calls else [made[:1]]:
+        message = words.calling(calls, shape.call_content)
+        thoughtful = words.with_reasoning(message, shape.reasoning_field) if shape.reasoning_field else message
+        on = settings(find_switches(renderer.probe), True)
+        text = renderer.probe.render([words.user(), thoughtful], tools=renderer.declared, **on)
+        if text is not None and words.REASONING in text:
+            found.append(renderer.turn.written(text).rstrip())
+    return found
+
+
 def refused(
-    source: str, text: str, stage: str = "content", functions: Sequence[Function] = tuple(FUNCTIONS)
+    source: str,
+    text: str,
+    stage: Stage = "content",
+    functions: Sequence[Function] = tuple(FUNCTIONS),
+    mode: Literal["required", "auto"] = "required",
+    tokens: bool = False,
 ) -> str | None:
-    """Where the grammar of required calls refuses the text, None where it accepts all of it."""
-    tokenizer = byte_level(())
+    """Where the grammar of calls refuses the text, None where it accepts all of it. tokens: markers are tokens."""
+    described = analyse(source).output_format
+    spelled = (mark for marker in markers(described) for mark in CONTROL.findall(marker))
+    tokenizer = byte_level(tuple(dict.fromkeys(spelled)) if tokens else ())
     backend = GrammarBackend(tokenizer, tokenizer.get_vocab_size(), [tokenizer.token_to_id(END)])
+    added = {token.content: number for number, token in tokenizer.get_added_tokens_decoder().items()}
     planned = plan(
-        analyse(source).output_format,
+        described,
         functions=functions,
-        choice=ToolChoice("required"),
+        choice=ToolChoice(mode),
         parallel=True,
         response_format=None,
         stage=stage,
-        marker_ids={},
+        marker_ids={mark: number for mark, number in added.items() if mark != END},
     )
     assert planned.tag is not None, planned.warnings
     matcher = backend.compile(Constraint(kind="structural_tag", value=planned.tag)).matcher()
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     for place, number in enumerate(ids):
         if not matcher.accept(number):
-            return f"{tokenizer.decode(ids[:place])}|{tokenizer.decode(ids[place:])}"
+            read, rest = (tokenizer.decode(part, skip_special_tokens=False) for part in (ids[:place], ids[place:]))
+            return f"{read}|{rest}"
     return None if matcher.accepting else text
 
 
@@ -88,6 +115,34 @@ def test_what_the_template_writes_is_accepted(name: str) -> None:
     source = own(name)
     for text in written(source):
         assert refused(source, text.strip()) is None
+
+
+THINKING = [name for name in CALLING if written_with_thoughts(own(name))]
+
+
+@pytest.mark.parametrize("tokens", [False, True])
+@pytest.mark.parametrize("mode", ["required", "auto"])
+@pytest.mark.parametrize("name", THINKING)
+def test_what_the_template_writes_behind_thoughts_is_accepted(
+    name: str, mode: Literal["required", "auto"], tokens: bool
+) -> None:
+    source = own(name)
+    for text in written_with_thoughts(source):
+        thought = analyse(source).output_format.reasoning
+        stage: Stage = "start" if thought is None or thought.start else "reasoning"
+        assert refused(source, text, stage, mode=mode, tokens=tokens) is None
+
+
+def test_a_constant_is_accepted_as_python_spells_it() -> None:
+    """Templates that write a value as it comes write `True`."""
+    source = own("coder_tags")
+    text = renderer_of(source).one({words.ARGUMENT: "True"})
+    assert text is not None
+    for kind in ("boolean", "string"):
+        functions = [Function(words.FUNCTION, {"type": "object", "properties": {words.ARGUMENT: {"type": kind}}})]
+        assert refused(source, text.strip(), functions=functions) is None
+    functions = [Function(words.FUNCTION, {"type": "object", "properties": {words.ARGUMENT: {"type": "integer"}}})]
+    assert refused(source, text.strip(), functions=functions)
 
 
 @pytest.mark.parametrize("thought", ["", "<think>\nSo.\n</think>\n\n", "</think>\n\n"])
