@@ -134,10 +134,13 @@ class Rendering:
         if not self._begins_answer:
             return text if without is None else without, ""
         header = self._chat.output_format.message_start
-        if without is not None and (place := beginning(text, without, header)) < len(text):
-            return text, text[place:]
         prompts = sorted(self._chat.analysis.prompts.values(), key=len, reverse=True)
-        return text, next((prompt for prompt in prompts if prompt and text.endswith(prompt)), "")
+        known = next((prompt for prompt in prompts if prompt and text.endswith(prompt)), "")
+        # some templates write a system message of their own with the generation prompt alone
+        elsewhere = bool(known) and without is not None and not text.startswith(without)
+        if without is not None and not elsewhere and (place := beginning(text, without, header)) < len(text):
+            return text, text[place:]
+        return text, known
 
     def _unfinished(self, request: TemplateRequest) -> tuple[str, str]:
         """(prompt, opened) with the last message left unfinished: rendered up to the end of that message's text, or,

@@ -98,10 +98,15 @@ def settings(own: OutputFormat) -> Callable[[OutputFormat], OutputFormat]:
 
     def apply(derived: OutputFormat) -> OutputFormat:
         assert own.tools is not None and derived.tools is not None
-        arguments = _with_markers_of(own.tools.arguments, derived.tools.arguments)
-        tools = _with_markers_of(own.tools, derived.tools)
+        seen = derived.tools
+        arguments = _with_markers_of(own.tools.arguments, seen.arguments)
+        arguments = msgspec.structs.replace(arguments, type_words=seen.arguments.type_words)
         tools = msgspec.structs.replace(
-            tools, arguments=arguments, id=derived.tools.id, call_separator=derived.tools.call_separator
+            _with_markers_of(own.tools, seen),
+            arguments=arguments,
+            id=seen.id,
+            call_separator=seen.call_separator,
+            lines=seen.lines,
         )
         return msgspec.structs.replace(derived, tools=tools, spellings=own.spellings)
 

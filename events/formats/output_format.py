@@ -169,6 +169,7 @@ class Tools(Description, frozen=True, kw_only=True):
     name_prefix, name_suffix: around the function's name; `{index}` in name_suffix stands for the call's number.
     name_entities: the name is written with XML entities.
     repeats_section: calls after the first open a section of their own.
+    lines: JSON is written over several lines, indented.
 
     What the parser does where servers differ (each can be overridden per request, see events.parsing.policy):
     bare: whether a call is recognised without its opening marker: "never"; "declared" (generic JSON or the format's
@@ -192,6 +193,7 @@ class Tools(Description, frozen=True, kw_only=True):
     name_suffix: CallMarker = ""
     name_entities: bool = False
     repeats_section: bool = False
+    lines: bool = False
     id: CallId = CallId()
     json: JsonKeys = JsonKeys()
     arguments: Arguments = Arguments()

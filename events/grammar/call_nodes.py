@@ -11,7 +11,20 @@ import msgspec
 from events.formats import layout
 from events.formats.output_format import Tools
 from events.grammar.client_lark import in_front_of, in_json
-from events.grammar.nodes import EMPTY, SPACE, Alphabet, Node, constant, either, pattern, sequence, spaced, star
+from events.grammar.nodes import (
+    EMPTY,
+    INDENT,
+    LINES,
+    SPACE,
+    Alphabet,
+    Node,
+    constant,
+    either,
+    pattern,
+    sequence,
+    spaced,
+    star,
+)
 from events.grammar.value_nodes import Member, ValueWriter, quoted
 
 ID_PATTERN = "[A-Za-z0-9_-]{1,40}"
@@ -32,6 +45,7 @@ class CallWriter:
     def __init__(self, tools: Tools, alphabet: Alphabet) -> None:
         self.tools = tools
         self.alphabet = alphabet
+        self._space = LINES if tools.lines else SPACE
 
     @property
     def trigger(self) -> str:
@@ -82,10 +96,11 @@ class CallWriter:
 
     def _json_arguments(self, function: Function) -> Node:
         if function.grammar is None:
-            return self.alphabet.json(arguments_schema(function.schema))
+            bound = {"max_whitespace_cnt": INDENT + 1} if self.tools.lines else {}
+            return self.alphabet.json(arguments_schema(function.schema), **bound)
         (name,) = function.schema["properties"]
-        head = sequence(constant("{"), SPACE, constant(f"{quoted(name)}:"), SPACE, constant('"'))
-        return sequence(head, _grammar(in_json(function.grammar)), constant('"'), SPACE, constant("}"))
+        head = sequence(constant("{"), self._space, constant(f"{quoted(name)}:"), self._space, constant('"'))
+        return sequence(head, _grammar(in_json(function.grammar)), constant('"'), self._space, constant("}"))
 
     def _text_of(self, member: Member, grammar: str) -> Node:
         """A text of a grammar, between the tags of an argument."""
@@ -117,21 +132,26 @@ class CallWriter:
         keys, name = self.tools.json, quoted(function.name)
         arguments = self._json_arguments(function)
         if keys.name_is_key:
-            return sequence(spaced("{" + name + ":", ""), SPACE, arguments, constant("}"))
-        members = sequence(spaced(quoted(keys.name) + ":", name + ",", quoted(keys.arguments) + ":"), SPACE, arguments)
+            return self._object(sequence(constant(name + ":"), self._space, arguments))
+        head = spaced(quoted(keys.name) + ":", name + ",", quoted(keys.arguments) + ":", space=self._space)
+        members = sequence(head, self._space, arguments)
         if keys.wrapper:
-            inner = sequence(constant("{"), members, constant("}"))
-            members = sequence(spaced('"type":', '"function",', quoted(keys.wrapper) + ":"), SPACE, inner)
+            head = spaced('"type":', '"function",', quoted(keys.wrapper) + ":", space=self._space)
+            members = sequence(head, self._space, self._object(members))
         if keys.id:
             members = self._beside_id(members)
-        return sequence(constant("{"), members, constant("}"))
+        return self._object(members)
+
+    def _object(self, members: Node) -> Node:
+        around = self._space if self.tools.lines else EMPTY
+        return sequence(constant("{"), around, members, around, constant("}"))
 
     def _beside_id(self, members: Node) -> Node:
         """The other members of a call's object, with the id where the template writes it."""
-        number = sequence(constant(quoted(self.tools.json.id) + ":"), SPACE, constant('"'), pattern(ID_PATTERN))
+        number = sequence(constant(quoted(self.tools.json.id) + ":"), self._space, constant('"'), pattern(ID_PATTERN))
         number = sequence(number, constant('"'))
         parts = (number, members) if self.tools.json.id_first else (members, number)
-        return sequence(parts[0], constant(","), SPACE, parts[1])
+        return sequence(parts[0], constant(","), self._space, parts[1])
 
     def _tag_call(self, function: Function) -> Node:
         name = escape(function.name) if self.tools.name_entities else function.name

@@ -12,10 +12,16 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from events.grammar.ebnf import EBNFError, lark_of
-from events.grammar.nodes import Node
+from events.grammar.nodes import LINES, Node
 
 ANY = "/(?s:.*)/"
 JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+INDENTED_OPTIONS = {
+    "whitespace_flexible": True,
+    "whitespace_pattern": LINES["pattern"],
+    "item_separator": ",",
+    "key_separator": ":",
+}
 """JSON as models are trained on it: one line, at most one space behind a comma or colon."""
 
 
@@ -97,7 +103,8 @@ class LarkWriter:
         """An inner grammar; its definitions are its own, so references stay what they are."""
         schema = node["json_schema"]
         if isinstance(schema, dict):
-            schema = {**schema, "x-guidance": {**JSON_OPTIONS, **schema.get("x-guidance", {})}}
+            options = INDENTED_OPTIONS if node.get("max_whitespace_cnt", 1) > 1 else JSON_OPTIONS
+            schema = {**schema, "x-guidance": {**options, **schema.get("x-guidance", {})}}
         return self._rule("%json " + json.dumps(schema, ensure_ascii=True))
 
     def _grammar(self, node: Node, *, exact: bool = False) -> str:

@@ -12,9 +12,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 Node = dict[str, Any]
+INDENT = 24
+"""Spaces of indentation, at most, where JSON is written over several lines."""
 EMPTY: Node = {"type": "const_string", "value": ""}
 SPACE: Node = {"type": "regex", "pattern": " ?"}
 """Between the tokens of JSON: one space or none. Without a bound small models write white space until max_tokens."""
+LINES: Node = {"type": "regex", "pattern": f"\\n? {{0,{INDENT}}}"}
+"""The same where JSON is written over several lines."""
 
 
 def sequence(*nodes: Node) -> Node:
@@ -63,11 +67,11 @@ def pattern(regex: str) -> Node:
     return {"type": "regex", "pattern": regex}
 
 
-def spaced(*parts: str) -> Node:
-    """Pieces of JSON with an optional space between any two."""
+def spaced(*parts: str, space: Node = SPACE) -> Node:
+    """Pieces of JSON with optional white space between any two."""
     nodes = [constant(parts[0])]
     for part in parts[1:]:
-        nodes += [SPACE, constant(part)]
+        nodes += [space, constant(part)]
     return sequence(*nodes)
 
 
@@ -108,7 +112,8 @@ class Alphabet:
         return sequence({"type": "tag", "begin": "", "content": inner, "end": first["value"]}, rest)
 
     def until(self, ends: Iterable[str]) -> Node:
-        """Any text up to the first of `ends`, which is consumed; of one that begins another, with or without the rest."""
+        """Any text up to the first of `ends`, which is consumed; one that begins another is followed by the rest of
+        that or not."""
         known = list(dict.fromkeys(end.strip() or end for end in ends))
         cores = [core for core in known if not any(other != core and core.startswith(other) for other in known)]
         texts = [core for core in cores if core not in self.ids]
@@ -116,7 +121,11 @@ class Alphabet:
             *(
                 sequence(
                     self.closed(core, excludes=[text for text in texts if text != core]),
-                    *(optional(self.literal(end[len(core) :])) for end in known if end != core and end.startswith(core)),
+                    *(
+                        optional(self.literal(end[len(core) :]))
+                        for end in known
+                        if end != core and end.startswith(core)
+                    ),
                 )
                 for core in cores
             )

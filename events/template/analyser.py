@@ -102,7 +102,7 @@ def _analyse_probe(probe: Probe) -> TemplateAnalysis:
         python_dicts=tools.python_dicts,
         message_start=turn.message_start,
         turn_end=turn.end.replace(END_OF_SEQUENCE, ""),
-        stops=tuple(mark for mark in turn.stops if mark != END_OF_SEQUENCE),
+        stops=tuple(mark for mark in _ends(turn, tools) if mark != END_OF_SEQUENCE),
         ends_with_eos=END_OF_SEQUENCE in turn.end,
         prompts={key: turn.message_start + text for key, text in prompts_of(probe, turn, switches).items()},
         findings=_findings(probe, turn, reasoning, content, tools, switches, sign),
@@ -132,10 +132,15 @@ def _never_shown(
     turn: TurnFrame, reasoning: ReasoningAnalysis, content: Content, tools: ToolAnalysis
 ) -> tuple[str, ...]:
     """What ends a turn; and the assistant's header, where it is repeated between reasoning and text (Solar)."""
-    marks = [*turn.stops, *markers_of(tools.leftover)]
+    marks = [*_ends(turn, tools)]
     if reasoning.repeats_header and turn.message_start.strip():
         marks.append(turn.message_start.strip())
     return tuple(dict.fromkeys(mark for mark in marks if mark != END_OF_SEQUENCE))
+
+
+def _ends(turn: TurnFrame, tools: ToolAnalysis) -> tuple[str, ...]:
+    """What ends a turn: with a call, what opens the result too, where the result stands in the same turn (Gemma 4)."""
+    return tuple(dict.fromkeys((*turn.stops, *markers_of(tools.leftover))))
 
 
 def _ended_by(reasoning: Reasoning, tools: Tools) -> tuple[str, ...]:

@@ -88,6 +88,7 @@ def _json_native(renderer: CallRenderer, text: str, objects: list[JsonSpan]) -> 
         call_start=frame.opening,
         call_end=frame.closing,
         call_separator=frame.separator,
+        lines="\n" in text[span.start : span.end],
         id=CallId(position="key") if keys.id else CallId(),
         json=keys,
     )

@@ -99,11 +99,13 @@ def find_turn(probe: Probe, switches: list[dict[str, Any]]) -> TurnFrame:
 
 
 def generation_prompt(probe: Probe, extra: dict[str, Any]) -> str | None:
-    """What `add_generation_prompt` adds, with the same variables otherwise; None if that does not render."""
+    """What `add_generation_prompt` adds behind the user's words, with the same variables otherwise; None if that does
+    not render. In front of them it may add something too, a system message of the template's own (Muse)."""
     without, with_prompt = probe.render([words.user()], **extra), probe.render([words.user()], prompt=True, **extra)
     if without is None or with_prompt is None:
         return None
-    return with_prompt[len(common_prefix(without, with_prompt)) :]
+    before, behind = after(without, words.USER), after(with_prompt, words.USER)
+    return behind[len(common_prefix(before, behind)) :]
 
 
 def _common_header(texts: list[str]) -> str:

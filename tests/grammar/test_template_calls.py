@@ -30,13 +30,12 @@ FUNCTIONS = [Function(name, SCHEMA) for name in (words.FUNCTION, words.FUNCTION_
 
 # What is not to be written as the history has it, or what the grammar does not write.
 OTHERWISE = {
-    "action_fence": "JSON over several lines",
-    "closing_instruction": "JSON over several lines",
     "dsml_blob": "one argument that holds all",
     "harmony": "messages with headers",
     "indented_header": "the template's own indentation",
     "llama_pythonic": "the end of a message that is not the turn's last",
     "loose_header": "two calls with nothing between them",
+    "quoted_objects": "the end of a message that is not the turn's last",
     "python_dicts": "dictionaries of Python's",
     "recipients": "messages with headers",
 }

@@ -240,6 +240,13 @@ def test_more_variables_may_be_allowed() -> None:
     assert ends[0] == ends[1]
 
 
+def test_a_system_message_that_comes_with_the_generation_prompt_is_no_part_of_the_answer() -> None:
+    """What is said in it of calls would be read as one."""
+    prompt = builder(own("prompted_head")).build(HELLO, GenerationOptions())
+    assert "<tool_call>" in prompt.text
+    assert prompt.opened == "<|im_start|>assistant\n"
+
+
 def test_the_answer_begins_with_a_whole_marker() -> None:
     """Where the conversation ends otherwise without a generation prompt, both may begin with the same characters."""
     source = (

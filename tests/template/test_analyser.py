@@ -21,6 +21,10 @@ THINK = ("<think>", "</think>")
 
 # template → (mode, (start, end)), white space aside
 REASONING: dict[str, tuple[str, tuple[str, str]]] = {
+    "addressed": ("tag_based", ("to=self<|message|>", "<|eom|>")),
+    "joined_parameters": ("tag_based", THINK),
+    "quoted_objects": ("tag_based", ("<|channel>thought", "<channel|>")),
+    "spaced_header": ("tag_based", THINK),
     "announced_tags": ("tag_based", ("<mm:think>", "</mm:think>")),
     "command_action": ("tools_only", ("<|START_THINKING|>", "<|END_THINKING|>")),
     "between_messages": ("tag_based", THINK),
@@ -60,12 +64,19 @@ TOOLS: dict[str, tuple[str, dict[str, Any]]] = {
             "section_end": "]\n```",
             "json.name": "tool_name",
             "json.arguments": "parameters",
+            "lines": True,
             "json.array": True,
         },
     ),
     "closing_instruction": (
         "json_native",
-        {"section_start": "Action:\n```json\n[", "section_end": "]\n```", "json.name": "tool_name", "json.array": True},
+        {
+            "section_start": "Action:\n```json\n[",
+            "section_end": "]\n```",
+            "json.name": "tool_name",
+            "json.array": True,
+            "lines": True,
+        },
     ),
     "indented_header": (
         "tag_with_json",
@@ -342,6 +353,10 @@ TOOLS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 FAMILIES = {
+    "addressed": "muse",
+    "prompted_head": "hermes",
+    "quoted_objects": "gemma4",
+    "spaced_header": "hermes",
     "announced_tags": "minimax_m3",
     "coder_tags": "qwen3_coder",
     "deepseek_fenced": "deepseek_v3",
@@ -504,6 +519,7 @@ def test_wrapped_content() -> None:
     }
     assert found.pop("open_sep_close")[0] == "<|open|>response<|sep|>"
     assert found == {
+        "addressed": ("to=user<|message|>", "<|eom|>", "always"),
         "command_action": ("<|START_TEXT|>", "<|END_TEXT|>", "always"),
         "planned_action": ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "always"),
         "ernie_response": ("<response>", "</response>", "always"),
@@ -637,3 +653,14 @@ def test_the_templates_own_indentation_is_no_part_of_a_call() -> None:
     assert tools is not None
     assert (tools.section_start, tools.call_start, tools.call_end) == ("<|calls|>", "<|call|>", "<|/call|>")
     assert (tools.call_separator, tools.section_end) == ("", "<|/calls|>")
+
+
+def test_what_a_template_adds_in_front_with_its_prompt_is_no_header() -> None:
+    found = analyse(own("prompted_head"))
+    assert found.message_start == found.prompts["default"] == "<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(("name", "lines"), [("prompted_head", True), ("action_fence", True), ("jamba_list", False)])
+def test_json_over_several_lines(name: str, lines: bool) -> None:
+    tools = analyse(own(name)).output_format.tools
+    assert tools is not None and tools.lines == lines

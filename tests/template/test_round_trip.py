@@ -64,6 +64,16 @@ def test_what_is_written_is_read(name: str, source: str, size: int) -> None:
     assert read(described, text, found.message_start, size) == expected
 
 
+def test_text_that_a_template_writes_behind_a_call_is_read() -> None:
+    """The template is Gemma 4's, whose format by its name drops such text; a result would follow in the same turn."""
+    found = analyse(own("quoted_objects"))
+    text = '<|tool_call>call:get_time{city:<|"|>Brest<|"|>}<tool_call|>Here you are.<|tool_response>'
+    for size in (1, 7, 10_000):
+        expected = ("", "Here you are.", [("get_time", {"city": "Brest"})])
+        assert read(found.output_format, text, found.message_start, size) == expected
+    assert found.stops == ("<turn|>", "<|tool_response>")
+
+
 @pytest.mark.parametrize(("name", "source"), sources())
 def test_what_the_prompt_opened_is_reasoning(name: str, source: str) -> None:
     """Every generation prompt that ends in an open block: the output begins inside it."""

@@ -23,9 +23,10 @@ GEMMA = OutputFormat(
     tools=_TOOLS,
     drop=("<turn|>",),
 )
-# A template that is at hand quotes every string, so what has no quotes is none.
+# A template that is at hand quotes every string, so what has no quotes is none; and it writes text behind calls.
 _QUOTING = msgspec.structs.replace(
     GEMMA,
+    content=Content(),
     tools=msgspec.structs.replace(_TOOLS, arguments=msgspec.structs.replace(_TOOLS.arguments, untyped="json")),
 )
 
