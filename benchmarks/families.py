@@ -2,10 +2,11 @@
 
     python -m benchmarks.families [FAMILY ...] [--new 16] [--steps 8] [--rounds 4] [--table docs/families.md]
 
-For each: how its sequences are run; of eight greedy requests that arrive piecemeal, in float32, how many get the ids
-that `generate` gives for the prompt alone; and what a step of eight decoding rows costs beside a step of `generate` on
-a padded batch of the same prompts (CPU time, the shortest of several, taken in turns, one thread). Ids that part where
-two tokens are equally likely, within rounding, count as the same: which of them comes depends on the order of a sum.
+For each, loaded as a served model is: how its sequences are run; of eight greedy requests that arrive piecemeal, in
+float32, how many get the ids that `generate` gives for the prompt alone; and what a step of eight decoding rows costs
+beside a step of `generate` on a padded batch of the same prompts (CPU time, the shortest of several, taken in turns,
+one thread). Ids that part where two tokens are equally likely, within rounding, count as the same: which of them comes
+depends on the order of a sum.
 --table also writes the rows into that page, between its two marks.
 """
 
@@ -83,7 +84,7 @@ def measure(family: str, new: int, steps: int = 0, rounds: int = 1) -> Row:
     model = make(family)
     reference = copy.deepcopy(model)
     try:
-        driver = Driver(model, max_batch=ROWS, step_tokens=64)
+        driver = Driver(model, max_batch=ROWS, step_tokens=64, flatten=True)
     except EngineError as error:
         return Row(family, "refused", 0, note=str(error))
     path, _, why = driver.info.details["batching"].partition(": ")

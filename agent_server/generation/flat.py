@@ -8,7 +8,9 @@ the model's own logits (`probe.py`); what cannot be recorded is run as it is.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import io
 import logging
 import operator
 from collections.abc import Callable
@@ -92,7 +94,8 @@ def flatten(model: Any, how: Rewrite | None = None) -> Forward | None:
     if "logits_to_keep" not in inspect.signature(model.forward).parameters:
         return None
     try:
-        with torch.no_grad():
+        # torch prints what it had recorded when it fails, a line for each operation; what it raises is logged below
+        with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()):
             program = _record(_Packed(model, recorder).eval())
         return _play(program, recorder, how or rewrite)
     except Exception as error:  # tracing a model's code may raise anything
