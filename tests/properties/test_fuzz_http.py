@@ -138,7 +138,7 @@ def is_error_of(wire: Wire, body: Any) -> bool:
         case "openai":
             return set(body["error"]) == {"message", "type", "param", "code"}
         case "anthropic":
-            return body["type"] == "error" and set(body["error"]) == {"type", "message"}
+            return body["type"] == "error" and set(body["error"]) - {"details"} == {"type", "message"}
         case "copilotkit":
             return {"error", "message"} <= set(body) and all(
                 isinstance(body[name], str) for name in ("error", "message")
