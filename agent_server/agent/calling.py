@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
+from itertools import chain
 
 import msgspec
 from ag_ui.core import ActivityMessage, ToolCall, ToolMessage
@@ -20,7 +21,7 @@ from agent_server.agent.server_tools import Tool, ToolFault, read_arguments
 from agent_server.agent.talk import Talk, Toolset
 from agent_server.agent.tool_activity import ToolActivity
 from agent_server.agent.tool_context import InputRequired, ToolContext
-from agent_server.guardrails import Forbidden, Guards, strings
+from agent_server.guardrails import Forbidden, Guards, joined, strings
 from agent_server.prompting.schemas import validate
 from agent_server.store.records import AskedPerson, HeldCall
 from agent_server.tracing import failed, note_content, span
@@ -200,7 +201,8 @@ class Caller:
     async def _read_by(self, guards: Guards, answer: CallResult) -> CallResult:
         """The answer, or that it was withheld: then neither the model nor a client sees it."""
         try:
-            for text in strings(answer.content) if guards.of("results") else ():
+            read = chain(strings(answer.content), joined(answer.content)) if guards.of("results") else ()
+            for text in read:
                 await guards.check(text, "results")
         except Forbidden:
             return failure(WITHHELD)

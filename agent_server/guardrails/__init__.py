@@ -5,7 +5,7 @@ from agent_server.guardrails.guard_file import GuardFileError, ModelGuardEntry, 
 from agent_server.guardrails.guarded_stream import GuardedStream, strings, withheld
 from agent_server.guardrails.hook_guard import Hook, HookGuard, as_guard
 from agent_server.guardrails.pattern_guard import PatternGuard
-from agent_server.guardrails.screening import check_documents, screen
+from agent_server.guardrails.screening import check_documents, joined, screen
 
 __all__ = [
     "WHERE",
@@ -22,6 +22,7 @@ __all__ = [
     "Where",
     "as_guard",
     "check_documents",
+    "joined",
     "load_guard_file",
     "screen",
     "strings",

@@ -19,6 +19,9 @@ from agent_server.guardrails.guard import LARGE, WHERE, Where
 MOST_HELD = 8192
 """Characters that may wait for the end of a match. What is undecided for longer counts as a match."""
 
+WHITE_SPACE = "[\\s\\x0b\\x1c-\\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+"
+"""What Python splits words at (`str.split`); RE2's `\\s` is ASCII's alone."""
+
 
 class PatternGuard:
     """Forbids texts in which one of the patterns or phrases is found. Raises ValueError for one that cannot be used.
@@ -105,7 +108,7 @@ def _phrase(phrase: str) -> str:
     words = phrase.split()
     if not words:
         raise ValueError("a phrase is empty")
-    return r"\s+".join("".join(re.escape(each) if each.isascii() else each for each in word) for word in words)
+    return WHITE_SPACE.join("".join(re.escape(each) if each.isascii() else each for each in word) for word in words)
 
 
 def _check(name: str, source: str) -> None:

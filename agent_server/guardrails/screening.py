@@ -64,6 +64,7 @@ def _texts(input: RunAgentInput, raw: str | None) -> Iterator[str]:
         yield raw
     for message in input.messages:
         yield from _said(message)
+        yield from joined(message.content)
         yield getattr(message, "name", None) or ""
         for call in getattr(message, "tool_calls", None) or ():
             yield call.function.name
@@ -98,6 +99,19 @@ def _said(message: Message) -> Iterator[str]:
         yield from (str(part.text) for part in content if part.type == "text")
     elif content is not None:
         yield from strings(content)
+
+
+def joined(content: object) -> Iterator[str]:
+    """The texts of content in parts as one. Templates write them one behind the other, or a line each: what a guard
+    looks for may begin in one part and end in the next."""
+    if isinstance(content, list) and len(texts := [text for part in content if (text := _text_of(part))]) > 1:
+        yield "".join(texts)
+        yield "\n".join(texts)
+
+
+def _text_of(part: object) -> str:
+    found = part.get("text") if isinstance(part, dict) else getattr(part, "text", None)
+    return found if isinstance(found, str) else ""
 
 
 def _after_answer(messages: list[Message]) -> list[Message]:

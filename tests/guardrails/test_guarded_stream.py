@@ -145,6 +145,12 @@ def test_half_of_it_does_not_leave_and_what_only_begins_alike_does():
     )
 
 
+@pytest.mark.parametrize("space", ["\u00a0", "\x0b", "\u2009\u3000", "\x85 \n"])
+def test_any_white_space_stands_for_the_space_of_a_phrase(space):
+    guards = Guards([PatternGuard("g", phrases=["blue heron"])])
+    assert deltas(asyncio.run(through(guards, message(["a blue", space, "her", "on"])))) == "a "
+
+
 def test_a_text_that_two_messages_share_does_not_leave():
     guards = Guards([PatternGuard("g", phrases=["blue heron"])])
     assert not PHRASE.search(deltas(asyncio.run(through(guards, [*message(["a blue "]), *message(["heron"])]))))

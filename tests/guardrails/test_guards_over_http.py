@@ -63,6 +63,8 @@ async def test_a_forbidden_prompt_is_refused_and_never_reaches_the_model(url):
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": "blue\\u0020heron"}'}}
 FUNCTION = {"name": "f", "description": "", "parameters": {"type": "object", "properties": {}}}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"enum": ["blue heron"]}}}
+PARTS = [{"type": "text", "text": "the blue "}, {"type": "text", "text": "heron"}]
+LINES = [{"type": "text", "text": "the blue"}, {"type": "text", "text": "heron"}]
 PLACES: dict[str, tuple[str, dict[str, Any]]] = {
     "an earlier message": ("/agui", {"messages": [*body(user("blue heron", "u0"))["messages"], user("Hi", "u1")]}),
     "a call": ("/agui", {"messages": [user("Hi", "u1"), {"id": "a", "role": "assistant", "toolCalls": [CALL]}]}),
@@ -78,6 +80,13 @@ PLACES: dict[str, tuple[str, dict[str, Any]]] = {
     "state": ("/agui", {"state": {"bird": ["blue heron"]}}),
     "forwardedProps": ("/agui", {"forwardedProps": {"bird": "blue heron"}}),
     "an answer's shape": ("/v1/chat/completions", {"messages": HELLO, "response_format": SCHEMA}),
+    "two parts of a message": ("/agui", {"messages": [{**user("Hi", "u1"), "content": PARTS}]}),
+    "two lines of parts": ("/v1/messages", {"messages": [{"role": "user", "content": LINES}], "max_tokens": 9}),
+    "two parts of a result": ("/agui", {"messages": [
+        user("Hi", "u1"), {"id": "a", "role": "assistant", "toolCalls": [{**CALL, "function": {"name": "f", "arguments": "{}"}}]},
+        {"id": "t", "role": "tool", "toolCallId": "c", "content": PARTS},
+    ]}),
+    "a space that does not break": ("/v1/completions", {"prompt": "blue\u00a0heron"}),
     "a template's variable": (
         "/v1/chat/completions", {"messages": HELLO, "chat_template_kwargs": {"persona": "blue heron"}}
     ),
@@ -92,6 +101,13 @@ async def test_it_is_found_wherever_it_stands(url, place):
         answer = await client.post(path, json=sent)
     assert "We do not speak of that." in answer.text, answer.text
     assert not url.engine.requests
+
+
+async def test_parts_of_which_each_may_be_said_may_be_said_together(url):
+    said = [{"type": "text", "text": "the blue "}, {"type": "text", "text": "sky and a heron"}]
+    async with httpx.AsyncClient(base_url=url.url, timeout=60) as client:
+        sent = {"model": "default", "messages": [{"role": "user", "content": said}]}
+        assert (await client.post("/v1/chat/completions", json=sent)).status_code == 200
 
 
 async def test_agui_shows_it_and_the_thread_keeps_nothing_of_it(url):
