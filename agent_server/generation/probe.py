@@ -16,6 +16,7 @@ from agent_server.generation.attention import NAME, Call, attend, attending, win
 from agent_server.generation.faults import first_line
 from agent_server.generation.flat import Forward
 from agent_server.generation.kv_cache import KVCache, LayerShape
+from agent_server.generation.multimodal.language import InnerTextModel
 from agent_server.generation.pages import PagedMemory
 from agent_server.generation.runner import PackedRunner
 from agent_server.generation.sequence import Sequence
@@ -147,7 +148,7 @@ def _prompts(model: Any) -> list[list[int]]:
     text = model.config.get_text_config()
     window = getattr(text, "sliding_window", None) or 0
     longer = min(window + 7, LONGEST) if window else 0
-    count = text.vocab_size
+    count = model.text_tokens if isinstance(model, InnerTextModel) else text.vocab_size
     return [
         [(7919 * (index + 3 * number) + 11) % count for index in range(max(length, longer + number))]
         for number, length in enumerate(LENGTHS)

@@ -38,6 +38,8 @@ def embedded_step(multimodal: Multimodal, plan: StepPlan, order: list[Sequence],
         at = send(step.places, torch.int64, device)
         embedded = embedded.index_copy(1, at, torch.cat(step.features)[None].to(embedded.dtype))
     named: dict[str, Any] = {"inputs_embeds": embedded, "position_ids": _shaped(multimodal, put(positions, device))}
+    if multimodal.model.layered:
+        named["per_layer_inputs"] = step.layered(multimodal.model.per_layer(ids[None]))
     return named | (step.deeper(embedded) if step.levels else {})
 
 
@@ -51,8 +53,8 @@ def _shaped(multimodal: Multimodal, positions: Tensor) -> Tensor:
 
 
 class _Step:
-    """ids: of the chunks. places: where features go in the batch, with `features` for them in order. levels: features
-    for the text model's first layers, with their places in `leveled`."""
+    """ids: of the chunks. places: where features go in the batch, with `features` for them in order. per_layer: what
+    layers are handed there. levels: features for the text model's first layers, with their places in `leveled`."""
 
     def __init__(self, multimodal: Multimodal, decodes: int) -> None:
         self.multimodal = multimodal
@@ -61,6 +63,7 @@ class _Step:
         self.positions: list[Tensor] = []
         self.places: list[int] = []
         self.features: list[Tensor] = []
+        self.per_layer: list[Tensor] = []
         self.leveled: list[int] = []
         self.levels: list[list[Tensor]] = []
 
@@ -91,12 +94,21 @@ class _Step:
     def _take(self, found: Features, first: int, last: int, places: list[int]) -> None:
         self.places += places
         self.features.append(found.embeddings[first:last])
+        if found.layered is not None:
+            self.per_layer.append(found.layered[first:last])
         if not found.deeper:
             return
         self.leveled += places
         self.levels = self.levels or [[] for _ in found.deeper]
         for level, deeper in zip(self.levels, found.deeper, strict=True):
             level.append(deeper[first:last])
+
+    def layered(self, tokens: Tensor) -> Tensor:
+        """What layers are handed of the step's tokens, with that of media in their places."""
+        if not self.places:
+            return tokens
+        at = send(self.places, torch.int64, tokens.device)
+        return tokens.index_copy(1, at, torch.cat(self.per_layer)[None].to(tokens.dtype))
 
     def deeper(self, embedded: Tensor) -> dict[str, object]:
         """DeepStack's arguments (Qwen3-VL)."""

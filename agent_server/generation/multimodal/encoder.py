@@ -20,14 +20,17 @@ KEPT_BYTES = 128 * 2**20
 @dataclass(frozen=True, eq=False, slots=True)
 class Features:
     """embeddings: `[places, width]`. deeper: the same for the first layers of the text model, which they are added to
-    (DeepStack, Qwen3-VL)."""
+    (DeepStack, Qwen3-VL). layered: `[places, layers, width]`, what each layer is handed in a token's place (Gemma
+    3n)."""
 
     embeddings: Tensor
     deeper: tuple[Tensor, ...] = ()
+    layered: Tensor | None = None
 
     @property
     def nbytes(self) -> int:
-        return sum(tensor.numel() * tensor.element_size() for tensor in (self.embeddings, *self.deeper))
+        layered = () if self.layered is None else (self.layered,)
+        return sum(tensor.numel() * tensor.element_size() for tensor in (self.embeddings, *self.deeper, *layered))
 
 
 class MediaEncoder:
@@ -52,7 +55,7 @@ class MediaEncoder:
 
     def _encode(self, item: PreparedMedia) -> Features:
         self.encoded += 1
-        return self._seen(item) if item.kind == "image" else self._merged(item)
+        return self._merged(item) if item.kind == "audio" or self.model.layered else self._seen(item)
 
     def _seen(self, picture: PreparedMedia) -> Features:
         output = self.model.whole.get_image_features(**self._placed(picture), return_dict=True)
@@ -64,7 +67,9 @@ class MediaEncoder:
         in ways of their own."""
         ids = torch.tensor([item.ids], device=self.model.device)
         handed = self.model.handed(input_ids=ids, attention_mask=torch.ones_like(ids), **self._placed(item))
-        return Features(handed["inputs_embeds"][0, list(item.places)].to(self.model.dtype))
+        places, dtype = list(item.places), self.model.dtype
+        layered = handed["per_layer_inputs"][0, places].to(dtype) if self.model.layered else None
+        return Features(handed["inputs_embeds"][0, places].to(dtype), layered=layered)
 
     def _placed(self, item: PreparedMedia) -> dict[str, Tensor]:
         device, dtype = self.model.device, self.model.dtype

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 class InnerTextModel(torch.nn.Module):
     """`whole`: a model of transformers' image-text or multimodal kind. With `kv`, the text model alone runs, on ids or
-    embeddings; without it, the whole one as it is."""
+    embeddings; without it, the whole one as it is. text_tokens: ids below it are text's; Gemma 3n's towers have
+    embeddings of their own for those above."""
 
     def __init__(self, whole: PreTrainedModel) -> None:
         super().__init__()
@@ -26,6 +27,12 @@ class InnerTextModel(torch.nn.Module):
         self._selects = "logits_to_keep" in inspect.signature(whole.forward).parameters
         self.plain = self.decoder.config._attn_implementation
         self.config = whole.config
+        text = whole.config.get_text_config()
+        self.layered = bool(getattr(text, "hidden_size_per_layer_input", 0))
+        towers = (getattr(whole.config, name, None) for name in ("vision_config", "audio_config"))
+        offsets = (getattr(tower, "vocab_offset", None) for tower in towers)
+        self.text_tokens = min([text.vocab_size, *(offset for offset in offsets if offset)])
+        self._cap = getattr(text, "final_logit_softcapping", None)
         self.generation_config = whole.generation_config
 
     @property
@@ -59,6 +66,12 @@ class InnerTextModel(torch.nn.Module):
         embedded: Tensor = self.decoder.get_input_embeddings()(ids)
         return embedded
 
+    def per_layer(self, ids: Tensor) -> Tensor:
+        """`[1, tokens, layers, width]`: what each layer is handed of a token, of models that are `layered` (Gemma
+        3n)."""
+        found: Tensor = self.decoder.get_per_layer_inputs(ids)
+        return found
+
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -71,7 +84,8 @@ class InnerTextModel(torch.nn.Module):
         hidden = self.decoder(input_ids=input_ids, kv=kv, **named).last_hidden_state
         if isinstance(logits_to_keep, Tensor):
             hidden = hidden.index_select(1, logits_to_keep)
-        return _Output(self.head(hidden))
+        logits = self.head(hidden)
+        return _Output(logits if self._cap is None else self._cap * torch.tanh(logits / self._cap))
 
     def _by_whole(self, input_ids: Tensor | None, logits_to_keep: int | Tensor, named: dict[str, Any]) -> Any:
         if self._selects:

@@ -59,7 +59,7 @@ def _tried(multimodal: Multimodal, layers: list[LayerShape]) -> Multimodal:
 
 
 def _request(multimodal: Multimodal, kind: str) -> GenerationRequest:
-    count = multimodal.model.config.get_text_config().vocab_size
+    count = multimodal.model.text_tokens
     ids = [(7919 * index + 11) % count for index in range(BEFORE + BEHIND)]
     special = [token for token in range(count) if multimodal.words.is_control(token)]
     plain = frozenset(range(count)).difference(special)

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from agent_server.engine.protocol import Sound
 from tests.generation.multimodal.seeing_models import TEXT
-from tests.generation.tiny_models import make_tokenizer
+from tests.generation.tiny_models import VOCAB, make_tokenizer
 
 RATE = 16_000
 WINDOW = 4
@@ -35,8 +35,50 @@ FAMILIES = {
         "features": {**WHISPER, "return_attention_mask": True},
         "processor": "Qwen2AudioProcessor",
         "frame": ("<|audio_bos|>", "<|audio_eos|>"),
+        "seconds": WINDOW,
+    },
+    "voxtral": {
+        "config": "VoxtralConfig",
+        "words": {"audio_token": "[AUDIO]", "audio_bos_token": "[BEGIN_AUDIO]"},
+        "text": {"model_type": "llama"},
+        "audio": {"model_type": "voxtral_encoder", "hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "num_mel_bins": MELS, "max_source_positions": 50 * WINDOW},
+        "features": WHISPER,
+        "processor": "VoxtralProcessor",
+        "frame": ("[BEGIN_AUDIO]", ""),
+        "seconds": 0,
+    },
+    "gemma4": {
+        "config": "Gemma4Config",
+        "words": {"audio_token": "<|audio|>", "boa_token": "<|audio>", "eoa_token": "<audio|>"},
+        "text": {"model_type": "gemma4_text", "head_dim": 16, "global_head_dim": 16, "sliding_window": 7, "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 320, "final_logit_softcapping": 5.0},
+        "audio": {"model_type": "gemma4_audio", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "subsampling_conv_channels": [8, 4], "output_proj_dims": 24},
+        "extra": {"vision_config": None},
+        "features": {"feature_extractor_type": "Gemma4AudioFeatureExtractor", "feature_size": MELS},
+        "processor": "Gemma4Processor",
+        "seconds": 30,
+    },
+    "gemma3n": {
+        "config": "Gemma3nConfig",
+        "words": {"audio_token": "<audio_soft_token>", "boa_token": "<start_of_audio>", "eoa_token": "<end_of_audio>"},
+        "text": {"model_type": "gemma3n_text", "head_dim": 16, "sliding_window": 7, "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 256, "laurel_rank": 8, "altup_num_inputs": 2, "activation_sparsity_pattern": [0.0] * 4, "final_logit_softcapping": 5.0},
+        "audio": {"model_type": "gemma3n_audio", "hidden_size": 32, "input_feat_size": MELS, "conf_num_hidden_layers": 2, "conf_num_attention_heads": 2, "conf_reduction_factor": 4, "sscp_conv_channel_size": [8, 4], "vocab_size": VOCAB - 260, "vocab_offset": 260},
+        "extra": {"vision_config": {"model_type": "gemma3n_vision", "hidden_size": 16, "vocab_size": 1, "vocab_offset": 259, "label_names": ["none"]}, "audio_soft_tokens_per_image": 40},
+        "features": {"feature_extractor_type": "Gemma3nAudioFeatureExtractor", "feature_size": MELS},
+        "processor": "Gemma3nProcessor",
+        "settings": {"audio_seq_length": 40},
+        "suppressed": list(range(259, VOCAB)),  # the tokens around a sound have embeddings of its tower's, as the real ones
+        "seconds": 30,
     },
 }  # fmt: skip
+
+
+class NoPictures(transformers.PreTrainedModel):
+    """In place of Gemma 3n's picture tower, which needs timm."""
+
+    config: transformers.Gemma3nVisionConfig
+
+
+transformers.AutoModel.register(transformers.Gemma3nVisionConfig, NoPictures, exist_ok=True)
 
 
 def make_words(family):
@@ -65,6 +107,7 @@ def save_hearing(family, folder, seed=None):
             if parameter.dim() > 1:
                 parameter.mul_(3.0) if parameter.any() else parameter.normal_(std=0.3)
     model.generation_config.eos_token_id = None
+    model.generation_config.suppress_tokens = own.get("suppressed")
     model.save_pretrained(folder)
     words.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(own["features"]))
