@@ -44,7 +44,7 @@ views("a conversation, a plan, an approval, the inspector and the threads", asyn
   await page.getByRole("button", { name: "Confirm plan" }).waitFor();
   await look("plan");
   await page.getByRole("button", { name: "Decline" }).click();
-  await page.getByText('"accepted":false').waitFor();
+  await page.getByRole("log").getByText('"accepted":false').waitFor();
   await settled(page);
   await say(page, "Send an email");
   await page.getByRole("button", { name: "Approve" }).waitFor();
@@ -104,7 +104,7 @@ views("a stream that is paused and stopped, a fault, a replay", async (page, { l
   await page.locator('[data-tool="calculate"] summary').click();
   await look("call-result");
   await say(page, "A long answer please");
-  await page.getByText("Sentence 2 of").waitFor();
+  await page.getByRole("log").getByText("Sentence 2 of").waitFor();
   await inspect("Stream");
   await page.getByRole("button", { name: "Pause" }).click();
   await page.getByRole("button", { name: "Resume" }).waitFor();

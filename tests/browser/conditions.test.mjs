@@ -20,16 +20,16 @@ test("the server is killed and started again: the page says so and goes on", LIM
   try {
     await converse(page, "hello");
     await say(page, "A long answer please");
-    await page.getByText("Sentence 2 of").waitFor();
+    await page.getByRole("log").getByText("Sentence 2 of").waitFor();
     await first.stop("SIGKILL");
     await page.getByRole("alert").getByText("The connection to the server was lost.").waitFor();
     await page.getByPlaceholder("No answer from the server, retrying").waitFor({ timeout: 20_000 });
     await picture(page, "server-gone");
     second = await startServer("--port", first.port, "--store", store);
     await page.getByText("The server is back").waitFor({ timeout: 20_000 });
-    await page.getByText("Hello! How can I help?").waitFor();
+    await page.getByRole("log").getByText("Hello! How can I help?").waitFor();
     await converse(page, "What can you do?");
-    await page.getByText("I can do a few things").waitFor();
+    await page.getByRole("log").getByText("I can do a few things").waitFor();
     assert.deepEqual(page.faults, []);
   } finally {
     await page.leave();
@@ -45,13 +45,13 @@ test("a full server is said in a toast, with its own sentence", LIMITS, async ()
   const two = await openDemo(browser, full.url, { expected });
   try {
     await say(one, "A long answer please");
-    await one.getByText("Sentence 1 of").waitFor();
+    await one.getByRole("log").getByText("Sentence 1 of").waitFor();
     await say(two, "hello");
     await two.getByRole("alert").getByText("Too many runs are going on.").waitFor();
     await one.getByRole("button", { name: "Stop", exact: true }).click();
     await settled(one);
     await two.locator(".notice").getByRole("button", { name: "Try again" }).click();
-    await two.getByText("Hello! How can I help?").waitFor();
+    await two.getByRole("log").getByText("Hello! How can I help?").waitFor();
     assert.deepEqual([...one.faults, ...two.faults], []);
   } finally {
     await one.leave();
@@ -69,10 +69,10 @@ test("a server with keys asks for one, keeps it, and works", LIMITS, async () =>
     await page.getByRole("button", { name: "Continue" }).click();
     await page.getByPlaceholder("Ask something").waitFor();
     await converse(page, "hello");
-    await page.getByText("Hello! How can I help?").waitFor();
+    await page.getByRole("log").getByText("Hello! How can I help?").waitFor();
     assert.ok((await page.locator(".wire-row").count()) > 5, "the stream panel has the key, too");
     await page.reload();
-    await page.getByText("Hello! How can I help?").waitFor();
+    await page.getByRole("log").getByText("Hello! How can I help?").waitFor();
     assert.deepEqual(page.faults, []);
   } finally {
     await page.leave();

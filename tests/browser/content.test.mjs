@@ -84,6 +84,6 @@ feature("a conversation is exported as Markdown, as JSON and as an event log tha
   assert.equal(types.filter((type) => type === "RUN_FINISHED").length, 2);
   await page.goto(`${server.url}/?replay=`);
   await page.locator('input[type="file"]').setInputFiles(log.path);
-  await page.getByText("Hello! How can I help?").waitFor();
+  await page.getByRole("log").getByText("Hello! How can I help?").waitFor();
   await page.locator('[data-tool="get_weather"]').waitFor();
 });

@@ -38,7 +38,7 @@ feature("text arrives as markdown, reasoning folds once it has been thought", as
   const reasoning = page.locator("details.reasoning");
   assert.equal(await reasoning.getAttribute("open"), null);
   await reasoning.locator("summary").click();
-  await page.getByText("A question about me.").waitFor();
+  await page.getByRole("log").getByText("A question about me.").waitFor();
   await picture(page, "markdown");
 });
 
@@ -277,13 +277,13 @@ feature("a run that breaks is said in a toast, what arrived stays, and trying ag
 feature("threads survive a reload, and can be opened, renamed and deleted", async (page) => {
   await converse(page, "hello");
   await page.reload();
-  await page.getByText("Hello! How can I help?").waitFor();
+  await page.getByRole("log").getByText("Hello! How can I help?").waitFor();
   await becomes(() => page.locator('[data-role="user"]').count(), 1);
   await page.getByRole("banner").getByRole("button", { name: "New conversation" }).click();
   await converse(page, "What can you do?");
   const list = page.getByRole("navigation", { name: "Conversations" });
   await list.getByRole("button", { name: /^hello/ }).first().click();
-  await page.getByText("Hello! How can I help?").waitFor();
+  await page.getByRole("log").getByText("Hello! How can I help?").waitFor();
   await list.getByRole("listitem").filter({ hasText: "What can you do?" }).first().hover();
   await list.getByRole("button", { name: "Rename What can you do?" }).first().click();
   await page.getByRole("textbox", { name: "Name of the conversation" }).fill("Abilities");
@@ -293,15 +293,15 @@ feature("threads survive a reload, and can be opened, renamed and deleted", asyn
   await list.getByRole("button", { name: "Delete Abilities" }).click();
   await list.getByText("Abilities").waitFor({ state: "detached" });
   await page.reload();
-  await page.getByText("Hello! How can I help?").waitFor();
+  await page.getByRole("log").getByText("Hello! How can I help?").waitFor();
   assert.equal(await list.getByText("Abilities").count(), 0);
 });
 
 feature("a reload in mid-answer goes on where it was", async (page) => {
   await say(page, "A long answer please");
-  await page.getByText("Sentence 3 of a long answer").waitFor();
+  await page.getByRole("log").getByText("Sentence 3 of a long answer").waitFor();
   await page.reload();
-  await page.getByText("Sentence 6 of a long answer").waitFor();
+  await page.getByRole("log").getByText("Sentence 6 of a long answer").waitFor();
   const text = await assistant(page).innerText();
   assert.equal(text.match(/Sentence 2 of/g).length, 1, "nothing is doubled");
   await page.getByRole("button", { name: "Stop", exact: true }).click();

@@ -225,10 +225,10 @@ feature("a turn is deleted with its answer, and can be had back", async (page) =
   await asked(page).first().hover();
   await page.getByRole("button", { name: "Delete message" }).first().click();
   await page.getByRole("status").getByText("Turn deleted").waitFor();
-  await page.getByText("Hello! How can I help?").waitFor({ state: "detached" });
+  await page.getByRole("log").getByText("Hello! How can I help?").waitFor({ state: "detached" });
   await becomes(() => asked(page).allInnerTexts(), ["What can you do?"]);
   await page.getByRole("button", { name: "Undo" }).click();
-  await page.getByText("Hello! How can I help?").waitFor();
+  await page.getByRole("log").getByText("Hello! How can I help?").waitFor();
   await becomes(() => asked(page).allInnerTexts(), ["hello", "What can you do?"]);
 });
 
@@ -260,9 +260,9 @@ feature("a deleted conversation can be had back, and is gone for good after that
   await threads(page).getByText("hello").first().waitFor();
   const before = await threads(page).getByRole("listitem").filter({ hasText: "hello" }).count();
   await remove();
-  await page.getByText("Hello! How can I help?").waitFor({ state: "detached" });
+  await page.getByRole("log").getByText("Hello! How can I help?").waitFor({ state: "detached" });
   await page.getByRole("button", { name: "Undo" }).click();
-  await page.getByText("Hello! How can I help?").waitFor();
+  await page.getByRole("log").getByText("Hello! How can I help?").waitFor();
   await page.waitForFunction((wanted) => [...document.querySelectorAll(".thread")].filter((each) => each.innerText.startsWith("hello")).length === wanted, before);
   const id = new URLSearchParams(new URL(page.url()).hash.slice(1)).get("thread");
   const status = async () => (await fetch(`${server.url}/agui/threads/${id}`)).status;

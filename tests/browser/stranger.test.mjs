@@ -88,7 +88,7 @@ const STEPS_KNOWN = {
   },
   "ask at length and reload": async (page) => {
     if (!(await ask(page, "A long answer please"))) return false;
-    await page.getByText("Sentence 2 of").last().waitFor();
+    await page.getByRole("log").getByText("Sentence 2 of").last().waitFor();
     await page.reload();
     await stop(page).click();
     return true;
