@@ -25,6 +25,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 LARGE = 64 * 1024
 """Bytes from which on parsing takes longer than handing it to a thread."""
+COMPRESSED = frozenset({"gzip", "x-gzip", "deflate", "br", "zstd", "compress"})
+"""Content codings (RFC 9110, 8.4.1; IANA). Other values are a charset that was put there, and change nothing."""
 PARSERS = 2
 """Large bodies that are parsed at once. More would not be faster, since each thread needs the interpreter's lock, and
 the event loop would wait for the lock behind all of them."""
@@ -35,7 +37,11 @@ _parsers = ThreadPoolExecutor(PARSERS, thread_name_prefix="parse")
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The raw body; RequestError("payload_too_large") as soon as it is longer than `limit` bytes."""
+    """The raw body; RequestError("payload_too_large") as soon as it is longer than `limit` bytes, and
+    "unsupported_media_type" for one that is compressed: its length says nothing about what it would become."""
+    codings = request.headers.get("content-encoding", "").lower().split(",")
+    if not COMPRESSED.isdisjoint(coding.strip() for coding in codings):
+        raise RequestError("unsupported_media_type", "Bodies are not decompressed; send it without Content-Encoding.")
     too_large = RequestError("payload_too_large", f"The body is larger than this server's limit of {limit} bytes.")
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import threading
 from collections.abc import AsyncIterator
 
+import httpx
 import msgspec
 import pytest
 from starlette.types import Message, Receive, Scope
@@ -119,3 +121,15 @@ async def test_a_large_message_of_a_websocket_is_parsed_in_a_thread(path: str, m
             assert "Read." in str(await client.recv())
     here = threading.get_ident()
     assert [thread != here for thread in threads] == [False, True]
+
+
+@pytest.mark.parametrize("path", ["/agui", "/v1/chat/completions", "/v1/messages", "/tokenize"])
+async def test_a_compressed_body_is_refused_by_name(path: str) -> None:
+    body = gzip.compress(b'{"model":"default","messages":[{"role":"user","content":"Hello"}]}')
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    async with serving(scripted("Hi.")) as running, httpx.AsyncClient(base_url=running.url) as client:
+        answer = await client.post(path, content=body, headers=headers)
+        plain = await client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "Hello"}]},
+                                  headers={"content-encoding": "UTF-8"})  # fmt: skip
+    assert answer.status_code == 415 and "Content-Encoding" in answer.text
+    assert plain.status_code == 200
