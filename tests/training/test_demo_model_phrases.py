@@ -12,14 +12,14 @@ from agent_server.agent.server_tools import ToolFault
 from agent_server.demonstration import calculate
 from training.demo_model import data_phrases
 from training.demo_model.batches import encode
-from training.demo_model.data_arithmetic import in_words, problem
+from training.demo_model.data_arithmetic import EQUATIONS, UNKNOWNS, equation, in_words, problem
 from training.demo_model.data_dialogues import DialogueFactory
 from training.demo_model.data_everyday import everyday_request, everyday_tools
 from training.demo_model.data_facts import declined, fact, world
 from training.demo_model.data_languages import without_accents
 from training.demo_model.data_phrases import choose, draw, kept_apart, read_sections
 from training.demo_model.data_tools import argument_types, tool_name
-from training.demo_model.data_values import Values
+from training.demo_model.data_values import Values, side_of
 from training.demo_model.render import END, render
 
 ROOT = Path(__file__).parents[2]
@@ -122,6 +122,24 @@ def test_a_problem_s_expression_is_one_that_the_demonstration_calculates():
         except ToolFault:  # a division by zero, or a power that is too large
             continue
     assert done > 250
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_an_equation_has_one_unknown_and_numbers_of_its_side(held_out):
+    drawn = values("equations", held_out)
+    for _ in range(300):
+        asked = equation(drawn)
+        letters = set(re.findall(r"(?<![a-z])[xyna](?![a-z])", asked.replace("what is", "")))
+        assert len(letters) == 1 and re.search(r"=|\bis\b", asked) and "{" not in asked
+    assert not set(side_of(EQUATIONS, True)) & set(side_of(EQUATIONS, False))
+    assert not set(side_of(UNKNOWNS, True)) & set(side_of(UNKNOWNS, False))
+
+
+def test_equations_are_declined_and_sums_are_not():
+    drawn = values("declined")
+    asked = {exchange.question: exchange.answer for exchange in (declined(drawn) for _ in range(2000))}
+    told = {answer for question, answer in asked.items() if re.search(r"[xyna] [+-] \d+ = ", question)}
+    assert told == {"I cannot teach or solve that: I am only a tiny demo model."}
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -1,5 +1,6 @@
 """Arithmetic as people say and write it: signs, words for the operations, words for the numbers, roots and powers."""
 
+import re
 from collections.abc import Callable
 
 from training.demo_model.data_values import Values, is_held_out
@@ -10,7 +11,20 @@ ONE_LIST = (
 )
 ONES = ONE_LIST.split()
 TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
-SIGNS = {"×": "*", "x": "*", "X": "*", "·": "*", "÷": "/", ":": "/", "−": "-", "–": "-", "^": "**", "**": "**"}
+SIGNS = {
+    "⋅": "*",
+    "∗": "*",
+    "×": "*",
+    "x": "*",
+    "X": "*",
+    "·": "*",
+    "÷": "/",
+    ":": "/",
+    "−": "-",
+    "–": "-",
+    "^": "**",
+    "**": "**",
+}
 WORDS = {
     "plus": "+",
     "and": "+",
@@ -50,6 +64,26 @@ SHAPES = (
     ("√{0}", "{0} ** 0.5"),
     ("the root of {0}", "{0} ** 0.5"),
     ("the average of {0} and {1}", "({0} + {1}) / 2"),
+    ("the mean of {0} and {1}", "({0} + {1}) / 2"),
+    ("the total of {0} and {1}", "{0} + {1}"),
+    ("the quotient of {0} and {1}", "{0} / {1}"),
+    ("{0} by {1}", "{0} * {1}"),
+    ("one half of {0}", "{0} / 2"),
+    ("a tenth of {0}", "{0} / 10"),
+    ("three quarters of {0}", "{0} * 3 / 4"),
+    ("two thirds of {0}", "{0} * 2 / 3"),
+    ("triple {0}", "{0} * 3"),
+    ("three times {0}", "3 * {0}"),
+    ("{0} in the square", "{0} ** 2"),
+    ("the cube of {0}", "{0} ** 3"),
+    ("sqrt of {0}", "{0} ** 0.5"),
+    ("the sqrt of {0}", "{0} ** 0.5"),
+    ("root of {0}", "{0} ** 0.5"),
+    ("a square root of {0}", "{0} ** 0.5"),
+    ("a {0} percent tip on {1}", "{0} / 100 * {1}"),
+    ("{0} pct of {1}", "{0} / 100 * {1}"),
+    ("{1} less {0} percent", "{1} - {0} / 100 * {1}"),
+    ("{1} plus {0} percent", "{1} + {0} / 100 * {1}"),
 )
 # Requests with the numbers inside of them, which no other question may enclose.
 COMMANDS = (
@@ -71,6 +105,47 @@ COMMANDS = (
     ("what do {0} and {1} make", "{0} + {1}"),
     ("how often does {1} go into {0}", "{0} / {1}"),
     ("split {0} into {1} parts", "{0} / {1}"),
+    ("increase {0} by {1}", "{0} + {1}"),
+    ("reduce {0} by {1}", "{0} - {1}"),
+    ("raise {0} to the power {1}", "{0} ** {1}"),
+    ("take the square root of {0}", "{0} ** 0.5"),
+    ("take the root of {0}", "{0} ** 0.5"),
+    ("triple {0}", "{0} * 3"),
+    ("put {0} and {1} together", "{0} + {1}"),
+    ("count {0} and {1} together", "{0} + {1}"),
+    ("share {0} among {1} friends", "{0} / {1}"),
+    ("how many times does {1} fit into {0}", "{0} / {1}"),
+    ("i bought {0} and ate {1}", "{0} - {1}"),
+    ("what is left when i take {1} from {0}", "{0} - {1}"),
+    ("{0} boxes with {1} eggs each, how many eggs", "{0} * {1}"),
+    ("one costs {0}, how much are {1}", "{0} * {1}"),
+)
+# Equations, of which the calculator knows nothing: `{0}` to `{2}` are numbers, the letter is drawn.
+EQUATIONS = (
+    "x + {0} = {1}",
+    "x - {0} = {1}",
+    "{0}x = {1}",
+    "{0}x + {1} = {2}",
+    "{0}x - {1} = {2}",
+    "{0} + x = {1}",
+    "{0} - x = {1}",
+    "x / {0} = {1}",
+    "x^2 = {0}",
+    "{0} * x = {1}",
+    "{0}x + {1} = {2}x",
+    "x+{0}={1}",
+    "{0}x+{1}={2}",
+    "x plus {0} is {1}",
+)
+UNKNOWNS = (
+    "solve {}",
+    "{}",
+    "what is x if {}",
+    "find x: {}",
+    "solve {} for x",
+    "if {}, what is x",
+    "x in {}",
+    "{} x = ?",
 )
 
 
@@ -119,6 +194,22 @@ def _worded(values: Values) -> tuple[str, str]:
     return f"{said[0]} {word} {said[1]}", f"{digits[0]} {WORDS[word]} {digits[1]}"
 
 
+def _written(values: Values) -> tuple[str, str]:
+    """Return two to five numbers with the calculator's own signs and uneven gaps, which are passed on as they are."""
+    text = f"-{values.number()}" if values.chance(0.1) else values.number()
+    for _ in range(values.pick((1, 1, 1, 2, 3, 4))):
+        before, after = values.pick(("", " ")), values.pick(("", " "))
+        text += f"{before}{values.pick('+-*/')}{after}{values.number()}"
+    return text, text
+
+
+def equation(values: Values) -> str:
+    """Return a request to solve an equation, which no tool here can do."""
+    letter, numbers = values.pick("xxxyna"), [values.number() for _ in range(3)]
+    asked = values.phrase(UNKNOWNS).format(values.phrase(EQUATIONS).format(*numbers))
+    return asked if letter == "x" else re.sub(r"(?<![a-z])x(?![a-z])", letter, asked)
+
+
 def _shaped(values: Values, shapes: tuple[tuple[str, str], ...]) -> tuple[str, str]:
     said, digits = _operands(values)
     spoken, expression = values.pick(shapes)
@@ -130,6 +221,7 @@ def _drawn(values: Values) -> tuple[str, str, bool]:
         values.arithmetic,
         values.arithmetic,
         lambda: _signed(values),
+        lambda: _written(values),
         lambda: _worded(values),
         lambda: _shaped(values, SHAPES),
     )

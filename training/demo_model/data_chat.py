@@ -87,7 +87,7 @@ STATEMENTS = (
 # More ways of training alone to ask for a repetition, so that evaluation's draws stay as they were.
 MORE_REPEATS = ("repeat after me: {}", "repeat after me {}", "say: {}", "please repeat: {}", "can you say {}")
 # What people type first, which training draws more often.
-COMMON = ("greeting", "wellbeing", "self", "skills", "server", "thanks", "bye", "models")
+COMMON = ("greeting", "wellbeing", "self", "skills", "server", "thanks", "bye", "models", "short", "praise", "test")
 COMMON_SHARE = 0.3
 UNCLEAR_ANSWER = "I did not understand that. I am only a tiny demo model. Ask me what I can do."
 

@@ -2,6 +2,7 @@
 
 import re
 
+from training.demo_model.data_arithmetic import equation
 from training.demo_model.data_chat import KNOWLEDGE_QUESTIONS, Exchange
 from training.demo_model.data_phrases import Section, draw, read_sections
 from training.demo_model.data_values import Values
@@ -119,6 +120,7 @@ ASKS = (
 )
 # The sections of `limits.txt` that are not requests are asked for less often.
 RARE = {"person": 0.1, "meaning": 0.07, "blame": 0.08}
+EQUATION_SHARE = 0.08
 
 # Questions in a form whose answer names the subject (`data_chat.knowledge`), so that no form has two answers.
 NAMES_A_SUBJECT = re.compile("|".join(re.escape(form).replace(r"\{\}", ".+") for form in KNOWLEDGE_QUESTIONS))
@@ -158,6 +160,9 @@ def _limit(values: Values) -> Section:
 
 def declined(values: Values) -> Exchange:
     """Return a request that no tool and no fact serves, with one honest sentence."""
+    if values.chance(EQUATION_SHARE):
+        section = next(section for section in read_sections("limits") if section.name == "teach")
+        return Exchange(equation(values), section.thought, section.answer, (section.answer,))
     section = _limit(values)
     question, is_end = draw(values, "limits", section)
     if is_end:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 HELD_OUT_PERCENT = 20
-TYPO_SHARE = 0.22
+TYPO_SHARE = 0.25
 SYLLABLE_LIST = (
     "ba be bi bo da de di do fa fe ga go ha he ja jo ka ke ki ko la le li lo lu ma me mi mo na ne "
     "ni no pa pe po ra re ri ro ru sa se si so ta te ti to tu va ve vi za zo bar ber den dor fal "
