@@ -359,3 +359,21 @@ async def test_a_guest_that_asks_for_a_model_where_none_can_be_computed_is_told_
         frames = await events_of(running.url, body(user("hi")))
     assert frames[-1]["type"] == "RUN_ERROR"
     assert "No model is served here" in frames[-1]["message"] and "a_package_that_is_missing" in frames[-1]["message"]
+
+
+@pytest.mark.parametrize("way", ["context_management", "compaction_trigger"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_guests_conversation_is_not_made_short_here(way: str, stream: bool):
+    """A field that it cannot honour is refused by its name; the guest is not run."""
+    guest = Echo()
+    given: dict[str, Any] = {"model": "echo", "input": [{"role": "user", "content": "hello there"}], "stream": stream}
+    if way == "context_management":
+        given["context_management"] = [{"type": "compaction", "compact_threshold": 1000}]
+    else:
+        given["input"].append({"type": "compaction_trigger"})
+    async with serving(scripted("no"), agents=[guest]) as running, httpx.AsyncClient(base_url=running.url) as plain:
+        answer = await plain.post("/v1/responses", json=given)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == "context_management"
+    assert "The agent echo keeps its conversation itself: it cannot be made short here." in answer.text
+    assert guest.inputs == []
