@@ -20,13 +20,16 @@ from queue import SimpleQueue
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
-from agent_server.generation.messages import Command, Report, StopWorker
+from agent_server.generation.messages import Command, Report, StopWorker, Submit
 
 logger = logging.getLogger("agent_server.generation")
 LENGTH_BYTES = 4
 MAX_MESSAGE = 256 * 2**20
 STOP_SECONDS = 5.0
+JSON = 1
+"""MessagePack's extension type for a value that is carried as JSON."""
 
 
 class ProcessLink:
@@ -62,7 +65,7 @@ class ProcessLink:
 
     def send(self, command: Command) -> None:
         if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(_frame(self._encoder.encode(command)))
+            self._writer.write(_frame(self._encoder.encode(_carried(command))))
 
     def kill(self, reason: str) -> None:
         """End a child that does not answer; `lost` is then called with the reason."""
@@ -169,9 +172,25 @@ def main(descriptor: int, level: int = logging.WARNING) -> None:
     os._exit(0)  # nothing to save; libraries that tidy up at exit take long and complain
 
 
+def _carried(command: Command) -> Command:
+    """With a grammar as JSON: numbers of a schema may have more than 64 bits, those of MessagePack may not."""
+    if not isinstance(command, Submit) or command.request.constraint is None:
+        return command
+    constraint = command.request.constraint
+    text = msgspec.msgpack.Ext(JSON, msgspec.json.encode(constraint.value))
+    request = replace(command.request, constraint=replace(constraint, value=text))
+    return replace(command, request=request)
+
+
+def _arrived(code: int, text: memoryview) -> object:
+    if code != JSON:
+        raise ValueError(f"There is no extension {code}.")
+    return msgspec.json.decode(text)
+
+
 def _listen(stream: object, inbox: SimpleQueue[object]) -> None:
     """Commands into the inbox; without a server there is nothing left to do, whatever the engine is doing."""
-    decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+    decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command, ext_hook=_arrived)
     while (message := _receive(stream)) is not None:
         inbox.put(decoder.decode(message))
     os._exit(0)

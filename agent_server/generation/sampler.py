@@ -121,7 +121,7 @@ class Sampler:
         self._allowed[row] = send(allowed, torch.int64, self.device) if allowed else None
         values = [params.temperature or 1.0, params.top_p or 1.0, params.min_p or 0.0, params.typical_p or 1.0]
         self._numbers[row] = send(values, torch.float32, self.device)
-        self._top_k[row] = params.top_k or self.vocab_size
+        self._top_k[row] = min(params.top_k or self.vocab_size, self.vocab_size)
         self._seeds[row] = signed(settings.seed)
         self._penalties.set(row, params, prompt, output)
 

@@ -79,7 +79,7 @@ async def plan_constraint(
         return Planned()
     if not info.supports_constraints:
         return _without_grammars(request)
-    key = msgspec.msgpack.encode(request)
+    key = msgspec.json.encode(request)  # MessagePack has no numbers of more than 64 bits, and schemas may
     if len(key) > MAX_BYTES + _size(control_ids):
         raise _too_large()
     with _lock:

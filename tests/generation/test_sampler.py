@@ -55,6 +55,12 @@ def draw(logits, params, count, rows=8):
     return counts
 
 
+def test_more_candidates_than_tokens_are_all_of_them():
+    logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(2))
+    all_of_them = draw(logits, SamplingParams(temperature=1.0, top_k=2**63), 400)
+    assert torch.equal(all_of_them, draw(logits, SamplingParams(temperature=1.0, top_k=VOCAB), 400))
+
+
 PARAMETERS = {
     "plain": SamplingParams(temperature=0.8),
     "top_k": SamplingParams(temperature=1.3, top_k=7),

@@ -55,6 +55,11 @@ def test_the_same_tools_are_planned_once():
     assert planned().constraint is planned().constraint
 
 
+def test_numbers_of_a_schema_may_have_any_size():
+    huge = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 10**30}}}
+    assert planned((("count", huge),), tool_choice=ToolChoice("required")).constraint is not None
+
+
 def test_a_choice_of_an_undeclared_tool_is_refused():
     assert refused(tool_choice=ToolChoice("named", ("undeclared",)))[0] == "tool_choice"
     assert refused(tool_choice=ToolChoice("auto", ("undeclared",)))[0] == "tool_choice"
