@@ -14,8 +14,8 @@ from agent_server.engine.protocol import Constraint, GenerationRequest
 from agent_server.generation import process
 from agent_server.generation.config import EngineConfig
 from agent_server.generation.messages import Submit
-from events.options import SamplingParams
 from agent_server.generation.process import ProcessLink
+from events.options import SamplingParams
 
 CHILD = """
 import socket, sys, time
