@@ -36,8 +36,8 @@ WIRES = ("agui", "openai")
 MOST_EVENTS = 100_000
 PAGE_HEADERS = {
     "content-security-policy": "default-src 'self'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
-    "img-src 'self' data:; connect-src 'self' http: https:; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'self'; object-src 'none'",
+    "img-src 'self' data:; media-src 'self' data:; connect-src 'self' http: https:; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'self'; object-src 'none'",
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }

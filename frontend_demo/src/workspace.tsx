@@ -217,8 +217,8 @@ function toolsOf(agent: AgentInfo | undefined): readonly ToolInfo[] {
 
 /** Which files the agent's model takes beside words. */
 function takesFiles(agent: AgentInfo | undefined): Takes {
-  const input = (agent?.capabilities?.multimodal as { input?: { image?: boolean; file?: boolean } } | undefined)?.input;
-  return { image: input?.image === true, document: input?.file === true };
+  const input = (agent?.capabilities?.multimodal as { input?: { image?: boolean; audio?: boolean; file?: boolean } } | undefined)?.input;
+  return { image: input?.image === true, audio: input?.audio === true, document: input?.file === true };
 }
 
 /** Whether the model's reasoning can be switched, as far as the server tells. */

@@ -1,7 +1,7 @@
 // Files beside a message: picked, dropped and pasted, refused in words, shown, kept over a reload and an edit.
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { becomes, browser, converse, openDemo, picture, PHONE, server, settled, WIDE, withServer } from "./harness.mjs";
+import { becomes, browser, converse, openDemo, picture, PHONE, server, settled, startModule, WIDE, withServer } from "./harness.mjs";
 
 withServer();
 
@@ -66,3 +66,33 @@ test("a picture is refused in words where the model takes none, and a file can b
     await page.leave();
   }
 });
+
+test("a sound goes to a model that hears, and can be played where it was said", { timeout: 180_000 }, async () => {
+  const hearing = await startModule("tests.browser.serve", "--hearing");
+  const page = await openDemo(browser, hearing.url);
+  await page.locator('.attach[title="Add sounds or documents"]').waitFor();
+  await page.getByLabel("Files to add").setInputFiles([DOT, { name: "beep.wav", mimeType: "audio/wav", buffer: beep() }]);
+  await page.getByRole("alert").getByText("This model takes no pictures: dot.png was not added.").waitFor();
+  await becomes(() => names(page), ["beep.wav"]);
+  await converse(page, "What do you hear?");
+  await page.locator('[data-role="assistant"]').first().waitFor();
+  await picture(page, "sound");
+  await becomes(() => page.locator('.asked audio[aria-label="beep.wav"]').evaluate((player) => Math.round(player.duration * 10)), 5);
+  const threadId = new URLSearchParams(new URL(page.url()).hash.slice(1)).get("thread");
+  const kept = async () => (await (await fetch(`${hearing.url}/agui/threads/${threadId}`)).json()).messages.map(({ role, content }) => [role, Array.isArray(content) ? content.map(({ type }) => type) : typeof content]);
+  await becomes(kept, [["user", ["audio", "text"]], ["assistant", "string"]]);
+  assert.deepEqual(page.faults, []);
+  await page.leave();
+  await hearing.stop();
+});
+
+/** Half a second of a tone as a WAV file, 16,000 samples a second. */
+function beep() {
+  const count = 8_000;
+  const file = Buffer.alloc(44 + 2 * count);
+  file.write("RIFF", 0); file.writeUInt32LE(36 + 2 * count, 4); file.write("WAVEfmt ", 8);
+  file.writeUInt32LE(16, 16); file.writeUInt16LE(1, 20); file.writeUInt16LE(1, 22); file.writeUInt32LE(16_000, 24); file.writeUInt32LE(32_000, 28); file.writeUInt16LE(2, 32); file.writeUInt16LE(16, 34);
+  file.write("data", 36); file.writeUInt32LE(2 * count, 40);
+  for (let at = 0; at < count; at++) file.writeInt16LE(Math.round(8_000 * Math.sin(at / 6)), 44 + 2 * at);
+  return file;
+}

@@ -12,6 +12,8 @@ import argparse
 import asyncio
 import json
 import re
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -161,6 +163,14 @@ def graphs() -> list[Any]:
     return [graph()]
 
 
+def hearing(folder: Path) -> str:
+    """A tiny model of Qwen2-Audio's kind, which takes some seconds to import and make; its words mean nothing."""
+    from tests.generation.multimodal.hearing_models import save_hearing_chat
+
+    save_hearing_chat(folder, context=8192, max_new_tokens=8)
+    return str(folder)
+
+
 def engine() -> ScriptedEngine:
     tokenizer = load_model_files(str(BUNDLED)).tokenizer
 
@@ -181,8 +191,11 @@ def main() -> None:
     parser.add_argument("--max-runs", type=int, default=256)
     parser.add_argument("--graph", action="store_true", help="a LangGraph graph beside the agents")
     parser.add_argument("--bundled", action="store_true", help="the bundled model itself, in place of scripted words")
+    parser.add_argument("--hearing", action="store_true", help="a tiny model that hears, in place of scripted words")
     given = parser.parse_args()
+    folder = tempfile.TemporaryDirectory()
     settings = Settings(
+        model=hearing(Path(folder.name)) if given.hearing else "",
         store_url=given.store,
         api_keys=tuple(given.key),
         cors_origins=tuple(given.origin),
@@ -190,7 +203,9 @@ def main() -> None:
         drain=0.2,
     )
     served = (*agents(), *graphs()) if given.graph else agents()
-    app = create_app(settings) if given.bundled else create_app(settings, agents=served, engine=engine())
+    app = (
+        create_app(settings) if given.bundled or given.hearing else create_app(settings, agents=served, engine=engine())
+    )
     config = uvicorn.Config(app, host="127.0.0.1", port=given.port, log_level="warning", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     socket = config.bind_socket()

@@ -6,7 +6,6 @@ import asyncio
 import base64
 import io
 import json
-import wave
 from typing import Any
 
 import av
@@ -24,41 +23,20 @@ from agent_server.generation.config import EngineConfig
 from agent_server.generation.multimodal.sound_reader import load_sound_reader
 from agent_server.model_files import load_model_files
 from tests.conformance.node import NodeClients
-from tests.generation.multimodal.hearing_models import RATE, WINDOW, save_hearing, sound
+from tests.generation.multimodal.hearing_models import RATE, WINDOW, save_hearing_chat, sound, wav
 from tests.server import scripted, serving
 
 TOKENS = 8
-TEMPLATE = """{%- for message in messages %}<|im_start|>{{ message.role }}
-{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content -%}
-{% if 'audio' in part %}<|audio_bos|><|AUDIO|><|audio_eos|>{% else %}{{ part.text }}{% endif %}
-{%- endfor %}{% endif %}<|im_end|>
-{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
-"""A sound's part is known by its key, as Qwen2-Audio's first templates know it."""
 BEFORE, BEHIND = "Listen to ", " and say."
 RUN: dict[str, Any] = {"threadId": "t", "runId": "r", "tools": [], "context": [], "state": {}}
 ASK = {"temperature": 0, "max_tokens": TOKENS}
-
-
-def wav(samples: bytes, rate: int = RATE) -> bytes:
-    held = io.BytesIO()
-    with wave.open(held, "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(rate)
-        file.writeframes(samples)
-    return held.getvalue()
 
 
 class Heard:
     """The folder, what is sent, and what is to come back."""
 
     def __init__(self, folder: Any) -> None:
-        save_hearing("qwen2-audio", folder)
-        spoken = load_model_files(folder).tokenizer.get_vocab_size()
-        rows = json.loads((folder / "config.json").read_text())["text_config"]["vocab_size"]
-        (folder / "generation_config.json").write_text(json.dumps({"suppress_tokens": list(range(spoken, rows))}))
-        (folder / "chat_template.jinja").write_text(TEMPLATE)
+        save_hearing_chat(folder)
         self.folder = str(folder)
         self.data = base64.b64encode(wav(sound(3).samples)).decode()
         self.ids, self.text, self.prompt_tokens = self.generated(BEHIND)

@@ -2,7 +2,7 @@
 
 import { useEffect, useRef, useState, type ClipboardEvent, type KeyboardEvent, type MouseEvent, type RefObject } from "react";
 import { Attached } from "./Attached";
-import { attach, type Attachment, type Takes } from "./attachments";
+import { attach, takenInWords, type Attachment, type Takes } from "./attachments";
 import { takeEarlyWords } from "./early";
 import { isLong, sizeOf } from "./long";
 import { prepareMarkdown } from "./Markdown";
@@ -138,10 +138,10 @@ export function Composer({ running, disabled, draft, takes, heldBytes, onSend, o
         </ul>
       )}
       <Attached files={files} onRemove={(index) => setFiles(files.filter((_, at) => at !== index))} />
-      {(takes.image || takes.document) && (
+      {takenInWords(takes) && (
         <>
           <input ref={picker} type="file" multiple hidden aria-label="Files to add" onChange={(event) => { void add([...(event.target.files ?? [])]); event.target.value = ""; }} />
-          <button type="button" className="attach" aria-label="Add files" title={takes.image ? "Add pictures or documents" : "Add documents"} onClick={() => picker.current?.click()}><Icon name="clip" /></button>
+          <button type="button" className="attach" aria-label="Add files" title={`Add ${takenInWords(takes)}`} onClick={() => picker.current?.click()}><Icon name="clip" /></button>
         </>
       )}
       <label className="visually-hidden" htmlFor="message">Message</label>

@@ -44,7 +44,7 @@ interface Props {
 
 const NEAR_BOTTOM = 80;
 const NO_SUGGESTIONS: readonly Suggestion[] = [];
-const NO_FILES: Takes = { image: false, document: false };
+const NO_FILES: Takes = { image: false, audio: false, document: false };
 const NOTHING_ASKED: ReadonlySet<string> = new Set();
 
 export function Conversation({ title, thread, modelName, bundled, isNew = false, blocked, failure, interrupt, asked = NOTHING_ASKED, readOnly = false, suggestions = NO_SUGGESTIONS, own, waiting = "Waiting for the model", health, connect, foot, takes = NO_FILES, onOpen, onSend, onRetry }: Props) {

@@ -5,16 +5,22 @@ import { sizeInWords } from "./long";
 
 export interface Attachment {
   name: string;
-  kind: "image" | "document";
+  kind: "image" | "audio" | "document";
   mimeType: string;
   /** Base64; empty where a message names a URL. */
   data: string;
 }
 
 /** What the agent's model takes, as its capabilities say. */
-export interface Takes {
-  image: boolean;
-  document: boolean;
+export type Takes = Record<Attachment["kind"], boolean>;
+
+/** What each kind is called. */
+const NOUNS: Record<Attachment["kind"], string> = { image: "pictures", audio: "sounds", document: "documents" };
+
+/** What may be added, in words; "" where the model takes words alone. */
+export function takenInWords(takes: Takes): string {
+  const nouns = (Object.keys(NOUNS) as Attachment["kind"][]).filter((kind) => takes[kind]).map((kind) => NOUNS[kind]);
+  return nouns.length > 1 ? `${nouns.slice(0, -1).join(", ")} or ${nouns.at(-1)}` : nouns.join("");
 }
 
 /** A request holds 4 MiB, the whole conversation travels with each, and base64 takes four bytes for three. */
@@ -23,6 +29,7 @@ const MOST_BYTES = 2_800_000;
 const LARGE_PICTURE_BYTES = 400_000;
 const LONGEST_SIDE = 1_568;
 const PICTURES = /^image\/(png|jpeg|webp|gif)$/;
+const SOUNDS = /^audio\//;
 const TEXTS = /^(text\/|application\/(json|xml|pdf|x-(sh|yaml|python))|$)/;
 const CODE = /\.(ts|tsx|py|rs|go|java|c|h|cpp|rb|toml|yaml|yml|sh|sql|csv|md|txt|log|jsonl|ipynb)$/i;
 
@@ -32,8 +39,8 @@ export async function attach(files: readonly File[], takes: Takes, held: number)
   const refused: string[] = [];
   for (const file of files) {
     const kind = kindOf(file);
-    if (!kind) refused.push(`${file.name} is neither a picture, a PDF nor a text.`);
-    else if (!takes[kind]) refused.push(`This model takes no ${kind === "image" ? "pictures" : "documents"}: ${file.name} was not added.`);
+    if (!kind) refused.push(`${file.name} is neither a picture, a sound, a PDF nor a text.`);
+    else if (!takes[kind]) refused.push(`This model takes no ${NOUNS[kind]}: ${file.name} was not added.`);
     else {
       const content = kind === "image" ? await smaller(file) : file;
       held += content.size;
@@ -47,6 +54,7 @@ export async function attach(files: readonly File[], takes: Takes, held: number)
 
 function kindOf(file: File): Attachment["kind"] | null {
   if (PICTURES.test(file.type)) return "image";
+  if (SOUNDS.test(file.type)) return "audio";
   return TEXTS.test(file.type) || CODE.test(file.name) ? "document" : null;
 }
 
@@ -93,7 +101,7 @@ export function attachmentsOf(content: unknown): Attachment[] {
     const { source } = part;
     const name = (part.metadata as { filename?: string } | undefined)?.filename ?? (source.type === "url" ? source.value : part.type);
     const mimeType = source.mimeType ?? "";
-    return [{ name, kind: part.type === "image" ? "image" : "document", mimeType, data: source.type === "data" ? source.value : "" }];
+    return [{ name, kind: part.type === "image" || part.type === "audio" ? part.type : "document", mimeType, data: source.type === "data" ? source.value : "" }];
   });
 }
 

@@ -1,7 +1,9 @@
 """Tiny random models that hear, of several families, with the files that their processors are made of."""
 
+import io
 import json
 from hashlib import blake2b
+from wave import open as open_wave
 
 import numpy
 import torch
@@ -9,6 +11,7 @@ import transformers
 from transformers import PreTrainedTokenizerFast
 
 from agent_server.engine.protocol import Sound
+from agent_server.model_files import load_model_files
 from tests.generation.multimodal.seeing_models import TEXT
 from tests.generation.tiny_models import VOCAB, make_tokenizer
 
@@ -116,6 +119,29 @@ def save_hearing(family, folder, seed=None):
     return model
 
 
+TEMPLATE = """{%- for message in messages %}<|im_start|>{{ message.role }}
+{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content -%}
+{% if 'audio' in part %}<|audio_bos|><|AUDIO|><|audio_eos|>{% else %}{{ part.text }}{% endif %}
+{%- endfor %}{% endif %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+"""A sound's part is known by its key, as Qwen2-Audio's first templates know it."""
+
+
+def save_hearing_chat(folder, context=1024, **generation):
+    """A folder of Qwen2-Audio's kind with a chat template, whose answers can be read as text. context: in tokens, most
+    of which are a letter. generation: more of its `generation_config.json`."""
+    save_hearing("qwen2-audio", folder)
+    spoken = load_model_files(folder).tokenizer.get_vocab_size()
+    config = json.loads((folder / "config.json").read_text())
+    rows = config["text_config"]["vocab_size"]
+    config["text_config"]["max_position_embeddings"] = context
+    (folder / "config.json").write_text(json.dumps(config))
+    settings = {"suppress_tokens": list(range(spoken, rows)), **generation}
+    (folder / "generation_config.json").write_text(json.dumps(settings))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+
+
 def sound(seed=0, seconds=0.8, rate=RATE):
     """Notes of 50 ms, silence among them, as the engine takes it."""
     count, random = int(rate * seconds), torch.Generator().manual_seed(seed)
@@ -128,3 +154,14 @@ def sound(seed=0, seconds=0.8, rate=RATE):
 
 def wave(heard):
     return numpy.frombuffer(heard.samples, dtype="<i2").astype(numpy.float32) / 2**15
+
+
+def wav(samples, rate=RATE):
+    """A file of WAV."""
+    held = io.BytesIO()
+    with open_wave(held, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes(samples)
+    return held.getvalue()
