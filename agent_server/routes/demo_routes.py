@@ -137,7 +137,9 @@ def _page() -> list[BaseRoute]:
     with_scripts = fresh | _allowing(index.read_text(encoding="utf-8") if built else "")
 
     async def page(request: Request) -> Response:
-        return FileResponse(index, headers=with_scripts)
+        coding = _coding(request.headers.get("accept-encoding", ""), index)
+        file = index.with_name(index.name + ENCODINGS.get(coding, ""))
+        return FileResponse(file, headers=with_scripts | _coded(coding, index.name))
 
     async def icon(request: Request) -> Response:
         return FileResponse(BUILT / "favicon.svg", headers=fresh)

@@ -15,10 +15,10 @@ import { waitsFor } from "./chat/waiting";
 import { useConversation } from "./kit/conversation";
 import { apiKey, ask, url } from "./kit/core";
 import type { AgentInfo, Server } from "./kit/info";
+import { askedBy } from "./panel/asked";
 import { Contents } from "./panel/Contents";
 import { Inspector, type Tab } from "./panel/Inspector";
 import { usePastRuns } from "./panel/pastRuns";
-import { asCopilotKit, asCurl, asHttpAgent, askedBy, asOpenAi } from "./panel/runAs";
 import { usePredicted } from "./panel/usePredicted";
 import type { Recording } from "./stream/record";
 import { StreamStore, useStream } from "./stream/store";
@@ -172,7 +172,10 @@ export function Workspace({ server, failure, setFailure, notify, forgive }: Prop
       const now = { tools: tools.current, context: [], state: agent.state as unknown, forwardedProps: optionsOf(settings.values) };
       const asked = askedBy(recording, agent.messages, now);
       const target = { url: url("."), agent: agentId, locked: server.reach === "locked" || apiKey() !== null };
-      return asked && ([["curl", asCurl], ["CopilotKit", asCopilotKit], ["@ag-ui/client", asHttpAgent], ["OpenAI", asOpenAi]] as const).map(([name, write]) => [name, () => write(target, asked)] as const);
+      if (!asked) return null;
+      const languages = import("./panel/runAs"); // fetched before somebody copies: browsers let one copy right behind a click
+      languages.catch(() => undefined);
+      return ([["curl", "asCurl"], ["CopilotKit", "asCopilotKit"], ["@ag-ui/client", "asHttpAgent"], ["OpenAI", "asOpenAi"]] as const).map(([name, write]) => [name, async () => (await languages)[write](target, asked)] as const);
     },
   }), [settings, agent, agentId, runId, server.reach, notify]);
 

@@ -54,18 +54,24 @@ async def test_the_built_page_is_served_and_its_hashed_files_are_kept(built: Pat
 async def test_the_smallest_file_that_the_client_decodes_is_sent(
     built: Path, accepted: str, coding: str | None, body: bytes
 ):
-    script = built / "assets" / "index-abc123.js"
-    for ending, text in (("", b"plain"), (".br", b"brotli"), (".gz", b"gzip")):
-        script.with_name(script.name + ending).write_bytes(text)
+    script, page = built / "assets" / "index-abc123.js", built / "index.html"
+    for file in (script, page):
+        for ending, text in (("", b"plain"), (".br", b"brotli"), (".gz", b"gzip")):
+            file.with_name(file.name + ending).write_bytes(text)
     headers = {"accept-encoding": accepted}
     async with serving(scripted("x")) as running, httpx.AsyncClient(base_url=running.url) as client:
         request = client.build_request("GET", "/assets/index-abc123.js", headers=headers)
         response = await client.send(request, stream=True)
         sent = b"".join([each async for each in response.aiter_raw()])
         plain = await client.get("/assets/other-def456.js", headers=headers)
+        opening = client.build_request("GET", "/", headers=headers)
+        opened = await client.send(opening, stream=True)
+        first = b"".join([each async for each in opened.aiter_raw()])
     assert (response.headers.get("content-encoding"), sent) == (coding, body)
     assert response.headers["content-type"] == "text/javascript; charset=utf-8"
     assert response.headers["vary"] == "accept-encoding" and "immutable" in response.headers["cache-control"]
+    assert (opened.headers.get("content-encoding"), first) == (coding, body)
+    assert opened.headers["content-type"] == "text/html; charset=utf-8" and opened.headers["vary"] == "accept-encoding"
     assert plain.text == "2" and "content-encoding" not in plain.headers, "none was built for it"
 
 

@@ -12,7 +12,7 @@ export interface RunControls {
   /** Resolves once the server has accepted the change. */
   onPause: (paused: boolean) => Promise<void>;
   /** The run in the languages of its clients; null where it is not known what it was asked. */
-  copies: (recording: Recording) => readonly (readonly [name: string, text: () => string])[] | null;
+  copies: (recording: Recording) => readonly (readonly [name: string, text: () => Promise<string>])[] | null;
 }
 
 const UNCHOSEN = 0.7;

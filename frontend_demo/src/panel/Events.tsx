@@ -8,6 +8,7 @@ import type { Recording } from "../stream/record";
 import { Icon } from "../ui/icons";
 import { Timeline } from "./Timeline";
 import { Entry } from "./WireRow";
+import "../styles/events.css";
 
 const WINDOW = 400;
 const NEAR = 40;

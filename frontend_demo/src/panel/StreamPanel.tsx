@@ -5,7 +5,9 @@ import { meters, toLog, type Recording } from "../stream/record";
 import type { View } from "../stream/store";
 import { saveFile } from "../ui/save";
 import { Controls, type RunControls } from "./Controls";
-import { Events } from "./Events";
+import { late } from "./late";
+
+const Events = late(() => import("./Events").then((module) => module.Events));
 
 export function StreamPanel({ view, controls, top }: { view: View; controls: RunControls | null; top?: ReactNode }) {
   const { recording, version, trouble } = view;

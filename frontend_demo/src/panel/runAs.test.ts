@@ -1,7 +1,8 @@
 import type { Message } from "@ag-ui/core";
 import { expect, test } from "vitest";
 import { addEvent, empty } from "../stream/record";
-import { asCopilotKit, asCurl, asHttpAgent, askedBy, asOpenAi, type Asked } from "./runAs";
+import { askedBy, type Asked } from "./asked";
+import { asCopilotKit, asCurl, asHttpAgent, asOpenAi } from "./runAs";
 
 const TARGET = { url: "http://h:1", agent: "demo", locked: true };
 const NOW = { tools: [], context: [], state: {}, forwardedProps: {} };

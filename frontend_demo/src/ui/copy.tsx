@@ -5,10 +5,10 @@ import { Menu } from "./Menu";
 const SHOWN_MS = 1_400;
 
 /** Whether something was copied a moment ago, and how to copy. */
-function useCopied(): [boolean, (text: string) => void] {
+function useCopied(): [boolean, (text: string | Promise<string>) => void] {
   const [done, setDone] = useState(false);
-  const copy = (text: string) => {
-    void write(text).then((written) => {
+  const copy = (text: string | Promise<string>) => {
+    void Promise.resolve(text).then(write).catch(() => false).then((written) => {
       if (!written) return;
       setDone(true);
       setTimeout(() => setDone(false), SHOWN_MS);
@@ -47,7 +47,7 @@ export function Copy({ text, label = "Copy" }: { text: string; label?: string })
 }
 
 /** Copies one of several forms of the same thing. */
-export function CopyAs({ label, icon = "down", forms }: { label: string; icon?: IconName; forms: readonly (readonly [name: string, text: () => string])[] }) {
+export function CopyAs({ label, icon = "down", forms }: { label: string; icon?: IconName; forms: readonly (readonly [name: string, text: () => string | Promise<string>])[] }) {
   const [done, copy] = useCopied();
   return (
     <Menu label={done ? "Copied" : label} choices={forms.map(([name, text]) => ({ label: name, run: () => copy(text()) }))}>
