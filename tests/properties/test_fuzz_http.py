@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import io
 import json
 import random
 import time
@@ -149,7 +150,7 @@ def is_error_of(wire: Wire, body: Any) -> bool:
 async def refused(client: aiohttp.ClientSession, path: str, ids: dict[str, str], body: bytes) -> bool:
     """Send one body, with these ids in the path; whether it was refused. AssertionError for an answer that is none."""
     method, place = "PATCH" if path in CHANGES else "POST", path.format(**ids)
-    async with client.request(method, place, data=body, skip_auto_headers=("content-type",)) as answer:
+    async with client.request(method, place, data=io.BytesIO(body), skip_auto_headers=("content-type",)) as answer:
         content = await answer.read()
     if answer.status < 300:
         return False

@@ -29,6 +29,9 @@ MAX_ANSWER = 16 * 2**20
 TAIL_SECONDS = 2.0
 """Time for reading the rest of a body after its last frame, so that the connection can be used again."""
 FAILURES = (aiohttp.ClientError, OSError, FrameError)
+CLOSED = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError, BrokenPipeError)
+"""How a kept connection fails that the server closed: before the request, or (ClientOSError) while its body was
+written. A connection that could not be made is a ClientConnectorError, which is a ClientOSError as well."""
 
 
 class HttpAnswer(msgspec.Struct, frozen=True):
@@ -131,10 +134,9 @@ class Transport:
         request, so the request is sent once more on a new connection."""
         try:
             return await self._head(path, body, alive)
-        except (aiohttp.ServerDisconnectedError, ConnectionResetError, BrokenPipeError):
-            pass
         except FAILURES as error:
-            raise self._unavailable(f"cannot be reached: {_why(error)}") from error
+            if isinstance(error, aiohttp.ClientConnectorError) or not isinstance(error, CLOSED):
+                raise self._unavailable(f"cannot be reached: {_why(error)}") from error
         try:
             return await self._head(path, body, alive)
         except FAILURES as error:

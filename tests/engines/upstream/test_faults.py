@@ -6,6 +6,7 @@ import asyncio
 import json
 from typing import Any
 
+import aiohttp
 import msgspec
 import pytest
 
@@ -179,6 +180,33 @@ async def test_connections_are_kept_and_a_stale_one_is_replaced():
         server.plays["/v1/completions"] = hang_up
         assert (await whole(engine))[0] == "hi"
         assert server.connections == before + 1
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_connection_that_closes_while_the_body_is_written_is_replaced_once(
+    times: int, monkeypatch: pytest.MonkeyPatch
+):
+    post, left = aiohttp.ClientSession.post, [times]
+
+    def written_into_nothing(session: aiohttp.ClientSession, url: str, **given: Any) -> Any:
+        if not left[0]:
+            return post(session, url, **given)
+        left[0] -= 1
+
+        async def fail() -> None:
+            raise aiohttp.ClientOSError(None, f"Can not write request body for {url}")
+
+        return fail()
+
+    async with serving() as server, connected(server) as engine:
+        server.plays["/v1/completions"] = says(SOME, LAST, DONE)
+        monkeypatch.setattr(aiohttp.ClientSession, "post", written_into_nothing)
+        if times == 1:
+            assert (await whole(engine))[0] == "hi"
+            return
+        with pytest.raises(EngineError) as refused:
+            await whole(engine)
+    assert refused.value.kind == "unavailable" and "closed the connection" in refused.value.message
 
 
 async def test_nothing_is_read_before_the_caller_takes_it():
