@@ -22,6 +22,15 @@ def test_lists_come_with_commas(monkeypatch: pytest.MonkeyPatch):
     assert "alice" not in repr(found)
 
 
+@pytest.mark.parametrize("text", ['["alice:one", "two"]', "alice:one,two,", ' [ "alice:one" , "two" ] '])
+def test_lists_come_as_json_too(monkeypatch: pytest.MonkeyPatch, text: str):
+    monkeypatch.setenv("AGENT_SERVER_API_KEYS", text)
+    monkeypatch.setenv("AGENT_SERVER_ALLOWED_HOSTS", "[::1],[fe80::1]")
+    found = Settings(_env_file=None)
+    assert [key.get_secret_value() for key in found.access.api_keys] == ["alice:one", "two"]
+    assert found.browsers.allowed_hosts == ("[::1]", "[fe80::1]")
+
+
 def test_the_command_line_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("AGENT_SERVER_PORT", "9000")
     assert Settings(_env_file=None).listening.port == 9000
@@ -32,7 +41,7 @@ def test_the_command_line_wins_over_the_environment(monkeypatch: pytest.MonkeyPa
     "wrong",
     [
         {"port": 70000}, {"max_body": 0}, {"grace": -1}, {"log_level": "loud"}, {"api_keys": ["acme:"]},
-        {"api_keys": ["one", " "]}, {"operator_keys": [""]},
+        {"api_keys": ["one", " "]}, {"operator_keys": [""]}, {"api_keys": "['one', 'two']"}, {"api_keys": '["one",]'},
     ],
 )  # fmt: skip
 def test_values_out_of_range_are_refused(wrong: dict[str, object]):
