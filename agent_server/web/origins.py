@@ -55,6 +55,8 @@ class BrowserPolicy:
     def refusal(self, scope: Scope, headers: Mapping[bytes, bytes] | None = None) -> RequestError | None:
         """Why this request is not taken; None where it is. headers: its `first_headers`, if they were read already."""
         headers = first_headers(scope) if headers is None else headers
+        if len(headers) < len(scope["headers"]) and _host_headers(scope) > 1:
+            return RequestError("invalid_request", "The request has more than one Host header (RFC 9112, 3.2).")
         if not self._served(_text(headers, b"host")) and route_path(scope) not in PROBES:
             message = "This server is not served under the name in the Host header; allow it with --allowed-host NAME."
             return RequestError("forbidden", message)
@@ -100,6 +102,10 @@ def server_names(host: str) -> set[str]:
         return {"localhost"}
     machine = socket.gethostname().lower()
     return {host.lower(), machine, f"{machine}.local"}
+
+
+def _host_headers(scope: Scope) -> int:
+    return sum(name == b"host" for name, _ in scope["headers"])
 
 
 def _name(host: str) -> str:

@@ -82,6 +82,18 @@ async def test_no_route_that_changes_anything_is_open_to_pages_elsewhere(client:
         assert "--cors-origin" in answer.text
 
 
+@pytest.mark.parametrize("path", ["/v1/models", "/health"])
+@shared
+async def test_two_host_headers_are_refused_whatever_they_say(running: Running, path: str):
+    """A proxy in front may have looked at the other one (RFC 9112, 3.2)."""
+    host = running.url.removeprefix("http://")
+    reader, writer = await asyncio.open_connection(*host.split(":"))
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+    answer = await reader.read()
+    writer.close()
+    assert answer.startswith(b"HTTP/1.1 400") and b"more than one Host" in answer
+
+
 @pytest.mark.parametrize("headers", FOREIGN, ids=str)
 @pytest.mark.parametrize("path", SOCKETS)
 @shared
