@@ -137,6 +137,8 @@ async def stream(port: int, number: int, options: argparse.Namespace, extra: dic
         pieces += found
         end = (end + part)[-4096:]
     writer.close()
+    if b" 4" in status:
+        sys.exit(f"Refused: {status.decode().strip()} {end.decode()}")
     counts = USAGE.findall(end)
     if b" 200 " not in status or not pieces:
         raise ValueError(f"{status!r} {end!r}")

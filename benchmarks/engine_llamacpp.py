@@ -1,13 +1,12 @@
 """The whole server beside llama.cpp's, over HTTP: one model, the same requests, the same number of threads.
 
-    LLAMACPP_CXX_FLAGS="-O3 -DNDEBUG" make llamacpp-env LLAMACPP_ENV=/tmp/llamacpp
+    make llamacpp-env LLAMACPP_ENV=/tmp/llamacpp
     python -m benchmarks.engine_llamacpp --llamacpp /tmp/llamacpp --model FOLDER [--type q8_0] [--quantize int8]
         [--threads 2] [--streams 1 8] [--new 64]
 
 FOLDER is a Llama's with its safetensors. llama.cpp reads it as a GGUF file with weights in `--type`, which its own
 converter makes beside its server; ours rounds the weights with `--quantize` when it loads them ("" for none). As in
 `engine_http.py`: streamed chat completions, N at a time, tokens per second, the median time to the first text, ratios.
-The flags matter: the build for tests, which is made faster, computes slower.
 """
 
 from __future__ import annotations

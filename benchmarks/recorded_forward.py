@@ -9,6 +9,7 @@ of each, and their ratio.
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 import time
 from pathlib import Path
@@ -47,13 +48,18 @@ def main() -> None:
 
 
 def made(shape: str, folder: Path) -> Path:
-    """The model's folder; a shape other than the bundled model's has random weights and the bundled tokenizer."""
+    """The model's folder; a shape other than the bundled model's has random weights, the bundled template and the
+    bundled tokenizer, with a word for each further id, so that a server has text to send."""
     if shape == "demo":
         return BUNDLED
     config = Qwen3Config(**SHAPES[shape], max_position_embeddings=4096, tie_word_embeddings=True)
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
+    for name in ("tokenizer_config.json", "chat_template.jinja"):
         (folder / name).write_bytes((BUNDLED / name).read_bytes())
+    tokenizer = json.loads((BUNDLED / "tokenizer.json").read_bytes())
+    words = tokenizer["model"]["vocab"]
+    words |= {f"Ġw{number}": number for number in range(len(words), config.vocab_size)}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     return folder
 
 
