@@ -19,16 +19,19 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.export import Dim, ExportedProgram, export
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph, GraphModule, Node
 
 from agent_server.generation.attention import Call, attending
+from agent_server.generation.norms import join_norms, rms_norm
 from agent_server.generation.rewrites import (
+    JOINED,
     aten,
     drop_batch,
     drop_what_changes_nothing,
     fold,
     join_projections,
     multiply,
+    shape,
     share,
     shorten,
 )
@@ -38,6 +41,9 @@ logger = logging.getLogger("agent_server.generation")
 Forward = Callable[[Tensor, Tensor, Tensor | None, object], Tensor]
 """ids `[tokens]`, positions `[tokens]`, the places whose logits are wanted (None: all), and the batch → logits
 `[places, vocabulary]`."""
+Prepare = Callable[[Tensor], Any]
+Multiply = Callable[[Any], Tensor]
+"""What a product makes of its inputs first, and the product of that: inputs and outputs `[tokens, size]`."""
 Rewrite = Callable[[Graph, dict[str, Tensor]], None]
 """Makes fewer operations of a recording, whose attributes are the given tensors; it may add some."""
 
@@ -87,7 +93,76 @@ class _Packed(torch.nn.Module):
         return logits
 
 
-def flatten(model: Any, how: Rewrite | None = None) -> Forward | None:
+class Recording:
+    """A forward that is played back."""
+
+    def __init__(self, graph: Graph, constants: dict[str, Tensor]) -> None:
+        used = {str(node.target) for node in graph.find_nodes(op="get_attr")}
+        self._graph, self._constants = graph, {name: found for name, found in constants.items() if name in used}
+        self.build()
+
+    def build(self) -> None:
+        """Make what is played of the graph as it is now."""
+        module = GraphModule(self._constants, self._graph)
+        for name, tensor in self._constants.items():
+            object.__setattr__(module, name, tensor)  # past the module's own slow look-up
+        self._played: Callable[..., tuple[Tensor]] = module.forward
+
+    def __call__(self, ids: Tensor, positions: Tensor, wanted: Tensor | None, batch: object) -> Tensor:
+        return self._played(ids, positions, wanted, batch)[0]
+
+    def release(self) -> None:
+        """Hold nothing but the graph's own weights until `build` is called again."""
+        del self._played
+        self._graph.owning_module = None
+
+    def joined_weights(self) -> dict[int, Tensor]:
+        """The weights of layers that became one, `[out of them all, in]`, by where their memory begins: the weights of
+        the layers are parts of it."""
+        joined = (tensor for name, tensor in self._constants.items() if name.startswith(JOINED))
+        return {tensor.data_ptr(): tensor for tensor in joined}
+
+    def multiply_by(self, weight: Tensor, prepare: Prepare, multiply: Multiply) -> None:
+        """Compute the products with a weight by a kernel from now on, and hold the weight no longer: between `release`
+        and `build`. What is prepared of the same input is prepared once."""
+        for node in self._graph.find_nodes(op="call_function", target=torch.nn.functional.linear):
+            x, constant, *bias = node.args
+            if self._constants[constant.target].data_ptr() != weight.data_ptr():
+                continue
+            with self._graph.inserting_before(node):
+                if len(shape(x)) == 2:
+                    found = self._graph.call_function(multiply, (self._prepared(x, prepare),))
+                else:
+                    found = self._graph.call_function(_by_rows(prepare, multiply), (x,))
+                if bias:
+                    found = self._graph.call_function(torch.add, (found, bias[0]))
+            node.replace_all_uses_with(found)
+            self._graph.erase_node(node)
+            self._forget(constant)
+
+    def _prepared(self, x: Node, prepare: Prepare) -> Node:
+        for user in x.users:
+            if user.target is prepare:
+                return user
+        with self._graph.inserting_after(x):
+            return self._graph.call_function(prepare, (x,))
+
+    def _forget(self, constant: Node) -> None:
+        if not constant.users:
+            self._graph.erase_node(constant)
+            constant.meta.clear()  # it has the weight too
+            del self._constants[str(constant.target)]
+
+
+def _by_rows(prepare: Prepare, multiply: Multiply) -> Callable[[Tensor], Tensor]:
+    def product(x: Tensor) -> Tensor:
+        found = multiply(prepare(x.flatten(0, -2)))
+        return found.reshape(*x.shape[:-1], found.shape[-1])
+
+    return product
+
+
+def flatten(model: Any, how: Rewrite | None = None) -> Recording | None:
     """The recorded forward of a model whose attention is that of `attention.py`; None if it cannot be recorded. how:
     the rewrites, those of this file unless given."""
     recorder = _AttentionRecorder()
@@ -97,7 +172,7 @@ def flatten(model: Any, how: Rewrite | None = None) -> Forward | None:
         # torch prints what it had recorded when it fails, a line for each operation; what it raises is logged below
         with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()):
             program = _record(_Packed(model, recorder).eval())
-        return _play(program, recorder, how or rewrite)
+        return _play(program, recorder, how or rewrite_with_products)
     except Exception as error:  # tracing a model's code may raise anything
         logger.info("The model's forward is run as it is: %s", (str(error).splitlines() or ["?"])[0])
         return None
@@ -111,7 +186,7 @@ def _record(module: torch.nn.Module) -> ExportedProgram:
     return export(module, tuple(example), dynamic_shapes=shapes, strict=False)
 
 
-def _play(program: ExportedProgram, recorder: _AttentionRecorder, how: Rewrite) -> Forward:
+def _play(program: ExportedProgram, recorder: _AttentionRecorder, how: Rewrite) -> Recording:
     graph = program.graph
     constants = _constants(program)
     how(graph, constants)
@@ -119,11 +194,7 @@ def _play(program: ExportedProgram, recorder: _AttentionRecorder, how: Rewrite) 
     for node in graph.nodes:
         if node.op == "call_function":
             node.target = DIRECT.get(node.target, node.target)
-    module = GraphModule(constants, graph)
-    for name, tensor in constants.items():
-        object.__setattr__(module, name, tensor)  # past the module's own slow look-up
-    played: Callable[..., tuple[Tensor]] = module.forward
-    return lambda ids, positions, wanted, batch: played(ids, positions, wanted, batch)[0]
+    return Recording(graph, constants)
 
 
 def _constants(program: ExportedProgram) -> dict[str, Tensor]:
@@ -154,11 +225,18 @@ def rewrite(graph: Graph, constants: dict[str, Tensor]) -> None:
     share(graph)
     join_projections(graph, constants)
     shorten(graph)
+    join_norms(graph, rms_norm)
     turn(graph)
     put_tokens_first(graph)
     fold(graph, constants)
     share(graph)
     drop_batch(graph)
+    graph.eliminate_dead_code()
+
+
+def rewrite_with_products(graph: Graph, constants: dict[str, Tensor]) -> None:
+    """And by products that take in what is added to them."""
+    rewrite(graph, constants)
     multiply(graph, constants)
     graph.eliminate_dead_code()
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from agent_server.generation.kernels.layers import Norm, add_rms_norm, gated, rms_norm, rotate
+from agent_server.generation.kernels.layers import add_rms_norm, gated, rms_norm, rotate
+from agent_server.generation.norms import Norm, factors, join_norms
 from agent_server.generation.rewrites import arguments as arguments_of
 from agent_server.generation.rewrites import (
     aten,
-    calls,
     drop_batch,
     drop_what_changes_nothing,
     fold,
@@ -31,14 +31,12 @@ from agent_server.generation.rewrites import (
 from agent_server.generation.rotary import put_tokens_first, turn
 from agent_server.generation.rotary import rotate as turned
 
-CASTS = (aten.to.dtype, aten.type_as.default)
-
 
 def fuse(graph: Graph, constants: dict[str, Tensor]) -> None:
     """By fewer launches. `constants`: the tensors behind the graph's attributes, to which some are added."""
     drop_what_changes_nothing(graph)
     share(graph)
-    fuse_norms(graph)
+    join_norms(graph, rms_norm)
     join_projections(graph, constants)
     shorten(graph)
     narrow_halves(graph)
@@ -51,81 +49,6 @@ def fuse(graph: Graph, constants: dict[str, Tensor]) -> None:
     fuse_gates(graph)
     fuse_residuals(graph)
     graph.eliminate_dead_code()
-
-
-# norms
-
-
-def fuse_norms(graph: Graph) -> None:
-    """Root mean square norms as one operation; before an exchange of dimensions, which is nothing to them."""
-    for node in calls(graph):
-        found = _norm(node)
-        if found is None:
-            continue
-        last, x, weight, norm = found
-        source, *dims = arguments_of(x, aten.transpose.int, 3)
-        with graph.inserting_before(last):
-            fused = same_as(graph, last, rms_norm, source if dims == [1, 2] else x, weight, norm)
-            fused.meta["by_row"] = True
-            if dims == [1, 2]:
-                fused.meta["val"] = source.meta["val"]
-                fused = same_as(graph, last, aten.transpose.int, fused, 1, 2)
-        last.replace_all_uses_with(fused)
-    graph.eliminate_dead_code()
-
-
-def _norm(node: Node) -> tuple[Node, Node, Node, Norm] | None:
-    """A product with a weight, as far as it is a norm: where it ends, what is normalised, the weight, and how."""
-    for value, factor in _factors(node):
-        weight, offset = _weight(factor)
-        if weight is None:
-            continue
-        rounded = _uncast(value)
-        late = rounded is not value or value.meta["val"].dtype == node.meta["val"].dtype
-        for wide, root in _factors(rounded):
-            epsilon = _root_mean_square(root, wide)
-            x = _uncast(wide)
-            if epsilon is not None and shape(x)[-1:] == shape(weight):
-                last = _cast_back(node, x)
-                if last.meta["val"].dtype == x.meta["val"].dtype:
-                    return last, x, weight, Norm(epsilon, late and last is node, offset)
-    return None
-
-
-def _factors(node: Any) -> list[tuple[Node, Node]]:
-    left, right = arguments_of(node, aten.mul.Tensor)
-    pair = isinstance(left, Node) and isinstance(right, Node)
-    return [(left, right), (right, left)] if pair else []
-
-
-def _weight(node: Node) -> tuple[Node | None, float]:
-    """A constant vector, perhaps with a number added, and that number."""
-    inner, added = arguments_of(node, aten.add.Tensor)
-    source = _uncast(inner if isinstance(inner, Node) and isinstance(added, float | int) else node)
-    vector = source.op == "get_attr" and len(shape(source)) == 1
-    return (source if vector else None), float(added) if isinstance(added, float | int) else 0.0
-
-
-def _uncast(node: Node) -> Node:
-    source = node.args[0] if node.target in CASTS else None
-    return source if isinstance(source, Node) else node
-
-
-def _cast_back(node: Node, x: Node) -> Node:
-    """The conversion to x's precision, where that is the only use of a node; else the node."""
-    (user, *others) = node.users
-    same = not others and user.target in CASTS and user.meta["val"].dtype == x.meta["val"].dtype
-    return user if same and user.args[0] is node else node
-
-
-def _root_mean_square(node: Node, x: Node) -> float | None:
-    """The epsilon of `rsqrt(mean(x ** 2) + epsilon)`."""
-    (inner,) = arguments_of(node, aten.rsqrt.default, 1)
-    mean, epsilon = arguments_of(inner, aten.add.Tensor)
-    squares, dims, keep = arguments_of(mean, aten.mean.dim, 3)
-    base, exponent = arguments_of(squares, aten.pow.Tensor_Scalar)
-    fits = base is x and exponent == 2 and dims == [-1] and keep is True
-    return epsilon if fits and isinstance(epsilon, float) else None
 
 
 # around attention
@@ -189,7 +112,7 @@ def _alike(one: Norm, other: Norm) -> bool:
 def fuse_gates(graph: Graph) -> None:
     """The activated half of a joined projection times the other half."""
     for node in graph.find_nodes(op="call_function", target=aten.mul.Tensor):
-        for active, up in _factors(node):
+        for active, up in factors(node):
             gelu = active.target is aten.gelu.default and active.kwargs.get("approximate") == "tanh"
             if not gelu and active.target is not aten.silu.default:
                 continue

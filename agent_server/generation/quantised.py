@@ -11,19 +11,34 @@ from __future__ import annotations
 import logging
 import platform
 from collections.abc import Callable
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from agent_server.engine.protocol import EngineError
 from agent_server.generation.faults import first_line
+from agent_server.generation.flat import Recording
 from agent_server.generation.linear_layers import StandIn, linears, parameter_count, replaced
 from agent_server.generation.multimodal.language import InnerTextModel
 
 logger = logging.getLogger("agent_server.generation")
-Product = Callable[[Tensor], Tensor]
-"""Inputs `[rows, in]` → outputs `[rows, out]` without the bias, both in the model's dtype."""
+Rounded = tuple[Tensor, Tensor]
+"""Inputs in eight bits, and each row's scale."""
+
+
+class Product(NamedTuple):
+    """Inputs `[rows, in]` → outputs `[rows, out]` without the bias, both in the model's dtype. prepare: what is made of
+    the inputs first, the same function for all products that can share it."""
+
+    multiply: Callable[[Any], Tensor]
+    prepare: Callable[[Tensor], Any] = Tensor.contiguous
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        return self.multiply(self.prepare(inputs))
+
+
 GROUP = 32
 """Weights of a row that share a scale in four bits."""
 EIGHT_BITS, FOUR_BITS = 127, 15
@@ -40,38 +55,102 @@ class QuantisedLinear(StandIn):
 
     def __init__(self, linear: nn.Linear, product: Product) -> None:
         super().__init__(linear)
-        self._product = product
+        self.product = product
 
     def forward(self, inputs: Tensor) -> Tensor:
-        found = self._product(inputs.reshape(-1, self.in_features)).reshape(*inputs.shape[:-1], self.out_features)
+        found = self.product(inputs.reshape(-1, self.in_features)).reshape(*inputs.shape[:-1], self.out_features)
         return found if self.bias is None else found + self.bias
 
 
+class JoinedProduct:
+    """One product for layers of the same input, each of which takes its rows: computed for the first that asks, and
+    kept until all have asked."""
+
+    def __init__(self, product: Product) -> None:
+        self.product = product
+        self.layers = 0
+        self._inputs: Tensor | None = None
+        self._found: Tensor | None = None
+        self._left = 0
+
+    def rows(self, inputs: Tensor, start: int, count: int) -> Tensor:
+        if self._inputs is not inputs or self._found is None:
+            self._inputs, self._left = inputs, self.layers
+            found = self.product(inputs.reshape(-1, inputs.shape[-1]))
+            self._found = found.reshape(*inputs.shape[:-1], found.shape[-1])
+        part = self._found.narrow(-1, start, count)
+        self._left -= 1
+        if not self._left:
+            self._inputs = self._found = None
+        return part
+
+
+class QuantisedPart(QuantisedLinear):
+    """A layer without a bias whose rounded weights are rows `start` and following of several layers'."""
+
+    def __init__(self, linear: nn.Linear, joined: JoinedProduct, start: int) -> None:
+        super().__init__(linear, joined.product)
+        self._joined, self._start = joined, start
+        joined.layers += 1
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self._joined.rows(inputs, self._start, self.out_features)
+
+
 @torch.inference_mode()
-def quantise(model: Any, kind: str) -> None:
-    """Replace the model's linear layers one after the other, so that memory holds both forms of one of them alone.
-    kind: "int8" or "int4"; a layer whose sizes four bits do not allow gets eight, and so does the last one, whose
-    errors reach the token directly. Raises EngineError where no kernel works on the model's device."""
+def quantise(model: Any, kind: str, recording: Recording | None = None) -> None:
+    """Replace the model's linear layers one after the other, and those of its recorded forward, so that memory holds
+    both forms of few of them. kind: "int8" or "int4"; a layer whose sizes four bits do not allow gets eight, and so
+    does the last one, whose errors reach the token directly. Raises EngineError where no kernel works on the model's
+    device."""
     whole = model.whole if isinstance(model, InnerTextModel) else model
-    last = whole.get_output_embeddings()
+    rounding = _Rounding(kind, whole.get_output_embeddings(), recording)
     for linear, places in linears(model):
-        own = "int8" if linear is last or not _grouped(linear) else kind
-        made = QuantisedLinear(linear, _product(linear, own))
+        made = rounding.layer(linear)
         for parent, name in places:
             setattr(parent, name, made)
+    if recording is not None:
+        recording.build()
     rounded_ = replaced(model, QuantisedLinear)
     if not rounded_:
         raise EngineError("unavailable", f"--quantize {kind}: the model has no layers that it applies to.")
     logger.info("%.0f%% of the weights are %s.", 100 * rounded_ / parameter_count(model), kind)
 
 
-def _grouped(linear: nn.Linear) -> bool:
-    return linear.in_features % GROUP == 0 and linear.out_features % GROUP == 0
+class _Rounding:
+    """Layers in the place of a model's own, one by one; those that are one in the recording share a product."""
+
+    def __init__(self, kind: str, last: nn.Module | None, recording: Recording | None) -> None:
+        self._kind, self._last, self._recording = kind, last, recording
+        self._weights: dict[int, Tensor] = {}
+        if recording is not None:
+            recording.release()
+            self._weights = recording.joined_weights()
+        self._joined: dict[int, JoinedProduct] = {}
+
+    def layer(self, linear: nn.Linear) -> QuantisedLinear:
+        weight = linear.weight.detach()
+        kind = "int8" if linear is self._last else self._kind
+        place = weight.untyped_storage().data_ptr()
+        if (joined := self._weights.pop(place, None)) is not None:
+            self._joined[place] = JoinedProduct(self._product(joined, kind))
+        if place in self._joined:
+            return QuantisedPart(linear, self._joined[place], weight.storage_offset() // linear.in_features)
+        return QuantisedLinear(linear, self._product(weight, kind))
+
+    def _product(self, weight: Tensor, kind: str) -> Product:
+        product = _product(weight, kind if _grouped(weight) else "int8")
+        if self._recording is not None:
+            self._recording.multiply_by(weight, product.prepare, product.multiply)
+        return product
 
 
-def _product(linear: nn.Linear, kind: str) -> Product:
+def _grouped(weight: Tensor) -> bool:
+    return all(size % GROUP == 0 for size in weight.shape)
+
+
+def _product(weight: Tensor, kind: str) -> Product:
     """The first kernel that works on this device and comes close to the product with the weights themselves."""
-    weight = linear.weight.detach()
     reasons = []
     for kernel in KERNELS[kind, weight.device.type == "cpu"]:
         try:
@@ -113,15 +192,26 @@ def packed_x86(weight: Tensor) -> Product:
     whole, scales = rounded(weight)
     packed, zeros = torch.ops.onednn.qlinear_prepack(whole, None), torch.zeros(len(scales), dtype=torch.int32)
     multiply, dtype = torch.ops.onednn.qlinear_pointwise.default, weight.dtype
-    largest, zero = (127, 128) if multiplies_int8() else (63, 64)
+    largest = 127 if multiplies_int8() else 63
+    zero = largest + 1
 
-    def product(inputs: Tensor) -> Tensor:
-        steps = (inputs.abs().amax(-1, keepdim=True).float() / largest).clamp_min(LEAST_SCALE)
-        codes = (inputs / steps).round_().add_(zero).to(torch.uint8)
+    def product(rounded_inputs: Rounded) -> Tensor:
+        codes, steps = rounded_inputs
         found: Tensor = multiply(codes, 1.0, zero, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], "")
         return found.mul_(steps).to(dtype)
 
-    return product
+    return Product(product, input_rounding(largest))
+
+
+@cache
+def input_rounding(largest: int) -> Callable[[Tensor], Rounded]:
+    """Of each token by a scale of its own; codes lie around largest + 1."""
+
+    def round_inputs(inputs: Tensor) -> Rounded:
+        steps = (inputs.abs().amax(-1, keepdim=True).float() / largest).clamp_min_(LEAST_SCALE)
+        return (inputs / steps).round_().add_(largest + 1).to(torch.uint8), steps
+
+    return round_inputs
 
 
 def multiplies_int8() -> bool:
@@ -134,7 +224,7 @@ def packed_int8(weight: Tensor) -> Product:
     """torch's product of inputs as they are with weights in eight bits."""
     whole, scales = rounded(weight)
     multiply, scales = torch.ops.aten._weight_int8pack_mm, scales.to(weight.dtype)
-    return lambda inputs: multiply(inputs.contiguous(), whole, scales)
+    return Product(lambda inputs: multiply(inputs, whole, scales))
 
 
 # four bits
@@ -154,7 +244,7 @@ def packed_int4_cpu(weight: Tensor) -> Product:
     whole, scales = grouped(weight)
     packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(whole, 1)
     multiply, scales = torch.ops.aten._weight_int4pack_mm_for_cpu, scales.to(weight.dtype)
-    return lambda inputs: multiply(inputs.contiguous(), packed, GROUP, scales)
+    return Product(lambda inputs: multiply(inputs, packed, GROUP, scales))
 
 
 def packed_int4_cuda(weight: Tensor) -> Product:
@@ -163,7 +253,8 @@ def packed_int4_cuda(weight: Tensor) -> Product:
     pairs = (whole[:, ::2] << 4 | whole[:, 1::2]).to(torch.uint8)
     packed = torch.ops.aten._convert_weight_to_int4pack(pairs, INNER_TILES)
     multiply, scales = torch.ops.aten._weight_int4pack_mm, scales.to(torch.bfloat16)
-    return lambda inputs: multiply(inputs.bfloat16().contiguous(), packed, GROUP, scales).to(inputs.dtype)
+    dtype = weight.dtype
+    return Product(lambda inputs: multiply(inputs.bfloat16(), packed, GROUP, scales).to(dtype))
 
 
 KERNELS: dict[tuple[str, bool], list[Callable[[Tensor], Product]]] = {

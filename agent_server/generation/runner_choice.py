@@ -15,7 +15,7 @@ from agent_server.generation.device import KEPT_DTYPES, free_bytes, release_unus
 from agent_server.generation.fallback import CachedRunner, Unservable
 from agent_server.generation.fallback_check import cache_bytes, find_runner
 from agent_server.generation.families.family_mends import mend
-from agent_server.generation.flat import Forward, flatten
+from agent_server.generation.flat import Forward, Recording, Rewrite, flatten, rewrite
 from agent_server.generation.fp8 import FP8, check_device
 from agent_server.generation.fp8_calibration import calibrate
 from agent_server.generation.graphs import CHUNK_TOKENS, graph_count
@@ -90,7 +90,6 @@ def _choose(
         check_positions(model.config, context)
         layers = fit(model)
         check_windows(model.config, layers, context)
-        _quantise(config, model)
     except Unfit as reason:
         model.set_attn_implementation(before)
         return *_cached(config, model, context, device, str(reason)), budget
@@ -102,16 +101,18 @@ def _choose(
                 f"Keys and values in {config.kv_cache_dtype} beside a model in another dtype are for the CPU alone; "
                 "--kv-cache-dtype auto or fp8 is for GPUs.",
             )
+        _quantise(config, model)
         runner, budget = _paged(config, model, layers, context, sampler, budget, readers)
         return runner, "", budget
     if dtype == FP8:
         raise EngineError(
             "unavailable", "Keys and values in FP8 are for GPUs; on a CPU leave --kv-cache-dtype at auto, or bfloat16."
         )
+    flat = _flat(config, model, layers)
     tokens = _cache_tokens(config, model, bytes_per_token(layers, dtype), context, device)
     slabs = SlabMemory(max(tokens, SMALLEST_SLAB), SMALLEST_SLAB)
     cache = KVCache(layers, slabs.total, dtype, device)
-    return PackedRunner(model, slabs, cache, device, flat=_flat(config, model, layers)), "", budget
+    return PackedRunner(model, slabs, cache, device, flat=flat), "", budget
 
 
 def _cached(
@@ -199,18 +200,26 @@ def _make_cache(
 
 
 def _quantise(config: EngineConfig, model: PreTrainedModel) -> None:
-    """After the model was tried, which compares logits more closely than rounded weights allow, and before memory is
-    shared out."""
+    """Before memory is shared out."""
     if config.quantize:
         quantise(model, config.quantize)
 
 
 def _flat(config: EngineConfig, model: PreTrainedModel, layers: list[LayerShape]) -> Forward | None:
-    """The model's forward without Python, where that is what takes the time."""
-    if config.quantize or not _recorded(config, model):
-        return None
-    flat = flatten(model)
-    return flat if flat is not None and fit_flat(model, layers, flat) else None
+    """The model's forward without Python, where that takes a good part of the time: in small models, and in those whose
+    weights are few bytes. They are rounded here, after the model and the recording were tried, whose logits are
+    compared more closely than rounded weights allow, and before memory is shared out."""
+    if config.quantize:
+        recording = None if config.flatten is False else _played(model, layers, rewrite)
+        quantise(model, config.quantize, recording)
+        return recording
+    return _played(model, layers) if _recorded(config, model) else None
+
+
+def _played(model: PreTrainedModel, layers: list[LayerShape], how: Rewrite | None = None) -> Recording | None:
+    """The recording, if it gives the model's logits."""
+    recording = flatten(model, how)
+    return recording if recording is not None and fit_flat(model, layers, recording) else None
 
 
 def _recorded(config: EngineConfig, model: PreTrainedModel | InnerTextModel) -> bool:
@@ -222,8 +231,7 @@ def _fused(model: PreTrainedModel, layers: list[LayerShape]) -> Forward | None:
     """The model's forward in few launches, on a device where Triton's kernels run."""
     from agent_server.generation.fusion import fuse
 
-    flat = flatten(model, fuse)
-    return flat if flat is not None and fit_flat(model, layers, flat) else None
+    return _played(model, layers, fuse)
 
 
 def is_small(model: PreTrainedModel | InnerTextModel) -> bool:

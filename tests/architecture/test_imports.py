@@ -97,6 +97,7 @@ FLOORS: list[set[str]] = [
         "telemetry",
         "tracing",
         "pacing",
+        "heap",
         "ids",
         "version",
         "_names",

@@ -74,6 +74,26 @@ def test_it_is_served_in_batches_as_it_is_alone(kind):
     driver.assert_clean()
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "phi3"])
+@pytest.mark.parametrize(("dtype", "alike"), [(torch.float32, 12), (torch.bfloat16, 4)])
+def test_a_recorded_forward_multiplies_by_the_rounded_weights(family, dtype, alike):
+    """Played back, it gives the tokens that the model's own modules give, as long as bfloat16, in which a sum is rounded
+    in another place, leaves them alike; and it holds the whole weights no longer."""
+    asked = prompts(4, seed=5)
+    found = []
+    for flatten in (False, True):
+        driver = Driver(make_model(family, **SIZES).to(dtype), quantize="int8", max_batch=8, flatten=flatten)
+        assert driver.info.details["flat"] is flatten
+        numbers = [driver.submit(prompt, max_tokens=12) for prompt in asked]
+        driver.finish()
+        found.append([driver.ids(number)[:alike] for number in numbers])
+    assert found[0] == found[1]
+    recording = driver.core.runner.flat
+    assert not recording._graph.find_nodes(op="call_function", target=torch.nn.functional.linear)
+    sizes = {tuple(constant.shape) for constant in recording._constants.values()}
+    assert not {(96, 64), (64, 96)} & sizes
+
+
 def test_a_model_with_states_of_its_own_is_quantised_too():
     family = "lfm2"
     driver = Driver(make_model(family), quantize="int8")

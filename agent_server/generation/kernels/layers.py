@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from agent_server.generation.kernels.layer_kernels import gated_kernel, norm_kernel, rotate_kernel
+from agent_server.generation.norms import Norm
 
 BLOCK = 1024
-
-
-class Norm(NamedTuple):
-    """How a norm is computed. late: the normalised numbers are rounded before they are multiplied by the weight, as
-    Llama's are; else after, as Gemma's. offset: what is added to the weight."""
-
-    epsilon: float
-    late: bool
-    offset: float
 
 
 def rms_norm(x: Tensor, weight: Tensor, norm: Norm) -> Tensor:
