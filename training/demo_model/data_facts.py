@@ -58,6 +58,11 @@ HOW = (
     "may i {}",
     "steps to {}",
 )
+# What people write most, which training draws more often, whichever side of the split it is on.
+PLAIN_HOW = ("how do i {}", "how do i {}", "how can i {}", "how to {}")
+PLAIN_SHARE = 0.4
+COMMON = ("copilotkit", "openai", "client", "tool", "agent", "install", "gpu", "anthropic")
+COMMON_SHARE = 0.4
 FACT_OPENINGS = (
     *("",) * 14,
     "please ",
@@ -129,11 +134,18 @@ NAMES_A_SUBJECT = re.compile("|".join(re.escape(form).replace(r"\{\}", ".+") for
 def fact(values: Values) -> Exchange:
     """Return a question about the server, with the fact that answers it."""
     section = values.pick(read_sections("facts"))
+    if not values.held_out and values.chance(COMMON_SHARE):
+        section = values.pick([section for section in read_sections("facts") if section.name in COMMON])
     question, is_end = draw(values, "facts", section)
     if is_end:
-        question = values.phrase(HOW).format(question)
+        question = _how(values).format(question)
     question = values.pick(FACT_OPENINGS) + _loosened_at_times(values, question)
     return Exchange(question, section.thought, section.answer, (section.answer,))
+
+
+def _how(values: Values) -> str:
+    plain = not values.held_out and values.chance(PLAIN_SHARE)
+    return values.pick(PLAIN_HOW) if plain else values.phrase(HOW)
 
 
 def _loosened_at_times(values: Values, question: str) -> str:

@@ -27,6 +27,7 @@ from training.demo_model.tokenizer import build
 COPY_SHARE = 0.05
 RAMP_STEPS = 50
 PROBE_ROWS = 24
+MORE = 3
 
 
 @dataclass
@@ -223,6 +224,9 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=2e-3, help="rate of the other weights")
     parser.add_argument("--processes", type=int, default=2, help="one for each core")
     parser.add_argument("--threads", type=int, default=1, help="of each process")
+    parser.add_argument(
+        "--more", nargs="*", choices=list(CATEGORY_WEIGHTS), default=[], help=f"drawn {MORE} times as often"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--report-seconds", type=float, default=30)
     parser.add_argument("--save-seconds", type=float, default=120)
@@ -234,6 +238,8 @@ def parse_options() -> argparse.Namespace:
 def work(options: argparse.Namespace, workers: Workers) -> None:
     """Train in one of the processes."""
     torch.set_num_threads(options.threads)
+    for kind in options.more:
+        CATEGORY_WEIGHTS[kind] *= MORE
     Trainer(options, workers).train()
 
 
