@@ -172,7 +172,7 @@ def flatten(model: Any, how: Rewrite | None = None) -> Recording | None:
         # torch prints what it had recorded when it fails, a line for each operation; what it raises is logged below
         with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()):
             program = _record(_Packed(model, recorder).eval())
-        return _play(program, recorder, how or rewrite_with_products)
+        return _play(program, recorder, how or rewrite)
     except Exception as error:  # tracing a model's code may raise anything
         logger.info("The model's forward is run as it is: %s", (str(error).splitlines() or ["?"])[0])
         return None
@@ -219,7 +219,7 @@ def _constants(program: ExportedProgram) -> dict[str, Tensor]:
     return constants
 
 
-def rewrite(graph: Graph, constants: dict[str, Tensor]) -> None:
+def rewrite_around_products(graph: Graph, constants: dict[str, Tensor]) -> None:
     """By fewer operations. `constants`: the tensors behind the graph's attributes, to which some are added."""
     drop_what_changes_nothing(graph)
     share(graph)
@@ -234,9 +234,9 @@ def rewrite(graph: Graph, constants: dict[str, Tensor]) -> None:
     graph.eliminate_dead_code()
 
 
-def rewrite_with_products(graph: Graph, constants: dict[str, Tensor]) -> None:
-    """And by products that take in what is added to them."""
-    rewrite(graph, constants)
+def rewrite(graph: Graph, constants: dict[str, Tensor]) -> None:
+    """The same, and products take in what is added to them."""
+    rewrite_around_products(graph, constants)
     multiply(graph, constants)
     graph.eliminate_dead_code()
 

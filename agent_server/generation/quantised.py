@@ -131,6 +131,8 @@ class _Rounding:
     def layer(self, linear: nn.Linear) -> QuantisedLinear:
         weight = linear.weight.detach()
         kind = "int8" if linear is self._last else self._kind
+        if self._recording is None:
+            return QuantisedLinear(linear, self._product(weight, kind))
         place = weight.untyped_storage().data_ptr()
         if (joined := self._weights.pop(place, None)) is not None:
             self._joined[place] = JoinedProduct(self._product(joined, kind))

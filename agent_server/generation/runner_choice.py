@@ -15,7 +15,7 @@ from agent_server.generation.device import KEPT_DTYPES, free_bytes, release_unus
 from agent_server.generation.fallback import CachedRunner, Unservable
 from agent_server.generation.fallback_check import cache_bytes, find_runner
 from agent_server.generation.families.family_mends import mend
-from agent_server.generation.flat import Forward, Recording, Rewrite, flatten, rewrite
+from agent_server.generation.flat import Forward, Recording, Rewrite, flatten, rewrite_around_products
 from agent_server.generation.fp8 import FP8, check_device
 from agent_server.generation.fp8_calibration import calibrate
 from agent_server.generation.graphs import CHUNK_TOKENS, graph_count
@@ -210,7 +210,7 @@ def _flat(config: EngineConfig, model: PreTrainedModel, layers: list[LayerShape]
     weights are few bytes. They are rounded here, after the model and the recording were tried, whose logits are
     compared more closely than rounded weights allow, and before memory is shared out."""
     if config.quantize:
-        recording = None if config.flatten is False else _played(model, layers, rewrite)
+        recording = None if config.flatten is False else _played(model, layers, rewrite_around_products)
         quantise(model, config.quantize, recording)
         return recording
     return _played(model, layers) if _recorded(config, model) else None
