@@ -24,7 +24,6 @@ from torch.fx import Graph, GraphModule, Node
 from agent_server.generation.attention import Call, attending
 from agent_server.generation.norms import join_norms, rms_norm
 from agent_server.generation.rewrites import (
-    JOINED,
     aten,
     drop_batch,
     drop_what_changes_nothing,
@@ -116,29 +115,54 @@ class Recording:
         del self._played
         self._graph.owning_module = None
 
-    def joined_weights(self) -> dict[int, Tensor]:
-        """The weights of layers that became one, `[out of them all, in]`, by where their memory begins: the weights of
-        the layers are parts of it."""
-        joined = (tensor for name, tensor in self._constants.items() if name.startswith(JOINED))
-        return {tensor.data_ptr(): tensor for tensor in joined}
+    def beside(self, weight: Tensor) -> list[Tensor]:
+        """The weights that are multiplied with the same input as this one, itself among them, in their order; those of
+        layers with a bias alone."""
+        groups: dict[Node, list[Tensor]] = {}
+        for node in self._products():
+            x, constant, *bias = _arguments(node)
+            alone = bias or len(constant.users) > 1
+            groups.setdefault(node if alone else x, []).append(self._constants[constant.target])
+        found = (group for group in groups.values() if any(_same(weight, other) for other in group))
+        return next(found, [weight])
 
-    def multiply_by(self, weight: Tensor, prepare: Prepare, multiply: Multiply) -> None:
-        """Compute the products with a weight by a kernel from now on, and hold the weight no longer: between `release`
-        and `build`. What is prepared of the same input is prepared once."""
-        for node in self._graph.find_nodes(op="call_function", target=torch.nn.functional.linear):
-            x, constant, *bias = node.args
-            if self._constants[constant.target].data_ptr() != weight.data_ptr():
-                continue
+    def multiply_by(self, weights: list[Tensor], prepare: Prepare, multiply: Multiply) -> None:
+        """Compute the products with these weights, which stand beside each other, by a kernel that gives all of their
+        rows, and hold the weights no longer: between `release` and `build`. What is prepared of the same input is
+        prepared once."""
+        nodes = [node for weight in weights for node in self._products() if self._is_by(node, weight)]
+        if len(weights) == 1:
+            for node in nodes:
+                self._replace(node, self._product(node, prepare, multiply))
+            return
+        found, start = self._product(nodes[0], prepare, multiply), 0
+        for node, weight in zip(nodes, weights, strict=True):
             with self._graph.inserting_before(node):
-                if len(shape(x)) == 2:
-                    found = self._graph.call_function(multiply, (self._prepared(x, prepare),))
-                else:
-                    found = self._graph.call_function(_by_rows(prepare, multiply), (x,))
-                if bias:
-                    found = self._graph.call_function(torch.add, (found, bias[0]))
-            node.replace_all_uses_with(found)
-            self._graph.erase_node(node)
-            self._forget(constant)
+                part = self._graph.call_function(torch.narrow, (found, -1, start, len(weight)))
+            self._replace(node, part)
+            start += len(weight)
+
+    def _product(self, node: Node, prepare: Prepare, multiply: Multiply) -> Node:
+        x, *_ = _arguments(node)
+        with self._graph.inserting_before(node):
+            if len(shape(x)) == 2:
+                return self._graph.call_function(multiply, (self._prepared(x, prepare),))
+            return self._graph.call_function(_by_rows(prepare, multiply), (x,))
+
+    def _replace(self, node: Node, found: Node) -> None:
+        _, constant, *bias = _arguments(node)
+        if bias:
+            with self._graph.inserting_before(node):
+                found = self._graph.call_function(torch.add, (found, bias[0]))
+        node.replace_all_uses_with(found)
+        self._graph.erase_node(node)
+        self._forget(constant)
+
+    def _products(self) -> list[Node]:
+        return list(self._graph.find_nodes(op="call_function", target=torch.nn.functional.linear))
+
+    def _is_by(self, product: Node, weight: Tensor) -> bool:
+        return _same(self._constants[_arguments(product)[1].target], weight)
 
     def _prepared(self, x: Node, prepare: Prepare) -> Node:
         for user in x.users:
@@ -152,6 +176,15 @@ class Recording:
             self._graph.erase_node(constant)
             constant.meta.clear()  # it has the weight too
             del self._constants[str(constant.target)]
+
+
+def _arguments(product: Node) -> tuple[Any, ...]:
+    """Input, weight and, where there is one, bias of a linear layer."""
+    return product.args
+
+
+def _same(weight: Tensor, other: Tensor) -> bool:
+    return weight.data_ptr() == other.data_ptr()
 
 
 def _by_rows(prepare: Prepare, multiply: Multiply) -> Callable[[Tensor], Tensor]:
@@ -220,10 +253,13 @@ def _constants(program: ExportedProgram) -> dict[str, Tensor]:
 
 
 def rewrite_around_products(graph: Graph, constants: dict[str, Tensor]) -> None:
-    """By fewer operations. `constants`: the tensors behind the graph's attributes, to which some are added."""
+    """The same, but for the linear layers, which stay as they are."""
     drop_what_changes_nothing(graph)
     share(graph)
-    join_projections(graph, constants)
+    _rewrite_between(graph, constants)
+
+
+def _rewrite_between(graph: Graph, constants: dict[str, Tensor]) -> None:
     shorten(graph)
     join_norms(graph, rms_norm)
     turn(graph)
@@ -235,8 +271,11 @@ def rewrite_around_products(graph: Graph, constants: dict[str, Tensor]) -> None:
 
 
 def rewrite(graph: Graph, constants: dict[str, Tensor]) -> None:
-    """The same, and products take in what is added to them."""
-    rewrite_around_products(graph, constants)
+    """By fewer operations. `constants`: the tensors behind the graph's attributes, to which some are added."""
+    drop_what_changes_nothing(graph)
+    share(graph)
+    join_projections(graph, constants)
+    _rewrite_between(graph, constants)
     multiply(graph, constants)
     graph.eliminate_dead_code()
 

@@ -118,33 +118,35 @@ def quantise(model: Any, kind: str, recording: Recording | None = None) -> None:
 
 
 class _Rounding:
-    """Layers in the place of a model's own, one by one; those that are one in the recording share a product."""
+    """Layers in the place of a model's own, one by one; those of the same input share a product in the recording, and
+    only their weights are put together at a time."""
 
     def __init__(self, kind: str, last: nn.Module | None, recording: Recording | None) -> None:
         self._kind, self._last, self._recording = kind, last, recording
-        self._weights: dict[int, Tensor] = {}
+        self._parts: dict[int, tuple[JoinedProduct, int]] = {}
+        """By where a weight's memory begins: its product, and its first row there."""
         if recording is not None:
             recording.release()
-            self._weights = recording.joined_weights()
-        self._joined: dict[int, JoinedProduct] = {}
 
     def layer(self, linear: nn.Linear) -> QuantisedLinear:
         weight = linear.weight.detach()
         kind = "int8" if linear is self._last else self._kind
         if self._recording is None:
-            return QuantisedLinear(linear, self._product(weight, kind))
-        place = weight.untyped_storage().data_ptr()
-        if (joined := self._weights.pop(place, None)) is not None:
-            self._joined[place] = JoinedProduct(self._product(joined, kind))
-        if place in self._joined:
-            return QuantisedPart(linear, self._joined[place], weight.storage_offset() // linear.in_features)
-        return QuantisedLinear(linear, self._product(weight, kind))
+            return QuantisedLinear(linear, _product(weight, kind))
+        if weight.data_ptr() not in self._parts:
+            beside = self._recording.beside(weight)
+            product = _product(weight if len(beside) == 1 else torch.cat(beside), kind)
+            self._recording.multiply_by(beside, product.prepare, product.multiply)
+            if len(beside) == 1:
+                return QuantisedLinear(linear, product)
+            self._note(JoinedProduct(product), beside)
+        return QuantisedPart(linear, *self._parts.pop(weight.data_ptr()))
 
-    def _product(self, weight: Tensor, kind: str) -> Product:
-        product = _product(weight, kind if _grouped(weight) else "int8")
-        if self._recording is not None:
-            self._recording.multiply_by(weight, product.prepare, product.multiply)
-        return product
+    def _note(self, joined: JoinedProduct, beside: list[Tensor]) -> None:
+        start = 0
+        for weight in beside:
+            self._parts[weight.data_ptr()] = joined, start
+            start += len(weight)
 
 
 def _grouped(weight: Tensor) -> bool:
@@ -154,6 +156,7 @@ def _grouped(weight: Tensor) -> bool:
 def _product(weight: Tensor, kind: str) -> Product:
     """The first kernel that works on this device and comes close to the product with the weights themselves."""
     reasons = []
+    kind = kind if _grouped(weight) else "int8"
     for kernel in KERNELS[kind, weight.device.type == "cpu"]:
         try:
             product = kernel(weight)

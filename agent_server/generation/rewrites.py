@@ -14,8 +14,6 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 aten: Any = torch.ops.aten
-JOINED = "joined_"
-"""How the names of weights begin that several linear layers became one with."""
 FOLDED_ELEMENTS = 65536
 """Constants of up to so many elements are worked out beforehand."""
 
@@ -121,7 +119,7 @@ def join_projections(graph: Graph, constants: dict[str, Tensor]) -> None:
         if len(node.args) == 2 and weight.op == "get_attr" and len(weight.users) == 1:
             groups.setdefault(node.args[0], []).append(node)
     for number, nodes in enumerate(group for group in groups.values() if len(group) > 1):
-        _join(graph, constants, f"{JOINED}{number}", nodes)
+        _join(graph, constants, f"joined_{number}", nodes)
     graph.eliminate_dead_code()
 
 

@@ -15,7 +15,6 @@ from agent_server.generation.faults import DeviceLost
 from agent_server.generation.loader import MakeCompiler, load
 from agent_server.generation.messages import Broken, Failed, Loading, Measured, Ready, Replies, Report
 from agent_server.generation.step import Core
-from agent_server.heap import give_memory_back
 
 logger = logging.getLogger("agent_server.generation")
 Send = Callable[[Report], None]
@@ -32,7 +31,6 @@ def work(config: EngineConfig, inbox: SimpleQueue[Any], send: Send, compiler: Ma
     core.inbox = inbox
     gc.collect()
     gc.freeze()
-    give_memory_back()
     send(Ready(info))
     try:
         run(core, send)

@@ -97,7 +97,6 @@ FLOORS: list[set[str]] = [
         "telemetry",
         "tracing",
         "pacing",
-        "heap",
         "ids",
         "version",
         "_names",

@@ -107,6 +107,23 @@ async def test_rows_of_one_batch_have_adapters_of_their_own(engine: EmbeddedEngi
     assert [ids for ids, _ in answers] == [expected[request.adapter] for request in asked]
 
 
+async def test_rounded_weights_take_adapters_played_back_or_not(base: Path, folders: dict[str, Path]):
+    """Rows with an adapter run module by module, whose layers of one input share a product where the rest is played."""
+    found = []
+    for played in (False, True):
+        lora = given(folders, "red", "blue")
+        config = EngineConfig(
+            model=str(base), name="tiny", max_batch=4, threads=1, lora=lora, quantize="int8", flatten=played
+        )
+        made = EmbeddedEngine(config, process=False)
+        await made.start()
+        assert made.info.details["flat"] is played
+        asked = [asking(f"{played}-{name}", name, PROMPTS[name]) for name in PROMPTS]
+        found.append([ids for ids, _ in await asyncio.gather(*(generated(made, request) for request in asked))])
+        await made.close()
+    assert found[0] == found[1] and len({tuple(ids) for ids in found[0]}) == 3
+
+
 async def test_what_was_computed_with_one_adapter_is_not_taken_for_another(engine: EmbeddedEngine):
     prompt = tuple(range(20, 60))
     for adapter in ("", "red", "blue"):

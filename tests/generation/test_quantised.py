@@ -6,6 +6,7 @@ import torch
 from agent_server.engine.protocol import EngineError
 from agent_server.generation import device, loader, quantised
 from agent_server.generation.config import EngineConfig
+from agent_server.generation.flat import flatten, rewrite_around_products
 from agent_server.generation.linear_layers import parameter_count
 from agent_server.generation.memory_plan import CPU_CACHE, Demand, cpu_tokens
 from tests.generation.harness import Driver, prompts
@@ -74,16 +75,21 @@ def test_it_is_served_in_batches_as_it_is_alone(kind):
     driver.assert_clean()
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "phi3"])
-@pytest.mark.parametrize(("dtype", "alike"), [(torch.float32, 12), (torch.bfloat16, 4)])
+@pytest.mark.parametrize(
+    ("family", "dtype", "alike"),
+    [
+        *((family, torch.float32, 12) for family in ("llama", "qwen2", "qwen3", "gemma3", "phi3")),
+        *((family, torch.bfloat16, 4) for family in ("llama", "qwen3", "gemma3", "phi3")),
+    ],
+)
 def test_a_recorded_forward_multiplies_by_the_rounded_weights(family, dtype, alike):
     """Played back, it gives the tokens that the model's own modules give, as long as bfloat16, in which a sum is rounded
     in another place, leaves them alike; and it holds the whole weights no longer."""
     asked = prompts(4, seed=5)
     found = []
-    for flatten in (False, True):
-        driver = Driver(make_model(family, **SIZES).to(dtype), quantize="int8", max_batch=8, flatten=flatten)
-        assert driver.info.details["flat"] is flatten
+    for played in (False, True):
+        driver = Driver(make_model(family, **SIZES).to(dtype), quantize="int8", max_batch=8, flatten=played)
+        assert driver.info.details["flat"] is played
         numbers = [driver.submit(prompt, max_tokens=12) for prompt in asked]
         driver.finish()
         found.append([driver.ids(number)[:alike] for number in numbers])
@@ -92,6 +98,16 @@ def test_a_recorded_forward_multiplies_by_the_rounded_weights(family, dtype, ali
     assert not recording._graph.find_nodes(op="call_function", target=torch.nn.functional.linear)
     sizes = {tuple(constant.shape) for constant in recording._constants.values()}
     assert not {(96, 64), (64, 96)} & sizes
+
+
+def test_a_recording_whose_weights_are_to_be_rounded_copies_none():
+    """Weights of a file are read as they are needed; all of them joined at once would be another model in memory."""
+    model = make_model("llama", **SIZES)
+    own = {parameter.data_ptr() for parameter in model.parameters()}
+    recording = flatten(model, rewrite_around_products)
+    assert recording is not None
+    matrices = {constant.data_ptr() for constant in recording._constants.values() if constant.dim() == 2}
+    assert len(matrices) > 10 and matrices <= own
 
 
 def test_a_model_with_states_of_its_own_is_quantised_too():
