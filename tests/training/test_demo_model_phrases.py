@@ -13,10 +13,13 @@ from agent_server.demonstration import calculate
 from training.demo_model import data_phrases
 from training.demo_model.batches import encode
 from training.demo_model.data_arithmetic import EQUATIONS, UNKNOWNS, equation, in_words, problem
+from training.demo_model.data_comparisons import sorting, told_comparison
 from training.demo_model.data_dialogues import DialogueFactory
 from training.demo_model.data_everyday import everyday_request, everyday_tools
 from training.demo_model.data_facts import declined, fact, world
 from training.demo_model.data_languages import without_accents
+from training.demo_model.data_messages import in_their_letters
+from training.demo_model.data_packed import packed_talk, packed_tools
 from training.demo_model.data_phrases import choose, draw, kept_apart, read_sections
 from training.demo_model.data_tools import argument_types, tool_name
 from training.demo_model.data_values import Values, side_of
@@ -142,15 +145,16 @@ def test_equations_are_declined_and_sums_are_not():
     assert told == {"I cannot teach or solve that: I am only a tiny demo model."}
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_packed_turns_are_learned_as_if_each_were_the_last_and_a_cut_ones_end_is_not(seed):
+@pytest.mark.parametrize("kind", ["packed", "packed_turns", "packed_tools", "packed_compared"])
+@pytest.mark.parametrize("seed", range(4))
+def test_packed_turns_are_learned_as_if_each_were_the_last_and_a_cut_ones_end_is_not(seed, kind):
     tokenizer = Tokenizer.from_file(str(ROOT / "agent_server" / "models" / "demo" / "tokenizer.json"))
-    dialogue = DialogueFactory(f"packed-{seed}").make("packed")
+    dialogue = DialogueFactory(f"packed-{seed}").make(kind)
     answers = [message for message in dialogue.messages if message["role"] == "assistant"]
     learned = [segment.text for segment in render(dialogue) if segment.target]
-    assert len(learned) == len(answers) > 5 and "shown" not in answers[-1]
+    assert len(learned) == len(answers) > 3 and "shown" not in answers[-1]
     for message, text in zip(answers, learned, strict=True):
-        assert ("<think>" in text) is dialogue.thinking
+        assert ("<think>" in text) is (dialogue.thinking and bool(message["reasoning_content"]))
         assert text.endswith(END) is ("shown" not in message)
         said = text.removesuffix(END).split("</think>\n\n")[-1]
         assert message["content"].startswith(said) if "shown" in message else message["content"] in said
@@ -158,7 +162,53 @@ def test_packed_turns_are_learned_as_if_each_were_the_last_and_a_cut_ones_end_is
 
 
 def test_a_cut_answer_shows_a_word_at_least():
-    factory = DialogueFactory("cut")
-    answers = [factory._brief(True)[1] for _ in range(1500)]
-    cut = [answer for answer in answers if "shown" in answer]
+    drawn = values("cut")
+    rows = (packed_talk(drawn) for _ in range(200))
+    cut = [answer for row in rows for answer in row.messages if "shown" in answer]
     assert len(cut) > 700 and all(" " in answer["content"][: answer["shown"]] for answer in cut)
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_told_temperatures_are_compared_as_numbers(held_out):
+    drawn = values("told", held_out)
+    for _ in range(300):
+        exchange = told_comparison(drawn)
+        told = re.match(r"It is (-?[\d.]+) in (.+) and (-?[\d.]+) in (.+?): ", exchange.answer)
+        assert told and told[1] in exchange.question and told[4] in exchange.question
+        low, high = sorted([(float(told[1]), told[1], told[2]), (float(told[3]), told[3], told[4])])
+        verdict = exchange.answer[told.end() :]
+        if low[0] == high[0]:
+            assert verdict == "both are the same."
+            continue
+        colder = re.search("colder|cooler", exchange.question) is not None
+        _, number, place = low if colder else high
+        assert (
+            verdict == f"{number} is {'less' if colder else 'more'}, so {place} is {'colder' if colder else 'warmer'}."
+        )
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_numbers_are_put_in_order(held_out):
+    drawn = values("sorted", held_out)
+    for _ in range(300):
+        exchange = sorting(drawn)
+        asked = sorted(map(float, re.findall(r"-?\d+(?:\.\d+)?", exchange.question)))
+        told = [float(number) for number in re.findall(r"-?\d+(?:\.\d+)?", exchange.answer)]
+        if exchange.answer.endswith("est."):
+            assert told == [asked[-1 if "largest" in exchange.answer else 0]]
+        else:
+            assert told in (asked, asked[::-1])
+
+
+def test_names_are_written_as_people_write_them():
+    assert in_their_letters("how do i connect copilotkit to openai") == "how do I connect CopilotKit to OpenAI"
+    assert in_their_letters("weather in linux and python", frozenset({"linux"})) == "weather in linux and Python"
+
+
+def test_packed_requests_fit_the_tools_that_their_row_declares():
+    drawn = values("packed tools")
+    for _ in range(60):
+        row = packed_tools(drawn)
+        declared = {tool_name(tool): list(argument_types(tool)) for tool in row.tools}
+        calls = [call["function"] for message in row.messages for call in message.get("tool_calls", ())]
+        assert calls and all(list(call["arguments"]) == declared[call["name"]] for call in calls)

@@ -1,7 +1,6 @@
 """Conversations whose turns lean on earlier ones: comparisons, "and tomorrow?", "the other one", a place on its own."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from training.demo_model.data_chat import (
@@ -12,9 +11,10 @@ from training.demo_model.data_chat import (
     small_talk,
     unclear,
 )
+from training.demo_model.data_comparisons import Weather, compared, comparing_thought, comparing_word
 from training.demo_model.data_facts import declined, fact, world
 from training.demo_model.data_languages import foreign
-from training.demo_model.data_messages import assistant, call_thought, calling, joined_answers, styled, user
+from training.demo_model.data_messages import asked, assistant, call_thought, calling, joined_answers, styled, user
 from training.demo_model.data_phrases import Section, draw, read_sections
 from training.demo_model.data_requests import ASK, Request
 from training.demo_model.data_results import Outcome, outcome_of
@@ -30,38 +30,7 @@ TURNS = {section.name: section for section in read_sections("turns")}
 MISSING = tuple(name for name in ASK if name in TURNS)
 NAME_QUESTIONS = ("what is my name", "who am i", "what's my name", "do you remember my name")
 BARE = ("{}", "{}", "{} please", "in {}", "for {}", "{}, please", "i mean {}", "say {}")
-MATH_MORE = {
-    "and times {}": "*",
-    "times {}": "*",
-    "and plus {}": "+",
-    "plus {}": "+",
-    "minus {}": "-",
-    "and minus {}": "-",
-    "divided by {}": "/",
-    "and divided by {}": "/",
-    "add {}": "+",
-    "subtract {}": "-",
-    "multiply it by {}": "*",
-    "divide that by {}": "/",
-    "now add {}": "+",
-    "that times {}": "*",
-    "and that times {}": "*",
-}
-VALUE_MORE = (
-    "and in {}",
-    "what about {}",
-    "and {}",
-    "how about {}",
-    "and what about {}",
-    "and for {}",
-    "the same for {}",
-    "now {}",
-    "and how about {}",
-    "{} too",
-    "now for {}",
-    "and also {}",
-)
-EMAIL_MORE = "send it to {} too|send the same to {}|and to {}|now to {}|also to {}|the same to {}|and one to {}"
+MATH_MORE = {"math_plus": "+", "math_minus": "-", "math_times": "*", "math_divided": "/"}
 PLACES = ("get_weather", "get_time")
 REPEATED = (*PLACES, "calculate", "change_background")
 LONGEST_PASTE = 260
@@ -80,16 +49,6 @@ class Turn(NamedTuple):
     messages: list[Message]
     carried: tuple[str, ...] = ()
     forbidden: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Weather:
-    """What a tool said of a place."""
-
-    place: str
-    temperature: float
-    shown: str
-    conditions: str
 
 
 class Conversation:
@@ -209,14 +168,17 @@ class Conversation:
 
     def _said(self, name: str) -> str:
         """Return one way to say what a section of `turns.txt` stands for."""
-        return self._styled(draw(self.values, "turns", TURNS[name])[0])
+        return self._styled(self._drawn(name))
+
+    def _drawn(self, name: str) -> str:
+        return draw(self.values, "turns", TURNS[name])[0]
 
     def _fixed(self, kind: str, section: Section) -> Turn:
         told = assistant(section.answer, section.thought)
         return Turn(kind, [user(self._said(section.name)), told], (section.answer,))
 
     def _exchange(self, kind: str, exchange: Exchange, free: bool = False) -> Turn:
-        question = exchange.question if free else self._styled(exchange.question, *exchange.carried)
+        question = exchange.question if free else asked(self.values, exchange)
         return Turn(kind, [user(question), assistant(exchange.answer, exchange.thought)], exchange.carried)
 
     def _talk(self) -> Turn:
@@ -264,23 +226,18 @@ class Conversation:
             self.number = outcome.carried[1]
 
     def _compare(self) -> Turn:
-        first, second = self.weather[-2:]
         colder = self.values.chance(0.35)
         question = self._said("colder" if colder else "warmer")
         answer, carried = self._comparison(colder)
-        thought = f"I compare {first.shown} in {first.place} and {second.shown} in {second.place}."
+        thought = comparing_thought(*self.weather[-2:])
         return Turn("compare", [user(question), assistant(answer, thought)], carried)
 
     def _comparison(self, colder: bool) -> tuple[str, tuple[str, ...]]:
         """Return the answer that compares the last two places, with what it has to carry."""
         first, second = self.weather[-2:]
-        seen = tuple(f"{place.shown} in {place.place}" for place in (first, second))
-        told = f"It is {seen[0]} and {seen[1]}"
-        if first.temperature == second.temperature:
-            return f"{told}: both are the same.", (*seen, "both are the same")
-        better, worse = (first, second) if (first.temperature < second.temperature) == colder else (second, first)
-        self.loser, word = worse, "colder" if colder else "warmer"
-        return f"{told}: {better.place} is {word}.", (*seen, f"{better.place} is {word}")
+        result = compared(first, second, colder)
+        self.loser = result.loser or self.loser
+        return result.answer, result.carried
 
     def compared(self, first: Request, second: Request) -> Turn:
         """Return a turn that asks in one question which of two places is warmer or colder."""
@@ -292,7 +249,7 @@ class Conversation:
         if len(self.weather) < 2:
             return self.compared(first, ASK["get_weather"](self.values))
         colder = self.values.chance(0.35)
-        word = self.values.pick(("colder", "cooler") if colder else ("warmer", "hotter"))
+        word = comparing_word(self.values, colder)
         question = draw(self.values, "turns", TURNS["compared"])[0].format(word, *places)
         answer, carried = self._comparison(colder)
         thought = call_thought([first, second])
@@ -346,19 +303,18 @@ class Conversation:
         )
 
     def _math_more(self) -> Turn:
-        words = self.values.phrase(tuple(MATH_MORE))
+        operation = self.values.pick(tuple(MATH_MORE))
         number = self.values.number()
-        expression = f"{self.number} {MATH_MORE[words]} {number}"
+        expression = f"{self.number} {MATH_MORE[operation]} {number}"
         thought = f"The user wants the result of {expression}."
-        return self._called(
-            "math_more", Request("calculate", words.format(number), {"expression": expression}, thought)
-        )
+        question = self._drawn(operation).format(number)
+        return self._called("math_more", Request("calculate", question, {"expression": expression}, thought))
 
     def _value_more(self) -> Turn:
         assert self.last is not None
         request = ASK[self.last.tool](self.values)
-        forms = VALUE_MORE if self.last.tool in PLACES else tuple(form for form in VALUE_MORE if " in " not in form)
-        question = self.values.phrase(forms).format(request.short)
+        form = self._drawn("place_more" if self.last.tool in PLACES and self.values.chance(0.4) else "value_more")
+        question = form.format(request.short)
         return self._called(
             "value_more", Request(request.tool, question, request.arguments, request.thought, request.short)
         )
@@ -366,7 +322,7 @@ class Conversation:
     def _email_more(self) -> Turn:
         assert self.last is not None
         to = str(ASK["send_email"](self.values).arguments["to"])
-        question = self.values.phrase(tuple(EMAIL_MORE.split("|"))).format(to)
+        question = self._drawn("email_more").format(to)
         arguments = {**self.last.arguments, "to": to}
         return self._called(
             "email_more", Request("send_email", question, arguments, f"The user wants an email to {to}.")

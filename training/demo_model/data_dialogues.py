@@ -17,7 +17,19 @@ from training.demo_model.data_conversations import NAME_QUESTIONS, Conversation,
 from training.demo_model.data_everyday import everyday_request
 from training.demo_model.data_facts import declined, fact, world
 from training.demo_model.data_languages import foreign
-from training.demo_model.data_messages import assistant, call_thought, calling, joined_answers, styled, user
+from training.demo_model.data_messages import (
+    SUBJECTS,
+    absence,
+    asked,
+    assistant,
+    call_thought,
+    calling,
+    joined_answers,
+    styled,
+    user,
+    words_of,
+)
+from training.demo_model.data_packed import packed_comparisons, packed_talk, packed_tools, packed_turns
 from training.demo_model.data_requests import ASK, Request, ask_plan, ask_search
 from training.demo_model.data_results import Outcome, denial_outcome, failure_outcome, outcome_of, plan_outcome
 from training.demo_model.data_system import system_prompt
@@ -40,8 +52,11 @@ CATEGORY_WEIGHTS = {
     "foreign": 22,
     "talk": 5,
     "packed": 30,
+    "packed_turns": 22,
+    "packed_tools": 20,
+    "packed_compared": 16,
     "world": 20,
-    "knowledge": 10,
+    "knowledge": 18,
     "unclear": 6,
     "repeat": 20,
     "name": 6,
@@ -64,11 +79,6 @@ CATEGORY_WEIGHTS = {
     "compare_pair": 17,
     "long": 4,
 }
-# What the exchanges of one training dialogue are about; a maker that stands twice is drawn twice as often.
-PACKED = (*(fact,) * 7, *(small_talk,) * 6, *(declined,) * 5, foreign, foreign, foreign, world, world, knowledge)
-# Characters of a cut answer: so many tell the answers apart, fewer where a thought did so before.
-BRIEF = ("get_weather", "calculate", "get_time", "change_background", "search", "send_email")
-SHOWN, SHOWN_AFTER_THOUGHT = 50, 14
 CALL_WEIGHTS = {
     "get_weather": 2,
     "calculate": 6,
@@ -92,17 +102,6 @@ FOLLOW_UPS = (
     "and what about {}",
     "and for {}",
 )
-SUBJECTS = {
-    "get_weather": "the weather",
-    "calculate": "calculations",
-    "get_time": "the time",
-    "change_background": "the background",
-    "generate_task_steps": "plans",
-    "search": "searches",
-    "send_email": "emails",
-    "write_document": "documents",
-    "generate_haiku": "haikus",
-}
 
 
 def invented_request(values: Values, tool: ToolDefinition) -> Request:
@@ -124,13 +123,6 @@ def invented_request(values: Values, tool: ToolDefinition) -> Request:
     return Request(name, question, arguments, f"The user asks for {name}.")
 
 
-def absence(name: str) -> Message:
-    """Say that the fitting tool was not declared."""
-    subject = SUBJECTS[name]
-    answer = f"Sorry, I was given no tool for {subject}, so I cannot help with that."
-    return assistant(answer, f"The user wants {subject}, but no tool here does that.")
-
-
 def without_stray_thoughts(dialogue: Dialogue) -> Dialogue:
     """Remove the thoughts of a dialogue in which thinking is switched off."""
     if not dialogue.thinking:
@@ -146,7 +138,10 @@ class DialogueFactory:
         self.values = Values(random.Random(seed), held_out)
         self._makers: dict[str, Callable[[], Dialogue]] = {
             "chat": lambda: self._plain("chat", small_talk),
-            "packed": self._packed,
+            "packed": lambda: packed_talk(self.values),
+            "packed_turns": lambda: packed_turns(self.values),
+            "packed_tools": lambda: packed_tools(self.values),
+            "packed_compared": lambda: packed_comparisons(self.values),
             "talk": lambda: self._plain("talk", more_talk),
             "world": lambda: self._plain("world", world),
             "knowledge": lambda: self._plain("knowledge", knowledge),
@@ -196,7 +191,7 @@ class DialogueFactory:
         """Return a system message and up to four earlier turns."""
         text = system_prompt(self.values)
         messages = [{"role": "system", "content": text}] if text else []
-        turns = self.values.pick((0,) * 18 + (1, 1, 1, 2, 3, 4))
+        turns = self.values.pick((0,) * 15 + (1, 1, 1, 1, 1, 2, 2, 3, 4))
         past = Conversation(self.values, tools)
         return [*messages, *chain.from_iterable(past.turn().messages for _ in range(turns))]
 
@@ -220,36 +215,9 @@ class DialogueFactory:
         messages = self._opening(tools)
         exchange = make(self.values)
         free = kind in ("repeat", "unclear")
-        question = exchange.question if free else styled(self.values, exchange.question, exchange.carried)
+        question = exchange.question if free else asked(self.values, exchange)
         messages += [user(question), assistant(exchange.answer, exchange.thought)]
         return Dialogue(kind, messages, tools, self._thinking(), exchange.carried)
-
-    def _packed(self) -> Dialogue:
-        """Several exchanges after one list of tools, most answers cut, which cost a fifth of what they cost alone."""
-        text, tools, thinking = system_prompt(self.values), self._any_tools(), self._thinking()
-        messages = [{"role": "system", "content": text}] if text else []
-        for _ in range(self.values.between(6, 20)):
-            messages += self._brief_call(tools) if self.values.chance(0.25) else self._brief(thinking)
-        messages[-1].pop("shown", None)
-        return Dialogue("packed", messages, tools, thinking, packed=True)
-
-    def _brief(self, thinking: bool) -> list[Message]:
-        """An exchange whose answer is mostly cut."""
-        exchange = self.values.pick(PACKED)(self.values)
-        told = assistant(exchange.answer, exchange.thought)
-        shown = SHOWN_AFTER_THOUGHT if thinking else SHOWN
-        if " " in exchange.answer[:shown] and len(exchange.answer) > shown and self.values.chance(0.8):
-            told["shown"] = shown
-        return [user(styled(self.values, exchange.question, exchange.carried)), told]
-
-    def _brief_call(self, tools: list[ToolDefinition]) -> list[Message]:
-        """A request for one of the tools whose calls are short, or the answer that it is absent."""
-        name = self.values.pick(BRIEF)
-        request = ASK[name](self.values)
-        question = user(styled(self.values, request.question, words_of(request)))
-        if name in map(tool_name, tools):
-            return [question, calling([request], call_thought([request]))]
-        return [question, absence(name)]
 
     def _name(self) -> Dialogue:
         tools = self._any_tools()
@@ -452,13 +420,6 @@ class DialogueFactory:
         """Return the turns of a conversation."""
         talk = Conversation(self.values, tools)
         return [talk.turn() for _ in range(count)]
-
-
-def words_of(*requests: Request) -> list[str]:
-    """Return the words of requests that must not be misspelt: their values, and the tool's name where it is unseen."""
-    return [
-        text for request in requests for text in (request.tool.replace("_", " "), str(request.arguments), request.short)
-    ]
 
 
 def demo_toolset() -> list[ToolDefinition]:

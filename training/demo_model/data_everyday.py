@@ -128,17 +128,25 @@ def _styled_name(values: Values, name: str) -> str:
     return first + "".join(part.title() for part in rest) if form < 0.92 else name.replace("_", "-")
 
 
-def everyday_request(values: Values) -> tuple[ToolDefinition, Request]:
-    """Return such a tool and a request that its schema answers."""
+def everyday_tool(values: Values) -> tuple[ToolDefinition, Callable[[], Request]]:
+    """Return such a tool and a maker of requests that its schema answers."""
     tool = values.pick(everyday_tools(values.held_out))
     name = _styled_name(values, values.pick(tool.names))
     keys = [values.pick(argument.names) for argument in tool.arguments]
-    drawn = [VALUES[argument.kind](values) for argument in tool.arguments]
     order = list(range(len(keys)))
     if values.chance(0.3):  # a schema may list the arguments in another order than the request
         values.rng.shuffle(order)
-    shown = [_spoken(argument.kind, value) for argument, value in zip(tool.arguments, drawn, strict=True)]
-    question = choose(values, values.pick(tool.requests)).format(*shown)
-    definition = define(name, {keys[at]: tool.arguments[at].type for at in order})
-    arguments = {keys[at]: drawn[at] for at in order}
-    return definition, Request(name, question, arguments, f"The user asks for {name}.")
+
+    def ask() -> Request:
+        drawn = [VALUES[argument.kind](values) for argument in tool.arguments]
+        shown = [_spoken(argument.kind, value) for argument, value in zip(tool.arguments, drawn, strict=True)]
+        question = choose(values, values.pick(tool.requests)).format(*shown)
+        return Request(name, question, {keys[at]: drawn[at] for at in order}, f"The user asks for {name}.")
+
+    return define(name, {keys[at]: tool.arguments[at].type for at in order}), ask
+
+
+def everyday_request(values: Values) -> tuple[ToolDefinition, Request]:
+    """Return such a tool and a request that its schema answers."""
+    tool, ask = everyday_tool(values)
+    return tool, ask()

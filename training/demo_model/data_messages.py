@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 
+from training.demo_model.data_chat import Exchange
 from training.demo_model.data_requests import Request
 from training.demo_model.data_results import Outcome
 from training.demo_model.data_typos import mistyped
@@ -26,8 +27,30 @@ QUESTION_STARTS = (
     "will",
     "when",
 )
+# How people write what the phrases have in small letters. A name in its own letters is other tokens than without them.
+PROPER_LIST = (
+    "I I'm I'd I've I'll CopilotKit CopilotChat OpenAI Anthropic Claude ChatGPT GPT GPT-4 LangChain LangGraph LiteLLM "
+    "AG-UI MCP API APIs SDK URL HTTP JSON CORS SSE HTML CSS SQL CSV PDF GPU GPUs CPU CUDA NVIDIA AMD GGUF LoRA LLM AI "
+    "Python JavaScript TypeScript React Vue Svelte Angular Next.js Node Node.js Docker Kubernetes Linux Windows Mac "
+    "GitHub Prometheus Redis Postgres WebSocket HttpAgent English German French Spanish Italian Dutch Polish Russian "
+    "Chinese Japanese Portuguese Hindi Monday Tuesday Wednesday Thursday Friday Saturday Sunday Google Qwen Llama "
+    "Mistral Gemma vLLM Hugging HuggingFace PyTorch MIT TV OK"
+)
+PROPER = {name.lower(): name for name in PROPER_LIST.split()}
+PROPER_SHARE = 0.55
 OPENINGS = ("hey, ", "hi, ", "ok, ", "please ", "now ", "hi! ", "and now ", "thanks! ")
 ENDINGS = ("", "", "", ".", "!", " please", ", please")
+SUBJECTS = {
+    "get_weather": "the weather",
+    "calculate": "calculations",
+    "get_time": "the time",
+    "change_background": "the background",
+    "generate_task_steps": "plans",
+    "search": "searches",
+    "send_email": "emails",
+    "write_document": "documents",
+    "generate_haiku": "haikus",
+}
 
 
 def styled(values: Values, question: str, keep: Iterable[str] = ()) -> str:
@@ -36,13 +59,26 @@ def styled(values: Values, question: str, keep: Iterable[str] = ()) -> str:
     keep: values in the question whose words are not misspelt.
     """
     is_question = question.lower().startswith(QUESTION_STARTS)
+    kept = frozenset(word for value in keep for word in WORD.findall(value.lower()))
+    if values.chance(PROPER_SHARE):
+        question = in_their_letters(question, kept)
     if values.chance(values.typo_share):
-        kept = frozenset(word for value in keep for word in WORD.findall(value.lower()))
         question = mistyped(values, question, kept, values.pick((0.0, 0.3, 0.6, 1.0)))
     text = question + values.pick(("?", "?", "") if is_question else ENDINGS)
     if values.chance(0.08):
         text = values.pick(OPENINGS) + text
     return text[:1].upper() + text[1:] if values.chance(0.55) else text
+
+
+def in_their_letters(question: str, keep: frozenset[str] = frozenset()) -> str:
+    """Return the question with names and the word "I" in the letters that they have, but for the words to keep."""
+    return " ".join(word if word in keep else PROPER.get(word, word) for word in question.split(" "))
+
+
+def asked(values: Values, exchange: Exchange) -> str:
+    """Return an exchange's question, styled; only the values that the answer takes from it keep their spelling."""
+    said_whole = exchange.carried == (exchange.answer,)
+    return styled(values, exchange.question, () if said_whole else exchange.carried)
 
 
 def user(text: str) -> Message:
@@ -74,3 +110,17 @@ def joined_answers(outcomes: list[Outcome]) -> str:
     answers = [outcome.answer for outcome in outcomes]
     closed = [answer if answer[-1] in ".!?" else f"{answer}." for answer in answers[:-1]]
     return " ".join([*closed, answers[-1]])
+
+
+def absence(name: str) -> Message:
+    """Say that the fitting tool was not declared."""
+    subject = SUBJECTS[name]
+    answer = f"Sorry, I was given no tool for {subject}, so I cannot help with that."
+    return assistant(answer, f"The user wants {subject}, but no tool here does that.")
+
+
+def words_of(*requests: Request) -> list[str]:
+    """Return the words of requests that must not be misspelt: their values, and the tool's name where it is unseen."""
+    return [
+        text for request in requests for text in (request.tool.replace("_", " "), str(request.arguments), request.short)
+    ]

@@ -127,7 +127,8 @@ def _outcome(values: Values, result: object, answer: str, *carried: object) -> O
     return Outcome(as_text(values, result), answer, tuple(str(value) for value in carried))
 
 
-def _temperature(values: Values) -> int | float:
+def a_temperature(values: Values) -> int | float:
+    """Return degrees, mostly whole ones."""
     whole = values.between(-20, 42)
     return whole + values.between(1, 9) / 10 if values.chance(0.2) and whole >= 0 else whole
 
@@ -135,7 +136,7 @@ def _temperature(values: Values) -> int | float:
 def weather_outcome(values: Values, request: Request) -> Outcome:
     """Answer from a weather report with a varying set of fields."""
     place = request.arguments["location"]
-    temperature, conditions = _temperature(values), values.pick(CONDITIONS)
+    temperature, conditions = a_temperature(values), values.pick(CONDITIONS)
     report: dict[str, Any] = {"temperature": temperature, "conditions": conditions}
     if values.chance(0.6):
         place = place.title() if place.islower() and values.chance(0.7) else place
@@ -145,7 +146,7 @@ def weather_outcome(values: Values, request: Request) -> Outcome:
     details: tuple[tuple[str, object, str], ...] = (
         ("humidity", values.between(5, 100), "The humidity is {} percent."),
         ("wind_speed", values.between(0, 60), "The wind speed is {}."),
-        ("feels_like", _temperature(values), "It feels like {}."),
+        ("feels_like", a_temperature(values), "It feels like {}."),
     )
     for key, value, sentence in details:
         if values.chance(0.6):

@@ -6,7 +6,7 @@ A name, an argument and a value each belong to one side of the split; the senten
 from collections.abc import Callable
 from typing import NamedTuple
 
-from training.demo_model.data_everyday import everyday_request
+from training.demo_model.data_everyday import everyday_request, everyday_tool
 from training.demo_model.data_requests import Request
 from training.demo_model.data_tools import ToolDefinition, define
 from training.demo_model.data_values import Values
@@ -37,6 +37,8 @@ KEYS = (
 )
 # Of the training's requests for unseen tools; evaluation measures them in a category of their own.
 EVERYDAY_SHARE = 0.55
+# Of training's names and keys, drawn from the whole word list: what is not listed above has to be copied all the same.
+RANDOM_NAMES, RANDOM_KEYS = 0.65, 0.5
 FLAGS = "enabled active public urgent loud open final silent force recursive verbose draft private shared visible"
 
 
@@ -50,8 +52,8 @@ class Argument(NamedTuple):
 def unseen_tool(values: Values) -> tuple[ToolDefinition, str, list[Argument]]:
     """Return a tool with its name in words and its arguments."""
     verb, noun = values.phrase(tuple(VERBS.split())), values.phrase(tuple(NOUNS.split()))
-    if not values.held_out and values.chance(0.4):
-        verb, noun = (values.word() if values.chance(0.5) else verb), values.word()
+    if not values.held_out and values.chance(RANDOM_NAMES):
+        verb, noun = (values.word() if values.chance(0.7) else verb), values.word()
     name = _joined(values, verb, noun)
     arguments = _arguments(values)
     schema = {argument.name: argument.kind for argument in arguments}
@@ -78,7 +80,7 @@ def _arguments(values: Values) -> list[Argument]:
 def _key(values: Values, kind: str) -> str:
     if kind == "boolean":
         return values.phrase(tuple(FLAGS.split()))
-    if not values.held_out and values.chance(0.3):
+    if not values.held_out and values.chance(RANDOM_KEYS):
         return values.word()
     return values.phrase(tuple(KEYS.split()))
 
@@ -105,11 +107,25 @@ def unseen_request(values: Values) -> tuple[ToolDefinition, Request]:
     """Return an unseen tool and a request that asks for it."""
     if not values.held_out and values.chance(EVERYDAY_SHARE):
         return everyday_request(values)
+    tool, ask = _unseen(values)
+    return tool, ask()
+
+
+def declared_tool(values: Values) -> tuple[ToolDefinition, Callable[[], Request]]:
+    """Return an unseen or an everyday tool and a maker of requests for it."""
+    return everyday_tool(values) if values.chance(EVERYDAY_SHARE) else _unseen(values)
+
+
+def _unseen(values: Values) -> tuple[ToolDefinition, Callable[[], Request]]:
     tool, spoken, arguments = unseen_tool(values)
     name = str(tool["function"]["name"])
-    given = {argument.name: _value(values, argument.kind) for argument in arguments}
-    question = values.pick((_sentence, _sentence, _titled, _named))(values, name, spoken, given)
-    return tool, Request(name, question, given, f"The user asks for {name}.")
+
+    def ask() -> Request:
+        given = {argument.name: _value(values, argument.kind) for argument in arguments}
+        question = values.pick((_sentence, _sentence, _titled, _named))(values, name, spoken, given)
+        return Request(name, question, given, f"The user asks for {name}.")
+
+    return tool, ask
 
 
 def _shown(value: object) -> str:
