@@ -249,7 +249,7 @@ class Contract:
 
     async def test_a_seed_decides(self, target: Target) -> None:
         wild = {"temperature": 1.7, "max_tokens": 40, "ignore_eos": "ignore_eos" not in target.lacks}
-        prompt = reference.prompt()
+        prompt = reference.endless()  # of a greeting's answer the model is too sure
         first, again, other = [
             (await answer(target.engine, asked(prompt, seed=seed, **wild))).text for seed in (7, 7, 8)
         ]
