@@ -145,16 +145,18 @@ def test_equations_are_declined_and_sums_are_not():
     assert told == {"I cannot teach or solve that: I am only a tiny demo model."}
 
 
-@pytest.mark.parametrize("kind", ["packed", "packed_turns", "packed_tools", "packed_compared"])
-@pytest.mark.parametrize("seed", range(4))
-def test_packed_turns_are_learned_as_if_each_were_the_last_and_a_cut_ones_end_is_not(seed, kind):
+@pytest.mark.parametrize(
+    ("kind", "least"), [("packed", 6), ("packed_turns", 5), ("packed_tools", 4), ("packed_compared", 6)]
+)
+@pytest.mark.parametrize("seed", range(6))
+def test_packed_turns_are_learned_as_if_each_were_the_last_and_a_cut_ones_end_is_not(seed, kind, least):
     tokenizer = Tokenizer.from_file(str(ROOT / "agent_server" / "models" / "demo" / "tokenizer.json"))
     dialogue = DialogueFactory(f"packed-{seed}").make(kind)
     answers = [message for message in dialogue.messages if message["role"] == "assistant"]
     learned = [segment.text for segment in render(dialogue) if segment.target]
-    assert len(learned) == len(answers) > 3 and "shown" not in answers[-1]
+    assert len(learned) == len(answers) >= least and "shown" not in answers[-1]
     for message, text in zip(answers, learned, strict=True):
-        assert ("<think>" in text) is (dialogue.thinking and bool(message["reasoning_content"]))
+        assert ("<think>" in text) is dialogue.thinking
         assert text.endswith(END) is ("shown" not in message)
         said = text.removesuffix(END).split("</think>\n\n")[-1]
         assert message["content"].startswith(said) if "shown" in message else message["content"] in said

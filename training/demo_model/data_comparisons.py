@@ -1,4 +1,4 @@
-"""Which of two places is warmer or colder, as one sentence that names both temperatures first."""
+"""Which of two places is warmer or colder, told after both temperatures, and numbers put in order."""
 
 from dataclasses import dataclass
 

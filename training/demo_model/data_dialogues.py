@@ -26,18 +26,20 @@ from training.demo_model.data_messages import (
     calling,
     joined_answers,
     styled,
+    thinking_at_times,
     user,
     words_of,
 )
 from training.demo_model.data_packed import packed_comparisons, packed_talk, packed_tools, packed_turns
 from training.demo_model.data_requests import ASK, Request, ask_plan, ask_search
 from training.demo_model.data_results import Outcome, denial_outcome, failure_outcome, outcome_of, plan_outcome
-from training.demo_model.data_system import system_prompt
+from training.demo_model.data_system import system_message
 from training.demo_model.data_tools import (
     ToolDefinition,
     argument_types,
     demo_tool,
     invented_tool,
+    some_tools,
     tool_name,
     toolset,
 )
@@ -189,8 +191,7 @@ class DialogueFactory:
 
     def _opening(self, tools: list[ToolDefinition]) -> list[Message]:
         """Return a system message and up to four earlier turns."""
-        text = system_prompt(self.values)
-        messages = [{"role": "system", "content": text}] if text else []
+        messages = system_message(self.values)
         turns = self.values.pick((0,) * 15 + (1, 1, 1, 1, 1, 2, 2, 3, 4))
         past = Conversation(self.values, tools)
         return [*messages, *chain.from_iterable(past.turn().messages for _ in range(turns))]
@@ -204,30 +205,24 @@ class DialogueFactory:
             assistant(outcome.answer),
         ]
 
-    def _thinking(self) -> bool:
-        return self.values.chance(0.55)
-
-    def _any_tools(self) -> list[ToolDefinition]:
-        return toolset(self.values) if self.values.chance(0.6) else []
-
     def _plain(self, kind: str, make: Callable[[Values], Exchange]) -> Dialogue:
-        tools = self._any_tools()
+        tools = some_tools(self.values)
         messages = self._opening(tools)
         exchange = make(self.values)
         free = kind in ("repeat", "unclear")
         question = exchange.question if free else asked(self.values, exchange)
         messages += [user(question), assistant(exchange.answer, exchange.thought)]
-        return Dialogue(kind, messages, tools, self._thinking(), exchange.carried)
+        return Dialogue(kind, messages, tools, thinking_at_times(self.values), exchange.carried)
 
     def _name(self) -> Dialogue:
-        tools = self._any_tools()
+        tools = some_tools(self.values)
         messages = self._opening(tools)
         told = introduction(self.values)
         messages += [user(styled(self.values, told.question)), assistant(told.answer, told.thought)]
         if self.values.chance(0.5):
             question = styled(self.values, self.values.pick(NAME_QUESTIONS))
             messages += [user(question), assistant(f"You are {told.carried[0]}.", told.thought)]
-        return Dialogue("name", messages, tools, self._thinking(), told.carried)
+        return Dialogue("name", messages, tools, thinking_at_times(self.values), told.carried)
 
     def _single_request(self) -> list[Request]:
         tool = self.values.rng.choices(list(CALL_WEIGHTS), list(CALL_WEIGHTS.values()))[0]
@@ -280,7 +275,7 @@ class DialogueFactory:
         tools = toolset(self.values, needed)
         messages = [*self._opening(tools), user(self._question(requests))]
         messages.append(calling(requests, call_thought(requests)))
-        return Dialogue(kind, messages, tools, self._thinking())
+        return Dialogue(kind, messages, tools, thinking_at_times(self.values))
 
     def _answers(self, kind: str, requests: list[Request]) -> Dialogue:
         return self._answered(kind, requests, [outcome_of(self.values, request) for request in requests])
@@ -311,7 +306,7 @@ class DialogueFactory:
         request = ASK[name](self.values)
         question = styled(self.values, request.question, words_of(request))
         messages = [*self._opening(tools), user(question), absence(name)]
-        return Dialogue("absent", messages, tools, self._thinking(), (SUBJECTS[name],))
+        return Dialogue("absent", messages, tools, thinking_at_times(self.values), (SUBJECTS[name],))
 
     def _follow_up(self) -> Dialogue:
         tool = self.values.pick((*PAIRABLE, "get_weather", "change_background"))
@@ -321,7 +316,7 @@ class DialogueFactory:
         forms = FOLLOW_UPS if tool in ("get_weather", "get_time") else FOLLOW_UPS[1:]
         messages.append(user(styled(self.values, self.values.pick(forms).format(second.short))))
         messages.append(calling([second], call_thought([second])))
-        return Dialogue("follow_up", messages, tools, self._thinking())
+        return Dialogue("follow_up", messages, tools, thinking_at_times(self.values))
 
     def _plan(self) -> Dialogue:
         request = ask_plan(self.values)
@@ -365,19 +360,18 @@ class DialogueFactory:
     def _unseen_absent(self) -> Dialogue:
         """A request for an unseen tool that is not declared."""
         _, request = unseen_request(self.values)
-        tools = [tool for tool in self._any_tools() if tool_name(tool) != request.tool]
+        tools = [tool for tool in some_tools(self.values) if tool_name(tool) != request.tool]
         thought = f"The user asks for {request.tool}, but no tool here does that."
         messages = [*self._opening(tools), user(styled(self.values, f"call {request.tool}", (request.tool,)))]
         messages.append(assistant(f"Sorry, I was given no tool called {request.tool}.", thought))
-        return Dialogue("unseen_absent", messages, tools, self._thinking(), ("no tool", request.tool))
+        return Dialogue("unseen_absent", messages, tools, thinking_at_times(self.values), ("no tool", request.tool))
 
     def _follow(self, kind: str | None = None) -> Dialogue:
         """A turn that leans on the ones before it."""
         tools = toolset(self.values, ("get_weather",) if self.values.chance(0.5) else ())
         chosen = kind or self.values.pick(follow_up_kinds(tools))
         talk = Conversation(self.values, tools)
-        text = system_prompt(self.values)
-        messages = [{"role": "system", "content": text}] if text else []
+        messages = system_message(self.values)
         for _ in range(self.values.pick((0, 0, 0, 1, 2, 3))):
             messages += talk.turn().messages
         messages += talk.prepare(chosen)
@@ -392,7 +386,7 @@ class DialogueFactory:
         carried, forbidden = turn.carried, turn.forbidden
         if len(whole) > 2 and self.values.chance(0.6 if self.values.held_out else 0.15):
             whole, carried, forbidden = whole[:2], (), ()
-        return Dialogue(kind, [*messages, *whole], tools, self._thinking(), carried, forbidden)
+        return Dialogue(kind, [*messages, *whole], tools, thinking_at_times(self.values), carried, forbidden)
 
     def _long(self) -> Dialogue:
         """A conversation of up to sixty turns, or up to `LONG_CHARACTERS`."""
@@ -404,8 +398,7 @@ class DialogueFactory:
             if size > limit and shown:
                 break
             shown.append(turn)
-        text = system_prompt(self.values)
-        messages = [{"role": "system", "content": text}] if text else []
+        messages = system_message(self.values)
         past = list(chain.from_iterable(turn.messages for turn in shown[:-1]))
         return self._ending("long", [*messages, *past], shown[-1], tools)
 

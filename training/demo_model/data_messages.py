@@ -81,6 +81,11 @@ def asked(values: Values, exchange: Exchange) -> str:
     return styled(values, exchange.question, () if said_whole else exchange.carried)
 
 
+def thinking_at_times(values: Values) -> bool:
+    """Decide whether a dialogue shows thoughts."""
+    return values.chance(0.55)
+
+
 def user(text: str) -> Message:
     """Return a user's message."""
     return {"role": "user", "content": text}

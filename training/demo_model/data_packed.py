@@ -10,40 +10,38 @@ from training.demo_model.data_comparisons import sorting, told_comparison
 from training.demo_model.data_conversations import Conversation
 from training.demo_model.data_facts import declined, fact, world
 from training.demo_model.data_languages import foreign
-from training.demo_model.data_messages import absence, asked, assistant, call_thought, calling, styled, user, words_of
+from training.demo_model.data_messages import (
+    absence,
+    asked,
+    assistant,
+    call_thought,
+    calling,
+    styled,
+    thinking_at_times,
+    user,
+    words_of,
+)
 from training.demo_model.data_requests import ASK, Request
-from training.demo_model.data_system import system_prompt
-from training.demo_model.data_tools import ToolDefinition, demo_tool, tool_name, toolset
+from training.demo_model.data_system import system_message
+from training.demo_model.data_tools import ToolDefinition, demo_tool, some_tools, tool_name, toolset
 from training.demo_model.data_unseen import declared_tool
 from training.demo_model.data_values import Values
 from training.demo_model.render import Dialogue, Message
 
-# What the exchanges of one row are about; a maker that stands twice is drawn twice as often.
 _SPOKEN = (foreign, foreign, foreign, world, world, knowledge, knowledge)
+# What the exchanges of one row are about; a maker that stands twice is drawn twice as often.
 TALK = (*(fact,) * 7, *(small_talk,) * 6, *(declined,) * 5, *_SPOKEN)
-# Characters of a cut answer: so many tell the answers apart, fewer where a thought did so before.
+# Tools whose calls are short.
 BRIEF = ("get_weather", "calculate", "calculate", "get_time", "change_background", "search", "send_email")
+# Characters of a cut answer: so many tell the answers apart, fewer where a thought did so before.
 SHOWN, SHOWN_AFTER_THOUGHT = 50, 14
 # The follow-ups of a conversation are drawn once more, beside the turns that fit.
 FOLLOW_SHARE = 0.35
 
 
-def _thinking(values: Values) -> bool:
-    return values.chance(0.55)
-
-
-def _some_tools(values: Values) -> list[ToolDefinition]:
-    return toolset(values) if values.chance(0.6) else []
-
-
-def _system(values: Values) -> list[Message]:
-    text = system_prompt(values)
-    return [{"role": "system", "content": text}] if text else []
-
-
 def packed_talk(values: Values) -> Dialogue:
     """Return exchanges without tools and requests for short calls, with most answers cut."""
-    messages, tools, thinking = _system(values), _some_tools(values), _thinking(values)
+    messages, tools, thinking = system_message(values), some_tools(values), thinking_at_times(values)
     for _ in range(values.between(6, 20)):
         messages += _brief_call(values, tools) if values.chance(0.25) else _brief(values, thinking)
     messages[-1].pop("shown", None)
@@ -80,12 +78,12 @@ def _called(values: Values, request: Request) -> list[Message]:
 def packed_turns(values: Values) -> Dialogue:
     """Return a conversation with results and follow-ups."""
     tools = toolset(values, ("get_weather",) if values.chance(0.5) else ())
-    messages, talk = _system(values), Conversation(values, tools)
+    messages, talk = system_message(values), Conversation(values, tools)
     for _ in range(values.between(5, 14)):
         leaning = talk.follow_ups()
         kind = values.pick(leaning) if leaning and values.chance(FOLLOW_SHARE) else None
         messages += talk.turn(kind).messages
-    return Dialogue("packed_turns", messages, tools, _thinking(values), packed=True)
+    return Dialogue("packed_turns", messages, tools, thinking_at_times(values), packed=True)
 
 
 def packed_tools(values: Values) -> Dialogue:
@@ -98,7 +96,7 @@ def packed_tools(values: Values) -> Dialogue:
         asks.setdefault(name, (demo_tool(name), lambda name=name: ASK[name](values)))  # type: ignore[misc]
     declared = list(asks.values())
     values.rng.shuffle(declared)
-    messages, thinking = _system(values), _thinking(values)
+    messages, thinking = system_message(values), thinking_at_times(values)
     for _ in range(values.between(4, 9)):
         if values.chance(0.1):
             messages += _brief(values, thinking)
@@ -110,10 +108,10 @@ def packed_tools(values: Values) -> Dialogue:
 
 def packed_comparisons(values: Values) -> Dialogue:
     """Return comparisons of temperatures that the user tells, and numbers in order."""
-    messages, tools = _system(values), _some_tools(values)
+    messages, tools = system_message(values), some_tools(values)
     for _ in range(values.between(6, 16)):
         messages += exchanged(values, (sorting if values.chance(0.6) else told_comparison)(values))
-    return Dialogue("packed_compared", messages, tools, _thinking(values), packed=True)
+    return Dialogue("packed_compared", messages, tools, thinking_at_times(values), packed=True)
 
 
 def exchanged(values: Values, exchange: Exchange) -> list[Message]:

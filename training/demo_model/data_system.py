@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 
 from training.demo_model.data_values import Values
-from training.demo_model.render import SYSTEM_LIMIT
+from training.demo_model.render import SYSTEM_LIMIT, Message
 
 INSTRUCTIONS = (
     "You are a helpful assistant.",
@@ -64,3 +64,9 @@ def system_prompt(values: Values) -> str:
     if form > 0.85:
         text = f"{text}\n\n{_context(values)}"
     return text[:SYSTEM_LIMIT]
+
+
+def system_message(values: Values) -> list[Message]:
+    """Return a system message, or none."""
+    text = system_prompt(values)
+    return [{"role": "system", "content": text}] if text else []

@@ -67,3 +67,8 @@ def toolset(values: Values, needed: tuple[str, ...] = (), absent: str | None = N
         tools.append(invented_tool(values))
     values.rng.shuffle(tools)
     return tools
+
+
+def some_tools(values: Values) -> list[ToolDefinition]:
+    """Return a random selection, or none."""
+    return toolset(values) if values.chance(0.6) else []

@@ -6,7 +6,7 @@ A name, an argument and a value each belong to one side of the split; the senten
 from collections.abc import Callable
 from typing import NamedTuple
 
-from training.demo_model.data_everyday import everyday_request, everyday_tool
+from training.demo_model.data_everyday import everyday_tool
 from training.demo_model.data_requests import Request
 from training.demo_model.data_tools import ToolDefinition, define
 from training.demo_model.data_values import Values
@@ -105,15 +105,14 @@ def _value(values: Values, kind: str) -> object:
 
 def unseen_request(values: Values) -> tuple[ToolDefinition, Request]:
     """Return an unseen tool and a request that asks for it."""
-    if not values.held_out and values.chance(EVERYDAY_SHARE):
-        return everyday_request(values)
-    tool, ask = _unseen(values)
+    tool, ask = declared_tool(values)
     return tool, ask()
 
 
 def declared_tool(values: Values) -> tuple[ToolDefinition, Callable[[], Request]]:
-    """Return an unseen or an everyday tool and a maker of requests for it."""
-    return everyday_tool(values) if values.chance(EVERYDAY_SHARE) else _unseen(values)
+    """Return an unseen tool, in training an everyday one at times, and a maker of requests for it."""
+    everyday = not values.held_out and values.chance(EVERYDAY_SHARE)
+    return everyday_tool(values) if everyday else _unseen(values)
 
 
 def _unseen(values: Values) -> tuple[ToolDefinition, Callable[[], Request]]:
