@@ -21,7 +21,7 @@ from events.options import GenerationOptions
 from events.vocabulary import Event, RunError
 
 State = Literal["created", "queued", "running", "ending", "finished"]
-StopReason = Literal["cancelled", "disconnected", "shutdown"]
+StopReason = Literal["cancelled", "disconnected", "shutdown", "superseded"]
 INSIST_SECONDS = 1.0
 FIRST_READER_SECONDS = 30.0  # how long a run may wait for its first reader, beyond its grace
 
@@ -61,6 +61,8 @@ class Run:
         self.prompt: PromptNote | None = None
         self.terminal: Event | None = None
         self.stopped_by: StopReason | None = None
+        self.is_resumed = False
+        """Whether another server had it, which ended."""
         self._insist_at = 0.0
         self.done = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
@@ -80,6 +82,11 @@ class Run:
     @property
     def paused(self) -> bool:
         return self.controls.paused
+
+    @property
+    def ends_with_reader(self) -> bool:
+        """Whether it ends at once when its last reader has left."""
+        return self._grace == 0
 
     @property
     def readers(self) -> int:
@@ -168,6 +175,14 @@ class Run:
         self._disarm()
         self.log.append(terminal)
         self.log.close()
+        self.done.set()
+
+    def leave(self, word: Event) -> None:
+        """End here: another server goes on with the run. Readers are told so, without a number."""
+        self.terminal = word
+        self.state = "finished"
+        self._disarm()
+        self.log.close(word)
         self.done.set()
 
     def _reader_left(self) -> None:

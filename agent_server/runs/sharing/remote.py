@@ -61,6 +61,7 @@ class RemoteRun:
         self.agent = record[b"agent"].decode()
         self.input = RunAgentInput.model_validate_json(zlib.decompress(record[b"input"]))
         self.paused = record.get(b"paused") == b"1"
+        self.is_resumed = b"resumed" in record
         self.log = EventLog(limits)
         self.terminal: Event | None = None
         self.done = asyncio.Event()
@@ -169,6 +170,12 @@ class RemoteRun:
         if self.finished:
             self.log.close()
             self.done.set()
+
+    def moved(self, place: RunPlace) -> None:
+        """It goes on at another gateway."""
+        self.place, self.is_resumed = place, True
+        if self._readers and not self.finished:
+            self._present(self, True)
 
     def cut(self, why: str) -> None:
         """End every reader here; the run itself may well go on."""
