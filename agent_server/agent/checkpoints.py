@@ -57,7 +57,7 @@ class CallCheckpoint(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class RunCheckpoint(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A run as it stood. input: in wire form; the state as it was, and without messages once the run has `begun`.
+    """A run as it stood. input: in wire form; the state as it was, and with the last message alone once it has `begun`.
     messages: the conversation in wire form. step: the number of the model's turn; 0 for calls that a person agreed to.
     turn: the number of the event behind which that turn began, while it goes on; None while its `calls` are answered.
     turns: of a model that the run has taken.
@@ -200,7 +200,7 @@ class Checkpointer:
             source = self._context.input
             without = {"messages", "resume", "state"}
             self._input = source.model_dump(mode="json", by_alias=True, exclude=without, exclude_none=True)
-            self._input["messages"] = []
+            self._input["messages"] = list(each_dict(source.messages[-1:]))
         return self._input
 
     def _encoded(self, messages: Sequence[Message]) -> list[msgspec.Raw]:

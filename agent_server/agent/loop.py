@@ -84,7 +84,7 @@ class Loop:
         if kept.turn is not None:
             outcome = await self._turn_again(kept)
         elif kept.step and self._recorder.is_open(_step_name(kept.step)):
-            outcome = await self._stepped(kept.step, self._calls_again(kept))
+            outcome = await self._stepped(kept.step, self._calls_again(kept), begun=True)
         else:
             outcome = await self._calls_again(kept)
         return outcome or await self.run(kept.step + 1)
@@ -95,7 +95,7 @@ class Loop:
         assert self._checkpointer is not None
         self._checkpointer.resume_turn(kept)
         try:
-            return await self._stepped(kept.step, self._turn_and_calls(kept.step, resumed=True))
+            return await self._stepped(kept.step, self._turn_and_calls(kept.step, resumed=True), begun=True)
         except (ReplayDiverged, CannotContinue) as reason:
             log.info("a turn of a resumed run is taken anew: %s", reason)
         self._recorder.journal.forget_turn()
@@ -140,11 +140,14 @@ class Loop:
         """One turn and its calls; None to go on."""
         return await self._stepped(number, self._turn_and_calls(number))
 
-    async def _stepped(self, number: int, work: Coroutine[object, object, Outcome | None]) -> Outcome | None:
-        """The work, told as a step where the agent has tools. A step that an earlier server began goes on."""
+    async def _stepped(
+        self, number: int, work: Coroutine[object, object, Outcome | None], *, begun: bool = False
+    ) -> Outcome | None:
+        """The work, told as a step where the agent has tools. begun: an earlier server has told its beginning."""
         name = _step_name(number)
         stepped = bool(self._tools.callees)
-        if stepped and not self._recorder.is_open(name):
+        # A server may have ended between the beginning of a step and its turn's checkpoint.
+        if stepped and not begun and not self._recorder.is_open(name):
             self._emit(StepStarted(step_name=name))
         outcome = await work
         if stepped:

@@ -97,10 +97,6 @@ class Driver:
             self.journal.on_lost = partial(run.stop, "superseded")
             if orphan is None:
                 self._body = self._saver.checkpoint(run.input, run.options, whole=run.whole)
-        if orphan is not None:
-            self.recorder.restore(orphan.saved.events)
-            if not orphan.begun:
-                self.journal.replayed = orphan.saved.beginning()
         self._thread: OpenThread | None = None
         self._run_seconds = run_seconds
         self._orphan = orphan
@@ -108,6 +104,12 @@ class Driver:
         self._accepted = False  # its messages are in the store
         self._entered = False  # the store knows of it: its ending must follow
         self._screen = screen
+        if orphan is not None:
+            self.recorder.restore(orphan.saved.events)
+            if not orphan.saved.events:  # readers may have this one, which is shown before it is saved
+                self.recorder.begin_certainly(self._started())
+            if not orphan.begun:
+                self.journal.replayed = orphan.saved.beginning()
 
     async def accept(self, store: Store, also: Written) -> None:
         """Keep that the run was accepted, before it begins, and `also` with it. Its messages are not kept by it: nobody
@@ -196,7 +198,7 @@ class Driver:
         if self._store is not None:
             self._accepted = self._entered = True  # also where this is cancelled
             await self._enter(self._store, await in_turns(each_dict(self.run.input.messages)))
-        if self._orphan is None or not self._orphan.saved.events:
+        if self._orphan is None:
             self.recorder.emit(self._started())
         self.recorder.emit(Custom(name=WAITING_EVENT, value={"behind": list(before)}))
 
