@@ -190,6 +190,10 @@ class Verifier:
         for single in self._chunks.expand(event):
             self._check(single)
 
+    def is_open(self, entity: Entity, key: str) -> bool:
+        """Whether a thing of that id, of the run's own, is open."""
+        return (entity, key, None) in self._open
+
     def close_open(self, reason: str = "The run ended before this was finished.") -> list[Event]:
         """Events that close whatever is open, innermost first; `reason` is said for subagents. Streams of chunks are
         left out: the event that ends the run ends them."""

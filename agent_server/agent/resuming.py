@@ -11,8 +11,8 @@ from ag_ui.core import Message, ResumeEntry
 
 from adapters.errors import RequestError
 from agent_server.agent import interrupts
+from agent_server.agent.checkpoints import RunCheckpoint, read_checkpoint
 from agent_server.agent.interrupts import Decision
-from agent_server.agent.kept_runs import KeptRun
 from agent_server.audit import note
 from agent_server.pacing import in_turns
 from agent_server.runs import Ending, OpenThread, RunContext
@@ -41,7 +41,7 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
     settled: Sequence[Settled] = ()
     repeated: RunRecord | None = None
     waiting: Sequence[AskedPerson] = ()
-    kept: KeptRun | None = None
+    kept: RunCheckpoint | None = None
 
     @property
     def resumes(self) -> bool:
@@ -53,8 +53,8 @@ async def open_run(context: RunContext, agent: str) -> Opening:
     which the client gets as RUN_ERROR."""
     thread, resume = context.thread, context.input.resume or []
     if context.kept is not None:
-        kept = msgspec.json.decode(context.kept, type=KeptRun)
-        return Opening(messages=await in_turns(each_model(kept.messages)), kept=kept)
+        kept = read_checkpoint(context.kept)
+        return Opening(messages=await in_turns(each_model(kept.conversation())), kept=kept)
     if thread is None:
         if resume:
             raise RequestError("invalid_request", "Nothing was kept of this thread to be resumed.", "resume")
