@@ -195,7 +195,8 @@ class Server:
             self._spawn(self.authority.file.watch())
         if self.pool is None or not self.pool.begun:
             self._spawn(self.model.load())
-        self._spawn(self._take_up())
+        self.runs.when_ready = self._model_ready
+        self._spawn(self.runs.take_up())
         if self.webhooks is not None:
             self.webhooks.start()
         if self.embeddings is not None:
@@ -237,16 +238,11 @@ class Server:
         self.telemetry.removed.labels(reason="erasure").inc(removed.threads.total())
         return removed
 
-    async def _take_up(self) -> None:
-        """Go on with runs of servers that ended, once the model can answer: they would fail before. Several models are
-        loaded when they are asked for."""
-        if self.pool is not None:
-            await self.runs.take_up()
-            return
-        async for status in self.model.states():
-            if status.state in ("ready", "degraded"):
-                await self.runs.take_up()
-                return
+    async def _model_ready(self) -> None:
+        """Wait until the model can answer, or cannot be loaded. Several models are loaded when they are asked for."""
+        if self.pool is None:
+            async for _ in self.model.states():
+                pass
 
     async def close(self) -> None:
         """Wait for runs for the drain time and end the others; then close the agents, the model and the store."""

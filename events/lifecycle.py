@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from pydantic import BaseModel
 
 from events.chunks import ChunkExpander, LifecycleError
+from events.metadata import CUT
 from events.vocabulary import (
     ActivityDelta,
     ActivitySnapshot,
@@ -139,7 +140,7 @@ RULES: dict[str, str] = {
 
 _CLOSERS: dict[Entity, Any] = {
     "text message": lambda key, tag: TextMessageEnd(message_id=key, subagent_run_id=tag),
-    "tool call": lambda key, tag: ToolCallEnd(tool_call_id=key, subagent_run_id=tag),
+    "tool call": lambda key, tag: ToolCallEnd(tool_call_id=key, subagent_run_id=tag, metadata=dict(CUT)),
     "reasoning message": lambda key, tag: ReasoningMessageEnd(message_id=key, subagent_run_id=tag),
     "reasoning span": lambda key, tag: ReasoningEnd(message_id=key, subagent_run_id=tag),
     "step": lambda key, tag: StepFinished(step_name=key, subagent_run_id=tag),
@@ -188,6 +189,10 @@ class Verifier:
         # them.
         for single in self._chunks.expand(event):
             self._check(single)
+
+    def is_open(self, entity: Entity, key: str) -> bool:
+        """Whether a thing of that id, of the run's own, is open."""
+        return (entity, key, None) in self._open
 
     def close_open(self, reason: str = "The run ended before this was finished.") -> list[Event]:
         """Events that close whatever is open, innermost first; `reason` is said for subagents. Streams of chunks are

@@ -13,8 +13,8 @@ import msgspec
 from ag_ui.core import ActivityMessage, ToolCall, ToolMessage
 
 from agent_server.agent import interrupts
+from agent_server.agent.checkpoints import CallCheckpoint
 from agent_server.agent.early_calls import Begun, EarlyCalls, Stage
-from agent_server.agent.kept_runs import KeptCall
 from agent_server.agent.resuming import Settled
 from agent_server.agent.running import Activity, Callee, CallResult, Pending, answer_all, failure
 from agent_server.agent.server_tools import Tool, ToolFault, read_arguments
@@ -31,6 +31,7 @@ Waiting = list[AskedPerson]
 CANNOT_ASK = "This call needs a person's agreement, and this connection cannot ask for it. It was not made."
 
 NOT_MADE = "A guard of this server stopped the message, so the call was not made."
+CUT_OFF = "The answer ended within this call, so it was not made. Make it again, with shorter arguments if it was long."
 WITHHELD = "A guard of this server withheld the result."
 
 
@@ -46,7 +47,7 @@ class Caller:
         self._state = talk.state
         self._emit = talk.emit
         self._may_ask = talk.may_ask
-        self._keeper = talk.keeper
+        self._checkpointer = talk.checkpointer
         self._guards = talk.guards
 
     def early(self) -> EarlyCalls:
@@ -80,7 +81,7 @@ class Caller:
         asked = [_told_of(each["call"]) for each in waiting]
         return waiting + await self._answer_pending(pending, begun, asked)
 
-    async def take_up(self, calls: Sequence[KeptCall]) -> Waiting:
+    async def take_up(self, calls: Sequence[CallCheckpoint]) -> Waiting:
         """Go on with the calls of a run whose server ended: tell the results that are known, make again what is
         harmless to make twice, and say of the others that nobody knows whether they were made."""
         waiting: Waiting = []
@@ -104,7 +105,7 @@ class Caller:
         asked = [_told_of(each["call"]) for each in waiting]
         return waiting + await self._answer_pending(pending, {}, asked)
 
-    def _asking(self, call: KeptCall, callee: Callee | None) -> Tool | None:
+    def _asking(self, call: CallCheckpoint, callee: Callee | None) -> Tool | None:
         """The tool for which a person is asked before a call of an interrupted run is made; None if nobody is."""
         if callee is None or call.ended or not self._may_ask:
             return None
@@ -116,10 +117,10 @@ class Caller:
             return None
         return msgspec.structs.replace(callee.asks, approval_message=f"{interrupts.UNKNOWN} Make it again?")
 
-    def leave(self, calls: Sequence[ToolCall]) -> None:
-        """Answer calls of a message that a guard stopped, without making them."""
+    def leave(self, calls: Sequence[ToolCall], reason: str = NOT_MADE) -> None:
+        """Answer calls without making them: of a message that a guard stopped, or that were cut off."""
         for call in calls:
-            self._answer(call.id, failure(NOT_MADE))
+            self._answer(call.id, failure(reason))
 
     def _judge(self, call: ToolCall, invalid: Mapping[str, str]) -> tuple[Callee, dict[str, object], Tool | None]:
         """What answers a call, its arguments, and what a person must agree to first. ToolFault for a call that is not
@@ -217,7 +218,7 @@ class Caller:
             return await callee.answer(each.arguments, each.context)
 
     async def _answer_pending(
-        self, pending: Sequence[Pending], begun: Mapping[str, Begun], asked: Sequence[KeptCall]
+        self, pending: Sequence[Pending], begun: Mapping[str, Begun], asked: Sequence[CallCheckpoint]
     ) -> Waiting:
         """The calls' answers, told in their order; what a person must be asked. begun: those that go on already, by
         id. asked: further calls of the turn, which a person is asked about."""
@@ -253,8 +254,8 @@ class Caller:
     async def _keep(self, each: Pending, answer: CallResult) -> None:
         """Keep the result of a call that an interrupt held back as soon as it is there: it must not be made twice.
         Of other calls it is kept where the run is."""
-        if self._keeper is not None:
-            await self._keeper.ended(each.call_id, answer)
+        if self._checkpointer is not None:
+            await self._checkpointer.ended(each.call_id, answer)
         if each.interrupt_id is None:
             return
         if answer.question is not None and self._may_ask:
@@ -262,8 +263,8 @@ class Caller:
         else:
             await self._record(each.interrupt_id, self._final(answer).content, each.message_id)
 
-    def _kept(self, calls: Sequence[KeptCall]) -> AbstractAsyncContextManager[None]:
-        return contextlib.nullcontext() if self._keeper is None else self._keeper.during(calls)
+    def _kept(self, calls: Sequence[CallCheckpoint]) -> AbstractAsyncContextManager[None]:
+        return contextlib.nullcontext() if self._checkpointer is None else self._checkpointer.during(calls)
 
     async def _record(self, interrupt_id: str, content: object, message_id: str | None) -> None:
         assert self._context.thread is not None
@@ -288,6 +289,8 @@ class Caller:
         )
         message = ToolMessage(id=message_id, tool_call_id=call_id, content=answer.content, metadata=metadata)
         self._conversation.add_result(message)
+        if self._checkpointer is not None:
+            self._checkpointer.told()
         for activity in answer.activities:
             self._show(call_id, activity)
 
@@ -355,15 +358,15 @@ class Caller:
         return {"interrupt": asked, "call": call}
 
 
-def _told_of(call: HeldCall) -> KeptCall:
+def _told_of(call: HeldCall) -> CallCheckpoint:
     """What is kept of a call that a person is asked about."""
     answers = list(call.get("answers", ()))
-    return KeptCall(id=call["id"], name=call["name"], arguments=call["arguments"], answers=answers, asks=True)
+    return CallCheckpoint(id=call["id"], name=call["name"], arguments=call["arguments"], answers=answers, asks=True)
 
 
-def _kept_call(each: Pending) -> KeptCall:
+def _kept_call(each: Pending) -> CallCheckpoint:
     """A call as it is kept while it goes on; one that is answered without being made has its answer at once."""
-    kept = KeptCall(
+    kept = CallCheckpoint(
         id=each.call_id, name=each.name, arguments=each.arguments, answers=each.context.answers,
         interrupt_id=each.interrupt_id, message_id=each.message_id,
     )  # fmt: skip

@@ -24,6 +24,11 @@ class Conversation:
         self.prompt.extend(prompt)
         self.shown.extend(prompt if shown is None else shown)
 
+    def restart(self, messages: Iterable[Message]) -> None:
+        """Begin again with these messages, which are shown as they are told to the model."""
+        self.shown = list(messages)
+        self.prompt = [each for each in self.shown if not isinstance(each, ActivityMessage)]
+
     def add_result(self, message: ToolMessage) -> None:
         """Put a result after the message that made the call and its other results, as clients do."""
         for messages in (self.prompt, self.shown):

@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Coroutine, Sequence
 
 import msgspec
 from ag_ui.core import RunAgentInput, ToolCall
 
 from agent_server.agent.agent import Agent
-from agent_server.agent.calling import Caller
+from agent_server.agent.calling import CUT_OFF, Caller
+from agent_server.agent.checkpoints import RunCheckpoint
 from agent_server.agent.compaction import Compactor
 from agent_server.agent.conversation import instructions_of
 from agent_server.agent.early_calls import EarlyCalls
-from agent_server.agent.kept_runs import KeptRun
 from agent_server.agent.read_ahead import Asked
 from agent_server.agent.resuming import Opening
 from agent_server.agent.talk import Talk, Toolset
-from agent_server.agent.turn import TurnTaker
+from agent_server.agent.turn import CannotContinue, TurnTaker
 from agent_server.engine.protocol import EngineError
 from agent_server.guardrails import Forbidden
+from agent_server.pacing import in_turns
 from agent_server.runs import Ending
+from agent_server.runs.journal import ReplayDiverged
 from agent_server.store.records import AskedPerson
+from events.message import each_model
 from events.options import GenerationOptions, ToolChoice
-from events.vocabulary import InterruptOutcome, StepFinished, StepStarted, SuccessOutcome
+from events.vocabulary import (
+    TAKEN_UP_EVENT,
+    Custom,
+    InterruptOutcome,
+    MessagesSnapshot,
+    StepFinished,
+    StepStarted,
+    SuccessOutcome,
+)
+
+log = logging.getLogger("agent_server.agent")
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +70,7 @@ class Loop:
         self._conversation = talk.conversation
         self._state = talk.state
         self._emit = talk.emit
-        self._keeper = talk.keeper
+        self._checkpointer = talk.checkpointer
         self._caller = Caller(agent.name, talk, tools)
 
     async def resume(self, opening: Opening) -> Outcome:
@@ -65,15 +79,33 @@ class Loop:
             await self._caller.settle(settled)
         return self._left(await self._caller.follow(opening.decisions)) or await self.run()
 
-    async def take_up(self, kept: KeptRun) -> Outcome:
-        """Go on with a run whose server ended while its tools worked."""
-        if kept.step:
-            outcome = await self._stepped(kept.step, self._calls_again(kept))
+    async def take_up(self, kept: RunCheckpoint) -> Outcome:
+        """Go on with a run whose server ended in a turn of the model, or while its tools worked."""
+        if kept.turn is not None:
+            outcome = await self._turn_again(kept)
+        elif kept.step and self._recorder.is_open(_step_name(kept.step)):
+            outcome = await self._stepped(kept.step, self._calls_again(kept), begun=True)
         else:
             outcome = await self._calls_again(kept)
         return outcome or await self.run(kept.step + 1)
 
-    async def _calls_again(self, kept: KeptRun) -> Outcome | None:
+    async def _turn_again(self, kept: RunCheckpoint) -> Outcome | None:
+        """Go on in the middle of a turn. Where that is impossible the turn is taken anew, and readers are told what the
+        conversation was before it."""
+        assert self._checkpointer is not None
+        self._checkpointer.resume_turn(kept)
+        try:
+            return await self._stepped(kept.step, self._turn_and_calls(kept.step, resumed=True), begun=True)
+        except (ReplayDiverged, CannotContinue) as reason:
+            log.info("a turn of a resumed run is taken anew: %s", reason)
+        self._recorder.journal.forget_turn()
+        self._recorder.close_open()
+        self._conversation.restart(await in_turns(each_model(kept.conversation())))
+        self._emit(Custom(name=TAKEN_UP_EVENT, value={"step": kept.step, "calls": []}))
+        self._emit(MessagesSnapshot(messages=await in_turns(self._conversation.snapshot())))
+        return await self._step(kept.step)
+
+    async def _calls_again(self, kept: RunCheckpoint) -> Outcome | None:
         return self._left(await self._caller.take_up(kept.calls))
 
     def _left(self, waiting: Sequence[AskedPerson]) -> Outcome | None:
@@ -106,25 +138,26 @@ class Loop:
 
     async def _step(self, number: int) -> Outcome | None:
         """One turn and its calls; None to go on."""
-        if self._keeper is not None:
-            self._keeper.step = number
         return await self._stepped(number, self._turn_and_calls(number))
 
-    async def _stepped(self, number: int, work: Coroutine[object, object, Outcome | None]) -> Outcome | None:
-        """The work, told as a step where the agent has tools."""
-        name = f"step {number}"
+    async def _stepped(
+        self, number: int, work: Coroutine[object, object, Outcome | None], *, begun: bool = False
+    ) -> Outcome | None:
+        """The work, told as a step where the agent has tools. begun: an earlier server has told its beginning."""
+        name = _step_name(number)
         stepped = bool(self._tools.callees)
-        if stepped:
+        # A server may have ended between the beginning of a step and its turn's checkpoint.
+        if stepped and not begun and not self._recorder.is_open(name):
             self._emit(StepStarted(step_name=name))
         outcome = await work
         if stepped:
             self._emit(StepFinished(step_name=name))
         return outcome
 
-    async def _turn_and_calls(self, number: int) -> Outcome | None:
+    async def _turn_and_calls(self, number: int, *, resumed: bool = False) -> Outcome | None:
         early = self._caller.early()
         try:
-            return await self._take_turn(number, early)
+            return await self._take_turn(number, early, resumed=resumed)
         except Forbidden:
             mine, _ = self._divide(self._turns.said().calls)
             self._caller.leave(mine)
@@ -132,26 +165,32 @@ class Loop:
         finally:
             await early.discard()
 
-    async def _take_turn(self, number: int, early: EarlyCalls) -> Outcome | None:
+    async def _take_turn(self, number: int, early: EarlyCalls, *, resumed: bool) -> Outcome | None:
         try:
             if self._compactor is not None:
                 await self._compactor.fit(lambda: self._asked(number))
+            if self._checkpointer is not None and not resumed:
+                await self._checkpointer.begin_turn(number)
             told = early.see if self._tools.early else None
             turn = await self._turns.take(*self._asked(number), told=told)
         finally:
             said = self._turns.said()
             self._conversation.add(said.messages, said.shown)
+            # Answered here, so that no client takes them for its own to make, and the model learns of it.
+            self._caller.leave(said.cut_calls, CUT_OFF)
         if not said.calls:
             return Outcome(text=said.text, reason=turn.finished.reason)
         mine, pending = self._divide(said.calls)
         with self._turns.ahead(self._conversation, lambda: self._asked(number + 1)) as ahead:
             waiting = await self._caller.call(mine, turn.invalid, early)
             ahead.lasts = bool(waiting or pending)
+        reason = "tool_calls" if turn.finished.reason == "stop" and not said.cut_calls else turn.finished.reason
         if waiting:
-            return Outcome(reason="tool_calls", waiting=tuple(waiting))
+            return Outcome(reason=reason, waiting=tuple(waiting))
         if pending:
-            return Outcome(text=said.text, reason="tool_calls", pending=tuple(call.id for call in pending))
-        return None
+            return Outcome(text=said.text, reason=reason, pending=tuple(call.id for call in pending))
+        # A message that was cut off within a call is the run's last: what it lacks, the next would lack too.
+        return Outcome(text=said.text, reason=reason) if said.cut_calls else None
 
     def _asked(self, number: int) -> Asked:
         """What a turn is asked, as the conversation stands."""
@@ -200,11 +239,15 @@ class Loop:
         return tuple(call.id for call in calls or () if call.id not in answered)
 
 
+def _step_name(number: int) -> str:
+    return f"step {number}"
+
+
 def ending_of(outcome: Outcome) -> Ending:
     """An outcome as RUN_FINISHED carries it."""
     if outcome.waiting:
         asked = [each["interrupt"] for each in outcome.waiting]
-        return Ending(outcome=InterruptOutcome(interrupts=asked), reason="tool_calls")
+        return Ending(outcome=InterruptOutcome(interrupts=asked), reason=outcome.reason)
     if outcome.pending:
-        return Ending(outcome=SuccessOutcome(pending_tool_call_ids=list(outcome.pending)), reason="tool_calls")
+        return Ending(outcome=SuccessOutcome(pending_tool_call_ids=list(outcome.pending)), reason=outcome.reason)
     return Ending(reason=outcome.reason)

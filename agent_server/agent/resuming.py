@@ -11,8 +11,8 @@ from ag_ui.core import Message, ResumeEntry
 
 from adapters.errors import RequestError
 from agent_server.agent import interrupts
+from agent_server.agent.checkpoints import RunCheckpoint, read_checkpoint
 from agent_server.agent.interrupts import Decision
-from agent_server.agent.kept_runs import KeptRun
 from agent_server.audit import note
 from agent_server.pacing import in_turns
 from agent_server.runs import Ending, OpenThread, RunContext
@@ -41,7 +41,7 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
     settled: Sequence[Settled] = ()
     repeated: RunRecord | None = None
     waiting: Sequence[AskedPerson] = ()
-    kept: KeptRun | None = None
+    kept: RunCheckpoint | None = None
 
     @property
     def resumes(self) -> bool:
@@ -53,8 +53,8 @@ async def open_run(context: RunContext, agent: str) -> Opening:
     which the client gets as RUN_ERROR."""
     thread, resume = context.thread, context.input.resume or []
     if context.kept is not None:
-        kept = msgspec.json.decode(context.kept, type=KeptRun)
-        return Opening(messages=await in_turns(each_model(kept.messages)), kept=kept)
+        kept = read_checkpoint(context.kept)
+        return Opening(messages=await in_turns(each_model(kept.conversation())), kept=kept)
     if thread is None:
         if resume:
             raise RequestError("invalid_request", "Nothing was kept of this thread to be resumed.", "resume")
@@ -77,14 +77,19 @@ async def open_run(context: RunContext, agent: str) -> Opening:
         await _claim(thread, {each.record.id: interrupts.answer_of(each.entry) for each in decisions})
         _note_answers(context, decisions)
         return Opening(messages=messages, decisions=decisions)
-    # No answer came in time: each call gets a result that says so, since a call without one is an error to models.
+    # No answer came in time: each call gets a result that says so, since a call without one is an error to models. A
+    # tool that asked goes on without an answer and makes that result itself.
     late = [record for record in thread.interrupts if record.status == "open"]
     if late:
         await _claim(thread, {record.id: {"status": "expired", "payload": None} for record in late})
-    expired = [
-        Settled(record=each, content=interrupts.EXPIRED, message_id=None, failed=True, fresh=True) for each in late
+    made = [record for record in late if _made(messages, record)]
+    decisions = [interrupts.unanswered(record) for record in made if interrupts.is_question(record)]
+    settled = [
+        Settled(record=record, content=interrupts.EXPIRED, message_id=None, failed=True, fresh=True)
+        for record in made
+        if not interrupts.is_question(record)
     ]
-    return Opening(messages=messages, settled=[each for each in expired if _made(messages, each.record)])
+    return Opening(messages=messages, decisions=decisions, settled=settled)
 
 
 def tell_again(
@@ -114,8 +119,9 @@ def _note_answers(context: RunContext, decisions: Sequence[Decision]) -> None:
         call = each.record.call
         edited = each.arguments != call["arguments"]
         given = "answered" if each.answers else "edited" if edited else "approved"
+        refused = each.refusal is not None or each.entry.status == "cancelled"
         note(
-            "call.refused" if each.refusal is not None else f"call.{given}",
+            "call.refused" if refused else f"call.{given}",
             thread=context.input.thread_id,
             run=context.input.run_id,
             tool_call=str(call["id"]),

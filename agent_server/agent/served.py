@@ -16,12 +16,18 @@ from agent_server.agent import interrupts, subagents
 from agent_server.agent.agent import Agent
 from agent_server.agent.agent_family import family, guards_of, mcp_connections, mcp_of, model_of
 from agent_server.agent.capabilities import capabilities_of
+from agent_server.agent.checkpoints import (
+    Checkpointer,
+    RunCheckpoint,
+    ended_checkpoint,
+    first_checkpoint,
+    read_checkpoint,
+)
 from agent_server.agent.compaction import INSTRUCTIONS as SUMMARISE_CONVERSATION
 from agent_server.agent.compaction import SUMMARY, Asking, Compactor
 from agent_server.agent.compaction_settings import Compaction, CompactionMode
 from agent_server.agent.conversation import Conversation
 from agent_server.agent.effective_options import effective_options
-from agent_server.agent.kept_runs import KeptRun, RunKeeper, input_of
 from agent_server.agent.loop import Loop, Outcome, ending_of
 from agent_server.agent.reasoning_policy import ReasoningPolicy, unsealed
 from agent_server.agent.resuming import Opening, open_run, tell_again
@@ -38,11 +44,11 @@ from agent_server.generative_ui.mirroring import SANDBOX
 from agent_server.generative_ui.versions import version_of
 from agent_server.guardrails import Forbidden, GuardedStream, Guards, Where, withheld
 from agent_server.pacing import in_turns
-from agent_server.runs import Ending, Recorder, RunContext
+from agent_server.runs import Ending, Recorder, Resumption, RunContext
 from agent_server.settings import ToolLimits
 from agent_server.store.records import RunRecord
 from events.options import GenerationOptions, SamplingParams
-from events.vocabulary import TAKEN_UP_EVENT, Custom, Event, MessagesSnapshot
+from events.vocabulary import Event, MessagesSnapshot
 
 if TYPE_CHECKING:
     from adapters.proxied_requests import ProxiedRequest
@@ -109,11 +115,18 @@ class ServedAgent:
             return {"error": f"The agent {self.name} has no MCP servers."}
         return await self._apps.answer(request, tenant)
 
-    def taken_up(self, kept: str) -> tuple[RunAgentInput, GenerationOptions]:
-        """What a run is begun with that another server kept. Raises msgspec.MsgspecError or ValueError for a record
+    def checkpoint(self, input: RunAgentInput, options: GenerationOptions, *, whole: bool) -> str:
+        """The checkpoint of a run that has not begun."""
+        return first_checkpoint(input, options, whole=whole)
+
+    def ended_checkpoint(self, input: RunAgentInput, options: GenerationOptions) -> str:
+        return ended_checkpoint(input, options)
+
+    def resumption(self, checkpoint: str) -> Resumption:
+        """What a run is begun with that another server had. Raises msgspec.MsgspecError or ValueError for a checkpoint
         that this version does not read."""
-        record = msgspec.json.decode(kept, type=KeptRun)
-        return input_of(record), record.options
+        read = read_checkpoint(checkpoint)
+        return Resumption(input=read.run_input(), options=read.options, begun=read.begun, whole=read.whole)
 
     async def run(self, context: RunContext, recorder: Recorder) -> Ending:
         """One run: apply what it resumes, then let the loop work. See `resuming` and `loop`."""
@@ -121,7 +134,7 @@ class ServedAgent:
         talk = self._talk(context, recorder, await self._conversation(context, recorder, opening))
         recorder.messages = talk.conversation.wire
         if opening.kept is not None:
-            await _tell_taken_up(talk, opening.kept)
+            self._resume(recorder, opening.kept)
         if self.agent.shares_state:
             talk.state.snapshot()
         if opening.repeated is not None:
@@ -133,6 +146,14 @@ class ServedAgent:
             recorder.interrupts = list(outcome.waiting)
             recorder.emit(MessagesSnapshot(messages=await in_turns(talk.conversation.snapshot())))
         return ending_of(outcome)
+
+    def _resume(self, recorder: Recorder, kept: RunCheckpoint) -> None:
+        """Go on where another server ended: what it has counted counts, and what a run begins with was said."""
+        recorder.usage = {each.model or "": each for each in kept.usage}
+        recorder.turns = kept.turns
+        for sentence in kept.warnings:
+            recorder.warn(sentence)
+        recorder.journal.muted = True
 
     def _talk(self, context: RunContext, recorder: Recorder, conversation: Conversation) -> Talk:
         surfaces = self._surfaces(context, recorder, conversation)
@@ -146,7 +167,7 @@ class ServedAgent:
             may_ask=context.thread is not None,
             surfaces=surfaces,
             places=self._places,
-            keeper=RunKeeper(context, recorder, conversation, state, self._limits.keep_after),
+            checkpointer=Checkpointer(context, recorder, conversation, state),
             guards=self.guards,
         )
 
@@ -166,6 +187,7 @@ class ServedAgent:
         try:
             loop = await self._loop(self.agent, talk)
             if opening.kept is not None:
+                talk.recorder.journal.muted = False
                 return await loop.take_up(opening.kept)
             return await (loop.resume(opening) if opening.resumes else loop.run())
         except Forbidden as forbidden:
@@ -199,6 +221,7 @@ class ServedAgent:
             follow=predictor.follow if agent.predict_state else None,
             place=talk.context.input.thread_id if agent is self.agent else talk.context.new_id("place"),
             guarded=None if guards is None else GuardedStream(guards),
+            journals=talk.checkpointer is not None,
         )
         options = effective_options(agent, talk.context.options, self._model.output.sampling)
         return Loop(agent, talk, turns, await self._toolset(agent, talk), options, self._compactor(agent, talk, turns))
@@ -264,7 +287,7 @@ class ServedAgent:
         async def run_nested(other: Agent, words: Conversation, emit: Emit) -> Outcome:
             guards = guards_of(other, talk.guards)
             nested = msgspec.structs.replace(
-                talk, conversation=words, emit=emit, may_ask=False, keeper=None, guards=guards
+                talk, conversation=words, emit=emit, may_ask=False, checkpointer=None, guards=guards
             )
             return await (await self._loop(other, nested)).run()
 
@@ -332,14 +355,6 @@ class ServedAgent:
         turns = TurnTaker(self._model, talk.context, talk.recorder, lambda event: None, guarded=guarded)
         turn = await turns.take(input, options)
         return turn.said.text.strip()
-
-
-async def _tell_taken_up(talk: Talk, kept: KeptRun) -> None:
-    """Whoever reads the run from here on has the conversation as it stood, and what follows."""
-    talk.recorder.usage = {each.model or "": each for each in kept.usage}
-    talk.recorder.kept = True
-    talk.emit(Custom(name=TAKEN_UP_EVENT, value={"step": kept.step, "calls": [each.id for each in kept.calls]}))
-    talk.emit(MessagesSnapshot(messages=await in_turns(talk.conversation.snapshot())))
 
 
 def _schema(agent: Agent) -> type[BaseModel] | None:

@@ -8,8 +8,8 @@ import msgspec
 from ag_ui.core import Context
 from ag_ui.core import Tool as ToolDeclaration
 
+from agent_server.agent.checkpoints import Checkpointer
 from agent_server.agent.conversation import Conversation
-from agent_server.agent.kept_runs import RunKeeper
 from agent_server.agent.running import Callee
 from agent_server.agent.server_tools import Tool
 from agent_server.agent.state import SharedState
@@ -36,8 +36,8 @@ class Toolset(msgspec.Struct, frozen=True, kw_only=True):
 class Talk(msgspec.Struct, frozen=True, kw_only=True):
     """One conversation within a run: the run's own, or a subagent's. emit: where its events go (a subagent's are marked
     on the way). may_ask: a person can be asked, since what is asked is stored. surfaces: the run's. places: the
-    server's, for tool calls. keeper: keeps the run while its tools work; None for a subagent, which is part of a
-    call. guards: what reads it; None if nothing does."""
+    server's, for tool calls. checkpointer: None for a subagent, which
+    is part of a call. guards: what reads it; None if nothing does."""
 
     context: RunContext
     recorder: Recorder
@@ -47,5 +47,5 @@ class Talk(msgspec.Struct, frozen=True, kw_only=True):
     may_ask: bool
     surfaces: Surfaces
     places: ToolPlaces
-    keeper: RunKeeper | None = None
+    checkpointer: Checkpointer | None = None
     guards: Guards | None = None

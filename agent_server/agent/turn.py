@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -16,11 +16,13 @@ from agent_server.agent.conversation import Conversation
 from agent_server.agent.read_ahead import Asked, ReadAhead
 from agent_server.agent.reasoning_policy import ReasoningPolicy
 from agent_server.agent.turn_output import Said, Tell, TurnOutput
+from agent_server.engine.continuation import may_continue
 from agent_server.engine.protocol import (
     Control,
     Delta,
     Engine,
     EngineError,
+    EngineInfo,
     EngineStatus,
     Finished,
     GenerationRequest,
@@ -71,6 +73,10 @@ class LanguageModel(Protocol):
         """Around all that a turn asks of it: it is loaded before, and stays until after. tell: of the wait."""
 
 
+class CannotContinue(Exception):
+    """The engine cannot go on with an answer that another server began."""
+
+
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """A turn that came to its end. `invalid`: id of a call → what is wrong with its arguments."""
 
@@ -85,7 +91,8 @@ class TurnTaker:
     place: the name under which the engine keeps what it has computed of the conversation between turns; "" keeps none.
     emit: where events go (a subagent's are marked on the way). follow: sees every event of the model's before it is
     sent on. guarded: what the model says goes through it first; what it does not let through is nowhere else, and ends
-    the turn with Forbidden. `said()` also tells what an unfinished turn said before it failed or was cancelled.
+    the turn with Forbidden. journals: what the turn generates
+    is saved beside the stream. `said()` also tells what an unfinished turn said before it failed or was cancelled.
     """
 
     def __init__(
@@ -99,8 +106,10 @@ class TurnTaker:
         follow: Tell | None = None,
         place: str = "",
         guarded: GuardedStream | None = None,
+        journals: bool = False,
     ) -> None:
         self._model = model
+        self._journals = journals
         self._context = context
         self._recorder = recorder
         self._emit = emit
@@ -241,11 +250,14 @@ class TurnTaker:
             place=Place(key=self._place) if self._place and info.keeps_places else None,
             progress=options.prompt_progress and info.tells_progress,
         )
-        recorder.turns += 1
+        replayed = self._resumed()
+        request = self._continuing(request, replayed, info)
+        recorder.turns += not replayed
         translator = open_translator(prompt, input, options, settings, context.new_id)
         # in a task of its own: a token wakes this one and not the whole chain of those who wait for the run
         try:
-            finished = await asyncio.create_task(self._generate(request, translator, options.token_details, room))
+            work = self._generate(request, translator, options.token_details, room, replayed)
+            finished = await asyncio.create_task(work)
         except Forbidden:
             self._count_stopped(len(prompt.token_ids))
             raise
@@ -257,6 +269,24 @@ class TurnTaker:
             recorder.unsent = translator.unsent
         said = self._said = self.said()
         return Turn(said=said, finished=finished, invalid=await self._validate(said, input))
+
+    def _resumed(self) -> Sequence[Delta]:
+        """What an earlier server has generated of this turn. A subagent's is part of a call, which is made again."""
+        turn = self._recorder.journal.replayed
+        return () if turn is None or not self._journals else turn.deltas
+
+    @staticmethod
+    def _continuing(request: GenerationRequest, begun: Sequence[Delta], info: EngineInfo) -> GenerationRequest:
+        """The request behind what was generated. Raises CannotContinue."""
+        if not begun:
+            return request
+        generated = tuple(token.id for delta in begun for token in delta.tokens)
+        # The engine may still compute the answer under its old id.
+        id = f"{request.request_id}.{len(generated)}"
+        request = msgspec.structs.replace(request, request_id=id, generated=generated)
+        if not may_continue(request, info):
+            raise CannotContinue(f"the engine of {info.model} cannot continue an answer that another server began")
+        return request
 
     def _count_stopped(self, prompt_tokens: int) -> None:
         """Count a generation that a guard stopped: its tokens were computed."""
@@ -311,19 +341,31 @@ class TurnTaker:
         return self._output.said() if self._said is None else self._said
 
     async def _generate(
-        self, request: GenerationRequest, translator: Translator | PlainTranslator, details: bool, room: int
+        self,
+        request: GenerationRequest,
+        translator: Translator | PlainTranslator,
+        details: bool,
+        room: int,
+        replayed: Sequence[Delta] = (),
     ) -> Finished:
+        """replayed: deltas of an earlier server, whose events readers have."""
         engine, controls, output = self._model.engine, self._context.controls, self._output
+        journal = self._recorder.journal if self._journals else None
         finished: Finished | None = None
         reason, begun = "error", False
         controls.attach(request.request_id, engine, room)
         try:
+            for delta in replayed:
+                output.tokens += len(delta.tokens)
+                await output.tell_watched(output.read(delta, translator, details))
             async with contextlib.aclosing(engine.generate(request)) as items:
                 async for item in items:
                     if isinstance(item, Delta):
                         if not begun:
                             begun = True
                             self._recorder.first_token()
+                        if journal is not None:
+                            journal.add(item)
                         events = output.read(item, translator, details)
                         if output.watched:
                             output.tokens += len(item.tokens)
@@ -343,7 +385,7 @@ class TurnTaker:
             controls.detach(request.request_id)
             if finished is None:
                 output.hurry()
-            await output.tell_end(translator, reason)
+            await output.tell_end(translator, reason, None if finished is None else finished.stop)
         if finished is None:
             raise EngineError("connection", "The engine ended a generation without saying how.", retryable=True)
         return finished

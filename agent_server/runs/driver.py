@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Protocol
 
+import msgspec
 from opentelemetry.trace import Span
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from adapters.errors import RequestError
 from agent_server.engine.protocol import EngineError
 from agent_server.pacing import in_turns
-from agent_server.runs.execution import Ending, OpenThread, Recorder, RunContext, Runnable
+from agent_server.runs.execution import Ending, OpenThread, Recorder, Resumes, RunContext, Runnable
+from agent_server.runs.journal import Journal, JournalWriter, SavedRun
 from agent_server.runs.run import Run
-from agent_server.store import Conclusion, KeptRecord, Store, ThreadState
+from agent_server.store import Conclusion, KeptRecord, SavedEvents, Store, Superseded, ThreadState
 from agent_server.telemetry import note_ids
 from agent_server.tracing import current_trace, failed, note, span
 from events.message import each_dict
@@ -33,6 +36,7 @@ from events.vocabulary import (
 
 log = logging.getLogger("agent_server.runs")
 GOES_ON = "The server stopped. The run goes on at the next one: read it again under its id."
+ELSEWHERE = "The run goes on at another server: read it again under its id."
 BEFORE = "The server stopped before the run began."
 STOPPED_SECONDS = 1.0
 RECORD_SECONDS = 30.0  # how long the store may take to record an ending
@@ -54,9 +58,18 @@ Screen = Callable[[Run], Awaitable[None]]
 """Reads what a run was sent with. Raises RequestError for what may not go on."""
 
 
+class Orphan(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of a server that ended, which the store has given to this one. begun: see `Resumption`."""
+
+    record: KeptRecord
+    saved: SavedRun
+    begun: bool
+
+
 class Driver:
-    """Drives one run. Whatever the agent raises becomes one RUN_ERROR whose code is the error's kind. kept: what
-    another server kept of it, which the store has given to this one."""
+    """Drives one run. Whatever the agent raises becomes one RUN_ERROR whose code is the error's kind. orphan: where
+    another server had it. writer: saves it beside its stream, so that another server can go on with it; None for a run
+    that ends with its server. unsettled: takes an ending that the store did not take."""
 
     def __init__(
         self,
@@ -65,20 +78,38 @@ class Driver:
         store: Store | None,
         new_id: Callable[[str], str],
         run_seconds: float,
-        kept: KeptRecord | None = None,
+        orphan: Orphan | None = None,
         screen: Screen | None = None,
+        writer: JournalWriter | None = None,
+        unsettled: Callable[[Conclusion], None] = lambda conclusion: None,
     ) -> None:
         self.run = run
         self.agent = agent
-        self.recorder = Recorder(run.log, run.input.state, run.note_prompt)
+        self.journal = Journal(run.log, new_id)
+        self.recorder = Recorder(self.journal, run.input.state, run.note_prompt)
         self._store = store
         self._new_id = new_id
+        self._saver = agent if writer is not None and store is not None and isinstance(agent, Resumes) else None
+        self._body: str | None = None
+        self._unsettled = unsettled
+        if self._saver is not None and writer is not None:
+            self.journal.open(writer, run.tenant, run.thread_id, run.id)
+            self.journal.on_lost = partial(run.stop, "superseded")
+            if orphan is None:
+                self._body = self._saver.checkpoint(run.input, run.options, whole=run.whole)
         self._thread: OpenThread | None = None
         self._run_seconds = run_seconds
-        self._kept = kept
+        self._orphan = orphan
+        self.when_ready: Callable[[], Awaitable[None]] | None = None
         self._accepted = False  # its messages are in the store
         self._entered = False  # the store knows of it: its ending must follow
         self._screen = screen
+        if orphan is not None:
+            self.recorder.restore(orphan.saved.events)
+            if not orphan.saved.events:  # readers may have this one, which is shown before it is saved
+                self.recorder.begin_certainly(self._started())
+            if not orphan.begun:
+                self.journal.replayed = orphan.saved.beginning()
 
     async def accept(self, store: Store, also: Written) -> None:
         """Keep that the run was accepted, before it begins, and `also` with it. Its messages are not kept by it: nobody
@@ -101,13 +132,20 @@ class Driver:
             terminal = await self._attempt(turn)
             self._trace(traced, terminal)
         self.run.state = "ending"  # from here on it cannot be cancelled: its ending is being recorded
+        if self._leaves(terminal):
+            self.journal.freeze()
+            self.run.leave(terminal)
+            return
         try:
             terminal = await self._record(terminal)
         except asyncio.CancelledError:
             log.warning("a run's ending was not recorded: the server was stopped")
-        finally:
-            self.recorder.check(terminal)
-            self.run.finish(terminal)
+        except Superseded:
+            self.run.leave(self._elsewhere())
+            return
+        self.journal.release()
+        self.recorder.check(terminal)
+        self.run.finish(terminal)
 
     def _trace(self, traced: Span, terminal: Event) -> None:
         traced.set_attribute("agent_server.run.id", self.run.id)
@@ -131,6 +169,8 @@ class Driver:
                 if before := await turn.before():
                     await self._wait_behind(before)
                 await turn.come()
+                if self._orphan is not None and self.when_ready is not None:
+                    await self.when_ready()
                 self.run.state = "running"
                 await self._open()
                 if self.run.stopped_by is not None:
@@ -146,6 +186,8 @@ class Driver:
             if deadline.expired():
                 return self._failed("timeout", f"The run took longer than {self._run_seconds:g} s.", retryable=False)
             return self._crashed()
+        except Superseded:
+            return self._elsewhere()
         except (EngineError, RequestError) as error:
             return self._failed(error.kind, error.message, param=error.param, retryable=_retryable(error))
         except Exception:
@@ -156,7 +198,8 @@ class Driver:
         if self._store is not None:
             self._accepted = self._entered = True  # also where this is cancelled
             await self._enter(self._store, await in_turns(each_dict(self.run.input.messages)))
-        self.recorder.emit(self._started())
+        if self._orphan is None:
+            self.recorder.emit(self._started())
         self.recorder.emit(Custom(name=WAITING_EVENT, value={"behind": list(before)}))
 
     async def _enter(
@@ -171,23 +214,26 @@ class Driver:
             parent_run_id=run.input.parent_run_id,
             messages=messages,
             also=also,
+            body=self._body,
         )
+        self._body = None
 
     async def _open(self) -> None:
         run, store = self.run, self._store
         if store is not None:
             try:
-                found = await self._begin(store) if self._kept is None else self._kept.thread
+                orphan = self._orphan
+                found = orphan.record.thread if orphan is not None and orphan.begun else await self._begin(store)
             except asyncio.CancelledError:
                 self._entered = True  # what the store was handed it writes
                 raise
             self._thread = OpenThread(store, run.tenant, run.thread_id, run.id, found)
-        if run.log.empty:  # a run that waited has said so before
-            self.recorder.emit(self._started())
+        if run.log.empty and not self.journal.count:  # a run that waited has said so before
+            self.recorder.begin_certainly(self._started())
 
     async def _begin(self, store: Store) -> ThreadState:
         run = self.run
-        return await store.begin_run(
+        state = await store.begin_run(
             run.tenant,
             run.thread_id,
             run.id,
@@ -196,18 +242,22 @@ class Driver:
             messages=await in_turns(each_dict(run.input.messages)),
             edits=not self._accepted and not run.input.resume,
             recall=not run.whole,
+            body=self._body,
         )
+        self._body = None
+        return state
 
     def _context(self) -> RunContext:
-        run = self.run
+        run, orphan = self.run, self._orphan
         return RunContext(
             input=run.input,
             options=run.options,
             tenant=run.tenant,
             controls=run.controls,
-            new_id=self._new_id,
+            new_id=self.journal.new_id if self.journal.is_open else self._new_id,
             thread=self._thread,
-            kept=None if self._kept is None else self._kept.body,
+            kept=None if orphan is None or not orphan.begun else orphan.record.body,
+            saved=None if orphan is None else orphan.saved,
         )
 
     def _started(self) -> Event:
@@ -244,16 +294,23 @@ class Driver:
         while task is not None and task.cancelling():
             task.uncancel()
         if self.run.stopped_by in ("cancelled", "disconnected"):
-            if self.run.log.empty:
+            if self.run.log.empty and not self.journal.count:
                 self.recorder.emit(self._started())
             return self._finished(Ending(outcome=CancelledOutcome(), reason="cancelled"))
-        message = GOES_ON if self._goes_on else "The server stopped before the run was complete."
+        if self.journal.state == "lost":
+            return self._elsewhere()
+        # The store knows of it, and what it has said is there: the next server goes on with it.
+        goes_on = self.journal.state == "open" and (self._entered or self._thread is not None)
+        message = GOES_ON if goes_on else "The server stopped before the run was complete."
         return self._failed("unavailable", message, retryable=True)
 
-    @property
-    def _goes_on(self) -> bool:
-        """Whether the server stops and another, or the next, is to go on with the run."""
-        return self.run.stopped_by not in ("cancelled", "disconnected") and self.recorder.kept
+    def _elsewhere(self) -> Event:
+        metadata = as_metadata(ErrorMetadata(retryable=True, next_event=self.run.log.last + 1))
+        return RunError(message=ELSEWHERE, code="connection", metadata=metadata)
+
+    def _leaves(self, terminal: Event) -> bool:
+        """Whether another server goes on with the run, so that nothing of it ends."""
+        return isinstance(terminal, RunError) and terminal.message in (GOES_ON, ELSEWHERE)
 
     def abandoned(self) -> None:
         """End a run whose task was killed from outside before it could say anything."""
@@ -266,23 +323,31 @@ class Driver:
         store = self._store
         if store is None or (self._thread is None and not self._entered):
             return terminal
-        if isinstance(terminal, RunError) and terminal.message == GOES_ON:
-            return terminal  # what is kept of it stays, for whoever goes on with it
+        ending = await self._conclusion(terminal)
+        error: RequestError | None = None
         try:
             async with asyncio.timeout(RECORD_SECONDS):
-                await store.end_run(await self._conclusion(terminal))
-        except RequestError as error:  # the store says by itself what is wrong with it, once
-            return self._unrecorded(terminal, error)
+                await store.end_run(ending)
+            return terminal
+        except Superseded:
+            raise
+        except RequestError as refused:  # the store says by itself what is wrong with it, once
+            error = refused
         except TimeoutError:
             log.error("the store did not record a run's ending within %g s", RECORD_SECONDS)
-            return self._unrecorded(terminal)
         except Exception:
             log.exception("the store failed to record a run's ending")
-            return self._unrecorded(terminal)
+        terminal = self._unrecorded(terminal, error)
+        self._unsettled(await self._conclusion(terminal, ending))
         return terminal
 
-    async def _conclusion(self, terminal: Event) -> Conclusion:
+    async def _conclusion(self, terminal: Event, refused: Conclusion | None = None) -> Conclusion:
+        """refused: what the store did not take. What its readers are told in its place is saved once it can be."""
         run, recorder = self.run, self.recorder
+        if refused is not None:
+            saved = refused.saved and self._saved(refused.saved, terminal)
+            return msgspec.structs.replace(refused, terminal=terminal, saved=saved, interrupts=())
+        saved = await self._seal(terminal)
         return Conclusion(
             tenant=run.tenant,
             thread_id=run.thread_id,
@@ -291,8 +356,16 @@ class Driver:
             messages=await in_turns(recorder.messages()),
             interrupts=recorder.interrupts,
             state=None if self._thread is None else recorder.state,
-            kept=recorder.kept,
+            saved=saved,
         )
+
+    async def _seal(self, terminal: Event) -> SavedEvents | None:
+        if self._saver is None:
+            return None
+        return await self.journal.seal(terminal, self._saver.ended_checkpoint(self.run.input, self.run.options))
+
+    def _saved(self, refused: SavedEvents, terminal: Event) -> SavedEvents:
+        return msgspec.structs.replace(refused, packed=self.journal.resealed(refused.number, terminal))
 
     def _unrecorded(self, terminal: Event, error: RequestError | None = None) -> Event:
         """A success that was not kept must not look like one that was: interrupts could never be answered."""

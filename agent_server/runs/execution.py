@@ -13,7 +13,7 @@ from ag_ui.core import RunAgentInput
 from adapters.answer import PromptNote
 from agent_server.engine.protocol import Finished, Token
 from agent_server.runs.controls import Controls
-from agent_server.runs.log import EventLog
+from agent_server.runs.journal import Journal, SavedRun
 from agent_server.store import InterruptRecord, RunRecord, Store, ThreadState
 from agent_server.store.records import AskedPerson, InterruptAnswer
 from events.lifecycle import Verifier
@@ -54,18 +54,14 @@ class OpenThread:
         """Accept answers to open interrupts for this run, all or none; see `Store.claim`."""
         return await self._store.claim(*self._key, answers, self._run_id)
 
-    async def keep(self, body: str) -> None:
-        """Keep the run as it stands, in the place of what was kept of it before; see `Store.keep_run`."""
-        await self._store.keep_run(*self._key, self._run_id, body)
-
     async def record_result(self, interrupt_id: str, content: object, message_id: str | None) -> None:
         await self._store.record_result(*self._key, interrupt_id, content, message_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:
-    """What a run was asked, and what it has to work with. thread: None where nothing of it is stored. kept: what its
-    agent kept of it at a server that ended since; None for a run that begins."""
+    """What a run was asked, and what it has to work with. thread: None where nothing of it is stored. kept: the agent's
+    checkpoint of it, from a server that ended since, with the events of then; None for a run that begins."""
 
     input: RunAgentInput
     options: GenerationOptions
@@ -74,6 +70,7 @@ class RunContext:
     new_id: Callable[[str], str]
     thread: OpenThread | None = None
     kept: str | None = None
+    saved: SavedRun | None = None
 
 
 class Recorder:
@@ -81,21 +78,20 @@ class Recorder:
 
     What the run leaves to be saved, however it ends, is set by its agent: `messages` gives the conversation in wire
     form as it stands, `state` is the shared state, `interrupts` are the questions to a person. `unsent`: tokens that no
-    delta carried. `turns`: how many turns of a model the run has taken. `kept`: something may be
-    kept of the run, to go on with it elsewhere.
+    delta carried. `turns`: how many turns of a model the run has taken. `journal`: what the events pass on their way to
+    the readers.
     """
 
-    def __init__(self, log: EventLog, state: object, note_prompt: Callable[[PromptNote], None]) -> None:
+    def __init__(self, journal: Journal, state: object, note_prompt: Callable[[PromptNote], None]) -> None:
         self.messages: Callable[[], Iterable[dict[str, object]]] = list
         self.state = state
         self.interrupts: list[AskedPerson] = []
         self.constrained = False
-        self.kept = False
         self.turns = 0
         self.usage: dict[str, TokenUsage] = {}
         self.warnings: list[str] = []
         self.unsent: Sequence[Scored] = ()
-        self._log = log
+        self.journal = journal
         self._note_prompt = note_prompt
         self._arrived = time.monotonic()
         self._verifier = Verifier(strict=True)
@@ -107,9 +103,27 @@ class Recorder:
 
     def emit(self, event: Event) -> None:
         """Number an event and hand it to the readers; LifecycleError, before anyone sees it, if it may not come."""
+        journal = self.journal
+        # Of what readers have, the verifier knows already.
+        if (journal.muted or journal.replayed is not None) and journal.was_shown(event):
+            return
         # Before it has a number: readers may be sent whatever has one.
         self._verifier.check(event)
-        self._log.append(event)
+        journal.emit(event)
+
+    def begin_certainly(self, event: Event) -> None:
+        """As `emit`, for an event that a server which resumes the run would make the same."""
+        self._verifier.check(event)
+        self.journal.emit(event, certain=True)
+
+    def restore(self, events: Iterable[Event]) -> None:
+        """Know of events that an earlier server has sent."""
+        for event in events:
+            self._verifier.check(event)
+
+    def is_open(self, step: str) -> bool:
+        """Whether a step of that name has begun and not ended."""
+        return self._verifier.is_open("step", step)
 
     def close_open(self) -> None:
         """End everything that was started and not ended, innermost first."""
@@ -191,11 +205,27 @@ def token_row(token: Token) -> Scored:
     return (token.id, token.text, token.logprob, others)
 
 
-@runtime_checkable
-class TakesUp(Protocol):
-    """An agent that can go on with a run that it kept."""
+class Resumption(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run is begun with again. begun: the agent had begun its work, and goes on from its checkpoint. whole: as
+    `Run`'s."""
 
-    def taken_up(self, kept: str) -> tuple[RunAgentInput, GenerationOptions]:
+    input: RunAgentInput
+    options: GenerationOptions
+    begun: bool
+    whole: bool
+
+
+@runtime_checkable
+class Resumes(Protocol):
+    """An agent that can go on with a run from a checkpoint."""
+
+    def checkpoint(self, input: RunAgentInput, options: GenerationOptions, *, whole: bool) -> str:
+        """The checkpoint of a run that has not begun."""
+
+    def ended_checkpoint(self, input: RunAgentInput, options: GenerationOptions) -> str:
+        """What is left of the checkpoint of a run that ended: enough to tell its events again."""
+
+    def resumption(self, checkpoint: str) -> Resumption:
         """What such a run is begun with. Raises ValueError for what it cannot read."""
 
 

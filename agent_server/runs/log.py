@@ -56,6 +56,8 @@ class EventLog:
         self.bytes = 0
         self.last = begins
         self.closed = False
+        self.word: Event | None = None
+        """What readers are told at the end, without a number of its own, where the run goes on elsewhere."""
 
     @property
     def empty(self) -> bool:
@@ -92,9 +94,9 @@ class EventLog:
             self._events.popleft()
             self.bytes -= self._sizes.popleft()
 
-    def close(self) -> None:
-        """No event follows; readers that have read everything end."""
-        self.closed = True
+    def close(self, word: Event | None = None) -> None:
+        """No event follows; readers that have read everything end, with `word` if the run goes on elsewhere."""
+        self.closed, self.word = True, word
         self._wake()
 
     def get(self, sequence: int) -> Event:
@@ -169,8 +171,13 @@ class LogReader(ItemReader):
 
     def ready(self) -> tuple[int, Event] | None:
         log, cursor = self._log, self._cursor
-        if log.last <= cursor or self._left is None:
+        if self._left is None:
             return None
+        if log.last <= cursor:
+            if log.word is None:
+                return None
+            self._leave()
+            return cursor, log.word
         try:
             event = log.get(cursor + 1)
         except FellBehind as gap:

@@ -14,24 +14,26 @@ from ag_ui.core import RunAgentInput
 
 from adapters.errors import RequestError
 from agent_server.runs.capacity import RETRY_AFTER, Admission, Capacity, RunQuotas, check_ids
-from agent_server.runs.driver import Driver, Screen, Written
+from agent_server.runs.driver import Driver, Orphan, Screen, Written
 from agent_server.runs.early_stops import EarlyStops
-from agent_server.runs.execution import Runnable, TakesUp
+from agent_server.runs.execution import Resumes, Runnable
 from agent_server.runs.finished_runs import FinishedRuns
+from agent_server.runs.joining import Joining, is_retry
+from agent_server.runs.journal import JournalWriter, SavedRun
 from agent_server.runs.run import INSIST_SECONDS, Observer, Run
 from agent_server.settings import RunLimits
+from agent_server.store import Conclusion, KeptRecord, Store, Superseded
 from events.options import GenerationOptions
 from events.vocabulary import Event, RunError, RunFinished
 
 if TYPE_CHECKING:
     from agent_server.runs.sharing.interfaces import AnyRun, Sharing
-    from agent_server.store import KeptRecord, Store
 
 log = logging.getLogger("agent_server.runs")
 TAKEN_UP = 3
-"""How often a run is taken up: one that ended so many servers may be what ends them."""
-NUMBERS = 10**9
-"""Between the first numbers of a run's events and those after it was taken up."""
+"""How often a run is resumed that gets no further: one that ended so many servers may be what ends them."""
+SETTLE_SECONDS = 1.0
+MOST_UNSETTLED = 1000
 
 
 class QueuedTurn:
@@ -90,6 +92,15 @@ class RunManager:
         self._finished = FinishedRuns(self.limits)
         self._capacity = Capacity(self.limits)
         self._early_stops = EarlyStops()
+        self.when_ready: Callable[[], Awaitable[None]] | None = None
+        """Waits until the model can answer, for runs of an earlier server: a new one fails instead."""
+        self._writer: JournalWriter | None = None
+        if store is not None and store.durable and self.limits.take_up:
+            self._writer = JournalWriter(store, self.limits.save_every, self.limits.replay_seconds)
+        self._resuming = asyncio.Lock()
+        self._orphaned = store is not None and store.durable  # until it was looked
+        self._unsettled: deque[Conclusion] = deque(maxlen=MOST_UNSETTLED)
+        self._settling: asyncio.Task[None] | None = None
 
     @property
     def active(self) -> int:
@@ -97,49 +108,77 @@ class RunManager:
         return self._capacity.active
 
     async def take_up(self) -> None:
-        """Go on with the runs of servers that ended, as far as enough of them was kept. A run whose agent is not here
+        """Go on with the runs of servers that ended, as far as enough of them was saved. A run whose agent is not here
         is left to another server."""
         if self.store is None:
             return
-        for record in await self.store.find_broken():
+        async with self._resuming:
+            await self._resume_all(self.store, await self.store.find_broken())
+            self._orphaned = False
+
+    async def _take_up_thread(self, thread_id: str, tenant: str) -> None:
+        """The same for one thread, before a run begins in it. Alone on its database a server looks once."""
+        if self.store is None or not (self._orphaned or self.sharing is not None) or not self.limits.take_up:
+            return
+        if (orphans := await self.store.orphans(tenant, thread_id)) or self._orphaned:
+            async with self._resuming:
+                await self._resume_all(self.store, orphans)
+
+    async def resume_dead(self, tenant: str, run_id: str, thread_id: str) -> bool:
+        """Go on with a run whose gateway the others have declared dead. False if nobody can."""
+        if self.store is None or not self.limits.take_up:
+            return False
+        async with self._resuming:
+            record = await self.store.orphan(tenant, run_id, thread_id)
+            if record is not None:
+                await self._resume_all(self.store, [record])
+        run = self._runs.get((tenant, run_id))
+        return run is not None and not run.finished
+
+    async def _resume_all(self, store: Store, records: Sequence[KeptRecord]) -> None:
+        for record in records:
             agent: object = self.agents.get(record.agent)
-            if not self.limits.take_up or not isinstance(agent, TakesUp) or self._capacity.closing:
+            if not self.limits.take_up or not isinstance(agent, Resumes) or self._capacity.closing:
+                continue
+            known = self._runs.get((record.tenant, record.run_id))
+            if known is not None and not known.finished:
                 continue
             try:
-                await self._take_up(self.store, record, agent)
+                await self._resume(store, record, agent)
             except RequestError as error:
-                log.warning("a run of a server that ended was not taken up: %s", error.message)
+                log.warning("a run of a server that ended was not resumed: %s", error.message)
+            except Exception:
+                log.exception("a run of a server that ended could not be resumed")
 
-    async def _take_up(self, store: Store, record: KeptRecord, agent: TakesUp) -> None:
+    async def _resume(self, store: Store, record: KeptRecord, agent: Resumes) -> None:
         """Go on with one run, unless its time is over or it has ended several servers already. RequestError."""
         if record.attempts >= TAKEN_UP or time.time() - record.created_at / 1000 > self.limits.run_seconds:
             await store.give_up(record)
             return
-        try:
-            input, options = agent.taken_up(record.body)
-        except (msgspec.MsgspecError, ValueError):
-            log.warning("a run was kept by another version of this server and cannot be read")
-            await store.give_up(record)
-            return
-        self.check_room(record.tenant)
+        self._capacity.check_open()
         mine = await store.take_up(record)
         if mine is None:  # another server was first
             return
-        log.info("taking up a run of a server that ended")
-        begins = 0 if self.sharing is not None else NUMBERS * mine.attempts
+        try:
+            begun_with, saved = agent.resumption(mine.body), SavedRun(mine.packed)
+        except (msgspec.MsgspecError, ValueError):
+            log.warning("a run was saved by another version of this server and cannot be read")
+            await store.give_up(mine)
+            return
+        log.info("resuming a run of a server that ended")
         run = Run(
-            input=input, options=options, agent=record.agent, tenant=record.tenant, grace=None,
-            limits=self.limits.log, begins=begins,
+            input=begun_with.input, options=begun_with.options, agent=record.agent, tenant=record.tenant, grace=None,
+            limits=self.limits.log, whole=begun_with.whole,
         )  # fmt: skip
-        await self._begin(run, cast("Runnable", agent), kept=mine)
+        run.is_resumed = True
+        for event in saved.events:
+            run.log.append(event)
+        await self._begin(run, cast("Runnable", agent), orphan=Orphan(record=mine, saved=saved, begun=begun_with.begun))
 
     async def open(self) -> None:
         """Begin to share runs, where they are shared."""
         if self.sharing is not None:
-            await self.sharing.open(self._gateway_died)
-
-    async def _gateway_died(self) -> None:
-        await self.take_up()
+            await self.sharing.open(self.resume_dead)
 
     async def start(
         self,
@@ -171,6 +210,10 @@ class RunManager:
             options = admission.options
         if self._may_store is not None and self.store is not None and options.store:
             await self._may_store(tenant)
+        if options.store:
+            await self._take_up_thread(input.thread_id, tenant)
+            if (resumed := await self._resumed_for(input, agent, tenant)) is not None:
+                return await self._join(resumed, input, options, agent, tenant, grace)
         # Quotas may wait for Redis, so room is checked behind them, with no await between this and `_enter`.
         runnable = self._admit(input, agent, tenant)
         grace = self.limits.grace if grace is None else grace
@@ -187,6 +230,44 @@ class RunManager:
         await self._begin(run, runnable, admission=admission, warnings=warnings, also=also)
         return run
 
+    async def _resumed_for(self, input: RunAgentInput, agent: str, tenant: str) -> AnyRun | None:
+        """The run that a client asks for again because its server ended, if another goes on with it."""
+        for run in await self.going_on(input.thread_id, tenant) if self._writer is not None else ():
+            if run.is_resumed and run.agent == agent and is_retry(input, run.input):
+                return run
+        return None
+
+    async def _join(
+        self, resumed: AnyRun, input: RunAgentInput, options: GenerationOptions, agent: str, tenant: str,
+        grace: float | None,
+    ) -> Run:  # fmt: skip
+        """Follow a run that goes on, for a client that asks for it again. Under its own id it is the same run; under
+        another the answer is told under that, and stored once, as the run's that goes on."""
+        if resumed.id == input.run_id and isinstance(resumed, Run):
+            return resumed
+        self._admit(input, agent, tenant, waits=False)
+        options = msgspec.structs.replace(options, store=False)
+        grace = self.limits.grace if grace is None else grace
+        run = Run(
+            input=input, options=options, agent=agent, tenant=tenant,
+            grace=None if grace == float("inf") else grace, limits=self.limits.log,
+        )  # fmt: skip
+        self._runs[run.key] = run
+        self._capacity.enter(run.tenant)
+        joining = Joining(resumed)
+        joining.is_cancelled = lambda: run.stopped_by == "cancelled"
+        driver = Driver(run, joining, None, self.new_id, self.limits.run_seconds)
+        run.task = asyncio.create_task(driver.drive(QueuedTurn(run, (), None)), name=f"run {run.id}")
+        run.task.add_done_callback(lambda _: self._leave_joined(run, driver))
+        run.await_reader()
+        return run
+
+    def _leave_joined(self, run: Run, driver: Driver) -> None:
+        driver.abandoned()
+        run.task = None
+        self._capacity.leave(run.tenant)
+        self._finished.keep(run)
+
     async def _begin(
         self,
         run: Run,
@@ -194,17 +275,22 @@ class RunManager:
         *,
         admission: Admission | None = None,
         warnings: Sequence[str] = (),
-        kept: KeptRecord | None = None,
+        orphan: Orphan | None = None,
         also: Written | None = None,
     ) -> None:
         """Enter a run that was admitted, and start its task. RequestError "conflict" if other gateways refuse it."""
         earlier = self._enter(run)  # before the first await: two runs must not both find the last place free
         store, screen = self.store if run.options.store else None, self._screen
-        driver = Driver(run, runnable, store, self.new_id, self.limits.run_seconds, kept, screen)
+        # Whoever reads on a wire that cancels at once cannot come back, and nothing goes on for them.
+        writer = None if run.ends_with_reader else self._writer
+        driver = Driver(
+            run, runnable, store, self.new_id, self.limits.run_seconds, orphan, screen, writer, self._settle
+        )
+        driver.when_ready = self.when_ready
         for warning in warnings:
             driver.recorder.warn(warning)
         if self.sharing is not None or also is not None:
-            await self._share(run, driver, earlier, also)
+            await self._share(run, driver, earlier, also, orphan)
         run.task = asyncio.create_task(driver.drive(QueuedTurn(run, earlier, self.sharing)), name=f"run {run.id}")
         run.task.add_done_callback(lambda _: self._leave(run, driver, admission))
         run.await_reader()
@@ -230,15 +316,39 @@ class RunManager:
         """A run of any gateway that goes on or ended lately; RequestError("not_found") for others, foreign ones
         included, and "unavailable" while the other gateways cannot be asked."""
         self._forget_expired()
+        if self._orphaned and (tenant, run_id) not in self._runs:  # the server has just started
+            await self.take_up()
         run = self._runs.get((tenant, run_id))
         # The id may have been used again at another gateway since the run here ended.
         if self.sharing is not None and (run is None or run.finished):
             other = await self.sharing.find(run_id, tenant, run)
             if other is not None:
                 return other
-        if run is None:
+        return run or await self._ended(run_id, tenant)
+
+    async def _ended(self, run_id: str, tenant: str) -> Run:
+        """A run that ended at a server which has ended since, made of what was saved. RequestError("not_found")."""
+        record = None if self._writer is None or self.store is None else await self.store.ended_run(tenant, run_id)
+        agent: object = None if record is None else self.agents.get(record.agent)
+        if record is None or not isinstance(agent, Resumes):
             raise _no_run()
-        return run
+        try:
+            begun_with, events = agent.resumption(record.body), SavedRun(record.packed).events
+        except (msgspec.MsgspecError, ValueError):
+            raise _no_run() from None
+        if not events or not isinstance(events[-1], RunFinished | RunError):
+            raise _no_run()
+        run = Run(
+            input=begun_with.input, options=begun_with.options, agent=record.agent, tenant=tenant, grace=None,
+            limits=self.limits.log,
+        )  # fmt: skip
+        for event in events[:-1]:
+            run.log.append(event)
+        run.finish(events[-1])
+        if (tenant, run_id) not in self._runs:
+            self._runs[run.key] = run
+            self._finished.keep(run)
+        return self._runs[run.key]
 
     def on_thread(self, thread_id: str, tenant: str = "") -> list[Run]:
         """This gateway's runs of a thread that have not ended: the one whose turn it is, then the waiting ones."""
@@ -275,6 +385,11 @@ class RunManager:
             # What has not ended by itself gets RUN_ERROR, so that every reader sees an end.
             await self._stop_all()
         await asyncio.gather(*(agent.close() for agent in set(self.agents.values())))
+        if self._settling is not None:
+            self._settling.cancel()
+            await asyncio.gather(self._settling, return_exceptions=True)
+        if self._writer is not None:
+            await self._writer.close()
         if self.sharing is not None:
             await self.sharing.close()
 
@@ -285,7 +400,31 @@ class RunManager:
                 run.stop("shutdown")
             await self._capacity.idle(INSIST_SECONDS)
 
-    def _admit(self, input: RunAgentInput, agent: str, tenant: str) -> Runnable:
+    def _settle(self, ending: Conclusion) -> None:
+        """Record how a run ended once the store answers again, which did not take it when it did."""
+        self._unsettled.append(ending)
+        if self._settling is None or self._settling.done():
+            self._settling = asyncio.create_task(self._settle_all(), name="settle runs")
+
+    async def _settle_all(self) -> None:
+        store = self.store
+        while self._unsettled and store is not None:
+            await asyncio.sleep(SETTLE_SECONDS)
+            if store.fault is not None:  # it is looked after by the store itself
+                continue
+            ending = self._unsettled[0]
+            try:
+                await store.settle_run(ending)
+            except Superseded:
+                pass
+            except RequestError:
+                continue
+            except Exception:
+                log.exception("a run's ending could not be recorded later")
+            if self._unsettled and self._unsettled[0] is ending:
+                self._unsettled.popleft()
+
+    def _admit(self, input: RunAgentInput, agent: str, tenant: str, *, waits: bool = True) -> Runnable:
         runnable = self.agents.get(agent)
         if runnable is None:
             raise RequestError("not_found", "There is no agent of that name.", "agent")
@@ -296,7 +435,7 @@ class RunManager:
             raise RequestError("conflict", "A run with this id is going on.", "runId")
         waiting = len(self._threads.get((tenant, input.thread_id), ()))
         # The first of the queue is running, so as many may wait behind it as the limit says.
-        if waiting > self.limits.queued_per_thread:
+        if waits and waiting > self.limits.queued_per_thread:
             raise RequestError("conflict", "This thread has a run going on.", "threadId", retry_after=RETRY_AFTER)
         self.check_room(tenant)
         return runnable
@@ -319,12 +458,14 @@ class RunManager:
         queue.append(run)
         return earlier
 
-    async def _share(self, run: Run, driver: Driver, earlier: Sequence[Run], also: Written | None) -> None:
+    async def _share(
+        self, run: Run, driver: Driver, earlier: Sequence[Run], also: Written | None, orphan: Orphan | None
+    ) -> None:
         """Make a run known to the other gateways, and to the store where something is written with it. What they refuse
         is as if it had never been entered here."""
         try:
             if self.sharing is not None:
-                await self.sharing.enter(run, earlier, self.limits.queued_per_thread)
+                await self.sharing.enter(run, earlier, self.limits.queued_per_thread, resumed=orphan is not None)
             self._capacity.check_open()
             if self.store is not None and also is not None:
                 await driver.accept(self.store, also)
@@ -343,10 +484,16 @@ class RunManager:
         driver.abandoned()
         run.task = None  # a run is kept long after it; its task would keep all that it worked with
         self._withdraw(run)
-        self._finished.keep(run)
         self._forget_expired()
-        if self.sharing is not None:
-            self.sharing.leave(run)
+        if run.log.word is not None:  # it goes on elsewhere
+            if self._runs.get(run.key) is run:
+                del self._runs[run.key]
+            if self.sharing is not None:
+                self.sharing.hand_over(run)
+        else:
+            self._finished.keep(run)
+            if self.sharing is not None:
+                self.sharing.leave(run)
         if admission is not None:
             admission.spent(tokens_of(run.terminal))
         if self._observe is not None:

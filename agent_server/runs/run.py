@@ -21,8 +21,10 @@ from events.options import GenerationOptions
 from events.vocabulary import Event, RunError
 
 State = Literal["created", "queued", "running", "ending", "finished"]
-StopReason = Literal["cancelled", "disconnected", "shutdown"]
+StopReason = Literal["cancelled", "disconnected", "shutdown", "superseded"]
 INSIST_SECONDS = 1.0
+AHEAD = 10_000
+"""How many events a client may have seen that have not come here yet."""
 FIRST_READER_SECONDS = 30.0  # how long a run may wait for its first reader, beyond its grace
 
 
@@ -61,6 +63,8 @@ class Run:
         self.prompt: PromptNote | None = None
         self.terminal: Event | None = None
         self.stopped_by: StopReason | None = None
+        self.is_resumed = False
+        """Whether another server had it, which ended."""
         self._insist_at = 0.0
         self.done = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
@@ -80,6 +84,11 @@ class Run:
     @property
     def paused(self) -> bool:
         return self.controls.paused
+
+    @property
+    def ends_with_reader(self) -> bool:
+        """Whether it ends at once when its last reader has left."""
+        return self._grace == 0
 
     @property
     def readers(self) -> int:
@@ -112,8 +121,10 @@ class Run:
         return LogReader(self.log, after, lost=lost, left=self._reader_left)
 
     def check_position(self, after: int) -> None:
-        """Raise what `events(after)` would."""
-        check_position(self.log, after)
+        """Raise what `events(after)` would. A client may be ahead of a run that was resumed, by what its former server
+        showed while its store was at fault."""
+        ahead = self.is_resumed and not self.finished and after - self.log.last <= AHEAD
+        check_position(self.log, min(after, self.log.last) if ahead else after)
 
     async def wait(self) -> Event:
         """The terminal event, once there is one. Does not count as a reader."""
@@ -168,6 +179,14 @@ class Run:
         self._disarm()
         self.log.append(terminal)
         self.log.close()
+        self.done.set()
+
+    def leave(self, word: Event) -> None:
+        """End here: another server goes on with the run. Readers are told so, without a number."""
+        self.terminal = word
+        self.state = "finished"
+        self._disarm()
+        self.log.close(word)
         self.done.set()
 
     def _reader_left(self) -> None:

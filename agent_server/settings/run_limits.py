@@ -45,7 +45,9 @@ class RunLimits(Section):
     grace: float = Field(10, ge=0)
     """Seconds after which a run is cancelled when its last AG-UI reader has left; OpenAI-style wires cancel at once."""
     take_up: Annotated[bool, Option("take_up_runs")] = True
-    """Go on with runs that waited for a slow tool when their server ended."""
+    """Save what runs say beside their streams, and go on with runs whose server ended."""
+    save_every: Annotated[float, FIXED] = 0.05
+    """Seconds between two times at which what runs said is saved. A stream is behind its run by that at most."""
     log: LogLimits = LogLimits()
     tenants: Annotated[int, FIXED] = 1
     replay_bytes: Annotated[int, FIXED] = 64 * 2**20
@@ -70,8 +72,6 @@ class ToolLimits(Section):
     """Tool calls of one tenant's runs at once; 0 sets no limit."""
     early: Annotated[bool, Option("early_tool_calls")] = True
     """Begin calls of tools that are safe to begin early while the model still writes the message that makes them."""
-    keep_after: Annotated[float, FIXED] = 0.25
-    """Seconds that a run's calls take before it is kept, so that another server can go on with it."""
 
 
 class WebhookSettings(Section):

@@ -1,5 +1,6 @@
 """Threads, kept: messages, state, runs, interrupts and feedback."""
 
+from agent_server.store.faults import StoreUnavailable, Superseded
 from agent_server.store.records import (
     Conclusion,
     FeedbackRecord,
@@ -7,6 +8,7 @@ from agent_server.store.records import (
     KeptRecord,
     Removal,
     RunRecord,
+    SavedEvents,
     ThreadRecord,
     ThreadState,
 )
@@ -22,7 +24,10 @@ __all__ = [
     "Removal",
     "Removed",
     "RunRecord",
+    "SavedEvents",
     "Store",
+    "StoreUnavailable",
+    "Superseded",
     "ThreadRecord",
     "ThreadState",
 ]

@@ -24,7 +24,12 @@ from agent_server.store.database import begin_reading, is_memory, make_engine, m
 from agent_server.store.migrate import begin_alone, downgrade, load, upgrade
 from agent_server.store.removal import Extent, Removed, remove_some
 
-_BYTES = tuple(each.name for each in schema.contents.c if isinstance(each.type, LargeBinary))
+_BYTES = tuple(
+    each.name
+    for source in (schema.contents, schema.run_events)
+    for each in source.c
+    if isinstance(each.type, LargeBinary)
+)
 """Columns that stand in a line as base64."""
 FORMAT = "agent-server threads"
 PAGE = 500

@@ -60,6 +60,11 @@ class Database:
         return make_url(self._url).render_as_string(hide_password=True)
 
     @property
+    def durable(self) -> bool:
+        """Whether it outlives the process."""
+        return not self._memory
+
+    @property
     def fault(self) -> str | None:
         """Why the database cannot be used now; None if nothing is known to be wrong with it."""
         return self._health.fault

@@ -62,6 +62,13 @@ class StoreUnavailable(RequestError):
         self.fault = fault
 
 
+class Superseded(RequestError):
+    """Another server has resumed the run, or its thread goes on without it: what its former owner writes is refused."""
+
+    def __init__(self) -> None:
+        super().__init__("conflict", "Another server goes on with this run.", None, RETRY_AFTER)
+
+
 def fault_of(error: BaseException) -> str | None:
     """What an error says about the database; None if it is not the database that is at fault."""
     if isinstance(error, StoreUnavailable):

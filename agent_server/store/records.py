@@ -102,9 +102,22 @@ class ThreadState(msgspec.Struct, frozen=True, kw_only=True):
     edited: int = 0
 
 
+class SavedEvents(msgspec.Struct, frozen=True, kw_only=True):
+    """What is saved of a run beside its stream. number: of the last of its events that are in `packed`, 0 where there
+    are none. body: the agent's checkpoint; None if it did not change."""
+
+    tenant: str
+    thread_id: str
+    run_id: str
+    number: int = 0
+    packed: bytes = b""
+    body: str | None = None
+
+
 class KeptRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that waits for its tools, as its agent kept it, and whose server ended. body: the agent's own. attempts:
-    how often it was taken up. owner: the server that had it. thread: what `Store.take_up` found."""
+    """A run whose server ended, as its agent saved it. body: the agent's own. attempts: how often it was resumed since
+    it last made progress. progress: the number of its last event when that was counted. owner: the server that had it.
+    thread: what `Store.take_up` found. packed: its events, in the order of their numbers; see `SavedEvents`."""
 
     tenant: str
     thread_id: str
@@ -114,13 +127,15 @@ class KeptRecord(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int
     owner: int
     created_at: int
+    progress: int = 0
     thread: ThreadState = ThreadState()
+    packed: tuple[bytes, ...] = ()
 
 
 class Conclusion(msgspec.Struct, frozen=True, kw_only=True):
     """What is saved of a run at its end. messages: the conversation in wire form, as the run left it. interrupts: what
-    it asks a person. state: None leaves the thread's. kept: something
-    may be kept of the run, to go on with it, which ends now."""
+    it asks a person. state: None leaves the thread's. saved: the run's last events, with what is left of its checkpoint
+    once it ended; None for a run of which nothing is saved on the way."""
 
     tenant: str
     thread_id: str
@@ -129,7 +144,7 @@ class Conclusion(msgspec.Struct, frozen=True, kw_only=True):
     messages: Sequence[Mapping[str, Any]] = ()
     interrupts: Sequence[AskedPerson] = ()
     state: object = None
-    kept: bool = False
+    saved: SavedEvents | None = None
 
 
 class Removal(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

@@ -73,6 +73,20 @@ kept_runs = Table(
     Column("run_id", Text, primary_key=True),
     Column("body", Text, nullable=False),
     Column("attempts", Integer, nullable=False),
+    Column("progress", BigInteger, nullable=False, server_default="0"),
+    Column("ended_at", BigInteger),
+)
+Index("kept_by_run", kept_runs.c.tenant, kept_runs.c.run_id)
+Index("kept_by_end", kept_runs.c.ended_at)
+
+run_events = Table(
+    "run_events",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("thread_id", Text, primary_key=True),
+    Column("run_id", Text, primary_key=True),
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("packed", LargeBinary, nullable=False),
 )
 
 runs = Table(
@@ -160,4 +174,4 @@ Index("responses_by_content", response_contents.c.tenant, response_contents.c.di
 WHOLE_MESSAGE = -1
 """A feedback's `position` where it is on no place in particular."""
 
-OF_A_THREAD = (messages, removed_messages, kept_runs, webhooks, runs, interrupts, feedback, thread_contents)
+OF_A_THREAD = (messages, removed_messages, kept_runs, run_events, webhooks, runs, interrupts, feedback, thread_contents)

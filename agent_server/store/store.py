@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import msgspec
 from sqlalchemy import and_, delete, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -24,6 +25,7 @@ from agent_server.store.records import (
     Removal,
     RunRecord,
     RunStatus,
+    SavedEvents,
     ThreadRecord,
     ThreadState,
 )
@@ -83,16 +85,18 @@ class Store:
         messages: Sequence[Mapping[str, object]] = (),
         edits: bool = True,
         recall: bool = False,
+        body: str | None = None,
     ) -> ThreadState:
         """Record that a run begins, with the messages it begins from; what the thread was before.
 
         edits: a message that is shown last may be asked again, in the place of what followed it. recall: say what the
-        thread holds where the messages do not show it. RequestError("conflict") while another server on this database
+        thread holds where the messages do not show it. body: what the run is begun with again if this server
+        ends before it does. RequestError("conflict") while another server on this database
         has a run going on in the thread.
         """
         entry = recording.RunEntry(
             run=self._row(tenant, thread_id, run_id, agent, parent_run_id, "running"),
-            key=_who(), messages=messages, removal=new_id("removal"), edits=edits, recall=recall,
+            key=_who(), messages=messages, removal=new_id("removal"), edits=edits, recall=recall, body=body,
         )  # fmt: skip
         state = await self._database.write(entry.write)
         if state.edited:
@@ -112,11 +116,12 @@ class Store:
         parent_run_id: str | None = None,
         messages: Sequence[Mapping[str, object]] = (),
         also: Callable[[AsyncConnection], Awaitable[object]] | None = None,
+        body: str | None = None,
     ) -> None:
         """Keep what a run was sent with while it waits for its thread. Nothing that is stored is edited by it. also:
-        what is written with it, both or neither."""
+        what is written with it, both or neither. body: as `begin_run`'s."""
         run = self._row(tenant, thread_id, run_id, agent, parent_run_id, "waiting")
-        entry = recording.RunEntry(run=run, key=_who(), messages=messages)
+        entry = recording.RunEntry(run=run, key=_who(), messages=messages, body=body)
 
         async def write(connection: AsyncConnection) -> None:
             await entry.write(connection)
@@ -135,9 +140,23 @@ class Store:
         }  # fmt: skip
 
     async def end_run(self, ended: Conclusion) -> None:
-        """Record how a run ended: its messages, the state, what it asks, all at once."""
+        """Record how a run of this server ended: its messages, the state, what it asks, all at once. Raises Superseded
+        if another server goes on with it."""
         at = now_ms()
-        await self._database.write(lambda connection: recording.conclude(connection, ended, at), END_PATIENCE_SECONDS)
+        await self._database.write(
+            lambda connection: recording.conclude(connection, ended, at, self.owner), END_PATIENCE_SECONDS
+        )
+
+    async def settle_run(self, ended: Conclusion) -> None:
+        """As `end_run`, for an ending that could not be recorded when it was told. Where another run has begun in the
+        thread since, what this one said and left is not put behind that."""
+
+        async def work(connection: AsyncConnection) -> None:
+            later = await recording.is_followed(connection, ended)
+            left = msgspec.structs.replace(ended, messages=(), state=None) if later else ended
+            await recording.conclude(connection, left, now_ms(), self.owner)
+
+        await self._database.write(work)
 
     async def write(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
         """For what a room above keeps in a table of its own (`callbacks`): what `work` returned, once committed."""
@@ -151,8 +170,53 @@ class Store:
         before the run does."""
         await self._database.write(lambda to: recording.keep_run(to, tenant, thread_id, run_id, body))
 
+    @property
+    def durable(self) -> bool:
+        """Whether what is written outlives the process."""
+        return self._database.durable
+
+    async def save_events(self, saved: Sequence[SavedEvents], patience: float) -> list[bool]:
+        """Save what runs of this server have said, in one transaction; of each, whether it is still this server's.
+        patience: seconds to wait for a database that is locked or out of reach."""
+        return await self._database.write(
+            lambda connection: recording.save_events(connection, saved, self.owner), patience
+        )
+
+    async def ended_run(self, tenant: str, run_id: str) -> KeptRecord | None:
+        """What is saved of a run that ended, with its events; None if nothing is."""
+        return await self._database.read(lambda connection: recording.kept_run(connection, tenant, run_id, None))
+
+    async def forget_ended(self, before: int) -> None:
+        """Forget the saved events of runs that ended before a time in milliseconds."""
+        await self._database.write(lambda connection: recording.forget_ended(connection, before))
+
+    async def orphans(self, tenant: str, thread_id: str) -> list[KeptRecord]:
+        """The runs of a thread whose servers ended and that can be resumed."""
+        running = select(schema.runs.c.owner).where(
+            of(schema.runs, tenant, thread_id), schema.runs.c.status.in_(recording.UNFINISHED)
+        )
+        dead = await self._dead_of(await self._database.rows(running.distinct()))
+        if not dead:
+            return []
+        thread = (tenant, thread_id)
+        return await self._database.read(lambda connection: recording.kept_runs(connection, dead, thread))
+
+    async def orphan(self, tenant: str, run_id: str, thread_id: str) -> KeptRecord | None:
+        """A run that goes on and can be resumed, whose server was declared dead by other means than the store's."""
+        owners = select(schema.runs.c.owner).where(
+            of(schema.runs, tenant, thread_id), schema.runs.c.id == run_id,
+            schema.runs.c.status.in_(recording.UNFINISHED), schema.runs.c.owner != self.owner,
+        )  # fmt: skip
+        found = await self._database.rows(owners)
+        if not found:
+            return None
+        return await self._database.read(
+            lambda connection: recording.kept_run(connection, tenant, run_id, found[0].owner)
+        )
+
     async def take_up(self, record: KeptRecord) -> KeptRecord | None:
-        """Make a run of a server that ended this one's, with what its thread is. None if another server did."""
+        """Make a run of a server that ended this one's, with what its thread is and the events that were saved. None if
+        another server did. From here on what its former owner writes is refused."""
         return await self._database.write(lambda connection: recording.take_up(connection, record, self.owner))
 
     async def give_up(self, record: KeptRecord) -> None:
@@ -161,17 +225,25 @@ class Store:
 
     async def claim(self, tenant: str, thread_id: str, answers: Mapping[str, InterruptAnswer], run_id: str) -> bool:
         """Accept the answers to open interrupts, all or none. False if one of them was not open any more."""
-        return await self._database.write(
-            lambda connection: questions.claim(connection, tenant, thread_id, answers, run_id)
-        )
+
+        async def work(connection: AsyncConnection) -> bool:
+            await recording.fence(connection, tenant, thread_id, run_id, self.owner)
+            return await questions.claim(connection, tenant, thread_id, answers, run_id)
+
+        return await self._database.write(work)
 
     async def record_result(
         self, tenant: str, thread_id: str, interrupt_id: str, content: object, message_id: str | None
     ) -> None:
-        """Keep what an answered interrupt's call gave, before anyone is told: it must not be made twice."""
-        await self._database.write(
-            lambda connection: questions.record_result(connection, tenant, thread_id, interrupt_id, content, message_id)
-        )
+        """Keep what an answered interrupt's call gave, before anyone is told: it must not be made twice. Raises
+        Superseded where another server goes on with the run that makes it."""
+
+        async def work(connection: AsyncConnection) -> None:
+            if (run_id := await questions.resumed_by(connection, tenant, thread_id, interrupt_id)) is not None:
+                await recording.fence(connection, tenant, thread_id, run_id, self.owner)
+            await questions.record_result(connection, tenant, thread_id, interrupt_id, content, message_id)
+
+        await self._database.write(work)
 
     async def interrupts(self, tenant: str, thread_id: str) -> tuple[InterruptRecord, ...]:
         return await self._database.read(lambda connection: questions.load(connection, tenant, thread_id))
@@ -372,12 +444,15 @@ class Store:
     async def find_broken(self) -> list[KeptRecord]:
         """Record the runs of servers that died as broken; but not those that were kept, which are given back."""
         running = select(schema.runs.c.owner).where(schema.runs.c.status.in_(recording.UNFINISHED)).distinct()
-        others = [row.owner for row in await self._database.rows(running) if row.owner != self.owner]
-        dead = [owner for owner in others if not await self._database.lives(owner)]
+        dead = await self._dead_of(await self._database.rows(running))
         if not dead:
             return []
         await self._database.write(lambda connection: recording.mark_broken(connection, dead))
         return await self._database.read(lambda connection: recording.kept_runs(connection, dead))
+
+    async def _dead_of(self, found: Sequence[rows.FoundRow]) -> list[int]:
+        others = [row.owner for row in found if row.owner != self.owner]
+        return [owner for owner in others if not await self._database.lives(owner)]
 
     async def _mark_dead(self, owners: Sequence[int], thread: tuple[str, str]) -> bool:
         """Record the runs of those owners that died as broken, those that were kept in this thread among them. False

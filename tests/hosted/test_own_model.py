@@ -8,7 +8,10 @@ from typing import Any
 
 import httpx
 import pytest
+from ag2 import Agent as Ag2Agent
+from agno.agent import Agent as AgnoAgent
 from langchain_core.messages import HumanMessage
+from langchain_core.tools import tool as langchain_tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
@@ -43,15 +46,15 @@ def turn(request: GenerationRequest) -> Script:
     return Script(text=ANSWER if "<tool_response>" in prompt else CALL)
 
 
-def langgraph(**options: Any) -> Any:
-    model = ServerModel(**options).bind_tools([weather])
+def langgraph(*, tool: Any = weather, **options: Any) -> Any:
+    model = ServerModel(**options).bind_tools([tool])
 
     async def talk(state: MessagesState) -> dict[str, Any]:
         return {"messages": [await model.ainvoke(state["messages"])]}
 
     builder = StateGraph(MessagesState)
     builder.add_node("talk", talk)
-    builder.add_node("tools", ToolNode([weather]))
+    builder.add_node("tools", ToolNode([tool]))
     builder.add_edge(START, "talk")
     builder.add_conditional_edges("talk", tools_condition)
     builder.add_edge("tools", "talk")
@@ -60,12 +63,14 @@ def langgraph(**options: Any) -> Any:
     return compiled
 
 
-def pydantic() -> Any:
+def pydantic(calls: list[str] | None = None) -> Any:
     agent = PydanticAgent(name="own")
 
     @agent.tool_plain(name="weather")
     def look(place: str) -> str:
         """The weather in a place."""
+        if calls is not None:
+            calls.append(place)
         return f"Sun in {place}"
 
     return agent
@@ -150,3 +155,60 @@ async def test_the_requests_parameters_hold_where_the_framework_states_none() ->
 async def test_outside_of_a_run_the_model_says_where_it_works() -> None:
     with pytest.raises(RuntimeError, match="inside of a run"):
         await ServerModel().ainvoke([HumanMessage("hi")])
+
+
+def agno() -> Any:
+    def weather(place: str) -> str:
+        """The weather in a place."""
+        made.append(place)
+        return f"Sun in {place}"
+
+    return AgnoAgent(name="own", tools=[weather], telemetry=False)
+
+
+def ag2() -> Any:
+    agent: Any = Ag2Agent("own")
+
+    @agent.tool
+    def weather(place: str) -> str:
+        """The weather in a place."""
+        made.append(place)
+        return f"Sun in {place}"
+
+    return agent
+
+
+def counted_langgraph() -> Any:
+    return langgraph(tool=counted)
+
+
+def counted_pydantic() -> Any:
+    return pydantic(made)
+
+
+made: list[str] = []
+
+
+@langchain_tool("weather")
+def counted(place: str) -> str:
+    """The weather in a place."""
+    made.append(place)
+    return f"Sun in {place}"
+
+
+@pytest.mark.parametrize("make", [counted_langgraph, counted_pydantic, agno, ag2])
+@pytest.mark.parametrize("end", ['{"place": "Os', '{"place": "Oslo"}'])
+async def test_no_framework_makes_a_call_that_was_cut_off(make: Any, end: str) -> None:
+    """LangChain and others complete such arguments, and would make the call."""
+    made.clear()
+    script = Script(text=CALL[: CALL.index(end) + len(end)], reason="length")
+    async with serving(scripted([script]), agents=[make()]) as running:
+        frames = await events_of(running.url, body(user("Weather?")))
+        assert len(running.engine.requests) == 1
+    assert made == []
+    assert frames[-1]["type"] == "RUN_FINISHED", frames[-1]
+    assert frames[-1]["metadata"]["finishReason"] == "length"
+    begun = [frame["toolCallId"] for frame in frames if frame["type"] == "TOOL_CALL_START"]
+    results = [frame for frame in frames if frame["type"] == "TOOL_CALL_RESULT"]
+    assert [result["toolCallId"] for result in results] == begun
+    assert all("was not made" in result["content"] for result in results)

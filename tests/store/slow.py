@@ -21,7 +21,7 @@ from tests.agent.models import Model, call
 
 Kind = Literal["idempotent", "tell", "ask"]
 TURN = "I add first." + call("add", a=1, b=2) + call("report", of="may")
-AT_ONCE = ToolLimits(keep_after=0)
+AT_ONCE = ToolLimits()
 
 
 def agent(file: Path, kind: Kind, *, ends: bool) -> Agent:

@@ -63,7 +63,7 @@ async def test_an_approved_call_that_was_under_way_at_the_kill_is_not_made_again
     with server(url, file, "answer") as process:
         assert process.stdout is not None and process.stdout.readline() == "paid\n"
     async with House(agent(file, ends=True), Model(["I do not know whether it is paid."]), store) as house:
-        assert [each.status for each in await store.runs("", "t")] == ["interrupted", "broken"]
+        assert [each.status for each in await store.runs("", "t")] == ["interrupted", "running"]
         house.messages = []
         events = await house.resume(answer(id), runId="run_3")
         (result,) = of(events, ToolCallResult)

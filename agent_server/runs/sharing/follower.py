@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from agent_server.runs.sharing.entries import entry_id, opened
-from agent_server.runs.sharing.keys import RedisKeys
+from agent_server.runs.sharing.keys import RedisKeys, RunPlace, place_of
 from agent_server.runs.sharing.link import RedisLink, Unreachable
 from agent_server.runs.sharing.remote import RemoteRun
 from agent_server.settings import SharingLimits
@@ -68,13 +68,20 @@ class Follower:
     async def look(self) -> None:
         """Cut the copies of runs that are kept no longer, or whose end was lost."""
         runs = [run for run in self.runs.values() if not run.done.is_set()]
-        asked = [("HMGET", self._keys.record(*run.key), "instance", "ended") for run in runs]
-        for run, (instance, ended) in zip(runs, await self._link.all(asked) if asked else (), strict=True):
+        asked = [("HMGET", self._keys.record(*run.key), "instance", "ended", "entry") for run in runs]
+        for run, (instance, ended, entry) in zip(runs, await self._link.all(asked) if asked else (), strict=True):
+            if instance is not None and instance.decode() == run.place.instance:
+                self._move(run, place_of(entry))
             gone = instance is None or instance.decode() != run.place.instance or ended is not None
             self._silent[run.key] = self._silent.get(run.key, 0) + 1 if gone else 0
             if self._silent[run.key] > 1:  # twice in a row: its last events had the time to come
                 run.cut("The run's events are not kept any more.")
         self._silent = {key: count for key, count in self._silent.items() if key in self.runs}
+
+    def _move(self, run: RemoteRun, place: RunPlace) -> None:
+        """Another gateway goes on with the run: its readers here read on, and count there."""
+        if place != run.place:
+            run.moved(place)
 
     def cut_all(self, why: str) -> None:
         for run in self.runs.values():

@@ -20,7 +20,7 @@ from agent_server.runs.sharing.entries import number_of
 from agent_server.runs.sharing.follower import Follower
 from agent_server.runs.sharing.keys import RedisKeys, RunPlace, place_of
 from agent_server.runs.sharing.link import RedisLink, Unreachable
-from agent_server.runs.sharing.lua_scripts import ENTER
+from agent_server.runs.sharing.lua_scripts import ENTER, RESUME
 from agent_server.runs.sharing.publisher import Publisher
 from agent_server.runs.sharing.reaper import Reaper
 from agent_server.runs.sharing.remote import RemoteRun, record_of
@@ -47,17 +47,18 @@ class Gateway:
         self._runs: dict[tuple[str, str], Shared] = {}
         self._ended: dict[tuple[str, str], RunPlace] = {}
         self._joined = self._closed = False
-        self._on_death: Callable[[], Awaitable[None]] | None = None
+        self._resume_dead: Callable[[str, str, str], Awaitable[bool]] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._beat = asyncio.Event()
         self._enter = self.link.script(ENTER)
+        self._resume = self.link.script(RESUME)
         self._publisher = Publisher(self.link, keys, self.id, self._runs, self.limits, self._lapsed)
         self._follower = Follower(self.link, keys, self.limits)
         self._controls = GatewayCommands(self.link, keys, self.id, self._runs, self.limits, self._publisher)
-        self._reaper = Reaper(self.link, keys, self.id, self.limits)
+        self._reaper = Reaper(self.link, keys, self.id, self.limits, self._resumed)
 
-    async def open(self, on_death: Callable[[], Awaitable[None]]) -> None:
-        self._on_death = on_death
+    async def open(self, resume: Callable[[str, str, str], Awaitable[bool]]) -> None:
+        self._resume_dead = resume
         try:
             await self._renew()
         except Unreachable as error:
@@ -89,7 +90,12 @@ class Gateway:
 
     # ---- this gateway's runs ----------------------------------------------------------------------------------------
 
-    async def enter(self, run: Run, earlier: Sequence[Run], queued: int) -> None:
+    async def _resumed(self, place: RunPlace) -> bool:
+        return self._resume_dead is not None and await self._resume_dead(place.tenant, place.run_id, place.thread_id)
+
+    async def enter(self, run: Run, earlier: Sequence[Run], queued: int, *, resumed: bool = False) -> None:
+        if resumed and await self._enter_again(run):
+            return
         place = RunPlace(self.id, run.tenant, run.id, run.thread_id, secrets.token_hex(6))
         shared = self._runs[run.key] = Shared(run, place)
         try:
@@ -106,6 +112,36 @@ class Gateway:
         finally:
             shared.entered.set()
         self._publisher.hurry()
+
+    async def _enter_again(self, run: Run) -> bool:
+        """Put this gateway in the place of one that ended, whose run goes on here: in the thread's queue, and behind
+        what the stream has. False if Redis knows nothing of the run."""
+        try:
+            record = await self.link.call("HGETALL", self._keys.record(run.tenant, run.id))
+            if not record or b"ended" in record:
+                return False
+            former = place_of(record[b"entry"])
+            place = RunPlace(self.id, run.tenant, run.id, run.thread_id, former.instance)
+            shared = self._runs[run.key] = Shared(run, place)
+            seconds = int(self.limits.run + self.limits.replay)
+            keys = [
+                self._keys.lease(former.gateway), self._keys.runs(former.gateway),
+                self._keys.record(run.tenant, run.id), self._keys.thread(run.tenant, run.thread_id),
+                self._keys.events(place), self._keys.lease(self.id), self._keys.runs(self.id),
+            ]  # fmt: skip
+            # The store has given the run to this gateway: the former one may write nothing any more, alive or not.
+            answer = await self._resume(keys, [former.entry, place.entry, former.instance, seconds, 1])
+            if answer[0] == b"lapsed":
+                self._lapsed()
+            if answer[0] != b"ok":
+                del self._runs[run.key]
+                return False
+            shared.accepted(answer[1], number_of(answer[2]))
+        except Unreachable:
+            self._runs.pop(run.key, None)
+            return False
+        self._publisher.hurry()
+        return True
 
     async def _after(self, earlier: Sequence[Run]) -> None:
         """A thread's runs enter one after another, so that its order here is its order in Redis."""
@@ -168,6 +204,11 @@ class Gateway:
             self._ended[run.key] = shared.place
             self._publisher.hurry()
         elif self.link.up:
+            del self._runs[run.key]
+
+    def hand_over(self, run: Run) -> None:
+        shared = self._runs.get(run.key)
+        if shared is not None and shared.run is run and run.stopped_by == "superseded":
             del self._runs[run.key]
 
     def forget(self, run: Run) -> None:
@@ -273,8 +314,6 @@ class Gateway:
         for gateway in dead:
             for shared in self._runs.values():
                 shared.release(gateway)
-        if dead and self._on_death is not None:
-            await self._on_death()
 
     async def _look_for_turns(self) -> None:
         """Should the word of a turn have been lost."""

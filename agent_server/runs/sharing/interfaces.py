@@ -53,6 +53,8 @@ class AnyRun(Protocol):
     def paused(self) -> bool: ...
     @property
     def finished(self) -> bool: ...
+    @property
+    def is_resumed(self) -> bool: ...
 
     def events(self, after: int = 0) -> EventReader: ...
 
@@ -73,14 +75,16 @@ class Sharing(Protocol):
     """Where runs are made known to other gateways and theirs are found. None of it raises because it is out of order:
     then this gateway's runs go on alone."""
 
-    async def open(self, on_death: Callable[[], Awaitable[None]]) -> None:
-        """Begin. `on_death` is awaited when another gateway was found dead and its runs were ended."""
+    async def open(self, resume: Callable[[str, str, str], Awaitable[bool]]) -> None:
+        """Begin. `resume` is awaited for each run of a gateway that was found dead, with its tenant, its id and its
+        thread's: whether it goes on here. Others are ended."""
 
     async def close(self) -> None:
         """Send what is left, end what is read here of other gateways, and say goodbye. Safe to call twice."""
 
-    async def enter(self, run: Run, earlier: Sequence[Run], queued: int) -> None:
-        """Make a run known and queue it on its thread, behind `earlier`.
+    async def enter(self, run: Run, earlier: Sequence[Run], queued: int, *, resumed: bool = False) -> None:
+        """Make a run known and queue it on its thread, behind `earlier`. resumed: it is another gateway's that ended,
+        and keeps its place and its stream.
 
         RequestError("conflict") if its id is in use elsewhere, or more than `queued` runs wait on its thread."""
 
@@ -92,6 +96,9 @@ class Sharing(Protocol):
 
     def leave(self, run: Run) -> None:
         """It ended. The others get its last events and the thread's turn passes on."""
+
+    def hand_over(self, run: Run) -> None:
+        """It goes on at another gateway: nothing more of it is sent from here."""
 
     def forget(self, run: Run) -> None:
         """It need not be kept to be replayed any more."""

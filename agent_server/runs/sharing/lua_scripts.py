@@ -19,9 +19,9 @@ ENTER = """
 -- KEYS lease, runs, record, thread, events; ARGV entry, queued, seconds, instance, again, field, value, ...
 -- → {'ok', runs before it, id of its last event} or {'lapsed' | 'dead' | 'taken' | 'busy'}
 if redis.call('EXISTS', KEYS[1]) == 0 then return {'lapsed'} end
-local known = redis.call('HMGET', KEYS[3], 'instance', 'ended', 'dead')
+local known = redis.call('HMGET', KEYS[3], 'instance', 'ended', 'dead', 'entry')
 local mine = known[1] == ARGV[4]
-if mine and known[3] then return {'dead'} end
+if mine and (known[3] or known[4] ~= ARGV[1]) then return {'dead'} end
 if known[1] and not mine and not known[2] then return {'taken'} end
 local place = redis.call('LPOS', KEYS[4], ARGV[1])
 if not place then
@@ -39,25 +39,61 @@ local tail = redis.call('XREVRANGE', KEYS[5], '+', '-', 'COUNT', 1)
 return {'ok', place, tail[1] and tail[1][1] or '0-0'}
 """
 
-APPEND = """
--- KEYS lease, events ...; ARGV of each: id, oldest id to keep, first number, events, seconds
-if redis.call('EXISTS', KEYS[1]) == 0 then return 'lapsed' end
-for i = 2, #KEYS do
-  local a = (i - 2) * 5
-  local added = redis.pcall('XADD', KEYS[i], 'MINID', '=', ARGV[a + 2], ARGV[a + 1], 'f', ARGV[a + 3], 'e', ARGV[a + 4])
-  if type(added) == 'table' and added.err and not string.find(added.err, 'equal or smaller', 1, true) then
-    return added
+RESUME = """
+-- KEYS former lease, former runs, record, thread, events, lease, runs
+-- ARGV former entry, entry, instance, seconds, whether the former owner may live, field, value, ...
+-- → {'ok', runs before it, id of its last event} or {'lapsed'} | {'alive'} | {'gone'}
+if redis.call('EXISTS', KEYS[6]) == 0 then return {'lapsed'} end
+if ARGV[5] == '0' and redis.call('EXISTS', KEYS[1]) == 1 then return {'alive'} end
+local known = redis.call('HMGET', KEYS[3], 'instance', 'ended')
+if known[1] ~= ARGV[3] or known[2] then return {'gone'} end
+redis.call('HSET', KEYS[3], 'entry', ARGV[2], 'resumed', 1)
+redis.call('SREM', KEYS[2], ARGV[1])
+redis.call('SADD', KEYS[7], ARGV[2])
+local place = redis.call('LPOS', KEYS[4], ARGV[1])
+if place then
+  redis.call('LSET', KEYS[4], place, ARGV[2])
+else
+  place = redis.call('LPOS', KEYS[4], ARGV[2])
+  if not place then
+    place = 0
+    redis.call('LPUSH', KEYS[4], ARGV[2])
   end
-  redis.call('EXPIRE', KEYS[i], ARGV[a + 5])
 end
-return 'ok'
+for i = 3, 5 do redis.call('EXPIRE', KEYS[i], ARGV[4]) end
+local tail = redis.call('XREVRANGE', KEYS[5], '+', '-', 'COUNT', 1)
+return {'ok', place, tail[1] and tail[1][1] or '0-0'}
+"""
+
+APPEND = """
+-- KEYS lease, then of each: events, record; ARGV of each: id, oldest id to keep, first number, events, seconds, entry
+-- → 'lapsed', an error, or the numbers of those that another gateway has resumed
+if redis.call('EXISTS', KEYS[1]) == 0 then return 'lapsed' end
+local moved = {}
+for i = 0, (#KEYS - 1) / 2 - 1 do
+  local a, events = i * 6, KEYS[i * 2 + 2]
+  local entry = redis.call('HGET', KEYS[i * 2 + 3], 'entry')
+  if entry and entry ~= ARGV[a + 6] then
+    moved[#moved + 1] = i
+  else
+    local oldest, id, first, data = ARGV[a + 2], ARGV[a + 1], ARGV[a + 3], ARGV[a + 4]
+    local added = redis.pcall('XADD', events, 'MINID', '=', oldest, id, 'f', first, 'e', data)
+    if type(added) == 'table' and added.err and not string.find(added.err, 'equal or smaller', 1, true) then
+      return added
+    end
+    redis.call('EXPIRE', events, ARGV[a + 5])
+  end
+end
+return moved
 """
 
 LEAVE = (
     NEXT
     + """
 -- KEYS runs, record, thread, events; ARGV entry, instance, seconds, base of control keys
-if redis.call('HGET', KEYS[2], 'instance') == ARGV[2] then
+local known = redis.call('HMGET', KEYS[2], 'instance', 'entry')
+if known[1] == ARGV[2] and known[2] ~= ARGV[1] then return 'moved' end
+if known[1] == ARGV[2] then
   redis.call('HSET', KEYS[2], 'ended', 1)
   redis.call('EXPIRE', KEYS[2], ARGV[3])
 end
@@ -75,7 +111,11 @@ END_DEAD = (
 -- ARGV entry, instance, seconds, base of control keys, id of the last event, new id, first number, events
 -- → 'ended', or 'alive', or 'moved' if more events came than were seen
 if redis.call('EXISTS', KEYS[1]) == 1 then return 'alive' end
-local known = redis.call('HMGET', KEYS[3], 'instance', 'ended')
+local known = redis.call('HMGET', KEYS[3], 'instance', 'ended', 'entry')
+if known[1] == ARGV[2] and known[3] ~= ARGV[1] then
+  redis.call('SREM', KEYS[2], ARGV[1])
+  return 'ended'
+end
 if known[1] == ARGV[2] and not known[2] then
   local tail = redis.call('XREVRANGE', KEYS[5], '+', '-', 'COUNT', 1)
   if (tail[1] and tail[1][1] or '0-0') ~= ARGV[5] then return 'moved' end

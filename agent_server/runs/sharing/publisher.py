@@ -87,13 +87,19 @@ class Publisher:
             return False
         keys, args = [self._keys.lease(self._gateway)], list[object]()
         for shared, entry in entries:
-            keys.append(self._keys.events(shared.place))
+            place = shared.place
+            keys += [self._keys.events(place), self._keys.record(place.tenant, place.run_id)]
             args += self._arguments(shared, entry)
+        moved = await self._append(keys, args)
         # The script writes nothing without a lease, so nothing of this round was sent: others may have ended the runs.
-        if await self._append(keys, args) == b"lapsed":
+        if moved == b"lapsed":
             self._lapsed()
             return False
-        for shared, entry in entries:
+        for number, (shared, entry) in enumerate(entries):
+            if number in moved:  # another gateway goes on with it
+                shared.alone()
+                shared.run.stop("superseded")
+                continue
             shared.sent = entry.last
             self.sent_events += entry.last - entry.first + 1
         return True
@@ -111,7 +117,7 @@ class Publisher:
     def _arguments(self, shared: Shared, entry: StreamEntry) -> Iterable[Any]:
         oldest = entry_id(shared.oldest(entry, self._limits.bytes))
         seconds = int(self._limits.run + self._limits.replay)
-        return entry_id(entry.last), oldest, entry.first, entry.data, seconds
+        return entry_id(entry.last), oldest, entry.first, entry.data, seconds, shared.place.entry
 
     async def _over(self, shared: Shared) -> None:
         await self.leave(shared.place)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 
 from agent_server.runs.sharing.entries import RawEntry, closing, entry_id, number_of, opened
 from agent_server.runs.sharing.keys import RedisKeys, RunPlace, place_of
@@ -18,7 +19,16 @@ ATTEMPTS = 5
 class Reaper:
     """Reaps dead gateways. Every gateway has one; several at once do no harm."""
 
-    def __init__(self, link: RedisLink, keys: RedisKeys, gateway: str, limits: SharingLimits) -> None:
+    def __init__(
+        self,
+        link: RedisLink,
+        keys: RedisKeys,
+        gateway: str,
+        limits: SharingLimits,
+        resume: Callable[[RunPlace], Awaitable[bool]],
+    ) -> None:
+        """resume: goes on with a run of a dead gateway; whether it goes on here."""
+        self._resume = resume
         self._link = link
         self._keys = keys
         self._gateway = gateway
@@ -42,7 +52,10 @@ class Reaper:
         entries = await self._link.call("SMEMBERS", self._keys.runs(gateway))
         for entry in entries:
             # Alive again: what it still runs stays its own.
-            if not await self._end(place_of(entry)):
+            place = place_of(entry)
+            if await self._resume(place):
+                continue
+            if not await self._end(place):
                 return False
         log.warning("a gateway died; %d runs of it were ended", len(entries))
         await self._link.all(

@@ -13,7 +13,7 @@ from ag_ui.core import RunAgentInput
 from adapters.errors import RequestError
 from agent_server.audit import note
 from agent_server.runs.log import EventLog, ItemReader, LogReader
-from agent_server.runs.run import check_position, lost
+from agent_server.runs.run import AHEAD, check_position, lost
 from agent_server.runs.sharing.entries import TERMINAL
 from agent_server.runs.sharing.keys import RunPlace
 from agent_server.settings import LogLimits
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from agent_server.runs.run import Run
 
 Ask = Callable[["RemoteRun", str, dict[str, object]], Awaitable[Mapping[str, object]]]
-AHEAD = 10_000
-"""How many events a client may have seen that have not come here yet."""
 IDLE_SECONDS = 5.0
 """How long a copy without readers is kept up to date."""
 
@@ -61,6 +59,7 @@ class RemoteRun:
         self.agent = record[b"agent"].decode()
         self.input = RunAgentInput.model_validate_json(zlib.decompress(record[b"input"]))
         self.paused = record.get(b"paused") == b"1"
+        self.is_resumed = b"resumed" in record
         self.log = EventLog(limits)
         self.terminal: Event | None = None
         self.done = asyncio.Event()
@@ -169,6 +168,12 @@ class RemoteRun:
         if self.finished:
             self.log.close()
             self.done.set()
+
+    def moved(self, place: RunPlace) -> None:
+        """It goes on at another gateway."""
+        self.place, self.is_resumed = place, True
+        if self._readers and not self.finished:
+            self._present(self, True)
 
     def cut(self, why: str) -> None:
         """End every reader here; the run itself may well go on."""

@@ -1,0 +1,168 @@
+"""A server killed at every point of a run, and the one that resumes it at every point of its own.
+
+What a killed server leaves is what its database had committed; what readers have is what was shown before the next
+commit. So each commit is a kill point, and a copy of the database that is made just before it is what a kill between
+the two would leave. From each copy another server goes on, whose commits are kill points in their turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+import sqlite3
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_server.agent import Agent, tool
+from agent_server.agent.interrupts import UNKNOWN
+from agent_server.engines.scripts import Script
+from agent_server.store import Store
+from events.lifecycle import Verifier
+from events.message import Folder
+from events.options import GenerationOptions, SamplingParams
+from events.vocabulary import Event, RunFinished, TextMessageContent, ToolCallResult
+from tests.agent.harness import House, of
+from tests.agent.models import Model, call
+
+ANSWER = "It is paid, and this is told in a sentence of many tokens so that it can be cut anywhere."
+TURN = "<think>Both.</think>I look first." + call("look", at="may") + call("pay", sum=5)
+DONE_OPTIONS = GenerationOptions(store=True, sampling=SamplingParams(temperature=0.0))
+
+
+class KillPoint:
+    """database: as it was. seen: what readers had by then. paid: how often the tool had acted."""
+
+    def __init__(self, database: Path, seen: Sequence[tuple[int, Event]], paid: int) -> None:
+        self.database = database
+        self.seen = list(seen)
+        self.paid = paid
+
+
+class World:
+    """What outlives every server: the files, and what tools have done."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.numbers = itertools.count()
+        self.paid = 0
+
+    def agent(self) -> Agent:
+        @tool(idempotent=True)
+        async def look(at: str) -> str:
+            """Look."""
+            await asyncio.sleep(0)
+            return f"looked at {at}"
+
+        @tool
+        async def pay(sum: int) -> str:
+            """Pay."""
+            self.paid += 1
+            await asyncio.sleep(0.005)
+            return f"paid {sum}"
+
+        return Agent(name="default", tools=[look, pay])
+
+    def script(self, told: dict[str, Any]) -> Script:
+        if told["messages"][-1]["role"] == "user":
+            return Script(text=TURN, delay=0.0005)
+        return Script(text=ANSWER, delay=0.0005)
+
+    async def lives(
+        self, database: Path, seen: Sequence[tuple[int, Event]] = (), *, begins: bool = False
+    ) -> tuple[list[tuple[int, Event]], list[KillPoint]]:
+        """One server's life, from a database as a killed one left it: what readers have in the end, and its kill
+        points. begins: it is asked; the others go on with the run."""
+        shown, points = list(seen), list[KillPoint]()
+        store = Store(f"sqlite:///{database}")
+        house = House(self.agent(), Model(self.script), store, run_limits={"save_every": 0.001})
+        house.manager.new_id = lambda prefix: f"{prefix}_{secrets.token_hex(4)}"
+        write = store._database.write
+        begun = False
+
+        async def writing(work: Callable[[Any], Any], *more: Any) -> Any:
+            if begun:
+                points.append(KillPoint(self.copied(database), self.read(house, shown), self.paid))
+            return await write(work, *more)
+
+        store._database.write = writing  # type: ignore[method-assign]
+        async with house:
+            begun = True
+            if begins:
+                run = await house.start("pay", options=DONE_OPTIONS)
+            else:
+                await house.manager.take_up()
+                run = await house.manager.find("run_1")
+            after = shown[-1][0] if shown else 0
+            async for number, event in run.events(after):
+                shown.append((number, event))
+            await self.check(shown, store)
+        return shown, points
+
+    @staticmethod
+    def read(house: House, shown: Sequence[tuple[int, Event]]) -> list[tuple[int, Event]]:
+        """What a reader that lags behind nothing has by now."""
+        run = house.manager._runs.get(("", "run_1"))
+        if run is None:
+            return list(shown)
+        last = shown[-1][0] if shown else 0
+        return [*shown, *((number, run.log.get(number)) for number in range(last + 1, run.log.last + 1))]
+
+    def copied(self, database: Path) -> Path:
+        copy = self.folder / f"{next(self.numbers)}.db"
+        source, target = sqlite3.connect(database), sqlite3.connect(copy)
+        source.backup(target)
+        source.close()
+        target.close()
+        copy.chmod(0o600)
+        return copy
+
+    async def check(self, shown: Sequence[tuple[int, Event]], store: Store) -> None:
+        assert [number for number, _ in shown] == list(range(1, len(shown) + 1))
+        verifier, folder = Verifier(strict=True), Folder([], None)
+        events = [event for _, event in shown]
+        for event in events:
+            verifier.check(event)
+            folder.add(event)
+        assert folder.issues == [] and isinstance(events[-1], RunFinished)
+        assert "".join(each.delta for each in of(events, TextMessageContent)) == "I look first." + ANSWER
+        looked, paid = of(events, ToolCallResult)
+        assert looked.content == "looked at may" and paid.content in ("paid 5", UNKNOWN)
+        stored = await store.messages("", "t")
+        assert [each["role"] for each in stored if each["role"] != "reasoning"] == [
+            "user", "assistant", "tool", "tool", "assistant",
+        ]  # fmt: skip
+        assert stored[-1]["content"] == ANSWER
+        assert [each["id"] for each in stored[1:]] == [each["id"] for each in folder.messages]
+        assert [each.status for each in await store.runs("", "t")] == ["finished"]
+        assert self.paid <= 1
+
+
+@pytest.mark.parametrize("deep", [1, 3])
+async def test_a_run_goes_on_from_every_kill_point(tmp_path: Path, deep: int):
+    """deep: how many servers are killed one after the other; of the second and later ones every seventh point."""
+    world = World(tmp_path)
+    _, points = await world.lives(tmp_path / "first.db", begins=True)
+    assert len(points) > 15 and world.paid == 1
+    stride = 1 if deep == 1 else 7
+    left = points[::stride]
+    for depth in range(deep):
+        following: list[KillPoint] = []
+        for point in left:
+            if not point.seen and not _accepted(point.database):
+                continue  # nothing was accepted, and nobody was told that it was
+            world.paid = point.paid
+            _, more = await world.lives(point.database, point.seen)
+            following += more[:: 7 * (depth + 1)]
+        left = following
+
+
+def _accepted(database: Path) -> bool:
+    connection = sqlite3.connect(database)
+    try:
+        return bool(connection.execute("SELECT count(*) FROM runs").fetchone()[0])
+    finally:
+        connection.close()
