@@ -48,6 +48,7 @@ class Caller:
         self._emit = talk.emit
         self._may_ask = talk.may_ask
         self._checkpointer = talk.checkpointer
+        self._warn = talk.recorder.warn
         self._guards = talk.guards
 
     def early(self) -> EarlyCalls:
@@ -293,6 +294,8 @@ class Caller:
             self._checkpointer.told()
         for activity in answer.activities:
             self._show(call_id, activity)
+        for warning in answer.warnings:
+            self._warn(warning)
 
     def _show(self, call_id: str, activity: Activity) -> None:
         """Send an activity of a call's, and keep it with the thread."""
