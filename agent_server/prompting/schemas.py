@@ -19,11 +19,18 @@ from jsonschema.exceptions import ValidationError, best_match
 from jsonschema.validators import extend
 
 from events.grammar.lark import lark
-from events.grammar.lint import Finding, PreparedSchema, SchemaRefused, prepare, walk
+from events.grammar.lint import UNRELATED, Finding, PreparedSchema, SchemaRefused, prepare, subschemas, walk
 from events.grammar.regexes import check_pattern
 
 MAX_PROBLEMS = 5
-EXPLAINED = {"oneOf": "the schemas may both fit one value, which a grammar cannot rule out; it is taken for anyOf"}
+MAX_TRIALS = 1000
+"""Compilations that look for what a compiler refuses: each takes about a millisecond."""
+LEFT_OUT = (
+    *("multipleOf", "pattern", "format", "minLength", "maxLength", "exclusiveMinimum", "exclusiveMaximum", "minimum"),
+    *("maximum", "minItems", "maxItems", "minProperties", "maxProperties", "patternProperties", "allOf", "anyOf"),
+    *("const", "type", "enum", "prefixItems", "required", "additionalProperties", "items", "properties", "$ref"),
+)
+"""What is tried to be left out of a schema, in this order: bounds first, then what holds other schemas."""
 LARGE = 16 * 1024
 """Characters of arguments and schema above which they are validated in a thread."""
 LIMITS = llguidance.LLParserLimits(max_grammar_size=100_000, initial_lexer_fuel=1_000_000, verbose_errors=False)
@@ -32,35 +39,89 @@ LIMITS = llguidance.LLParserLimits(max_grammar_size=100_000, initial_lexer_fuel=
 def prepared(schema: Any) -> PreparedSchema:
     """The schema for the grammar, and findings about what it does not enforce.
 
-    If the compiler refuses the schema, its lenient mode is tried, which ignores what it does not support. If that fails
-    too, the value is only required to be JSON, or a JSON object. Raises SchemaRefused."""
+    What the compiler refuses is left out as well, each keyword alone. Raises SchemaRefused."""
     ready = prepare(schema)
-    reason = refusal(ready.schema)
-    if reason is None:
-        return ready
-    lenient = {**ready.schema, "x-guidance": {"lenient": True}}
-    keyword = keyword_of(reason)
-    finding = Finding("", keyword, EXPLAINED.get(keyword, reason))
-    if refusal(lenient) is None:
-        return PreparedSchema(schema=lenient, findings=(*ready.findings, finding))
-    kind = {"type": "object"} if ready.schema.get("type") == "object" or "properties" in ready.schema else {}
-    return PreparedSchema(schema=kind, findings=(*ready.findings, finding))
+    return ready if refusal(ready.schema) is None else _Mender(ready).mended()
 
 
 def refusal(schema: Mapping[str, Any]) -> str | None:
     """Why llguidance refuses the schema; None if it accepts it."""
-    grammar = lark({"type": "json_schema", "json_schema": dict(schema)})
+    try:
+        grammar = lark({"type": "json_schema", "json_schema": dict(schema)})
+    except (TypeError, ValueError, RecursionError) as error:
+        return f"it cannot be written as JSON: {error}"
     failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, None, limits=LIMITS)
     if not failed:
         return None
     line = messages[0].splitlines()[0] if messages else "unknown reason"
-    return line.rpartition("failed to compile JSON schema: ")[2].strip().rstrip(".")[:200] or "unknown reason"
+    return line.rpartition("failed to compile JSON schema: ")[2].strip().rstrip(".:")[:200] or "unknown reason"
 
 
-def keyword_of(reason: str) -> str:
-    """The keyword that a message of the compiler is about; "schema" if it names none."""
-    known = ("oneOf", "allOf", "anyOf", "patternProperties", "minProperties", "maxProperties", "format", "pattern")
-    return next((keyword for keyword in known if keyword.lower() in reason.lower()), "schema")
+class _Mender:
+    """Leaves out of a schema what the compiler refuses: the innermost parts that it refuses by themselves first, and of
+    each the one keyword without which it is accepted."""
+
+    def __init__(self, ready: PreparedSchema) -> None:
+        self._ready = ready
+        self._definitions = ready.schema.get("$defs", {})
+        self._findings: list[Finding] = []
+        self._seen: set[int] = set()
+        self._left = MAX_TRIALS
+
+    def mended(self) -> PreparedSchema:
+        schema = self._ready.schema
+        try:
+            self._mend(schema)
+        except _TooManyTrials as error:
+            schema = {"type": "object"} if schema.get("type") == "object" or "properties" in schema else {}
+            self._findings.append(Finding("", "schema", f"too much of it cannot be compiled: {error}"))
+        findings = tuple(dict.fromkeys((*self._ready.findings, *self._findings)))
+        return PreparedSchema(schema=schema, findings=findings, paths=self._ready.paths)
+
+    def _refusal(self, node: Mapping[str, Any]) -> str | None:
+        reason = refusal({**node, "$defs": self._definitions} if self._definitions else node)
+        self._left -= 1
+        if reason is not None and self._left < 0:
+            raise _TooManyTrials(reason)
+        return reason
+
+    def _mend(self, node: Any) -> None:
+        if not isinstance(node, dict) or id(node) in self._seen:
+            return
+        self._seen.add(id(node))
+        if self._refusal(node) is None:
+            return
+        reference = node.get("$ref")
+        if isinstance(reference, str):
+            self._mend(self._definitions.get(reference.removeprefix("#/$defs/")))
+        for place, inner in subschemas(node):
+            if not place.startswith("/$defs/"):
+                self._mend(inner)
+        while (reason := self._refusal(node)) is not None and (keyword := self._culprit(node, reason)) is not None:
+            self._leave_out(node, keyword, reason)
+
+    def _culprit(self, node: dict[str, Any], reason: str) -> str | None:
+        """The keyword without which the compiler accepts the node; if no single one is enough, the likeliest."""
+        present = [keyword for keyword in LEFT_OUT if keyword in node]
+        named = [keyword for keyword in present if re.search(rf"\b{re.escape(keyword)}\b", reason, re.IGNORECASE)]
+        likely = [*named, *(keyword for keyword in present if keyword not in named)]
+        for keyword in likely:
+            beside = (keyword, UNRELATED.get(keyword, ""))
+            if self._refusal({key: value for key, value in node.items() if key not in beside}) is None:
+                return keyword
+        return likely[0] if likely else None
+
+    def _leave_out(self, node: dict[str, Any], keyword: str, reason: str) -> None:
+        path = self._ready.paths.get(id(node), "")
+        del node[keyword]
+        self._findings.append(Finding(path, keyword, reason))
+        beside = UNRELATED.get(keyword)
+        if beside is not None and node.pop(beside, True) is not True:
+            self._findings.append(Finding(path, beside, f"it stands beside {keyword}, which is not enforced"))
+
+
+class _TooManyTrials(Exception):
+    """So much of a schema is refused that looking for each part would take too long."""
 
 
 def check_pattern_value(pattern: Any) -> str | None:

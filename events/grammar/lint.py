@@ -1,4 +1,5 @@
-"""What a grammar cannot enforce in a JSON schema, found before anything is generated, and what it must not be given.
+"""What a grammar cannot enforce in a JSON schema, found before anything is generated. Each such keyword is left out
+alone, with a finding; everything around it stays.
 
 The facts are llguidance's (1.9), each seen by walking a compiled grammar over a valid and an invalid instance; a test
 does that again for every keyword and writes the table in docs/constrained-decoding.md. A keyword that is
@@ -7,12 +8,15 @@ not listed here counts as not enforced, so that none is ignored in silence.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from events.grammar.disjoint import disjoint
+from events.grammar.references import Place, References, escape
 from events.grammar.regexes import check_pattern
 
 MAX_DEPTH = 32
@@ -20,8 +24,10 @@ MAX_NODES = 4000
 MAX_ENUM = 2000
 MAX_COUNT = 10_000
 """Bounds on items and properties above this are left to the validation afterwards."""
-MAX_ALTERNATIVES = 64
+MAX_ALTERNATIVES = 128
 SAFE = 2**53 - 1
+MAX_CHAIN = 100
+"""References one after the other, and required properties within required properties, that are followed."""
 
 ENFORCED = frozenset(
     {"type", "properties", "required", "additionalProperties", "patternProperties", "items", "prefixItems", "enum"}
@@ -32,7 +38,17 @@ ENFORCED = frozenset(
 """Those that llguidance enforces, or says that it cannot in this schema (`agent_server.prompting.schemas` asks it)."""
 ANNOTATIONS = frozenset(
     {"title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "$comment"}
-    | {"$schema", "$id", "$anchor", "$vocabulary", "contentMediaType", "contentEncoding", "strict"}
+    | {
+        "$schema",
+        "$id",
+        "$anchor",
+        "$dynamicAnchor",
+        "$recursiveAnchor",
+        "$vocabulary",
+        "contentMediaType",
+        "contentEncoding",
+        "strict",
+    }
     | {"enumNames", "markdownDescription", "errorMessage", "discriminator", "externalDocs", "xml"}
 )
 FORMATS = frozenset(
@@ -53,7 +69,16 @@ REASONS = {
 SCHEMA_MAPS = ("properties", "$defs", "definitions", "patternProperties", "dependentSchemas")
 _SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SCHEMAS = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _COUNTS = ("minItems", "maxItems", "minProperties", "maxProperties")
+_ALTERNATIVES = ("anyOf", "oneOf", "allOf")
+TYPES = ("null", "boolean", "object", "array", "number", "string", "integer")
+_INT64 = 2**63 - 1024
+"""The largest double within 64 bits: the compiler reads bounds as doubles and counts in int64."""
+_LARGEST_DOUBLE = 1.7976931348623157e308
+_LOW, _HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+UNRELATED = {"patternProperties": "additionalProperties", "properties": "additionalProperties", "prefixItems": "items"}
+"""A keyword → the one that says what is allowed beside it, which says something else without it."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -68,7 +93,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class SchemaRefused(ValueError):
-    """A schema that costs too much to compile, has no end, or refers to what is not in it. `path`: a JSON pointer."""
+    """What is no schema, or nested too deep to be walked. `path`: a JSON pointer."""
 
     def __init__(self, path: str, message: str) -> None:
         super().__init__(message)
@@ -77,26 +102,22 @@ class SchemaRefused(ValueError):
 
 
 class PreparedSchema(msgspec.Struct, frozen=True, kw_only=True):
-    """`schema` is what the grammar is made of; `findings` what it leaves to the validation of the finished value."""
+    """`schema` is what the grammar is made of: its references are all `#/$defs/NAME`. `findings`: what it leaves to the
+    validation of the finished value. `paths`: id of each object that is a schema in it → its JSON pointer in the
+    original."""
 
     schema: dict[str, Any]
     findings: tuple[Finding, ...] = ()
+    paths: dict[int, str] = {}
 
 
 def prepare(schema: Any) -> PreparedSchema:
-    """Check the size, list what is not enforced, and take out what the grammar cannot have. Raises SchemaRefused."""
+    """List what is not enforced, and take that out. Raises SchemaRefused for what is no schema."""
     if isinstance(schema, bool):
         return PreparedSchema(schema={} if schema else {"enum": []})
     if not isinstance(schema, Mapping):
         raise SchemaRefused("", "A schema must be an object.")
-    findings: list[Finding] = []
-    for count, (path, node) in enumerate(walk(schema), 1):
-        if count > MAX_NODES:
-            raise SchemaRefused("", f"The schema has more than {MAX_NODES} parts; make it smaller.")
-        _refuse_hostile(path, node, schema)
-        findings += inspect(path, node)
-    _refuse_endless(schema)
-    return PreparedSchema(schema=_lightened(schema), findings=tuple(findings))
+    return _Preparation(schema).prepared()
 
 
 def walk(schema: object, path: str = "", depth: int = 0) -> Iterator[tuple[str, Mapping[str, object]]]:
@@ -115,7 +136,7 @@ def subschemas(schema: Mapping[str, object]) -> Iterator[tuple[str, object]]:
     for keyword in SCHEMA_MAPS:
         inner = schema.get(keyword)
         for name, value in inner.items() if isinstance(inner, Mapping) else ():
-            yield f"/{keyword}/{_escape(str(name))}", value
+            yield f"/{keyword}/{escape(str(name))}", value
     for keyword in (*_SCHEMA_LISTS, *_SCHEMAS):
         inner = schema.get(keyword)
         if isinstance(inner, list):  # of `items`, before 2020-12, too
@@ -124,68 +145,257 @@ def subschemas(schema: Mapping[str, object]) -> Iterator[tuple[str, object]]:
             yield f"/{keyword}", inner
 
 
-def _escape(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")
+class _Preparation:
+    """One schema on its way to a grammar. Definitions are taken up when a reference names them."""
 
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._references = References(root)
+        self._findings: list[Finding] = []
+        self._paths: dict[int, str] = {}
+        self._names: dict[int, str] = {}
+        self._waiting: list[tuple[str, Any, Place]] = []
+        self._definitions: dict[str, Any] = {}
+        self._tags: dict[int, str] = {}
+        self._made: list[dict[str, Any]] = []
+        self._count = 0
 
-def _refuse_hostile(path: str, node: Mapping[str, object], root: Mapping[str, object]) -> None:
-    reference = node.get("$ref", node.get("$dynamicRef"))
-    if reference is not None and not (isinstance(reference, str) and _target(reference, root) is not None):
-        raise SchemaRefused(path, "$ref must point into the schema itself, like #/$defs/name.")
-    values = node.get("enum")
-    if isinstance(values, list) and len(values) > MAX_ENUM:
-        raise SchemaRefused(path, f"enum may have at most {MAX_ENUM} values.")
-    for keyword in ("anyOf", "oneOf", "allOf"):
-        if len(_list(node.get(keyword))) > MAX_ALTERNATIVES:
-            raise SchemaRefused(path, f"{keyword} may have at most {MAX_ALTERNATIVES} schemas.")
-    inner = node.get("patternProperties")
-    for pattern in (node.get("pattern"), *(inner if isinstance(inner, Mapping) else ())):
-        problem = check_pattern(pattern) if isinstance(pattern, str) else None
-        if problem:
-            raise SchemaRefused(path, problem)
+    def prepared(self) -> PreparedSchema:
+        top = self._node(self._root, "", self._references.top, 0)
+        while self._waiting:
+            name, contents, place = self._waiting.pop()
+            pointer = self._references.pointer(contents)
+            self._definitions[name] = top if contents is self._root else self._node(contents, pointer, place, 0)
+        schema = {**top, "$defs": self._definitions} if self._definitions else top
+        self._paths[id(schema)] = ""
+        if id(top) in self._tags:
+            self._tags[id(schema)] = self._tags[id(top)]
+        self._end_loops(_every(schema))
+        self._end_circles(_every(schema))
+        self._decide_alternatives(_every(schema))
+        return PreparedSchema(schema=schema, findings=tuple(dict.fromkeys(self._findings)), paths=self._paths)
 
+    def _find(self, path: str, keyword: str, reason: str) -> None:
+        self._findings.append(Finding(path, keyword, reason))
 
-def _target(reference: str, root: object) -> object:
-    """What a local reference points at, None if there is nothing."""
-    if reference == "#":
-        return root
-    if not reference.startswith("#/"):
-        return None
-    for part in reference[2:].split("/"):
-        key = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(root, list) and key.isdigit() and int(key) < len(root):
-            root = root[int(key)]
-        elif isinstance(root, Mapping) and key in root:
-            root = root[key]
+    def _node(self, given: Any, path: str, place: Place, depth: int) -> Any:
+        if isinstance(given, bool):
+            return given
+        if not isinstance(given, Mapping):
+            name = path.rpartition("/")[2] or "schema"
+            self._find(path.rpartition("/")[0], name, f"{_short(given)} is not a schema")
+            return {}
+        self._count += 1
+        if depth > MAX_DEPTH:
+            self._find(path, "schema", f"it is nested more than {MAX_DEPTH} deep; flatten it")
+        elif self._count > MAX_NODES:
+            self._find(
+                "", "schema", f"it has more than {MAX_NODES} parts, and those behind are not read; make it smaller"
+            )
         else:
+            node = self._keywords(modern(given), path, self._references.inside(given, place) if path else place, depth)
+            self._paths[id(node)] = path
+            self._note_tag(node, given)
+            return node
+        return {"type": given["type"]} if given.get("type") in TYPES else {}
+
+    def _note_tag(self, node: dict[str, Any], given: Mapping[str, Any]) -> None:
+        discriminator = given.get("discriminator")
+        name = discriminator.get("propertyName") if isinstance(discriminator, Mapping) else None
+        if isinstance(name, str):
+            self._tags[id(node)] = name
+
+    def _keywords(self, given: Mapping[str, Any], path: str, place: Place, depth: int) -> dict[str, Any]:
+        node: dict[str, Any] = {}
+        dropped: set[str] = set()
+        for keyword, value in given.items():
+            reason = _reason(keyword, value)
+            if keyword != "$ref" and keyword in _REFERENCES and not self._references.static(value):
+                reason = "what it points at depends on the schemas around it"
+            elif keyword in _REFERENCES and reason is None:
+                name = self._definition(value, place)
+                if name is not None:
+                    node["$ref"] = f"#/$defs/{name}"
+                else:
+                    reason = f"{_short(value)} points at nothing within the schema, and nothing is fetched"
+            if reason is not None:
+                self._find(path, keyword, reason)
+                dropped.add(keyword)
+            elif keyword in ENFORCED and keyword not in ("$ref", "$defs", "definitions"):
+                node[keyword] = self._value(keyword, value, path, place, depth)
+        for keyword in dropped & UNRELATED.keys():
+            if node.get(UNRELATED[keyword], True) is not True:
+                del node[UNRELATED[keyword]]
+                self._find(path, UNRELATED[keyword], f"it stands beside {keyword}, which is not enforced")
+        kinds = {kind for keyword in dropped & {"enum", *_ALTERNATIVES} for kind in _kinds(keyword, given[keyword])}
+        if kinds and not node.keys() & {"type", "$ref"}:
+            node["type"] = sorted(kinds) if len(kinds) > 1 else min(kinds)
+        return self._bounded(node, path)
+
+    def _value(self, keyword: str, value: Any, path: str, place: Place, depth: int) -> Any:
+        """A keyword's value with the schemas in it prepared."""
+        if keyword in SCHEMA_MAPS:
+            return {
+                name: self._node(each, f"{path}/{keyword}/{escape(str(name))}", place, depth + 1)
+                for name, each in value.items()
+            }
+        if keyword in _SCHEMA_LISTS:
+            return [self._node(each, f"{path}/{keyword}/{i}", place, depth + 1) for i, each in enumerate(value)]
+        if keyword in _SCHEMAS:
+            return self._node(value, f"{path}/{keyword}", place, depth + 1)
+        return int(value) if isinstance(value, float) and keyword in _WHOLE else value
+
+    def _definition(self, reference: Any, place: Place) -> str | None:
+        """The name under which the grammar's schema has what a reference points at."""
+        found = self._references.target(reference, place)
+        if found is None or not isinstance(found[0], Mapping | bool):
             return None
-    return root if isinstance(root, Mapping | bool) else None
+        contents, there = found
+        key = id(contents)
+        if key not in self._names:
+            self._names[key] = f"d{len(self._names)}"
+            self._waiting.append((self._names[key], contents, there))
+        return self._names[key]
+
+    def _bounded(self, node: dict[str, Any], path: str) -> dict[str, Any]:
+        """Bounds that the compiler can count to. A whole number stays within what every JSON reader keeps exact:
+        without bounds, digits can go on until max_tokens."""
+        kinds = node.get("type")
+        whole = "integer" in kinds and "number" not in kinds if isinstance(kinds, list) else kinds == "integer"
+        unbounded = False
+        for keyword in (*_LOW, *_HIGH):
+            value = _number(node, keyword)
+            if value is None or abs(value) < (_INT64 if whole else _LARGEST_DOUBLE):
+                continue
+            del node[keyword]
+            if (value < 0) != (keyword in _LOW):
+                unbounded = True
+                self._find(path, keyword, f"{_short(value)} is more than the grammar counts to")
+            elif whole:
+                node.update({"minimum": -_INT64} if keyword in _LOW else {"maximum": _INT64})
+        if not whole:
+            return _without_edges(node)
+        for keyword in (*_LOW, *_HIGH):
+            if (value := _number(node, keyword)) is not None:
+                node[keyword] = _inwards(value, up=keyword in _LOW)
+        if unbounded or "enum" in node or "const" in node:
+            return node
+        least = [value for each in _LOW if (value := _number(node, each)) is not None]
+        most = [value for each in _HIGH if (value := _number(node, each)) is not None]
+        low = {} if least else {"minimum": -SAFE if min(most, default=0) >= -SAFE else -_INT64}
+        high = {} if most else {"maximum": SAFE if max(least, default=0) <= SAFE else _INT64}
+        return {**node, **low, **high}
+
+    def _end_loops(self, nodes: Sequence[dict[str, Any]]) -> None:
+        """Leave out the references by which a schema is itself, with no part of a value in between; no value fits by
+        such a reference that does not fit without it."""
+        done: dict[int, bool] = {}
+
+        def follow(node: Any, depth: int) -> bool:
+            """Whether a schema does not come back to one that is being followed."""
+            if not isinstance(node, dict) or done.get(id(node)):
+                return True
+            if id(node) in done or depth > MAX_CHAIN:
+                return False
+            done[id(node)] = False
+            if "$ref" in node and not follow(self._definitions[node["$ref"].removeprefix("#/$defs/")], depth + 1):
+                del node["$ref"]
+                node["enum"] = []
+                self._find(self._paths.get(id(node), ""), "$ref", "the schema is defined by nothing but itself")
+            for keyword in _ALTERNATIVES:
+                for each in _list(node.get(keyword)):
+                    follow(each, depth + 1)
+            done[id(node)] = True
+            return True
+
+        for node in nodes:
+            follow(node, 0)
+
+    def _end_circles(self, nodes: Sequence[dict[str, Any]]) -> None:
+        """Leave out the references by which every instance of a schema must contain another instance of it: none is
+        finite."""
+        ends: dict[int, bool] = {}
+
+        def can_end(node: Any, depth: int) -> bool:
+            if not isinstance(node, dict):
+                return True
+            if id(node) in ends or depth > MAX_CHAIN:
+                return ends.get(id(node), False)
+            ends[id(node)] = False  # until it is known: who comes here again goes round in a circle
+            if "$ref" in node and not can_end(self._definitions[node["$ref"].removeprefix("#/$defs/")], depth + 1):
+                del node["$ref"]
+                self._find(self._paths.get(id(node), ""), "$ref", "it requires itself inside itself, which has no end")
+            ends[id(node)] = all(can_end(inner, depth + 1) for inner in _needed(node))
+            return ends.pop(id(node)) and ends.setdefault(id(node), True)
+
+        for node in nodes:
+            can_end(node, 0)
+
+    def _decide_alternatives(self, nodes: Sequence[dict[str, Any]]) -> None:
+        """Write `oneOf` as `anyOf`, which is the same where no value fits two of its schemas. References are followed
+        to decide that, which the compiler does not do."""
+        for node in nodes:
+            if id(node) in self._tags:
+                for keyword in {"oneOf", "anyOf"} & node.keys():
+                    node[keyword] = [self._tagged(each, self._tags[id(node)]) for each in node[keyword]]
+        for node in nodes:
+            if "oneOf" not in node:
+                continue
+            options = node.pop("oneOf")
+            pairs = ((i, j) for j in range(len(options)) for i in range(j))
+            overlap = next(((i, j) for i, j in pairs if not disjoint(options[i], options[j], self._definitions)), None)
+            if overlap is not None:
+                reason = f"a value may fit its schemas {overlap[0]} and {overlap[1]} at once; it is taken for anyOf"
+                self._find(self._paths.get(id(node), ""), "oneOf", reason)
+            if "anyOf" in node:
+                node["allOf"] = [*node.get("allOf", ()), {"anyOf": options}]
+            else:
+                node["anyOf"] = options
+
+    def _tagged(self, option: Any, tag: str) -> Any:
+        """One schema of a union with a discriminator, whose property OpenAPI requires in each of them."""
+        whole = option
+        for _ in range(MAX_CHAIN):
+            if not isinstance(whole, dict) or "$ref" not in whole:
+                break
+            whole = self._definitions[whole["$ref"].removeprefix("#/$defs/")]
+        if not isinstance(whole, dict) or tag not in whole.get("properties", {}) or tag in whole.get("required", ()):
+            return option
+        tagged = {**option, "required": [*option.get("required", ()), tag]}
+        self._paths[id(tagged)] = self._paths.get(id(option), "")
+        self._made.append(tagged)
+        return tagged
 
 
-def _refuse_endless(root: Mapping[str, object]) -> None:
-    """Refuse a schema whose every instance must contain another instance of the same schema: none is finite."""
-    state: dict[int, bool] = {}
-
-    def visit(node: object) -> None:
-        if not isinstance(node, Mapping):
-            return
-        known = state.get(id(node))
-        if known is False:
-            raise SchemaRefused("", "The schema requires itself inside itself, so no finite value fits it.")
-        if known is None:
-            state[id(node)] = False
-            for inner in _needed(node, root):
-                visit(inner)
-            state[id(node)] = True
-
-    for _, node in walk(root):
-        visit(node)
+def _every(schema: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Every object that is a schema in a prepared schema, each once."""
+    found: dict[int, dict[str, Any]] = {}
+    waiting: list[Any] = [schema]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict) and id(node) not in found:
+            found[id(node)] = node
+            waiting += [value for _, value in subschemas(node)]
+    return list(found.values())
 
 
-def _needed(node: Mapping[str, Any], root: Mapping[str, object]) -> Iterator[Any]:
-    """What every instance of a schema contains, or is an instance of as well."""
-    if isinstance(node.get("$ref"), str):
-        yield _target(node["$ref"], root)
+def modern(node: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A schema object as the draft 2020-12 writes it, of which zod and older generators write earlier drafts."""
+    changes: dict[str, Any] = {}
+    if isinstance(node.get("items"), list) and "prefixItems" not in node:  # a tuple, before 2020-12
+        changes = {"prefixItems": node["items"], "items": node.get("additionalItems", True), "additionalItems": None}
+    for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+        if isinstance(node.get(exclusive), bool):  # draft 4
+            limit = _number(node, bound)
+            excludes = node[exclusive] and limit is not None
+            changes |= {bound: None, exclusive: limit} if excludes else {exclusive: None}
+    if not changes:
+        return node
+    return {key: value for key, value in {**node, **changes}.items() if changes.get(key, value) is not None}
+
+
+def _needed(node: Mapping[str, Any]) -> Iterator[Any]:
+    """What every instance of a schema contains, or is an instance of as well, but by its `$ref`."""
     yield from _list(node.get("allOf"))
     for keyword in ("anyOf", "oneOf"):
         if len(_list(node.get(keyword))) == 1:
@@ -193,54 +403,94 @@ def _needed(node: Mapping[str, Any], root: Mapping[str, object]) -> Iterator[Any
     properties = node.get("properties")
     if isinstance(properties, Mapping) and node.get("type") == "object":
         yield from (properties[name] for name in _list(node.get("required")) if name in properties)
-    if node.get("type") == "array" and isinstance(node.get("minItems"), int) and node["minItems"] > 0:
+    if node.get("type") == "array" and node.get("minItems", 0) > 0:
         yield _list(node["prefixItems"])[0] if _list(node.get("prefixItems")) else node.get("items")
 
 
-def inspect(path: str, node: Mapping[str, object]) -> Iterator[Finding]:
-    """What is not enforced in this one object."""
-    for keyword in node:
-        if keyword not in ENFORCED and keyword not in ANNOTATIONS and not keyword.startswith("x-"):
-            yield Finding(path, keyword, REASONS.get(keyword, "the grammar has no notion of it"))
-    if (kind := node.get("format")) is not None and kind not in FORMATS:
-        yield Finding(path, "format", f"{str(kind)[:40]!r} is not a format that the grammar knows")
-    if isinstance(pattern := node.get("pattern"), str) and LOOKAROUND.search(pattern):
-        yield Finding(path, "pattern", "look-around, word boundaries and back references cannot be compiled")
-    if isinstance(inner := node.get("patternProperties"), Mapping) and any(map(LOOKAROUND.search, inner)):
-        yield Finding(path, "patternProperties", "look-around and back references cannot be compiled")
-    for keyword in _COUNTS:
-        if _high(node.get(keyword)):
-            yield Finding(path, keyword, f"a bound above {MAX_COUNT} is not worth its grammar")
-
-
 LOOKAROUND = re.compile(r"\(\?(?:[=!]|<[=!])|(?<!\\)(?:\\\\)*\\(?:[1-9bBAZzG]|k<)")
+_LOOKAROUND_REASON = "look-around, word boundaries and back references cannot be compiled"
 
 
-def _lightened(node: Any, keyword: str = "") -> Any:
-    """The schema without what the grammar cannot have."""
-    if keyword in ("const", "enum", "default", "examples", "required", "type"):
-        return node
-    if isinstance(node, list):
-        return [_lightened(item) for item in node]
-    if not isinstance(node, Mapping):
-        return node
-    if keyword in ("properties", "$defs", "definitions", "patternProperties"):
-        return {name: _lightened(value) for name, value in node.items()}
-    return _bounded({key: _lightened(value, key) for key, value in node.items() if _kept(key, value)})
+def _reason(keyword: str, value: Any) -> str | None:
+    """Why a keyword is not enforced; None if it is, as far as that is seen here."""
+    if keyword.startswith("x-") or keyword in ANNOTATIONS:
+        return None
+    if keyword not in ENFORCED and keyword not in _REFERENCES:
+        return REASONS.get(keyword, "the grammar has no notion of it")
+    if (shape := _SHAPES.get(keyword)) is not None and not shape[0](value):
+        return f"{_short(value)} is not {shape[1]}"
+    if keyword == "format" and value not in FORMATS:
+        return f"{_short(value)} is not a format that the grammar knows"
+    if keyword in ("pattern", "patternProperties"):
+        return next(filter(None, map(_pattern_reason, [value] if keyword == "pattern" else value)), None)
+    if keyword in _COUNTS and value > MAX_COUNT:
+        return f"a bound above {MAX_COUNT} is not worth its grammar"
+    if keyword == "enum" and len(value) > MAX_ENUM:
+        return f"it has {len(value)} values, and at most {MAX_ENUM} are enforced"
+    if keyword in _ALTERNATIVES and len(value) > MAX_ALTERNATIVES:
+        return f"it has {len(value)} schemas, and at most {MAX_ALTERNATIVES} are enforced"
+    return None
 
 
-def _bounded(node: dict[str, object]) -> dict[str, object]:
-    """A whole number within what every JSON reader keeps exact: without bounds, digits can go on until max_tokens."""
-    if node.get("type") != "integer":
-        return _without_edges(node)
-    if node.get("type") != "integer" or "enum" in node or "const" in node:
-        return node
-    low = {} if "minimum" in node or "exclusiveMinimum" in node else {"minimum": -SAFE}
-    high = {} if "maximum" in node or "exclusiveMaximum" in node else {"maximum": SAFE}
-    return {**node, **low, **high}
+def _pattern_reason(pattern: str) -> str | None:
+    return _LOOKAROUND_REASON if LOOKAROUND.search(pattern) else (check_pattern(pattern) or "").rstrip(".") or None
 
 
-def _without_edges(node: dict[str, object]) -> dict[str, object]:
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return _is_number(value) and value >= 0 and value == value // 1
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+def _is_type(value: Any) -> bool:
+    return value in TYPES if isinstance(value, str) else _is_texts(value) and bool(value) and set(value) <= set(TYPES)
+
+
+_WHOLE = ("minLength", "maxLength", *_COUNTS)
+_SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "type": (_is_type, "a type of JSON Schema"),
+    "required": (_is_texts, "a list of names"),
+    "enum": (lambda value: isinstance(value, list) and bool(value), "a list of values"),
+    "multipleOf": (lambda value: _is_number(value) and value > 0, "a number above 0"),
+    **{keyword: (lambda value: isinstance(value, str), "a text") for keyword in ("pattern", "format")},
+    **dict.fromkeys((*_LOW, *_HIGH), (_is_number, "a number")),
+    **dict.fromkeys(_WHOLE, (_is_count, "a whole number of 0 or more")),
+    **{keyword: (lambda value: isinstance(value, Mapping), "an object of schemas") for keyword in SCHEMA_MAPS},
+    **{
+        keyword: (lambda value: isinstance(value, list) and bool(value), "a list of schemas")
+        for keyword in _SCHEMA_LISTS
+    },
+}
+
+
+def _short(value: object) -> str:
+    return repr(value) if len(repr(value)) <= 60 else repr(value)[:60] + "..."
+
+
+def _kinds(keyword: str, value: Any) -> set[str]:
+    """The types of the values that a keyword allows, for one that is left out; empty if that is not known."""
+    if not isinstance(value, list) or keyword == "allOf":
+        return set()
+    if keyword == "enum":
+        return {_type_of(each) for each in value}
+    kinds = [each.get("type") if isinstance(each, Mapping) else None for each in value]
+    return {str(kind) for kind in kinds} if all(isinstance(kind, str) and kind in TYPES for kind in kinds) else set()
+
+
+def _type_of(value: object) -> str:
+    for kind, name in ((bool, "boolean"), (str, "string"), (int, "integer"), (float, "number"), (list, "array")):
+        if isinstance(value, kind):
+            return name
+    return "null" if value is None else "object"
+
+
+def _without_edges(node: dict[str, Any]) -> dict[str, Any]:
     """A number between a whole number that it must not be and the next: llguidance (1.9) allows the whole number as
     well, so it is held a thousandth of the way off."""
     low, high = _number(node, "exclusiveMinimum"), _number(node, "exclusiveMaximum")
@@ -255,24 +505,20 @@ def _without_edges(node: dict[str, object]) -> dict[str, object]:
     return node
 
 
-def _number(node: Mapping[str, object], keyword: str) -> float | None:
+def _number(node: Mapping[str, Any], keyword: str) -> float | None:
     value = node.get(keyword)
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return value if _is_number(value) else None
 
 
-def _kept(keyword: str, value: object) -> bool:
-    if keyword == "format":
-        return value in FORMATS
-    if keyword == "pattern":
-        return isinstance(value, str) and not LOOKAROUND.search(value)
-    if keyword == "patternProperties":
-        return isinstance(value, Mapping) and not any(map(LOOKAROUND.search, value))
-    return keyword in ENFORCED and not (keyword in _COUNTS and _high(value))
+def _inwards(value: float, *, up: bool) -> float:
+    """A bound that a double holds, no wider than the one given."""
+    double = float(value)
+    if double == value:
+        return value
+    if (double < value) == up:
+        double = math.nextafter(double, math.inf if up else -math.inf)
+    return int(double)
 
 
-def _high(value: object) -> bool:
-    return isinstance(value, int) and value > MAX_COUNT
-
-
-def _list(value: object) -> list[object]:
+def _list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []

@@ -79,9 +79,13 @@ def test_a_strict_response_format_as_well():
     assert planned(tools=(), response_format=ResponseFormat(kind="json_schema", value=ODD)).warnings
 
 
-def test_a_hostile_schema_is_refused_whether_strict_or_not():
-    param, message = refused(tools=(("f", {"$ref": "http://example.org"}),))
-    assert param == "tools" and "$ref" in message
+def test_what_a_schema_cannot_be_held_to_is_said_and_refused_where_it_is_strict():
+    remote = {"type": "object", "properties": {"a": {"$ref": "http://example.org"}, "n": {"type": "integer"}}}
+    made = planned(tools=(("f", remote),), tool_choice=ToolChoice("required"))
+    assert made.constraint is not None and "integer" in str(made.constraint.value)
+    assert "'f'" in made.warnings[0] and "$ref at /properties/a" in made.warnings[0]
+    param, message = refused(tools=(("f", remote),), strict_tools=frozenset({"f"}))
+    assert param == "tools" and "$ref at /properties/a" in message
     pattern = ResponseFormat(kind="regex", value="(a+)+")
     assert refused(tools=(), response_format=pattern)[0] == "response_format"
 

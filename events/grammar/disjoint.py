@@ -1,0 +1,151 @@
+"""Whether no value fits two JSON schemas, as far as that is seen without searching.
+
+Where it is so for all schemas of `oneOf`, that is the same as `anyOf`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+Schema = Mapping[str, Any]
+ALL_TYPES = frozenset({"null", "boolean", "object", "array", "number", "integer", "string"})
+MAX_DEPTH = 6
+"""References, and properties within properties, that are followed."""
+_RANGES = {
+    "string": (("minLength",), ("maxLength",)),
+    "array": (("minItems",), ("maxItems",)),
+    "object": (("minProperties",), ("maxProperties",)),
+    "number": (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")),
+}
+
+
+def disjoint(first: Any, second: Any, definitions: Mapping[str, Any], depth: int = 0) -> bool:
+    """Whether it is certain that no value fits both. References are those of a prepared schema (`#/$defs/NAME`)."""
+    if first is False or second is False:
+        return True
+    if not isinstance(first, Mapping) or not isinstance(second, Mapping) or depth > MAX_DEPTH:
+        return False
+    a, b = _conjuncts(first, definitions, 0), _conjuncts(second, definitions, 0)
+    for own, other in ((a, second), (b, first)):
+        for part in own:
+            for keyword in ("anyOf", "oneOf"):
+                options = part.get(keyword)
+                if isinstance(options, list) and all(disjoint(each, other, definitions, depth + 1) for each in options):
+                    return True
+    kinds = _types(a) & _types(b)
+    values = [_values(each) for each in (a, b)]
+    if all(each is not None for each in values):
+        return not (values[0] or set()) & (values[1] or set())
+    if kinds == {"object"} and _objects_disjoint(a, b, definitions, depth):
+        return True
+    if kinds == {"array"} and _lists_disjoint(a, b, definitions, depth):
+        return True
+    return all(_ranges_disjoint(kind, [*a, *b]) for kind in kinds)
+
+
+def _conjuncts(schema: Any, definitions: Mapping[str, Any], depth: int) -> list[Schema]:
+    """The schema and all that its values fit as well."""
+    if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
+        return []
+    reference = schema.get("$ref")
+    target = definitions.get(reference.removeprefix("#/$defs/")) if isinstance(reference, str) else None
+    parts = [target, *(schema["allOf"] if isinstance(schema.get("allOf"), list) else ())]
+    return [schema, *(each for part in parts for each in _conjuncts(part, definitions, depth + 1))]
+
+
+def _types(parts: Iterable[Schema]) -> frozenset[str]:
+    """The types of values; a whole number is a number too."""
+    kinds = ALL_TYPES
+    for part in parts:
+        declared = part.get("type")
+        if declared is not None:
+            names = {declared} if isinstance(declared, str) else set(declared)
+            kinds &= names | ({"integer"} if "number" in names else set())
+        if (values := _values([part])) is not None:
+            kinds &= {kind for value in values for kind in _types_of(json.loads(value))}
+    return kinds
+
+
+def _types_of(value: object) -> tuple[str, ...]:
+    if isinstance(value, bool):
+        return ("boolean",)
+    if isinstance(value, int | float):
+        return ("integer", "number") if float(value).is_integer() else ("number",)
+    for kind, name in ((str, "string"), (list, "array"), (dict, "object")):
+        if isinstance(value, kind):
+            return (name,)
+    return ("null",)
+
+
+def _values(parts: Iterable[Schema]) -> set[str] | None:
+    """The only values there are, as JSON; None if there are others."""
+    found: set[str] | None = None
+    for part in parts:
+        values = [part["const"]] if "const" in part else part.get("enum")
+        if isinstance(values, list):
+            texts = {json.dumps(_plain(value), sort_keys=True) for value in values}
+            found = texts if found is None else found & texts
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """The value with one spelling for equal numbers: 1.0 is 1 (JSON Schema, core, 4.2.2)."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list) else value
+
+
+def _objects_disjoint(a: Sequence[Schema], b: Sequence[Schema], definitions: Mapping[str, Any], depth: int) -> bool:
+    """Whether a property that must be there cannot be what both want."""
+    for name in _required(a) | _required(b):
+        first, second = _property(a, name), _property(b, name)
+        if disjoint({"allOf": first}, {"allOf": second}, definitions, depth + 1):
+            return True
+        if False in first or False in second:
+            return True
+    return False
+
+
+def _required(parts: Iterable[Schema]) -> set[str]:
+    lists = (part.get("required") for part in parts)
+    return {name for names in lists if isinstance(names, list) for name in names}
+
+
+def _property(parts: Iterable[Schema], name: str) -> list[Any]:
+    """What a property must be; False where it must not be there."""
+    found: list[Any] = []
+    for part in parts:
+        properties = part.get("properties") or {}
+        if name in properties:
+            found.append(properties[name])
+        elif not part.get("patternProperties") and "additionalProperties" in part:
+            found.append(part["additionalProperties"])
+    return found
+
+
+def _lists_disjoint(a: Sequence[Schema], b: Sequence[Schema], definitions: Mapping[str, Any], depth: int) -> bool:
+    """Whether lists that have a first item want different ones."""
+    if not any(part.get("minItems", 0) > 0 for part in (*a, *b)):
+        return False
+    return any(disjoint(x, y, definitions, depth + 1) for x in _firsts(a) for y in _firsts(b))
+
+
+def _firsts(parts: Iterable[Schema]) -> list[Any]:
+    found = ((part.get("prefixItems") or [part.get("items", True)])[0] for part in parts)
+    return [each for each in found if each is not True]
+
+
+def _ranges_disjoint(kind: str, parts: Sequence[Schema]) -> bool:
+    """Whether the bounds of all parts leave no value of a type."""
+    if kind not in ("integer", *_RANGES):
+        return False
+    low, high = _RANGES["number" if kind == "integer" else kind]
+    lows = [(part[each], each.startswith("ex")) for part in parts for each in low if each in part]
+    highs = [(part[each], each.startswith("ex")) for part in parts for each in high if each in part]
+    least, above = max(lows, default=(-math.inf, False))
+    most, below = min(highs, key=lambda bound: (bound[0], not bound[1]), default=(math.inf, False))
+    return bool(least > most or (least == most and (above or below)))

@@ -1,0 +1,80 @@
+"""References within one JSON schema: JSON pointers, anchors, ids and paths relative to ids. Nothing is fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from referencing import Registry, Resource
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import DRAFT202012, specification_with
+
+Place = Any
+"""A `referencing` resolver: the base URI that holds at one place of a schema."""
+_MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+"""What `referencing` raises where a keyword is not what the specification says."""
+
+
+class References:
+    """Finds what the references of one schema point at."""
+
+    def __init__(self, root: Mapping[str, object]) -> None:
+        dialect = root.get("$schema")
+        self._specification = specification_with(dialect if isinstance(dialect, str) else "", default=DRAFT202012)
+        nodes = list(_containers(root))
+        self._pointers = {id(node): pointer for pointer, node in nodes}
+        anchors = ("$dynamicAnchor", "$recursiveAnchor")
+        self._anchors = [
+            node[each] for _, node in nodes if isinstance(node, Mapping) for each in anchors if each in node
+        ]
+        resource: Resource[Any] = self._specification.create_resource(root)
+        name = root.get("$id")
+        uri = name if isinstance(name, str) else ""
+        registry: Registry[Any] = Registry().with_resource(uri, resource)
+        try:
+            registry = registry.crawl()
+        except (*_MALFORMED, Unresolvable, RecursionError):  # anchors and ids below the root are not found
+            pass
+        self.top: Place = registry.resolver(uri)
+
+    def inside(self, node: Mapping[str, object], place: Place) -> Place:
+        """The place within a schema, which may have an id of its own."""
+        try:
+            return place.in_subresource(self._specification.create_resource(node))
+        except _MALFORMED:
+            return place
+
+    def target(self, reference: object, place: Place) -> tuple[Any, Place] | None:
+        """What a reference points at, with the place there; None where it points at nothing within the schema."""
+        if not isinstance(reference, str):
+            return None
+        try:
+            found = place.lookup(reference)
+        except (*_MALFORMED, Unresolvable, RecursionError):
+            return None
+        return found.contents, found.resolver
+
+    def static(self, reference: object) -> bool:
+        """Whether a dynamic reference points at the same place wherever it is followed from: no two of its anchors."""
+        name = reference.rpartition("#")[2] if isinstance(reference, str) else ""
+        return self._anchors.count(name or True) <= 1
+
+    def pointer(self, node: object) -> str:
+        """The JSON pointer of an object within the schema."""
+        return self._pointers.get(id(node), "")
+
+
+def _containers(root: object) -> Iterator[tuple[str, object]]:
+    waiting: list[tuple[str, object]] = [("", root)]
+    while waiting:
+        pointer, node = waiting.pop()
+        yield pointer, node
+        parts = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
+        for key, value in parts:
+            if isinstance(value, Mapping | list):
+                waiting.append((f"{pointer}/{escape(str(key))}", value))
+
+
+def escape(name: str) -> str:
+    """A name as a part of a JSON pointer (RFC 6901, section 3)."""
+    return name.replace("~", "~0").replace("/", "~1")
