@@ -207,12 +207,13 @@ def token_row(token: Token) -> Scored:
 
 class Resumption(msgspec.Struct, frozen=True, kw_only=True):
     """What a run is begun with again. begun: the agent had begun its work, and goes on from its checkpoint. whole: as
-    `Run`'s."""
+    `Run`'s. asked: of a run that ended, the digest of what it was asked."""
 
     input: RunAgentInput
     options: GenerationOptions
     begun: bool
     whole: bool
+    asked: str = ""
 
 
 @runtime_checkable

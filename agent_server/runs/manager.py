@@ -18,7 +18,7 @@ from agent_server.runs.driver import Driver, Orphan, Screen, Written
 from agent_server.runs.early_stops import EarlyStops
 from agent_server.runs.execution import Resumes, Runnable
 from agent_server.runs.finished_runs import FinishedRuns
-from agent_server.runs.joining import Joining, is_retry
+from agent_server.runs.joining import RETRY_SECONDS, JoinedRun, Joining, asked_digest
 from agent_server.runs.journal import JournalWriter, SavedRun
 from agent_server.runs.run import INSIST_SECONDS, Observer, Run
 from agent_server.settings import RunLimits
@@ -98,6 +98,7 @@ class RunManager:
         if store is not None and store.durable and self.limits.take_up:
             self._writer = JournalWriter(store, self.limits.save_every, self.limits.replay_seconds)
         self._resuming = asyncio.Lock()
+        self._begun = time.monotonic()
         self._orphaned = store is not None and store.durable  # until it was looked
         self._unsettled: deque[Conclusion] = deque(maxlen=MOST_UNSETTLED)
         self._settling: asyncio.Task[None] | None = None
@@ -213,7 +214,7 @@ class RunManager:
         if options.store:
             await self._take_up_thread(input.thread_id, tenant)
             if (resumed := await self._resumed_for(input, agent, tenant)) is not None:
-                return await self._join(resumed, input, options, agent, tenant, grace)
+                return await self._join(resumed, input, agent, tenant, grace)
         # Quotas may wait for Redis, so room is checked behind them, with no await between this and `_enter`.
         runnable = self._admit(input, agent, tenant)
         grace = self.limits.grace if grace is None else grace
@@ -231,27 +232,63 @@ class RunManager:
         return run
 
     async def _resumed_for(self, input: RunAgentInput, agent: str, tenant: str) -> AnyRun | None:
-        """The run that a client asks for again because its server ended, if another goes on with it."""
-        for run in await self.going_on(input.thread_id, tenant) if self._writer is not None else ():
-            if run.is_resumed and run.agent == agent and is_retry(input, run.input):
+        """The run that a client asks for again because its server ended, if another goes on with it, or has just ended
+        it before the client was told."""
+        if self._writer is None or not (asked := asked_digest(input)):
+            return None
+        for run in await self.going_on(input.thread_id, tenant):
+            if run.is_resumed and run.agent == agent and asked_digest(run.input) == asked:
                 return run
-        return None
+        if self.sharing is None and time.monotonic() - self._begun > 2 * RETRY_SECONDS:
+            return None  # no other server can have ended since
+        assert self.store is not None
+        record = await self.store.last_ended(tenant, input.thread_id, int((time.time() - RETRY_SECONDS) * 1000))
+        served: object = self.agents.get(agent)
+        if record is None or record.agent != agent or not isinstance(served, Resumes):
+            return None
+        try:
+            if served.resumption(record.body).asked != asked:
+                return None
+            ended = await self.find(record.run_id, tenant)
+        except (RequestError, msgspec.MsgspecError, ValueError):
+            return None
+        return None if ended.log.is_told else ended
 
-    async def _join(
-        self, resumed: AnyRun, input: RunAgentInput, options: GenerationOptions, agent: str, tenant: str,
-        grace: float | None,
-    ) -> Run:  # fmt: skip
+    async def _join(self, resumed: AnyRun, input: RunAgentInput, agent: str, tenant: str, grace: float | None) -> Run:
         """Follow a run that goes on, for a client that asks for it again. Under its own id it is the same run; under
         another the answer is told under that, and stored once, as the run's that goes on."""
         if resumed.id == input.run_id and isinstance(resumed, Run):
             return resumed
         self._admit(input, agent, tenant, waits=False)
-        options = msgspec.structs.replace(options, store=False)
-        grace = self.limits.grace if grace is None else grace
+        if self.store is not None:  # so that the client finds it under this id after the next end of a server
+            bare = input.model_copy(update={"messages": [], "tools": [], "context": [], "forwarded_props": {}})
+            raw = bare.model_copy(update={"state": None, "resume": None}).model_dump_json(
+                by_alias=True, exclude_none=True
+            )
+            joined = JoinedRun(joins=resumed.id, agent=agent, input=msgspec.Raw(raw.encode()))
+            until = int((time.time() + self.limits.run_seconds) * 1000)
+            body = msgspec.json.encode(joined).decode()
+            await self.store.join_run(tenant, input.thread_id, input.run_id, body, until)
+        return self._follow(resumed, input, tenant, self.limits.grace if grace is None else grace)
+
+    async def _joined(self, run_id: str, tenant: str) -> Run | None:
+        """A run that follows another, as a server that ended since has made it."""
+        body = None if self._writer is None or self.store is None else await self.store.joined_run(tenant, run_id)
+        if body is None:
+            return None
+        joined = msgspec.json.decode(body, type=JoinedRun)
+        followed = await self.find(joined.joins, tenant)
+        return self._follow(followed, RunAgentInput.model_validate_json(bytes(joined.input)), tenant, float("inf"))
+
+    def _follow(self, resumed: AnyRun, input: RunAgentInput, tenant: str, grace: float) -> Run:
+        known = self._runs.get((tenant, input.run_id))
+        if known is not None and not known.finished:  # of two readers one was first
+            return known
         run = Run(
-            input=input, options=options, agent=agent, tenant=tenant,
+            input=input, options=GenerationOptions(store=False), agent=resumed.agent, tenant=tenant,
             grace=None if grace == float("inf") else grace, limits=self.limits.log,
         )  # fmt: skip
+        run.is_resumed = True  # a client may be ahead of it until it has caught up
         self._runs[run.key] = run
         self._capacity.enter(run.tenant)
         joining = Joining(resumed)
@@ -328,6 +365,8 @@ class RunManager:
 
     async def _ended(self, run_id: str, tenant: str) -> Run:
         """A run that ended at a server which has ended since, made of what was saved. RequestError("not_found")."""
+        if (joined := await self._joined(run_id, tenant)) is not None:
+            return joined
         record = None if self._writer is None or self.store is None else await self.store.ended_run(tenant, run_id)
         agent: object = None if record is None else self.agents.get(record.agent)
         if record is None or not isinstance(agent, Resumes):

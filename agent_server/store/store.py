@@ -186,6 +186,28 @@ class Store:
         """What is saved of a run that ended, with its events; None if nothing is."""
         return await self._database.read(lambda connection: recording.kept_run(connection, tenant, run_id, None))
 
+    async def last_ended(self, tenant: str, thread_id: str, since: int) -> KeptRecord | None:
+        """The thread's latest run, if it ended after that time in milliseconds at a server that has ended since, or was
+        resumed; without its events."""
+        record = await self._database.read(
+            lambda connection: recording.last_ended(connection, tenant, thread_id, since)
+        )
+        if record is None or record.attempts:
+            return record
+        if record.owner == self.owner or await self._database.lives(record.owner):
+            return None
+        return record
+
+    async def join_run(self, tenant: str, thread_id: str, run_id: str, body: str, until: int) -> None:
+        """Keep which run another one follows, until a time in milliseconds."""
+        await self._database.write(
+            lambda connection: recording.join_run(connection, tenant, thread_id, run_id, body, until)
+        )
+
+    async def joined_run(self, tenant: str, run_id: str) -> str | None:
+        """What `join_run` kept; None if there is nothing."""
+        return await self._database.read(lambda connection: recording.joined_run(connection, tenant, run_id))
+
     async def forget_ended(self, before: int) -> None:
         """Forget the saved events of runs that ended before a time in milliseconds."""
         await self._database.write(lambda connection: recording.forget_ended(connection, before))
