@@ -21,7 +21,7 @@ from agent_server.agent.conversation import Conversation
 from agent_server.agent.running import Activity, CallResult
 from agent_server.agent.state import SharedState
 from agent_server.pacing import PART
-from agent_server.runs.joining import asked_digest
+from agent_server.runs.joining import asked_digest, bare_input
 from agent_server.store import StoreUnavailable
 from events.message import each_dict
 from events.options import GenerationOptions
@@ -93,11 +93,7 @@ def first_checkpoint(input: RunAgentInput, options: GenerationOptions, *, whole:
 
 def ended_checkpoint(input: RunAgentInput, options: GenerationOptions) -> str:
     """Of a run that ended: what its events are told again with, and nothing that was said."""
-    bare = input.model_copy(update={"messages": [], "tools": [], "context": [], "forwarded_props": {}, "state": None})
-    raw = msgspec.Raw(
-        bare.model_copy(update={"resume": None}).model_dump_json(by_alias=True, exclude_none=True).encode()
-    )
-    return encoded(RunCheckpoint(input=raw, options=options, asked=asked_digest(input)))
+    return encoded(RunCheckpoint(input=bare_input(input), options=options, asked=asked_digest(input)))
 
 
 def encoded(checkpoint: RunCheckpoint) -> str:

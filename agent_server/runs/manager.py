@@ -18,7 +18,7 @@ from agent_server.runs.driver import Driver, Orphan, Screen, Written
 from agent_server.runs.early_stops import EarlyStops
 from agent_server.runs.execution import Resumes, Runnable
 from agent_server.runs.finished_runs import FinishedRuns
-from agent_server.runs.joining import RETRY_SECONDS, JoinedRun, Joining, asked_digest
+from agent_server.runs.joining import RETRY_SECONDS, JoinedRun, Joining, asked_digest, bare_input
 from agent_server.runs.journal import JournalWriter, SavedRun
 from agent_server.runs.run import INSIST_SECONDS, Observer, Run
 from agent_server.settings import RunLimits
@@ -125,16 +125,24 @@ class RunManager:
             async with self._resuming:
                 await self._resume_all(self.store, orphans)
 
-    async def resume_dead(self, tenant: str, run_id: str, thread_id: str) -> bool:
-        """Go on with a run whose gateway the others have declared dead. False if nobody can."""
+    async def resume_dead(self, tenant: str, run_id: str, thread_id: str, owner: int) -> bool:
+        """Go on with a run whose gateway the others have declared dead; see `Successor`."""
         if self.store is None or not self.limits.take_up:
             return False
         async with self._resuming:
-            record = await self.store.orphan(tenant, run_id, thread_id)
+            record = await self.store.orphan(tenant, run_id, owner)
             if record is not None:
                 await self._resume_all(self.store, [record])
-        run = self._runs.get((tenant, run_id))
-        return run is not None and not run.finished
+        return await self.store.run_owner(tenant, thread_id, run_id) not in (None, owner)
+
+    async def ended_events(self, tenant: str, run_id: str) -> list[Event]:
+        """All events of a run whose end the store has; see `Successor`."""
+        record = None if self.store is None else await self.store.ended_run(tenant, run_id)
+        try:
+            events = SavedRun(record.packed).events if record is not None else []
+        except ValueError:
+            return []
+        return events if events and isinstance(events[-1], RunFinished | RunError) else []
 
     async def _resume_all(self, store: Store, records: Sequence[KeptRecord]) -> None:
         for record in records:
@@ -179,7 +187,7 @@ class RunManager:
     async def open(self) -> None:
         """Begin to share runs, where they are shared."""
         if self.sharing is not None:
-            await self.sharing.open(self.resume_dead)
+            await self.sharing.open(self)
 
     async def start(
         self,
@@ -231,18 +239,22 @@ class RunManager:
         await self._begin(run, runnable, admission=admission, warnings=warnings, also=also)
         return run
 
-    async def _resumed_for(self, input: RunAgentInput, agent: str, tenant: str) -> AnyRun | None:
+    async def _resumed_for(
+        self, input: RunAgentInput, agent: str, tenant: str, besides: str | None = None
+    ) -> AnyRun | None:
         """The run that a client asks for again because its server ended, if another goes on with it, or has just ended
         it before the client was told."""
         if self._writer is None or not (asked := asked_digest(input)):
             return None
         for run in await self.going_on(input.thread_id, tenant):
-            if run.is_resumed and run.agent == agent and asked_digest(run.input) == asked:
+            if run.id != besides and run.is_resumed and run.agent == agent and asked_digest(run.input) == asked:
                 return run
         if self.sharing is None and time.monotonic() - self._begun > 2 * RETRY_SECONDS:
             return None  # no other server can have ended since
         assert self.store is not None
-        record = await self.store.last_ended(tenant, input.thread_id, int((time.time() - RETRY_SECONDS) * 1000))
+        record = await self.store.last_ended(
+            tenant, input.thread_id, int((time.time() - RETRY_SECONDS) * 1000), besides or ""
+        )
         served: object = self.agents.get(agent)
         if record is None or record.agent != agent or not isinstance(served, Resumes):
             return None
@@ -254,6 +266,12 @@ class RunManager:
             return None
         return None if ended.log.is_told else ended
 
+    async def _joins(self, run: Run) -> Runnable | None:
+        """What a run is to follow whose turn has come behind others, if they were the same that it asks for: its client
+        asked again before anybody knew that the server had ended."""
+        followed = await self._resumed_for(run.input, run.agent, run.tenant, besides=run.id)
+        return None if followed is None else Joining(followed)
+
     async def _join(self, resumed: AnyRun, input: RunAgentInput, agent: str, tenant: str, grace: float | None) -> Run:
         """Follow a run that goes on, for a client that asks for it again. Under its own id it is the same run; under
         another the answer is told under that, and stored once, as the run's that goes on."""
@@ -261,11 +279,7 @@ class RunManager:
             return resumed
         self._admit(input, agent, tenant, waits=False)
         if self.store is not None:  # so that the client finds it under this id after the next end of a server
-            bare = input.model_copy(update={"messages": [], "tools": [], "context": [], "forwarded_props": {}})
-            raw = bare.model_copy(update={"state": None, "resume": None}).model_dump_json(
-                by_alias=True, exclude_none=True
-            )
-            joined = JoinedRun(joins=resumed.id, agent=agent, input=msgspec.Raw(raw.encode()))
+            joined = JoinedRun(joins=resumed.id, agent=agent, input=bare_input(input))
             until = int((time.time() + self.limits.run_seconds) * 1000)
             body = msgspec.json.encode(joined).decode()
             await self.store.join_run(tenant, input.thread_id, input.run_id, body, until)
@@ -324,6 +338,10 @@ class RunManager:
             run, runnable, store, self.new_id, self.limits.run_seconds, orphan, screen, writer, self._settle
         )
         driver.when_ready = self.when_ready
+        if store is not None:
+            run.owner = store.owner
+            if orphan is None:
+                driver.joins = self._joins
         for warning in warnings:
             driver.recorder.warn(warning)
         if self.sharing is not None or also is not None:

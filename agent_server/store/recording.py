@@ -288,10 +288,13 @@ async def _add_events(connection: AsyncConnection, saved: Sequence[SavedEvents])
     await rows.upsert(connection, schema.run_events, added, ["packed"])
 
 
-async def last_ended(connection: AsyncConnection, tenant: str, thread_id: str, since: int) -> KeptRecord | None:
-    """The thread's latest run, if it ended after that time; without its events."""
+async def last_ended(
+    connection: AsyncConnection, tenant: str, thread_id: str, since: int, besides: str
+) -> KeptRecord | None:
+    """The thread's latest run but one of that id, if it ended after that time; without its events."""
     runs = schema.runs
-    latest = select(runs.c.id).where(of(runs, tenant, thread_id)).order_by(runs.c.created_at.desc(), runs.c.id.desc())
+    latest = select(runs.c.id).where(of(runs, tenant, thread_id), runs.c.id != besides)
+    latest = latest.order_by(runs.c.created_at.desc(), runs.c.id.desc())
     query = _KEPT.where(of(runs, tenant, thread_id), runs.c.id == latest.limit(1).scalar_subquery())
     row = (await connection.execute(query.where(schema.kept_runs.c.ended_at >= since))).first()
     return None if row is None else await _kept(connection, row)

@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 class Shared:
     """`known`: Redis has it. `entered`: whether it does was settled. `sent`: the last event that Redis has."""
 
-    def __init__(self, run: Run, place: RunPlace) -> None:
+    def __init__(self, run: Run, place: RunPlace, *, resumed: bool = False) -> None:
+        """resumed: another gateway had it, and it is not in that one's place yet."""
         self.run = run
         self.place = place
+        self.resumed = resumed
         self.known = False
         self.left = False
         self.sent = 0
