@@ -187,8 +187,8 @@ class Store:
         return await self._database.read(lambda connection: recording.kept_run(connection, tenant, run_id, None))
 
     async def last_ended(self, tenant: str, thread_id: str, since: int, besides: str) -> KeptRecord | None:
-        """The thread's latest run but one of that id, if it ended after that time in milliseconds at a server that has ended since, or was
-        resumed; without its events."""
+        """The thread's latest run but one of that id, if it ended after that time in milliseconds at a server that has
+        ended since, or was resumed; without its events."""
         record = await self._database.read(
             lambda connection: recording.last_ended(connection, tenant, thread_id, since, besides)
         )

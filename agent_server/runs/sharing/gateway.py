@@ -130,6 +130,7 @@ class Gateway:
         answer = await self._resume(keys, [former.entry, place.entry, former.instance, seconds, run.owner])
         if answer[0] == b"ok":
             shared.place, shared.resumed = place, False
+            shared.replaces(number_of(answer[2]))
             shared.accepted(answer[1], number_of(answer[2]))
         else:  # it is tried again once this gateway counts as alive
             self._lapsed()

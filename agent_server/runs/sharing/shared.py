@@ -50,6 +50,12 @@ class Shared:
         if before == 0:
             self.may_begin.set()
 
+    def replaces(self, sent: int) -> None:
+        """The stream has `sent` events of the gateway before, which are kept as this one's own would be."""
+        if sent:
+            self._kept.append((1, self.run.log.bytes))
+            self._kept_bytes += self.run.log.bytes
+
     def alone(self) -> None:
         """It goes on unshared."""
         self.known = False
