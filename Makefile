@@ -49,6 +49,7 @@ check: setup ## format, lint, types, declared dependencies, and the lock against
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 	$(BIN)/deptry .
 	$(BIN)/deptry $(TOOLS) --exclude 'node_modules' --ignore DEP002,DEP004
 	$(PY) scripts/lock.py check

@@ -15,7 +15,7 @@ import msgspec
 
 from adapters.errors import KINDS, ErrorKind, RequestError
 from events.message import fold as fold_messages
-from events.metadata import FinishedMetadata, Scored, error_metadata, finished_metadata, tokens_of
+from events.metadata import CUT, FinishedMetadata, Scored, error_metadata, finished_metadata, is_cut, tokens_of
 from events.run_output import FinishedCall
 from events.sampling import PARAMETERS, Wire, names_on
 from events.vocabulary import (
@@ -159,7 +159,8 @@ def _pieces(events: Iterable[Event], end: RunFinished | RunError | None) -> Piec
                 if delta:
                     pieces.calls.append({"type": "args", "tool_call_id": call, "delta": delta})
             case ToolCallEnd(tool_call_id=call):
-                pieces.calls.append({"type": "end", "tool_call_id": call})
+                cut = CUT if is_cut(event.metadata) else {}
+                pieces.calls.append({"type": "end", "tool_call_id": call, **cut})
             case _:
                 continue
         pieces.tokens.extend(tokens_of(event.metadata))

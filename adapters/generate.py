@@ -25,7 +25,7 @@ from adapters.openai_chat.chat_inbound import read_conversation
 from adapters.openai_tokens import combined_usage
 from adapters.request_options import KNOWN, read_options
 from adapters.tool_choice import check_tool_choice
-from events.metadata import RunTimings, Scored, tokens_of
+from events.metadata import CUT, RunTimings, Scored, is_cut, tokens_of
 from events.options import GenerationOptions
 from events.vocabulary import (
     Event,
@@ -35,6 +35,7 @@ from events.vocabulary import (
     RunStarted,
     TextMessageContent,
     ToolCallArgs,
+    ToolCallEnd,
     ToolCallStart,
 )
 
@@ -199,6 +200,8 @@ class Messages:
             case ToolCallArgs(tool_call_id=call, delta=delta) if call in self._calls:
                 self._calls[call]["arguments"].append(delta)
                 return self._tokens(delta, event.metadata, "tool_call", self._heads[call])
+            case ToolCallEnd(tool_call_id=call) if call in self._calls and is_cut(event.metadata):
+                self._calls[call] |= CUT
             case RunFinished():
                 return self._finished(fold([event]))
             case RunError():

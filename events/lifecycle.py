@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from pydantic import BaseModel
 
 from events.chunks import ChunkExpander, LifecycleError
+from events.metadata import CUT
 from events.vocabulary import (
     ActivityDelta,
     ActivitySnapshot,
@@ -139,7 +140,7 @@ RULES: dict[str, str] = {
 
 _CLOSERS: dict[Entity, Any] = {
     "text message": lambda key, tag: TextMessageEnd(message_id=key, subagent_run_id=tag),
-    "tool call": lambda key, tag: ToolCallEnd(tool_call_id=key, subagent_run_id=tag),
+    "tool call": lambda key, tag: ToolCallEnd(tool_call_id=key, subagent_run_id=tag, metadata=dict(CUT)),
     "reasoning message": lambda key, tag: ReasoningMessageEnd(message_id=key, subagent_run_id=tag),
     "reasoning span": lambda key, tag: ReasoningEnd(message_id=key, subagent_run_id=tag),
     "step": lambda key, tag: StepFinished(step_name=key, subagent_run_id=tag),

@@ -18,6 +18,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from events.chunks import ChunkExpander
 from events.encode import to_wire
+from events.metadata import is_cut
 from events.patch import PatchError, apply_patch
 from events.run_output import FinishedCall, RunOutput, Wire, run_output
 from events.vocabulary import (
@@ -130,8 +131,9 @@ class Folder:
             text.settle()
 
     def _call(self, call_id: str) -> FinishedCall:
-        function = self._calls[call_id][1]["function"]
-        return FinishedCall(id=call_id, name=function["name"], arguments=function["arguments"])
+        call = self._calls[call_id][1]
+        function, complete = call["function"], not is_cut(call.get("metadata"))
+        return FinishedCall(id=call_id, name=function["name"], arguments=function["arguments"], complete=complete)
 
     # ---- runs -------------------------------------------------------------------------------------------------------
 

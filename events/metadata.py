@@ -69,6 +69,15 @@ _SHAPES: dict[type[object], type[msgspec.Struct]] = {
 }
 
 
+CUT: Mapping[str, object] = {"incomplete": True}
+"""The metadata of a TOOL_CALL_END, and of the message's call, where the output ended before the call did."""
+
+
+def is_cut(metadata: Mapping[str, object] | None) -> bool:
+    """Whether a call with this metadata was cut off: nobody may make it."""
+    return metadata is not None and metadata.get("incomplete") is True
+
+
 def as_metadata(metadata: FinishedMetadata | ErrorMetadata) -> dict[str, object]:
     """As an event carries it: absent values are left out."""
     made: dict[str, object] = msgspec.to_builtins(metadata)

@@ -45,7 +45,7 @@ class PlainTranslator:
     def is_plain(self, text: str, token_ids: Iterable[int]) -> bool:
         return not self._hidden or not any(token_id in self._hidden for token_id in token_ids)
 
-    def finish(self, reason: str = "stop") -> list[Event]:
+    def finish(self, reason: str = "stop", stop: str | int | None = None) -> list[Event]:
         return self.abort()
 
     def abort(self) -> list[Event]:

@@ -12,11 +12,13 @@ Wire = dict[str, Any]
 
 
 class FinishedCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished tool call; `arguments` is the JSON text as the model wrote it."""
+    """A tool call; `arguments` is the JSON text as the model wrote it. complete: false where the output ended within
+    the call, which nobody may make."""
 
     id: str
     name: str
     arguments: str
+    complete: bool = True
 
 
 class RunOutput(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from events.delivery import Delivery
 from events.formats.output_format import OutputFormat
-from events.metadata import Scored
+from events.metadata import CUT, Scored
 from events.parsing.machine import Parser
 from events.parsing.pieces import ArgumentText, CallEnd, CallStart, ContentText, ParseWarning, Piece, ReasoningText
 from events.parsing.policy import Policy, declared_tools
@@ -78,7 +78,8 @@ class Translator:
         self._message_id = message_id
         self._reasoning_id: str | None = None
         self._call_id: str | None = None
-        self._in_text = False
+        self._in_text = self._cut = False
+        self._markers = frozenset((marker_ids or {}).values())
         self._rows: list[Scored] = []
         self._events: list[Event] = []
         self.warnings: list[str] = []
@@ -127,15 +128,24 @@ class Translator:
         said = [piece.text for piece in pieces if isinstance(piece, ContentText | ReasoningText)]
         return [ReasoningText("".join(said))] if any(said) else []
 
-    def finish(self, reason: str = "stop") -> list[Event]:
-        """The last events; everything that is open is closed."""
-        events = self._translate(self._parser.finish())
-        self._close()
+    def finish(self, reason: str = "stop", stop: str | int | None = None) -> list[Event]:
+        """The last events; everything that is open is closed. reason: how the generation ended. stop: the string or
+        token of the request that ended it. A call that is open is incomplete unless the model itself was done."""
+        self._cut = reason != "stop" or self._interrupts(stop)
+        events = self._translate(self._parser.finish(cut=self._cut))
+        self._close(cut=self._cut)
         return events + self._delivery.deliver(self._taken()) + self._delivery.flush()
+
+    def _interrupts(self, stop: str | int | None) -> bool:
+        """Whether what ended the output may stand within a call: a stop string or token that is none of the model's
+        own markers."""
+        if isinstance(stop, int):
+            return stop not in self._markers
+        return stop is not None and not self._parser.is_end_marker(stop)
 
     def abort(self) -> list[Event]:
         """Close what is open after a failure, without reading further."""
-        self._close()
+        self._close(cut=True)
         return self._delivery.deliver(self._taken()) + self._delivery.flush()
 
     def finish_reason(self, reason: str) -> str:
@@ -233,7 +243,7 @@ class Translator:
             )
 
     def _call_end(self, piece: CallEnd) -> None:
-        self._close()
+        self._close(cut=self._cut and not piece.complete)
 
     def _warning(self, piece: ParseWarning) -> None:
         self.warnings.append(piece.message)
@@ -243,8 +253,8 @@ class Translator:
             self.failed = True
             self._events.append(RunError(message=f"Tool call parsing failed: {piece.message}", code=PARSE_ERROR))
 
-    def _close(self) -> None:
-        """End whatever is open."""
+    def _close(self, cut: bool = False) -> None:
+        """End whatever is open. cut: a call among it is incomplete."""
         if self._in_text:
             self._in_text = False
             self._events.append(TextMessageEnd(message_id=self.message_id, subagent_run_id=self._producer))
@@ -255,7 +265,13 @@ class Translator:
             )
             self._reasoning_id = None
         if self._call_id is not None:
-            self._events.append(ToolCallEnd(tool_call_id=self._call_id, subagent_run_id=self._producer))
+            self._events.append(
+                ToolCallEnd(
+                    tool_call_id=self._call_id,
+                    subagent_run_id=self._producer,
+                    metadata=dict(CUT) if cut else None,
+                )
+            )
             self._call_id = None
 
 

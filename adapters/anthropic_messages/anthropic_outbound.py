@@ -6,6 +6,7 @@ from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import msgspec
+import pydantic_core
 
 from adapters import sse
 from adapters.answer import Answer, PromptOf, fold, raise_failure, unknown_prompt
@@ -13,7 +14,8 @@ from adapters.anthropic_messages.anthropic_inbound import MessageFlags
 from adapters.anthropic_messages.blocks import Blocks, Closed, Filled, Opened, Step
 from adapters.errors import payload
 from adapters.frame_json import json_bytes, json_string
-from events.vocabulary import Event, RunError, RunFinished, RunStarted, TextMessageContent, TokenUsage
+from events.metadata import is_cut
+from events.vocabulary import Event, RunError, RunFinished, RunStarted, TextMessageContent, TokenUsage, ToolCallEnd
 
 NO_FLAGS = MessageFlags()
 DELTA_TYPE = {
@@ -191,25 +193,31 @@ def _content(events: Sequence[Event], identity: MessageIdentity, flags: MessageF
     blocks = _blocks(identity, flags)
     own = (event for event in events if getattr(event, "subagent_run_id", None) is None)
     steps = [step for event in own for step in blocks.feed(event)] + blocks.close()
+    cut = {event.tool_call_id for event in events if isinstance(event, ToolCallEnd) and is_cut(event.metadata)}
+    unfinished: set[int] = set()
     content: list[dict[str, object]] = []
     filled: dict[tuple[int, str], list[str]] = {}
     for step in steps:
         if isinstance(step, Opened):
             content.append(dict(step.block))
+            if step.block["type"] == "tool_use" and str(step.block["id"]) in cut:
+                unfinished.add(step.place)
         elif isinstance(step, Filled):
             filled.setdefault((step.place, step.kind), []).append(step.delta)
     for (index, kind), deltas in filled.items():
         text = "".join(deltas)
-        content[index].update({"input": input_object(text)} if kind == "partial_json" else {kind: text})
+        read = {"input": input_object(text, index in unfinished)} if kind == "partial_json" else {kind: text}
+        content[index].update(read)
     return content
 
 
-def input_object(text: str) -> dict[str, object]:
-    """A call's arguments as an object; what the model wrote wrong comes as it is, under one key."""
+def input_object(text: str, cut: bool = False) -> dict[str, object]:
+    """A call's arguments as an object; what the model wrote wrong comes as it is, under one key. cut: the output ended
+    within them, so they are what is whole of them, as Anthropic's SDK reads a stream that ends there."""
     try:
-        value = msgspec.json.decode(text or "{}")
-    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
-        return {"_raw": text}
+        value = pydantic_core.from_json(text, allow_partial=True) if cut and text else msgspec.json.decode(text or "{}")
+    except (ValueError, msgspec.DecodeError, RecursionError):
+        return {} if cut else {"_raw": text}
     return value if isinstance(value, dict) else {"_raw": text}
 
 

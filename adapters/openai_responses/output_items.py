@@ -21,9 +21,10 @@ def item_id(response_id: str, kind: Kind, index: int) -> str:
 
 
 class OutputItem:
-    """One output item while it is written. `index` is its place in the output."""
+    """One output item while it is written. `index` is its place in the output. `cut`: a call that the output's end cut
+    off."""
 
-    __slots__ = ("deltas", "head", "id", "index", "input", "kind", "name", "sealed", "source", "tokens")
+    __slots__ = ("cut", "deltas", "head", "id", "index", "input", "kind", "name", "sealed", "source", "tokens")
 
     def __init__(self, kind: Kind, source: str, id: str, index: int, name: str = "") -> None:
         self.kind: Kind = kind
@@ -32,6 +33,7 @@ class OutputItem:
         self.index = index
         self.name = name
         self.sealed: str | None = None
+        self.cut = False
         self.deltas: list[str] = []
         self.tokens: list[Scored] = []
         self.head = b""

@@ -18,7 +18,7 @@ from adapters.openai_responses.output_items import CALLS, Kind, OutputItem, item
 from adapters.openai_responses.responses_inbound import ResponseFlags
 from adapters.openai_tokens import chat_logprobs
 from adapters.sealed import Seal, wrap
-from events.metadata import Scored, tokens_of
+from events.metadata import Scored, is_cut, tokens_of
 from events.vocabulary import (
     COMPACTED_ACTIVITY,
     COMPACTING_EVENT,
@@ -93,6 +93,7 @@ class ResponseStream:
         self._open: dict[tuple[Kind, str], OutputItem] = {}
         self._ended: list[OutputItem] = []
         self._output: list[dict[str, Any]] = []
+        self._cut_call = False
         self._state: dict[str, Any] = {"status": "queued" if flags.background else "in_progress"}
 
     @property
@@ -142,7 +143,7 @@ class ResponseStream:
             case ReasoningMessageEnd(message_id=id):
                 return self._end("reasoning", id)
             case ToolCallEnd(tool_call_id=id):
-                return self._call_end(id)
+                return self._call_end(id, is_cut(event.metadata))
             case ReasoningEncryptedValue(subtype="message", entity_id=id, encrypted_value=value):
                 self._seal(id, value)
             case Custom(name=name) if name == COMPACTING_EVENT:
@@ -266,10 +267,13 @@ class ResponseStream:
             return self._delta("function_call", source, delta, None)
         return self._delta("custom_tool_call", source, item.input.feed(delta), None)
 
-    def _call_end(self, source: str) -> bytes:
-        item = self._open.get(("custom_tool_call", source))
-        if item is None:
+    def _call_end(self, source: str, cut: bool) -> bytes:
+        if (item := self._open.get(("function_call", source))) is not None:
+            item.cut = cut
             return self._end("function_call", source)
+        if (item := self._open.get(("custom_tool_call", source))) is None:
+            return b""
+        item.cut = cut
         return self._delta("custom_tool_call", source, item.input.finish(), None) + self._end(
             "custom_tool_call", source
         )
@@ -288,14 +292,17 @@ class ResponseStream:
                 item.sealed = seal
 
     def _close_ended(self, event: Event) -> bytes:
-        """Close what ended before `event`; the last item of a run that was cut off is incomplete."""
+        """Close what ended before `event`. A call that was cut off is incomplete, and so is the last text of a run that
+        was."""
         cut = isinstance(event, RunError)
         if isinstance(event, RunFinished):
             cut = finish_reason(event) in ("length", "content_filter", "cancelled")
         frames = b""
         last = len(self._output) - 1
         for item in self._ended:
-            frames += self._close(item, "incomplete" if cut and item.index == last else "completed")
+            incomplete = item.cut if item.kind in CALLS else cut and item.index == last
+            self._cut_call |= item.cut
+            frames += self._close(item, "incomplete" if incomplete else "completed")
         self._ended.clear()
         return frames
 
@@ -304,7 +311,9 @@ class ResponseStream:
         self._output[item.index] = done
         text = item.text
         kind, field = self._names(item)[2], self._names(item)[1]
-        if item.kind == "function_call":
+        if item.cut:  # its arguments are never done, which is what clients make a call upon
+            frames = b""
+        elif item.kind == "function_call":
             frames = self._of(item, kind, arguments=text, name=item.name)
         elif item.kind == "custom_tool_call":
             frames = self._of(item, kind, input=text)
@@ -358,8 +367,8 @@ class ResponseStream:
         if reason == "cancelled":
             self._state["status"] = "cancelled"
             return self._frame("response.incomplete", response=self.response)
-        if reason in _INCOMPLETE or isinstance(event.outcome, InterruptOutcome):
-            why = _INCOMPLETE.get(reason, "interrupted")
+        if reason in _INCOMPLETE or self._cut_call or isinstance(event.outcome, InterruptOutcome):
+            why = _INCOMPLETE.get(reason, "stop" if self._cut_call else "interrupted")
             self._state |= {"status": "incomplete", "incomplete_details": {"reason": why}}
             return self._frame("response.incomplete", response=self.response)
         self._state["status"] = "completed"

@@ -31,6 +31,7 @@ Waiting = list[AskedPerson]
 CANNOT_ASK = "This call needs a person's agreement, and this connection cannot ask for it. It was not made."
 
 NOT_MADE = "A guard of this server stopped the message, so the call was not made."
+CUT_OFF = "The answer ended within this call, so it was not made. Make it again, with shorter arguments if it was long."
 WITHHELD = "A guard of this server withheld the result."
 
 
@@ -116,10 +117,10 @@ class Caller:
             return None
         return msgspec.structs.replace(callee.asks, approval_message=f"{interrupts.UNKNOWN} Make it again?")
 
-    def leave(self, calls: Sequence[ToolCall]) -> None:
-        """Answer calls of a message that a guard stopped, without making them."""
+    def leave(self, calls: Sequence[ToolCall], reason: str = NOT_MADE) -> None:
+        """Answer calls without making them: of a message that a guard stopped, or that were cut off."""
         for call in calls:
-            self._answer(call.id, failure(NOT_MADE))
+            self._answer(call.id, failure(reason))
 
     def _judge(self, call: ToolCall, invalid: Mapping[str, str]) -> tuple[Callee, dict[str, object], Tool | None]:
         """What answers a call, its arguments, and what a person must agree to first. ToolFault for a call that is not

@@ -19,6 +19,7 @@ from agent_server.agent.running import CallResult, Pending
 from agent_server.agent.server_tools import ToolFault
 from agent_server.agent.state import SharedState, copied
 from agent_server.tracing import happened
+from events.metadata import is_cut
 from events.vocabulary import Event, ToolCallArgs, ToolCallEnd, ToolCallStart
 
 log = logging.getLogger("agent_server.agent")
@@ -112,7 +113,9 @@ class EarlyCalls:
             if event.tool_call_name in self._names:
                 self._written[event.tool_call_id] = (event.tool_call_name, [])
         elif isinstance(event, ToolCallEnd) and (call := self._written.pop(event.tool_call_id, None)) is not None:
-            begun = self._begin(event.tool_call_id, call[0], "".join(call[1]))
+            begun = None
+            if not is_cut(event.metadata):
+                begun = self._begin(event.tool_call_id, call[0], "".join(call[1]))
             if begun is not None:
                 self._begun[event.tool_call_id] = begun
 

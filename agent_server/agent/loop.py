@@ -9,7 +9,7 @@ import msgspec
 from ag_ui.core import RunAgentInput, ToolCall
 
 from agent_server.agent.agent import Agent
-from agent_server.agent.calling import Caller
+from agent_server.agent.calling import CUT_OFF, Caller
 from agent_server.agent.checkpoints import RunCheckpoint
 from agent_server.agent.compaction import Compactor
 from agent_server.agent.conversation import instructions_of
@@ -176,17 +176,21 @@ class Loop:
         finally:
             said = self._turns.said()
             self._conversation.add(said.messages, said.shown)
+            # Answered here, so that no client takes them for its own to make, and the model learns of it.
+            self._caller.leave(said.cut_calls, CUT_OFF)
         if not said.calls:
             return Outcome(text=said.text, reason=turn.finished.reason)
         mine, pending = self._divide(said.calls)
         with self._turns.ahead(self._conversation, lambda: self._asked(number + 1)) as ahead:
             waiting = await self._caller.call(mine, turn.invalid, early)
             ahead.lasts = bool(waiting or pending)
+        reason = "tool_calls" if turn.finished.reason == "stop" and not said.cut_calls else turn.finished.reason
         if waiting:
-            return Outcome(reason="tool_calls", waiting=tuple(waiting))
+            return Outcome(reason=reason, waiting=tuple(waiting))
         if pending:
-            return Outcome(text=said.text, reason="tool_calls", pending=tuple(call.id for call in pending))
-        return None
+            return Outcome(text=said.text, reason=reason, pending=tuple(call.id for call in pending))
+        # A message that was cut off within a call is the run's last: what it lacks, the next would lack too.
+        return Outcome(text=said.text, reason=reason) if said.cut_calls else None
 
     def _asked(self, number: int) -> Asked:
         """What a turn is asked, as the conversation stands."""
@@ -243,7 +247,7 @@ def ending_of(outcome: Outcome) -> Ending:
     """An outcome as RUN_FINISHED carries it."""
     if outcome.waiting:
         asked = [each["interrupt"] for each in outcome.waiting]
-        return Ending(outcome=InterruptOutcome(interrupts=asked), reason="tool_calls")
+        return Ending(outcome=InterruptOutcome(interrupts=asked), reason=outcome.reason)
     if outcome.pending:
-        return Ending(outcome=SuccessOutcome(pending_tool_call_ids=list(outcome.pending)), reason="tool_calls")
+        return Ending(outcome=SuccessOutcome(pending_tool_call_ids=list(outcome.pending)), reason=outcome.reason)
     return Ending(reason=outcome.reason)

@@ -88,8 +88,8 @@ class Surfaces:
         self._paintings: dict[str, Painting] = {}
         self._shown: dict[str, _ShownSurface] = {}
         """By the calls that are being answered."""
-        self._failed: list[_ShownSurface] = []
-        """What the model may try again."""
+        self._failed: dict[str, _ShownSurface] = {}
+        """What the model may try again, by the call that failed."""
 
     def emit(self, event: Event) -> None:
         """Send an event on, and what it paints behind it."""
@@ -160,8 +160,9 @@ class Surfaces:
             if "status" in shown.content:
                 self._tell(shown, {"status": "failed", "error": UNFINISHED, "attempts": shown.attempts})
             self._keep(call_id, shown)
-        for shown in self._failed:
+        for call_id, shown in self._failed.items():
             self._tell(shown, {"status": "failed", "error": UNFINISHED, "attempts": shown.attempts})
+            self._keep(call_id, shown)
         self._failed.clear()
         for call_id, mirror in self._mirrors.items():
             kept = ActivityMessage(
@@ -176,7 +177,7 @@ class Surfaces:
         """A call for a new surface, or the next one for a surface whose last call was invalid."""
         self._paintings[call_id] = Painting(catalog)
         if self._failed:
-            shown = self._failed.pop(0)
+            shown = self._failed.pop(next(iter(self._failed)))
             shown.attempts += 1
             self._shown[call_id] = shown
             return
@@ -227,7 +228,7 @@ class Surfaces:
             self._refuse(call_id, [fault])
             del self._shown[call_id]
         if shown.content.get("status") == "retrying":
-            self._failed.append(shown)
+            self._failed[call_id] = shown
         self._keep(call_id, shown)
 
     def _show_operations(self, event: ToolCallResult) -> None:

@@ -385,7 +385,7 @@ class TurnTaker:
             controls.detach(request.request_id)
             if finished is None:
                 output.hurry()
-            await output.tell_end(translator, reason)
+            await output.tell_end(translator, reason, None if finished is None else finished.stop)
         if finished is None:
             raise EngineError("connection", "The engine ended a generation without saying how.", retryable=True)
         return finished

@@ -6,7 +6,7 @@ guards and policy sends each token's events at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 from ag_ui.core import AssistantMessage, Message, ToolCall
@@ -17,7 +17,7 @@ from agent_server.guardrails import Forbidden, GuardedStream
 from agent_server.runs.execution import token_row
 from events.delivery import joined
 from events.message import Folder, to_models
-from events.metadata import without_tokens
+from events.metadata import is_cut, without_tokens
 from events.plain import PlainTranslator
 from events.run_output import Wire
 from events.translator import Translator
@@ -43,8 +43,19 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
-        made = [message.tool_calls or () for message in self.messages if isinstance(message, AssistantMessage)]
-        return tuple(call for calls in made for call in calls)
+        """The calls that are complete."""
+        return tuple(call for call in self._all_calls if not is_cut(call.metadata))
+
+    @property
+    def cut_calls(self) -> tuple[ToolCall, ...]:
+        """Those that the output's end cut off, which nobody may make."""
+        return tuple(call for call in self._all_calls if is_cut(call.metadata))
+
+    @property
+    def _all_calls(self) -> Iterator[ToolCall]:
+        for message in self.messages:
+            if isinstance(message, AssistantMessage):
+                yield from message.tool_calls or ()
 
     @property
     def text(self) -> str:
@@ -127,17 +138,19 @@ class TurnOutput:
             if guarded.forbidden is not None:
                 raise guarded.forbidden
 
-    async def tell_end(self, translator: Translator | PlainTranslator, reason: str) -> None:
-        """The last events. Of a turn that broke off, guards are asked nothing more: what waits for them is left out.
-        Raises Forbidden."""
+    async def tell_end(
+        self, translator: Translator | PlainTranslator, reason: str, stop: str | int | None = None
+    ) -> None:
+        """The last events. reason, stop: as the translator's `finish`. Of a turn that broke off, guards are asked
+        nothing more: what waits for them is left out. Raises Forbidden."""
         guarded = self._guarded
         if not self.watched:
-            self.tell(translator.finish(reason))
+            self.tell(translator.finish(reason, stop))
         elif guarded is not None and reason in ("cancelled", "error"):
             await self._tell_policed(guarded.closing())
         else:
             try:
-                await self.tell_watched(translator.finish(reason))
+                await self.tell_watched(translator.finish(reason, stop))
             except Forbidden:
                 # Readers were told of messages that began; they get an end for each before the run's.
                 await self._tell_policed([] if guarded is None else guarded.closing())

@@ -8,7 +8,6 @@ control tokens are no text.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from tokenizers import Tokenizer
 from agent_server.engine.constraint_nodes import node_of
 from agent_server.engine.protocol import Constraint
 from agent_server.generation.constraint import ConstraintError, Grammar, Matcher
+from agent_server.generation.grammar_vocabulary import grammar_vocabulary
 from events.grammar.lark import Unwritable, lark
 
 if TYPE_CHECKING:
@@ -78,21 +78,18 @@ class LarkGrammar:
 class GrammarBackend:
     """Grammars over one vocabulary.
 
-    vocab_size: of the model's logits, which may be more than the tokenizer has. ends: ids that end an answer.
-    Raises ConstraintError where the tokenizer is of a kind that neither library reads.
+    vocab_size: of the model's logits; the tokenizer may have fewer tokens or more. ends: ids that end an answer; where
+    the model names none, one that the step never offers. Raises ConstraintError for a tokenizer that grammars cannot
+    use.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, ends: Collection[int]) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self.ends = sorted(ends) or [_some_end(tokenizer)]
-        self._controls = control_tokens(tokenizer)
-        try:
-            self._vocabulary = llguidance.LLTokenizer(
-                _with_special_controls(tokenizer, self._controls), n_vocab=vocab_size, eos_token=self.ends
-            )
-        except Exception as error:
-            raise ConstraintError(f"Grammars cannot use this tokenizer: {str(error)[:200]}") from error
+        controls = [number for number in control_tokens(tokenizer) if number < vocab_size]
+        self.ends = sorted(end for end in ends if end < vocab_size) or [max(controls, default=0)]
+        self._controls = controls
+        self._vocabulary = grammar_vocabulary(tokenizer, vocab_size, controls, self.ends)
         self._executor = llguidance.LLExecutor()
 
     def compile(self, constraint: Constraint) -> Grammar:
@@ -129,20 +126,6 @@ def control_tokens(tokenizer: Tokenizer) -> list[int]:
     """Ids of tokens that are no text: every added token but plain white space, as the prompt's side has it."""
     added = tokenizer.get_added_tokens_decoder()
     return sorted(number for number, token in added.items() if token.special or token.content.strip())
-
-
-def _with_special_controls(tokenizer: Tokenizer, controls: Collection[int]) -> str:
-    """The tokenizer's JSON with every control token marked special, so that no text spells one."""
-    spec = json.loads(tokenizer.to_str())
-    spec["truncation"] = spec["padding"] = None
-    for token in spec.get("added_tokens", ()):
-        token["special"] = token["id"] in controls
-    return json.dumps(spec)
-
-
-def _some_end(tokenizer: Tokenizer) -> int:
-    """An id for the end where the model names none; the step never offers it to such a model."""
-    return max(control_tokens(tokenizer), default=0)
 
 
 def reason(message: str) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from agent_server.guardrails.guard import Forbidden, Guard, Guards, Watch, Where, found
+from events.metadata import CUT
 from events.vocabulary import (
     ActivityDelta,
     ActivitySnapshot,
@@ -287,7 +288,8 @@ ENDERS = frozenset(CLOSERS.values())
 
 def _end_of(ender: type, begun: Event) -> Event:
     key = "tool_call_id" if ender is ToolCallEnd else "message_id"
-    made: Event = ender(**{key: _id(begun), "subagent_run_id": getattr(begun, "subagent_run_id", None)})
+    cut = {"metadata": dict(CUT)} if ender is ToolCallEnd else {}
+    made: Event = ender(**{key: _id(begun), "subagent_run_id": getattr(begun, "subagent_run_id", None), **cut})
     return made
 
 

@@ -16,6 +16,7 @@ import msgspec
 from ag_ui.core import Message, RunAgentInput, Tool
 
 from agent_server.agent.turn import Turn, TurnTaker
+from agent_server.engine.protocol import EngineError
 from agent_server.guardrails import GuardedStream, Guards
 from events.options import GenerationOptions, ResponseFormat, SamplingParams, ToolChoice
 from events.vocabulary import Event, RunFinished, SuccessOutcome, TokenUsage
@@ -31,6 +32,15 @@ OUTSIDE = (
 )
 
 
+class CutShort(EngineError):
+    """The model's output ended within a call. Raised into the guest's framework in place of the turn: some complete
+    the arguments of such a call, and would make it."""
+
+    def __init__(self) -> None:
+        message = "The model's answer ended within a tool call, which is not made. Allow a longer answer (max_tokens)."
+        super().__init__("internal", message)
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What a framework asks of the model. Sampling parameters that it does not state are those of the client's
     request."""
@@ -44,7 +54,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OwnEngine:
-    """The model as one run's guest uses it. `current()` finds it from anywhere in that run, its threads included."""
+    """The model as one run's guest uses it. `current()` finds it from anywhere in that run, its threads included.
+
+    cut_short: the reason of the last turn, if it ended within a call ("length" for one at its limit).
+    """
 
     def __init__(
         self, model: LanguageModel, context: RunContext, recorder: Recorder, guards: Guards | None = None
@@ -56,6 +69,7 @@ class OwnEngine:
         self._guards = guards
         self._tasks: set[asyncio.Task[Turn]] = set()
         self._closed = False
+        self.cut_short: str | None = None
         self._next: OwnEngine | None = None
 
     @property
@@ -87,7 +101,7 @@ class OwnEngine:
 
     async def generate(self, request: Request) -> AsyncGenerator[Event | Turn, None]:
         """The events of one turn of the model, and the whole turn last. Closing it ends the generation. Raises
-        EngineError or RequestError."""
+        EngineError, CutShort among them, or RequestError."""
         given = self._context.input
         input = RunAgentInput(
             thread_id=given.thread_id, run_id=given.run_id, messages=request.messages, tools=request.tools
@@ -109,7 +123,11 @@ class OwnEngine:
         try:
             while (event := await arrived.get()) is not None:
                 yield event
-            yield await task
+            turn = await task
+            self.cut_short = turn.finished.reason if turn.said.cut_calls else None
+            if self.cut_short is not None:
+                raise CutShort
+            yield turn
         finally:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -117,6 +135,7 @@ class OwnEngine:
 
     def finished(self, input: RunAgentInput, turn: Turn) -> RunFinished:
         """The end of a turn, as wires that know runs alone have it."""
+        reason = turn.finished.reason
         used, pending = turn.finished.usage, [call.id for call in turn.said.calls]
         usage = TokenUsage(
             model=self.name,
@@ -129,7 +148,7 @@ class OwnEngine:
             run_id=input.run_id,
             outcome=SuccessOutcome(pending_tool_call_ids=pending or None),
             usage=[usage],
-            metadata={"finishReason": "tool_calls" if pending else turn.finished.reason},
+            metadata={"finishReason": "tool_calls" if pending and reason == "stop" else reason},
         )
 
     def _options(self, request: Request) -> GenerationOptions:

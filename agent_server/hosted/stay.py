@@ -13,12 +13,14 @@ import msgspec
 from ag_ui.core import ActivityMessage, ResumeEntry
 
 from adapters.errors import RequestError
+from agent_server.agent.calling import CUT_OFF
 from agent_server.agent.resuming import Opening, tell_again
+from agent_server.agent.running import failure
 from agent_server.engine.protocol import EngineError
 from agent_server.guardrails import Forbidden, GuardedStream, Guards, withheld
 from agent_server.hosted.guest import Guest, GuestError, GuestInput
 from agent_server.hosted.mending import Mender
-from agent_server.hosted.own_engine import OwnEngine
+from agent_server.hosted.own_engine import CutShort, OwnEngine
 from agent_server.runs import Ending, Recorder, RunContext
 from agent_server.store.records import AskedPerson, HeldCall
 from events.message import Folder
@@ -35,6 +37,7 @@ from events.vocabulary import (
     StateSnapshot,
     SuccessOutcome,
     TokenUsage,
+    ToolCallResult,
 )
 
 if TYPE_CHECKING:
@@ -99,6 +102,8 @@ class Stay:
             return await self._ending(await self._work())
         except Forbidden as forbidden:
             return self._withheld(forbidden)
+        except CutShort:
+            return self._cut_short()
         finally:
             self._recorder.state = self._folder.state
             for decision in opening.decisions:
@@ -157,11 +162,16 @@ class Stay:
             self._engine.enter()
         try:
             return await self._read()
-        except (RequestError, EngineError):
+        except Forbidden:
             raise
-        except GuestError as error:
-            raise RequestError("internal", str(error)) from error
         except Exception as error:
+            # Frameworks have errors of their own for what their model raised.
+            if self._engine is not None and self._engine.cut_short is not None:
+                raise CutShort from error
+            if isinstance(error, RequestError | EngineError):
+                raise
+            if isinstance(error, GuestError):
+                raise RequestError("internal", str(error)) from error
             raise self._failure(error) from error
         finally:
             if self._engine is not None:
@@ -203,6 +213,23 @@ class Stay:
         self._recorder.close_open()
         self._emit(withheld(self._context.new_id("activity"), forbidden))
         return Ending(reason="content_filter")
+
+    def _cut_short(self) -> Ending:
+        """The model's output ended within a call: no call of that message was made, and each is answered with that."""
+        self._recorder.close_open()
+        for id in self._mender.calls():
+            result = failure(CUT_OFF)
+            self._emit(
+                ToolCallResult(
+                    message_id=self._context.new_id("msg"),
+                    tool_call_id=id,
+                    content=result.content,
+                    role="tool",
+                    metadata={"isError": True},
+                )
+            )
+        assert self._engine is not None
+        return Ending(reason=self._engine.cut_short or "length")
 
     def _emit(self, event: Event) -> None:
         if isinstance(event, Custom) and event.name == OLD_INTERRUPT:

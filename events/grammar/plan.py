@@ -71,7 +71,8 @@ def plan(
         warnings = (NOT_ENFORCED,) if wanted else ()
         if answer is None or (wanted and choice.mode != "auto"):
             return Plan(warnings=warnings)
-        return _finish(output_format, alphabet, stage, _wrapped(output_format, alphabet, answer), warnings=warnings)
+        body = _wrapped(output_format, alphabet, answer)
+        return _finish(output_format, alphabet, stage, body, warnings=warnings, exact=body == answer)
     section = _section(output_format, alphabet, writer, wanted, parallel)
     if choice.mode != "auto":
         before = _empty_answer(output_format, alphabet)
@@ -116,10 +117,14 @@ def _finish(
     *,
     calls: bool = False,
     warnings: tuple[str, ...] = (),
+    exact: bool = False,
 ) -> Plan:
+    """exact: `body` is what a client asked for, whose white space belongs to it; else it begins with a marker, whose
+    white space models may leave out."""
     reasoning = _reasoning(output_format, alphabet, stage)
     behind = reasoning != EMPTY or before != EMPTY or stage == "content"
-    between, body = _gap(body, 2 if behind else 0)
+    more = 2 if behind else 0
+    between, body = (GAP if more else EMPTY, body) if exact else _gap(body, more)
     return Plan(tag=_tag(sequence(reasoning, before, between, body)), calls=calls, warnings=warnings)
 
 

@@ -56,7 +56,13 @@ def stream(call: ArgumentContext, value: JsonText, verbatim: bool) -> Reading[No
             call.write(output.take())
         if value.done or source.final:
             return
-        yield
+        try:
+            yield
+        except GeneratorExit:  # the output was cut off here, and no reader goes on
+            if verbatim and value.committed:
+                value.flush()
+                call.write(output.take())
+            raise
 
 
 def json_arguments(call: ArgumentContext) -> Reading[None]:

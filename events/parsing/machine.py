@@ -92,10 +92,23 @@ class Parser:
         between = self._reader.only_text
         return between is not None and not between.begins_in(text) and not self._tokens.has_marker(token_ids)
 
-    def finish(self) -> list[Piece]:
-        """The last pieces: nothing will follow."""
+    def is_end_marker(self, text: str) -> bool:
+        """Whether the model ends a call with this text."""
+        calls = self._reader.calls
+        return calls is not None and self._tokens.encode_prompt(text.strip()) in {
+            end.strip() for end in calls.calls.ends
+        }
+
+    def finish(self, *, cut: bool = False) -> list[Piece]:
+        """The last pieces: nothing will follow. cut: the model was not done (a limit, a stop string, a cancellation),
+        so a call that is open is incomplete, and its arguments are not completed."""
+        calls = self._reader.calls
+        if cut and calls is not None and self._reading is not None and calls.call.announced and not calls.call.over:
+            self._reading.close()  # what it still holds of the model's own JSON is written
+            calls.call.abandon()
+            self._reading = None
         # Readers that wait for more text, say for a longer marker, decide now with what there is.
-        self._source.final = True
+        self._source.final, self._source.cut = True, cut
         if self._reading is not None:
             self._resume()
         self._reading = None

@@ -66,7 +66,7 @@ class OpenCall:
 
     The first argument text announces a call, unless something of the announcement is still to come (its id, where the
     format writes it last) or the format announces calls only whole. count: calls that were announced. begun: whether
-    the current one's arguments were.
+    the current one's arguments were. over: whether the current one's end was said.
     """
 
     def __init__(self, source: Source, syntax: Syntax, policy: Policy, emit: Callable[[Piece], None]) -> None:
@@ -84,7 +84,7 @@ class OpenCall:
     def begin(self) -> None:
         self.name = self.id = ""
         self.schema: Schema = None
-        self.announced = self.begun = self.closed = self.nameless = False
+        self.announced = self.begun = self.closed = self.nameless = self.over = False
         self._muted = False
         self._held: list[str] = []
         self._pieces: list[Piece] = []
@@ -129,20 +129,34 @@ class OpenCall:
             if not held and not complete and self.setting("truncated") == "drop":
                 raise CutOff
             self._announce()
-            self.write(held or "{}")
+            self.write(held or ("" if self.source.cut else "{}"))
         self.end(complete)
 
     def end(self, complete: bool) -> None:
-        """Say that the call is over; a call that is only announced whole is announced now."""
+        """Say that the call is over; a call that is only announced whole is announced now. One that ends only because
+        the output was cut off is incomplete, even if the format has no end marker that could be missing."""
+        complete = complete and not self.source.cut
         if self.tools.commit == "call" and not complete:
             raise NoCall("the output ended within a call")
         # A call without arguments has an empty object: what is sent must join to valid JSON.
         if complete and not self.begun:
             self.write("{}")
         self._say(CallEnd(complete))
+        self.over = True
         self.source.forget()
         self._say_whole()
         self.count += not self._muted
+
+    def abandon(self) -> None:
+        """End an announced call where the output was cut off: its arguments stay as far as they were written, with
+        nothing completed."""
+        self.warn("the output ended within a call")
+        if self.tools.commit == "call":  # never said in part
+            self._pieces.clear()
+        else:
+            self._say(CallEnd(False))
+            self.count += not self._muted
+        self.over = True
 
     def cut_off(self) -> str:
         """The output ended within the call: an announced one is over, of another the name may be enough. Returns what
@@ -156,7 +170,7 @@ class OpenCall:
         elif self.announced or (self.name and self.setting("truncated") != "drop" and self.tools.style == "tag"):
             if not self.announced:
                 self._announce()
-                self.write("".join(self._held) or "{}")
+                self.write("".join(self._held) or ("" if self.source.cut else "{}"))
             self.end(False)
         self.source.forget()
         return shown

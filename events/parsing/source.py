@@ -20,14 +20,14 @@ SPACE = frozenset(" \t\r\n\f\v")
 
 
 class Source:
-    """`text[position:]` is what there is to read. `final`: nothing will be added."""
+    """`text[position:]` is what there is to read. `final`: nothing will be added. `cut`: and the model was not done."""
 
-    __slots__ = ("_parts", "_since", "final", "position", "text")
+    __slots__ = ("_parts", "_since", "cut", "final", "position", "text")
 
     def __init__(self) -> None:
         self.text = ""
         self.position = 0
-        self.final = False
+        self.final = self.cut = False
         self._parts: list[str] | None = None
         self._since = 0
 

@@ -144,7 +144,7 @@ def test_closing_what_is_open_goes_from_the_inside_out():
     )
     assert verifier.close_open("Cancelled.") == [
         v.TextMessageEnd(message_id="m"),
-        v.ToolCallEnd(tool_call_id="c", subagent_run_id="s"),
+        v.ToolCallEnd(tool_call_id="c", subagent_run_id="s", metadata={"incomplete": True}),
         v.ReasoningMessageEnd(message_id="r", subagent_run_id="s"),
         v.ReasoningEnd(message_id="r", subagent_run_id="s"),
         v.SubagentError(subagent_run_id="s", message="Cancelled."),

@@ -152,7 +152,7 @@ def test_an_engine_may_state_what_is_reasoning():
 def test_how_a_run_ends():
     t = translator()
     t.feed(CALL[:50])
-    assert lines(t.finish("length")) == ["TOOL_CALL_END tool_call-1"]
+    assert lines(t.finish("length")) == ["TOOL_CALL_END {'incomplete': True} tool_call-1"]
     assert (t.finish_reason("length"), t.finish_reason("stop")) == ("length", "tool_calls")
     assert t.warnings == ["the output ended within a call"]
     assert translator().finish_reason("stop") == "stop"

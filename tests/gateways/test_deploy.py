@@ -104,3 +104,91 @@ def test_each_service_that_is_built_names_a_stage_of_the_dockerfile(compose):
     built = [each for file in (compose, trial) for each in file["services"].values() if "build" in each]
     assert {each["build"]["target"] for each in built} == {"gateway", "server"} <= stages
     assert {each["image"] for each in built} == {"agent-server-gateway", "agent-server"}
+
+
+@pytest.fixture(scope="module")
+def kubernetes() -> dict[tuple[str, str], dict]:
+    """The objects of deploy/kubernetes by kind and name; each kustomization lists plain files alone."""
+    listed = [
+        folder / name
+        for folder in (DEPLOY / "kubernetes", DEPLOY / "kubernetes" / "vllm")
+        for name in yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]
+    ]
+    objects = [each for path in listed for each in yaml.safe_load_all(path.read_text())]
+    return {(each["kind"], each["metadata"]["name"]): each for each in objects}
+
+
+def test_the_pods_settings_and_secrets_are_settings_that_exist(kubernetes):
+    secret = yaml.safe_load((DEPLOY / "kubernetes" / "secret.example.yaml").read_text())
+    given = {**kubernetes["ConfigMap", "agent-server"]["data"], **secret["stringData"]}
+    settings = {name.removeprefix("AGENT_SERVER_").lower(): value for name, value in given.items()}
+    assert set(settings) <= set(options()) and len(settings) == len(given)
+    parsed = Settings(_env_file=None, **settings)
+    assert parsed.store.database_url.startswith("postgresql://") and not parsed.browsers.allowed_hosts
+
+
+def test_each_engine_of_the_gateways_is_a_pod_of_the_stateful_set(kubernetes):
+    engines = kubernetes["ConfigMap", "agent-server"]["data"]["AGENT_SERVER_ENGINE"].split(",")
+    pods = kubernetes["StatefulSet", "vllm"]["spec"]
+    port = pods["template"]["spec"]["containers"][0]["ports"][0]["containerPort"]
+    assert engines == [f"http://vllm-{n}.{pods['serviceName']}:{port}" for n in range(pods["replicas"])]
+    assert kubernetes["Service", "vllm"]["spec"]["clusterIP"] == "None"
+
+
+def test_selectors_of_services_budgets_and_policies_choose_pods_that_exist(kubernetes):
+    pods = [
+        each["spec"]["template"]["metadata"]["labels"]
+        for each in kubernetes.values()
+        if "template" in each.get("spec", {})
+    ]
+    selectors = [
+        kubernetes["Service", "agent-server"]["spec"]["selector"],
+        kubernetes["Service", "vllm"]["spec"]["selector"],
+        kubernetes["PodDisruptionBudget", "agent-server"]["spec"]["selector"]["matchLabels"],
+        *(
+            each["spec"]["podSelector"]["matchLabels"]
+            for (kind, _), each in kubernetes.items()
+            if kind == "NetworkPolicy"
+        ),
+    ]
+    assert len(selectors) == 5
+    assert all(any(selector.items() <= labels.items() for labels in pods) for selector in selectors)
+
+
+def test_a_gateway_s_pod_is_confined_and_may_drain(kubernetes):
+    pod = kubernetes["Deployment", "agent-server"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    image = (DEPLOY / "Dockerfile").read_text()
+    assert pod["securityContext"]["runAsNonRoot"] and pod["automountServiceAccountToken"] is False
+    assert f"USER {pod['securityContext']['runAsUser']}\n" in image
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert {each["mountPath"] for each in container["volumeMounts"]} == {
+        "/home/server/.cache", "/home/server/.local/share/agent-server", "/tmp",
+    }  # fmt: skip
+    drain = int(kubernetes["ConfigMap", "agent-server"]["data"]["AGENT_SERVER_DRAIN"])
+    assert pod["terminationGracePeriodSeconds"] >= drain + 10
+    paths = [container[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "liveness", "readiness")]
+    assert paths == ["/health", "/health", "/ready"]
+
+
+def test_containers_of_the_compose_file_are_confined(compose):
+    trial = yaml.safe_load((DEPLOY / "compose.cpu.yaml").read_text())["services"]
+    for service in (compose["services"]["gateway-a"], compose["services"]["gateway-b"], trial["worker"]):
+        assert service["read_only"] is True and service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"] and service["tmpfs"] == ["/tmp"]
+
+
+def test_every_action_of_a_workflow_is_pinned_by_its_commit():
+    workflows = list((ROOT / ".github" / "workflows").glob("*.yml"))
+    used = [use for path in workflows for use in re.findall(r"uses: (.*)", path.read_text())]
+    assert len(workflows) >= 3 and len(used) > 10
+    assert [use for use in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", use)] == []
+
+
+def test_every_test_that_the_threat_model_names_exists():
+    rows = [line for line in (ROOT / "SECURITY.md").read_text().splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 10
+    for row in rows:
+        named = re.findall(r"`(tests/[^`]+)`", row.split(" | ")[-1])
+        assert named and all((ROOT / name).exists() for name in named), row

@@ -56,6 +56,22 @@ def test_a_gateway_has_no_torch_and_is_not_root(gateway: str):
 
 
 @pytest.mark.parametrize("service", [*GATEWAYS, "worker"])
+def test_the_root_file_system_cannot_be_written_and_no_privilege_is_left(service: str):
+    code = """
+import errno, os, pathlib
+refused = []
+for folder in ("/", "/etc", "/opt/agent-server", "/opt/agent-server/bin", "/home/server", "/usr/bin"):
+    try:
+        pathlib.Path(folder, "written").write_text("x")
+    except OSError as error:
+        refused.append(errno.errorcode[error.errno])
+status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+print(refused, os.getuid(), status["CapEff"].strip(), status["NoNewPrivs"].strip())
+"""
+    assert python_in(service, code).strip() == f"{['EROFS'] * 6} 10001 0000000000000000 1"
+
+
+@pytest.mark.parametrize("service", [*GATEWAYS, "worker"])
 def test_models_and_data_can_be_written(service: str):
     """Volumes take their owner from the folders of the image."""
     folders = "('.cache/huggingface', '.local/share/agent-server', '.cache')"

@@ -1,0 +1,152 @@
+"""Grammars write exactly the text they ask for, whatever the tokenizer does to a prompt, and whatever its size is.
+
+The kinds of tokenizers are those of Qwen (NFC), Llama 2 (a space in front of every text), Gemma (more tokens than the
+model has rows) and T5 (Metaspace). Folders with real ones can be named in AGENT_SERVER_TEST_TOKENIZERS.
+"""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
+
+from agent_server.engine.protocol import Constraint
+from agent_server.generation.constraint import ConstraintError
+from agent_server.generation.grammar import GrammarBackend, control_tokens
+from tests.grammar.vocabulary import byte_fallback, byte_level
+
+HARD = {
+    "Ohm sign": "\u2126",
+    "decomposed": "cafe\u0301",
+    "Hangul jamo": "\u1112\u1161\u11ab",
+    "singleton": "\u0344 \u212b",
+    "ligature": "\ufb01",
+    "spaces in front": "  two",
+    "a space": " ",
+    "spaces behind": "one  ",
+    "lines": "\n\n\tx",
+    "the character of spaces": "▁low▁▁",
+    "a spelled control token": "a<|im_end|>b",
+    "a spelled marker": "<td>x</td>",
+    "the unknown token": "<unk>",
+    "a byte token": "<0x41>",
+    "outside of the plane": "🙂日本語",
+}
+CONTROLS = ("<|im_end|>", "<td>")
+
+
+def copy_of(tokenizer: Tokenizer) -> Tokenizer:
+    return Tokenizer.from_str(tokenizer.to_str())
+
+
+def qwen() -> Tokenizer:
+    tokenizer = copy_of(byte_level(CONTROLS))
+    tokenizer.normalizer = normalizers.NFC()
+    return tokenizer
+
+
+def compatibility() -> Tokenizer:
+    tokenizer = copy_of(byte_level(CONTROLS))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    return tokenizer
+
+
+def llama() -> Tokenizer:
+    tokenizer = copy_of(byte_fallback(CONTROLS))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(parts)
+    return tokenizer
+
+
+def gemma() -> Tokenizer:
+    tokenizer = copy_of(byte_fallback(CONTROLS))
+    tokenizer.add_special_tokens([AddedToken("<image_soft_token>", special=True, normalized=False)])
+    return tokenizer
+
+
+def metaspace() -> Tokenizer:
+    tokenizer = copy_of(byte_fallback(CONTROLS))
+    tokenizer.normalizer = None
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    tokenizer.decoder = decoders.Sequence([decoders.Metaspace(prepend_scheme="always"), decoders.ByteFallback()])
+    return tokenizer
+
+
+KINDS = {"NFC": (qwen, 0), "NFKC": (compatibility, 0), "Llama 2": (llama, 0), "Gemma 3": (gemma, 1),
+         "Metaspace": (metaspace, 0)}  # fmt: skip
+"""The tokenizer, and how many of its tokens the model has no row for."""
+REAL = [Path(each) for each in os.environ.get("AGENT_SERVER_TEST_TOKENIZERS", "").split(os.pathsep) if each]
+
+
+def written(backend: GrammarBackend, rows: int, tokenizer: Tokenizer, constraint: Constraint) -> str:
+    """The text of the first tokens that every mask allows."""
+    matcher = backend.compile(constraint).matcher()
+    ids = list(tokenizer.encode("x", add_special_tokens=False).ids)
+    before = tokenizer.decode(ids, skip_special_tokens=False)
+    while not matcher.finished and len(ids) < 200:
+        bits = torch.zeros((1, -(-rows // 32)), dtype=torch.int32)
+        backend.fill([matcher], bits)
+        allowed = np.flatnonzero(np.unpackbits(bits.numpy().view(np.uint8)[0], bitorder="little")[:rows])
+        token = next((int(each) for each in allowed if each not in backend.ends), None)
+        if token is None:
+            assert matcher.accepting, "nothing may follow, and this is no end"
+            break
+        assert matcher.accept(token), matcher.error
+        ids.append(token)
+    return tokenizer.decode(ids, skip_special_tokens=False).removeprefix(before)
+
+
+def backend_of(tokenizer: Tokenizer, rows: int) -> GrammarBackend:
+    return GrammarBackend(tokenizer, rows, [max(each for each in control_tokens(tokenizer) if each < rows)])
+
+
+def check(backend: GrammarBackend, tokenizer: Tokenizer, rows: int, text: str) -> None:
+    schema = {
+        "type": "object",
+        "properties": {text: {"enum": [text]}},
+        "required": [text],
+        "additionalProperties": False,
+    }
+    assert written(backend, rows, tokenizer, Constraint(kind="choice", value=[text])) == text
+    answer = written(backend, rows, tokenizer, Constraint(kind="json_schema", value=schema))
+    assert json.loads(answer) == {text: text}
+
+
+@pytest.mark.parametrize("text", HARD)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_constant_is_written_as_it_is(kind, text):
+    make, without_rows = KINDS[kind]
+    tokenizer = make()
+    rows = tokenizer.get_vocab_size() - without_rows
+    check(backend_of(tokenizer, rows), tokenizer, rows, HARD[text])
+
+
+@pytest.mark.skipif(not REAL, reason="AGENT_SERVER_TEST_TOKENIZERS names no folders")
+def test_a_constant_is_written_as_it_is_with_real_tokenizers():
+    for folder in REAL:
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        ids = tokenizer.get_vocab(with_added_tokens=True).values()
+        rows = max(ids) + 1 - (len(ids) % 2)  # one row less than tokens, for those of an odd number, as Gemma 3 has it
+        backend = backend_of(tokenizer, rows)
+        for text in HARD.values():
+            check(backend, tokenizer, rows, text)
+
+
+def test_forced_text_has_the_tokens_that_the_model_was_trained_on():
+    tokenizer = qwen()
+    backend = GrammarBackend(tokenizer, tokenizer.get_vocab_size(), [control_tokens(tokenizer)[-1]])
+    matcher = backend.compile(Constraint(kind="choice", value=["The weather in Paris"])).matcher()
+    for token in tokenizer.encode("The weather in Paris", add_special_tokens=False).ids:
+        assert matcher.forced == token and matcher.accept(token)
+
+
+def test_a_tokenizer_whose_bytes_are_not_known_is_refused():
+    tokenizer = copy_of(byte_level())
+    tokenizer.decoder = decoders.WordPiece()
+    with pytest.raises(ConstraintError, match="its decoder is WordPiece"):
+        GrammarBackend(tokenizer, tokenizer.get_vocab_size(), [1])
