@@ -55,7 +55,7 @@ class OpenThread:
         return await self._store.claim(*self._key, answers, self._run_id)
 
     async def record_result(self, interrupt_id: str, content: object, message_id: str | None) -> None:
-        await self._store.record_result(*self._key, interrupt_id, content, message_id)
+        await self._store.record_result(*self._key, interrupt_id, content, message_id, self._run_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

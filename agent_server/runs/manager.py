@@ -541,7 +541,6 @@ class RunManager:
         driver.abandoned()
         run.task = None  # a run is kept long after it; its task would keep all that it worked with
         self._withdraw(run)
-        self._forget_expired()
         if run.log.word is not None:  # it goes on elsewhere
             if self._runs.get(run.key) is run:
                 del self._runs[run.key]
@@ -549,6 +548,7 @@ class RunManager:
                 self.sharing.hand_over(run)
         else:
             self._finished.keep(run)
+            self._forget_expired()
             if self.sharing is not None:
                 self.sharing.leave(run)
         if admission is not None:

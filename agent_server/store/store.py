@@ -254,13 +254,19 @@ class Store:
         return await self._database.write(work)
 
     async def record_result(
-        self, tenant: str, thread_id: str, interrupt_id: str, content: object, message_id: str | None
+        self,
+        tenant: str,
+        thread_id: str,
+        interrupt_id: str,
+        content: object,
+        message_id: str | None,
+        run_id: str | None = None,
     ) -> None:
-        """Keep what an answered interrupt's call gave, before anyone is told: it must not be made twice. Raises
-        Superseded where another server goes on with the run that makes it."""
+        """Keep what an answered interrupt's call gave, before anyone is told: it must not be made twice. run_id: of
+        the run that makes it; Superseded where another server goes on with that."""
 
         async def work(connection: AsyncConnection) -> None:
-            if (run_id := await questions.resumed_by(connection, tenant, thread_id, interrupt_id)) is not None:
+            if run_id is not None:
                 await recording.fence(connection, tenant, thread_id, run_id, self.owner)
             await questions.record_result(connection, tenant, thread_id, interrupt_id, content, message_id)
 
