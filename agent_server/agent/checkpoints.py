@@ -21,6 +21,7 @@ from agent_server.agent.conversation import Conversation
 from agent_server.agent.running import Activity, CallResult
 from agent_server.agent.state import SharedState
 from agent_server.pacing import PART
+from agent_server.runs.joining import asked_digest, bare_input
 from agent_server.store import StoreUnavailable
 from events.message import each_dict
 from events.options import GenerationOptions
@@ -60,7 +61,7 @@ class RunCheckpoint(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A run as it stood. input: in wire form; the state as it was, and with the last message alone once it has `begun`.
     messages: the conversation in wire form. step: the number of the model's turn; 0 for calls that a person agreed to.
     turn: the number of the event behind which that turn began, while it goes on; None while its `calls` are answered.
-    turns: of a model that the run has taken.
+    turns: of a model that the run has taken. asked: once the run has ended, the digest of what it was asked.
     """
 
     input: msgspec.Raw
@@ -74,6 +75,7 @@ class RunCheckpoint(msgspec.Struct, kw_only=True, omit_defaults=True):
     calls: list[CallCheckpoint] = []
     usage: list[TokenUsage] = []
     warnings: list[str] = []
+    asked: str = ""
 
     def run_input(self) -> RunAgentInput:
         """What the run is begun with anew. Once it has begun the conversation is `messages`."""
@@ -91,8 +93,7 @@ def first_checkpoint(input: RunAgentInput, options: GenerationOptions, *, whole:
 
 def ended_checkpoint(input: RunAgentInput, options: GenerationOptions) -> str:
     """Of a run that ended: what its events are told again with, and nothing that was said."""
-    bare = input.model_copy(update={"messages": [], "tools": [], "context": [], "forwarded_props": {}, "state": None})
-    return first_checkpoint(bare.model_copy(update={"resume": None}), options, whole=False)
+    return encoded(RunCheckpoint(input=bare_input(input), options=options, asked=asked_digest(input)))
 
 
 def encoded(checkpoint: RunCheckpoint) -> str:
@@ -198,7 +199,7 @@ class Checkpointer:
     def _bare_input(self) -> dict[str, Any]:
         if self._input is None:
             source = self._context.input
-            without = {"messages", "resume", "state"}
+            without = {"messages", "state"}
             self._input = source.model_dump(mode="json", by_alias=True, exclude=without, exclude_none=True)
             self._input["messages"] = list(each_dict(source.messages[-1:]))
         return self._input

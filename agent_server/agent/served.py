@@ -126,7 +126,9 @@ class ServedAgent:
         """What a run is begun with that another server had. Raises msgspec.MsgspecError or ValueError for a checkpoint
         that this version does not read."""
         read = read_checkpoint(checkpoint)
-        return Resumption(input=read.run_input(), options=read.options, begun=read.begun, whole=read.whole)
+        return Resumption(
+            input=read.run_input(), options=read.options, begun=read.begun, whole=read.whole, asked=read.asked
+        )
 
     async def run(self, context: RunContext, recorder: Recorder) -> Ending:
         """One run: apply what it resumes, then let the loop work. See `resuming` and `loop`."""

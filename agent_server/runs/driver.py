@@ -100,6 +100,7 @@ class Driver:
         self._thread: OpenThread | None = None
         self._run_seconds = run_seconds
         self._orphan = orphan
+        self.joins: Callable[[Run], Awaitable[Runnable | None]] | None = None
         self.when_ready: Callable[[], Awaitable[None]] | None = None
         self._accepted = False  # its messages are in the store
         self._entered = False  # the store knows of it: its ending must follow
@@ -169,6 +170,9 @@ class Driver:
                 if before := await turn.before():
                     await self._wait_behind(before)
                 await turn.come()
+                if before and self.joins is not None and (followed := await self.joins(self.run)) is not None:
+                    self.run.state = "running"
+                    return self._finished(await followed.run(self._context(), self.recorder))
                 if self._orphan is not None and self.when_ready is not None:
                     await self.when_ready()
                 self.run.state = "running"

@@ -55,7 +55,7 @@ class OpenThread:
         return await self._store.claim(*self._key, answers, self._run_id)
 
     async def record_result(self, interrupt_id: str, content: object, message_id: str | None) -> None:
-        await self._store.record_result(*self._key, interrupt_id, content, message_id)
+        await self._store.record_result(*self._key, interrupt_id, content, message_id, self._run_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,12 +207,13 @@ def token_row(token: Token) -> Scored:
 
 class Resumption(msgspec.Struct, frozen=True, kw_only=True):
     """What a run is begun with again. begun: the agent had begun its work, and goes on from its checkpoint. whole: as
-    `Run`'s."""
+    `Run`'s. asked: of a run that ended, the digest of what it was asked."""
 
     input: RunAgentInput
     options: GenerationOptions
     begun: bool
     whole: bool
+    asked: str = ""
 
 
 @runtime_checkable

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ag_ui.core import Message, RunAgentInput
+import msgspec
+from ag_ui.core import RunAgentInput
 
 from adapters.errors import RequestError
 from agent_server.runs.execution import Ending, Recorder, RunContext
@@ -18,19 +20,37 @@ if TYPE_CHECKING:
     from agent_server.runs.sharing.interfaces import AnyRun
 
 
-def is_retry(asked: RunAgentInput, going_on: RunAgentInput) -> bool:
-    """Whether a client asks for the same again: its last message, or its answers, are those of the run that goes on.
-    Ids of messages do not count, since clients give new ones to what they send again."""
-    if asked.resume or going_on.resume:
-        return asked.resume == going_on.resume
-    return bool(asked.messages) and _last(asked) == _last(going_on)
+RETRY_SECONDS = 30.0
+"""How long after its end a run may be asked for again by a client whose server ended before it told the end."""
 
 
-def _last(input: RunAgentInput) -> object:
-    if not input.messages:
-        return None
-    message: Message = input.messages[-1]
-    return message.role, getattr(message, "content", None), getattr(message, "tool_call_id", None)
+def asked_digest(input: RunAgentInput) -> str:
+    """Of what a run is asked: its answers to interrupts, or its last message. Clients that ask for the same again send
+    the same, but for ids of messages."""
+    if input.resume:
+        asked: object = [entry.model_dump(mode="json", by_alias=True) for entry in input.resume]
+    elif input.messages:
+        asked = input.messages[-1].model_dump(mode="json", by_alias=True, exclude={"id"})
+    else:
+        return ""
+    return hashlib.sha256(msgspec.json.encode(asked, order="sorted")).hexdigest()
+
+
+def bare_input(input: RunAgentInput) -> msgspec.Raw:
+    """What a run's events are told again with, in wire form: nothing of what was said."""
+    bare = input.model_copy(
+        update={"messages": [], "tools": [], "context": [], "forwarded_props": {}, "state": None, "resume": None}
+    )
+    return msgspec.Raw(bare.model_dump_json(by_alias=True, exclude_none=True).encode())
+
+
+class JoinedRun(msgspec.Struct):
+    """What the store keeps of a run that follows another, so that it is found under its id at any server. input: in
+    wire form, without what was said."""
+
+    joins: str
+    agent: str
+    input: msgspec.Raw
 
 
 class Joining:

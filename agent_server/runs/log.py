@@ -56,6 +56,8 @@ class EventLog:
         self.bytes = 0
         self.last = begins
         self.closed = False
+        self.is_told = False
+        """Whether a reader was given the last event of all."""
         self.word: Event | None = None
         """What readers are told at the end, without a number of its own, where the run goes on elsewhere."""
 
@@ -184,6 +186,8 @@ class LogReader(ItemReader):
             self._leave()
             return log.last, self._lost(gap)
         self._cursor = cursor + 1
+        if log.closed and cursor + 1 == log.last:
+            log.is_told = True
         return cursor + 1, event
 
     def arrival(self) -> asyncio.Future[None] | None:

@@ -18,7 +18,7 @@ from agent_server.runs.driver import Driver, Orphan, Screen, Written
 from agent_server.runs.early_stops import EarlyStops
 from agent_server.runs.execution import Resumes, Runnable
 from agent_server.runs.finished_runs import FinishedRuns
-from agent_server.runs.joining import Joining, is_retry
+from agent_server.runs.joining import RETRY_SECONDS, JoinedRun, Joining, asked_digest, bare_input
 from agent_server.runs.journal import JournalWriter, SavedRun
 from agent_server.runs.run import INSIST_SECONDS, Observer, Run
 from agent_server.settings import RunLimits
@@ -98,6 +98,7 @@ class RunManager:
         if store is not None and store.durable and self.limits.take_up:
             self._writer = JournalWriter(store, self.limits.save_every, self.limits.replay_seconds)
         self._resuming = asyncio.Lock()
+        self._begun = time.monotonic()
         self._orphaned = store is not None and store.durable  # until it was looked
         self._unsettled: deque[Conclusion] = deque(maxlen=MOST_UNSETTLED)
         self._settling: asyncio.Task[None] | None = None
@@ -124,16 +125,24 @@ class RunManager:
             async with self._resuming:
                 await self._resume_all(self.store, orphans)
 
-    async def resume_dead(self, tenant: str, run_id: str, thread_id: str) -> bool:
-        """Go on with a run whose gateway the others have declared dead. False if nobody can."""
+    async def resume_dead(self, tenant: str, run_id: str, thread_id: str, owner: int) -> bool:
+        """Go on with a run whose gateway the others have declared dead; see `Successor`."""
         if self.store is None or not self.limits.take_up:
             return False
         async with self._resuming:
-            record = await self.store.orphan(tenant, run_id, thread_id)
+            record = await self.store.orphan(tenant, run_id, owner)
             if record is not None:
                 await self._resume_all(self.store, [record])
-        run = self._runs.get((tenant, run_id))
-        return run is not None and not run.finished
+        return await self.store.run_owner(tenant, thread_id, run_id) not in (None, owner)
+
+    async def ended_events(self, tenant: str, run_id: str) -> list[Event]:
+        """All events of a run whose end the store has; see `Successor`."""
+        record = None if self.store is None else await self.store.ended_run(tenant, run_id)
+        try:
+            events = SavedRun(record.packed).events if record is not None else []
+        except ValueError:
+            return []
+        return events if events and isinstance(events[-1], RunFinished | RunError) else []
 
     async def _resume_all(self, store: Store, records: Sequence[KeptRecord]) -> None:
         for record in records:
@@ -178,7 +187,7 @@ class RunManager:
     async def open(self) -> None:
         """Begin to share runs, where they are shared."""
         if self.sharing is not None:
-            await self.sharing.open(self.resume_dead)
+            await self.sharing.open(self)
 
     async def start(
         self,
@@ -213,7 +222,7 @@ class RunManager:
         if options.store:
             await self._take_up_thread(input.thread_id, tenant)
             if (resumed := await self._resumed_for(input, agent, tenant)) is not None:
-                return await self._join(resumed, input, options, agent, tenant, grace)
+                return await self._join(resumed, input, agent, tenant, grace)
         # Quotas may wait for Redis, so room is checked behind them, with no await between this and `_enter`.
         runnable = self._admit(input, agent, tenant)
         grace = self.limits.grace if grace is None else grace
@@ -230,28 +239,70 @@ class RunManager:
         await self._begin(run, runnable, admission=admission, warnings=warnings, also=also)
         return run
 
-    async def _resumed_for(self, input: RunAgentInput, agent: str, tenant: str) -> AnyRun | None:
-        """The run that a client asks for again because its server ended, if another goes on with it."""
-        for run in await self.going_on(input.thread_id, tenant) if self._writer is not None else ():
-            if run.is_resumed and run.agent == agent and is_retry(input, run.input):
+    async def _resumed_for(
+        self, input: RunAgentInput, agent: str, tenant: str, besides: str | None = None
+    ) -> AnyRun | None:
+        """The run that a client asks for again because its server ended, if another goes on with it, or has just ended
+        it before the client was told."""
+        if self._writer is None or not (asked := asked_digest(input)):
+            return None
+        for run in await self.going_on(input.thread_id, tenant):
+            if run.id != besides and run.is_resumed and run.agent == agent and asked_digest(run.input) == asked:
                 return run
-        return None
+        if self.sharing is None and time.monotonic() - self._begun > 2 * RETRY_SECONDS:
+            return None  # no other server can have ended since
+        assert self.store is not None
+        record = await self.store.last_ended(
+            tenant, input.thread_id, int((time.time() - RETRY_SECONDS) * 1000), besides or ""
+        )
+        served: object = self.agents.get(agent)
+        if record is None or record.agent != agent or not isinstance(served, Resumes):
+            return None
+        try:
+            if served.resumption(record.body).asked != asked:
+                return None
+            ended = await self.find(record.run_id, tenant)
+        except (RequestError, msgspec.MsgspecError, ValueError):
+            return None
+        return None if ended.log.is_told else ended
 
-    async def _join(
-        self, resumed: AnyRun, input: RunAgentInput, options: GenerationOptions, agent: str, tenant: str,
-        grace: float | None,
-    ) -> Run:  # fmt: skip
+    async def _joins(self, run: Run) -> Runnable | None:
+        """What a run is to follow whose turn has come behind others, if they were the same that it asks for: its client
+        asked again before anybody knew that the server had ended."""
+        followed = await self._resumed_for(run.input, run.agent, run.tenant, besides=run.id)
+        return None if followed is None else Joining(followed)
+
+    async def _join(self, resumed: AnyRun, input: RunAgentInput, agent: str, tenant: str, grace: float | None) -> Run:
         """Follow a run that goes on, for a client that asks for it again. Under its own id it is the same run; under
         another the answer is told under that, and stored once, as the run's that goes on."""
         if resumed.id == input.run_id and isinstance(resumed, Run):
             return resumed
         self._admit(input, agent, tenant, waits=False)
-        options = msgspec.structs.replace(options, store=False)
-        grace = self.limits.grace if grace is None else grace
+        if self.store is not None:  # so that the client finds it under this id after the next end of a server
+            joined = JoinedRun(joins=resumed.id, agent=agent, input=bare_input(input))
+            until = int((time.time() + self.limits.run_seconds) * 1000)
+            body = msgspec.json.encode(joined).decode()
+            await self.store.join_run(tenant, input.thread_id, input.run_id, body, until)
+        return self._follow(resumed, input, tenant, self.limits.grace if grace is None else grace)
+
+    async def _joined(self, run_id: str, tenant: str) -> Run | None:
+        """A run that follows another, as a server that ended since has made it."""
+        body = None if self._writer is None or self.store is None else await self.store.joined_run(tenant, run_id)
+        if body is None:
+            return None
+        joined = msgspec.json.decode(body, type=JoinedRun)
+        followed = await self.find(joined.joins, tenant)
+        return self._follow(followed, RunAgentInput.model_validate_json(bytes(joined.input)), tenant, float("inf"))
+
+    def _follow(self, resumed: AnyRun, input: RunAgentInput, tenant: str, grace: float) -> Run:
+        known = self._runs.get((tenant, input.run_id))
+        if known is not None and not known.finished:  # of two readers one was first
+            return known
         run = Run(
-            input=input, options=options, agent=agent, tenant=tenant,
+            input=input, options=GenerationOptions(store=False), agent=resumed.agent, tenant=tenant,
             grace=None if grace == float("inf") else grace, limits=self.limits.log,
         )  # fmt: skip
+        run.is_resumed = True  # a client may be ahead of it until it has caught up
         self._runs[run.key] = run
         self._capacity.enter(run.tenant)
         joining = Joining(resumed)
@@ -287,6 +338,10 @@ class RunManager:
             run, runnable, store, self.new_id, self.limits.run_seconds, orphan, screen, writer, self._settle
         )
         driver.when_ready = self.when_ready
+        if store is not None:
+            run.owner = store.owner
+            if orphan is None:
+                driver.joins = self._joins
         for warning in warnings:
             driver.recorder.warn(warning)
         if self.sharing is not None or also is not None:
@@ -328,6 +383,8 @@ class RunManager:
 
     async def _ended(self, run_id: str, tenant: str) -> Run:
         """A run that ended at a server which has ended since, made of what was saved. RequestError("not_found")."""
+        if (joined := await self._joined(run_id, tenant)) is not None:
+            return joined
         record = None if self._writer is None or self.store is None else await self.store.ended_run(tenant, run_id)
         agent: object = None if record is None else self.agents.get(record.agent)
         if record is None or not isinstance(agent, Resumes):
@@ -484,7 +541,6 @@ class RunManager:
         driver.abandoned()
         run.task = None  # a run is kept long after it; its task would keep all that it worked with
         self._withdraw(run)
-        self._forget_expired()
         if run.log.word is not None:  # it goes on elsewhere
             if self._runs.get(run.key) is run:
                 del self._runs[run.key]
@@ -492,6 +548,7 @@ class RunManager:
                 self.sharing.hand_over(run)
         else:
             self._finished.keep(run)
+            self._forget_expired()
             if self.sharing is not None:
                 self.sharing.leave(run)
         if admission is not None:

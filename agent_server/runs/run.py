@@ -65,6 +65,8 @@ class Run:
         self.stopped_by: StopReason | None = None
         self.is_resumed = False
         """Whether another server had it, which ended."""
+        self.owner = 0
+        """The number under which the store knows this server; 0 where nothing is stored."""
         self._insist_at = 0.0
         self.done = asyncio.Event()
         self.task: asyncio.Task[None] | None = None

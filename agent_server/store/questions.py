@@ -58,15 +58,6 @@ async def claim(
     return True
 
 
-async def resumed_by(connection: AsyncConnection, tenant: str, thread_id: str, id: str) -> str | None:
-    """The id of the run that answers an interrupt."""
-    table = schema.interrupts
-    found: str | None = await connection.scalar(
-        select(table.c.resumed_by).where(of(table, tenant, thread_id), table.c.id == id)
-    )
-    return found
-
-
 async def record_result(
     connection: AsyncConnection, tenant: str, thread_id: str, id: str, content: object, message_id: str | None
 ) -> None:

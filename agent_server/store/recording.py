@@ -288,6 +288,37 @@ async def _add_events(connection: AsyncConnection, saved: Sequence[SavedEvents])
     await rows.upsert(connection, schema.run_events, added, ["packed"])
 
 
+async def last_ended(
+    connection: AsyncConnection, tenant: str, thread_id: str, since: int, besides: str
+) -> KeptRecord | None:
+    """The thread's latest run but one of that id, if it ended after that time; without its events."""
+    runs = schema.runs
+    latest = select(runs.c.id).where(of(runs, tenant, thread_id), runs.c.id != besides)
+    latest = latest.order_by(runs.c.created_at.desc(), runs.c.id.desc())
+    query = _KEPT.where(of(runs, tenant, thread_id), runs.c.id == latest.limit(1).scalar_subquery())
+    row = (await connection.execute(query.where(schema.kept_runs.c.ended_at >= since))).first()
+    return None if row is None else await _kept(connection, row)
+
+
+async def join_run(
+    connection: AsyncConnection, tenant: str, thread_id: str, run_id: str, body: str, until: int
+) -> None:
+    """Keep that a run follows another. It is no run of its own, so `runs` has none of that id."""
+    row = {
+        "tenant": tenant, "thread_id": thread_id, "run_id": run_id, "body": body, "attempts": 0, "progress": 0,
+        "ended_at": until,
+    }  # fmt: skip
+    await rows.upsert(connection, schema.kept_runs, [row], ["body", "ended_at"])
+
+
+async def joined_run(connection: AsyncConnection, tenant: str, run_id: str) -> str | None:
+    kept, runs = schema.kept_runs, schema.runs
+    own = exists().where(runs.c.tenant == tenant, runs.c.thread_id == kept.c.thread_id, runs.c.id == run_id)
+    query = select(kept.c.body).where(kept.c.tenant == tenant, kept.c.run_id == run_id, not_(own))
+    body: str | None = await connection.scalar(query.limit(1))
+    return body
+
+
 async def forget_ended(connection: AsyncConnection, before: int) -> None:
     """Forget what was saved of runs that ended before a time in milliseconds: they are replayed no longer."""
     kept = schema.kept_runs

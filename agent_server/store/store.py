@@ -186,6 +186,28 @@ class Store:
         """What is saved of a run that ended, with its events; None if nothing is."""
         return await self._database.read(lambda connection: recording.kept_run(connection, tenant, run_id, None))
 
+    async def last_ended(self, tenant: str, thread_id: str, since: int, besides: str) -> KeptRecord | None:
+        """The thread's latest run but one of that id, if it ended after that time in milliseconds at a server that has
+        ended since, or was resumed; without its events."""
+        record = await self._database.read(
+            lambda connection: recording.last_ended(connection, tenant, thread_id, since, besides)
+        )
+        if record is None or record.attempts:
+            return record
+        if record.owner == self.owner or await self._database.lives(record.owner):
+            return None
+        return record
+
+    async def join_run(self, tenant: str, thread_id: str, run_id: str, body: str, until: int) -> None:
+        """Keep which run another one follows, until a time in milliseconds."""
+        await self._database.write(
+            lambda connection: recording.join_run(connection, tenant, thread_id, run_id, body, until)
+        )
+
+    async def joined_run(self, tenant: str, run_id: str) -> str | None:
+        """What `join_run` kept; None if there is nothing."""
+        return await self._database.read(lambda connection: recording.joined_run(connection, tenant, run_id))
+
     async def forget_ended(self, before: int) -> None:
         """Forget the saved events of runs that ended before a time in milliseconds."""
         await self._database.write(lambda connection: recording.forget_ended(connection, before))
@@ -201,18 +223,17 @@ class Store:
         thread = (tenant, thread_id)
         return await self._database.read(lambda connection: recording.kept_runs(connection, dead, thread))
 
-    async def orphan(self, tenant: str, run_id: str, thread_id: str) -> KeptRecord | None:
-        """A run that goes on and can be resumed, whose server was declared dead by other means than the store's."""
-        owners = select(schema.runs.c.owner).where(
-            of(schema.runs, tenant, thread_id), schema.runs.c.id == run_id,
-            schema.runs.c.status.in_(recording.UNFINISHED), schema.runs.c.owner != self.owner,
-        )  # fmt: skip
-        found = await self._database.rows(owners)
-        if not found:
-            return None
-        return await self._database.read(
-            lambda connection: recording.kept_run(connection, tenant, run_id, found[0].owner)
-        )
+    async def orphan(self, tenant: str, run_id: str, owner: int) -> KeptRecord | None:
+        """A run of an owner's that goes on and can be resumed, whose server was declared dead by other means than the
+        store's."""
+        return await self._database.read(lambda connection: recording.kept_run(connection, tenant, run_id, owner))
+
+    async def run_owner(self, tenant: str, thread_id: str, run_id: str) -> int | None:
+        """Whose a run is that goes on; None if it ended or is not known."""
+        table = schema.runs
+        query = select(table.c.owner).where(of(table, tenant, thread_id), table.c.id == run_id)
+        found = await self._database.rows(query.where(table.c.status.in_(recording.UNFINISHED)))
+        return found[0].owner if found else None
 
     async def take_up(self, record: KeptRecord) -> KeptRecord | None:
         """Make a run of a server that ended this one's, with what its thread is and the events that were saved. None if
@@ -233,13 +254,19 @@ class Store:
         return await self._database.write(work)
 
     async def record_result(
-        self, tenant: str, thread_id: str, interrupt_id: str, content: object, message_id: str | None
+        self,
+        tenant: str,
+        thread_id: str,
+        interrupt_id: str,
+        content: object,
+        message_id: str | None,
+        run_id: str | None = None,
     ) -> None:
-        """Keep what an answered interrupt's call gave, before anyone is told: it must not be made twice. Raises
-        Superseded where another server goes on with the run that makes it."""
+        """Keep what an answered interrupt's call gave, before anyone is told: it must not be made twice. run_id: of
+        the run that makes it; Superseded where another server goes on with that."""
 
         async def work(connection: AsyncConnection) -> None:
-            if (run_id := await questions.resumed_by(connection, tenant, thread_id, interrupt_id)) is not None:
+            if run_id is not None:
                 await recording.fence(connection, tenant, thread_id, run_id, self.owner)
             await questions.record_result(connection, tenant, thread_id, interrupt_id, content, message_id)
 

@@ -74,7 +74,7 @@ async def test_what_was_told_is_kept(tmp_path: Path):
     finally:
         await store.close()
     assert told == {"a": ["one", "The whole answer."], "b": ["two", "three"]}
-    assert runs == {"run-a": "finished", "run-b": "broken", "run-c": "broken"}
+    assert runs == {"run-a": "finished", "run-b": "running", "run-c": "waiting"}
 
 
 if __name__ == "__main__":

@@ -11,11 +11,11 @@ from pathlib import Path
 import httpx
 import msgspec
 import pytest
+from agent_server.agent.kept_runs import KeptRun
 
 from adapters.errors import RequestError
 from agent_server.agent import Agent, ToolContext, tool
 from agent_server.agent.interrupts import UNKNOWN
-from agent_server.agent.kept_runs import KeptRun
 from agent_server.runs.driver import GOES_ON
 from agent_server.runs.manager import NUMBERS
 from agent_server.store import KeptRecord, Store

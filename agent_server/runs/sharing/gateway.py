@@ -10,14 +10,17 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from adapters.errors import RequestError
 from agent_server.runs.sharing.control import GatewayCommands
 from agent_server.runs.sharing.entries import number_of
 from agent_server.runs.sharing.follower import Follower
+from agent_server.runs.sharing.interfaces import Successor
 from agent_server.runs.sharing.keys import RedisKeys, RunPlace, place_of
 from agent_server.runs.sharing.link import RedisLink, Unreachable
 from agent_server.runs.sharing.lua_scripts import ENTER, RESUME
@@ -47,7 +50,6 @@ class Gateway:
         self._runs: dict[tuple[str, str], Shared] = {}
         self._ended: dict[tuple[str, str], RunPlace] = {}
         self._joined = self._closed = False
-        self._resume_dead: Callable[[str, str, str], Awaitable[bool]] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._beat = asyncio.Event()
         self._enter = self.link.script(ENTER)
@@ -55,10 +57,10 @@ class Gateway:
         self._publisher = Publisher(self.link, keys, self.id, self._runs, self.limits, self._lapsed)
         self._follower = Follower(self.link, keys, self.limits)
         self._controls = GatewayCommands(self.link, keys, self.id, self._runs, self.limits, self._publisher)
-        self._reaper = Reaper(self.link, keys, self.id, self.limits, self._resumed)
+        self._reaper = Reaper(self.link, keys, self.id, self.limits)
 
-    async def open(self, resume: Callable[[str, str, str], Awaitable[bool]]) -> None:
-        self._resume_dead = resume
+    async def open(self, successor: Successor) -> None:
+        self._reaper.successor = successor
         try:
             await self._renew()
         except Unreachable as error:
@@ -90,17 +92,12 @@ class Gateway:
 
     # ---- this gateway's runs ----------------------------------------------------------------------------------------
 
-    async def _resumed(self, place: RunPlace) -> bool:
-        return self._resume_dead is not None and await self._resume_dead(place.tenant, place.run_id, place.thread_id)
-
     async def enter(self, run: Run, earlier: Sequence[Run], queued: int, *, resumed: bool = False) -> None:
-        if resumed and await self._enter_again(run):
-            return
         place = RunPlace(self.id, run.tenant, run.id, run.thread_id, secrets.token_hex(6))
-        shared = self._runs[run.key] = Shared(run, place)
+        shared = self._runs[run.key] = Shared(run, place, resumed=resumed)
         try:
             await self._after(earlier)
-            await self._register(shared, queued)
+            await self._register(shared, queued, again=resumed)
         except RequestError:
             del self._runs[run.key]
             raise
@@ -113,34 +110,31 @@ class Gateway:
             shared.entered.set()
         self._publisher.hurry()
 
-    async def _enter_again(self, run: Run) -> bool:
+    async def _replace(self, shared: Shared) -> bool:
         """Put this gateway in the place of one that ended, whose run goes on here: in the thread's queue, and behind
-        what the stream has. False if Redis knows nothing of the run."""
-        try:
-            record = await self.link.call("HGETALL", self._keys.record(run.tenant, run.id))
-            if not record or b"ended" in record:
-                return False
-            former = place_of(record[b"entry"])
-            place = RunPlace(self.id, run.tenant, run.id, run.thread_id, former.instance)
-            shared = self._runs[run.key] = Shared(run, place)
-            seconds = int(self.limits.run + self.limits.replay)
-            keys = [
-                self._keys.lease(former.gateway), self._keys.runs(former.gateway),
-                self._keys.record(run.tenant, run.id), self._keys.thread(run.tenant, run.thread_id),
-                self._keys.events(place), self._keys.lease(self.id), self._keys.runs(self.id),
-            ]  # fmt: skip
-            # The store has given the run to this gateway: the former one may write nothing any more, alive or not.
-            answer = await self._resume(keys, [former.entry, place.entry, former.instance, seconds, 1])
-            if answer[0] == b"lapsed":
-                self._lapsed()
-            if answer[0] != b"ok":
-                del self._runs[run.key]
-                return False
-            shared.accepted(answer[1], number_of(answer[2]))
-        except Unreachable:
-            self._runs.pop(run.key, None)
+        what the stream has. False if Redis knows nothing of the run any more, so that it is entered anew."""
+        run = shared.run
+        record = await self.link.call("HGETALL", self._keys.record(run.tenant, run.id))
+        shared.resumed = bool(record) and b"ended" not in record
+        if not shared.resumed:
             return False
-        self._publisher.hurry()
+        former = place_of(record[b"entry"])
+        place = msgspec.structs.replace(shared.place, instance=former.instance)
+        keys = [
+            self._keys.lease(self.id), self._keys.runs(self.id), self._keys.runs(former.gateway),
+            self._keys.record(run.tenant, run.id), self._keys.thread(run.tenant, run.thread_id),
+            self._keys.events(place),
+        ]  # fmt: skip
+        seconds = int(self.limits.run + self.limits.replay)
+        # The store has given the run to this gateway: the former one may write nothing any more, alive or not.
+        answer = await self._resume(keys, [former.entry, place.entry, former.instance, seconds, run.owner])
+        if answer[0] == b"ok":
+            shared.place, shared.resumed = place, False
+            shared.replaces(number_of(answer[2]))
+            shared.accepted(answer[1], number_of(answer[2]))
+        else:  # it is tried again once this gateway counts as alive
+            self._lapsed()
+            shared.alone()
         return True
 
     async def _after(self, earlier: Sequence[Run]) -> None:
@@ -151,6 +145,8 @@ class Gateway:
 
     async def _register(self, shared: Shared, queued: int, *, again: bool = False, patient: bool = True) -> None:
         """Enter a run into Redis. Again: it goes on already, so nothing but its own death keeps it out."""
+        if shared.resumed and await self._replace(shared):
+            return
         place = shared.place
         keys = [
             self._keys.lease(self.id),

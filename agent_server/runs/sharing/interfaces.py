@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -71,13 +71,23 @@ class AnyRun(Protocol):
     async def modify(self, changes: dict[str, object]) -> bool: ...
 
 
+class Successor(Protocol):
+    """What becomes of the runs of a gateway that was found dead: the run manager of another one."""
+
+    async def resume_dead(self, tenant: str, run_id: str, thread_id: str, owner: int) -> bool:
+        """Go on with a run that was the store's owner's of that number, which may write nothing of it from here on.
+        False if nobody goes on with it."""
+
+    async def ended_events(self, tenant: str, run_id: str) -> list[Event]:
+        """All events of a run whose end the store has; none of others."""
+
+
 class Sharing(Protocol):
     """Where runs are made known to other gateways and theirs are found. None of it raises because it is out of order:
     then this gateway's runs go on alone."""
 
-    async def open(self, resume: Callable[[str, str, str], Awaitable[bool]]) -> None:
-        """Begin. `resume` is awaited for each run of a gateway that was found dead, with its tenant, its id and its
-        thread's: whether it goes on here. Others are ended."""
+    async def open(self, successor: Successor) -> None:
+        """Begin. successor: goes on with runs of gateways that are found dead. Others are ended."""
 
     async def close(self) -> None:
         """Send what is left, end what is read here of other gateways, and say goodbye. Safe to call twice."""

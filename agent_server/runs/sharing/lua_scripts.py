@@ -40,28 +40,26 @@ return {'ok', place, tail[1] and tail[1][1] or '0-0'}
 """
 
 RESUME = """
--- KEYS former lease, former runs, record, thread, events, lease, runs
--- ARGV former entry, entry, instance, seconds, whether the former owner may live, field, value, ...
--- → {'ok', runs before it, id of its last event} or {'lapsed'} | {'alive'} | {'gone'}
-if redis.call('EXISTS', KEYS[6]) == 0 then return {'lapsed'} end
-if ARGV[5] == '0' and redis.call('EXISTS', KEYS[1]) == 1 then return {'alive'} end
-local known = redis.call('HMGET', KEYS[3], 'instance', 'ended')
-if known[1] ~= ARGV[3] or known[2] then return {'gone'} end
-redis.call('HSET', KEYS[3], 'entry', ARGV[2], 'resumed', 1)
-redis.call('SREM', KEYS[2], ARGV[1])
-redis.call('SADD', KEYS[7], ARGV[2])
-local place = redis.call('LPOS', KEYS[4], ARGV[1])
+-- KEYS lease, runs, former runs, record, thread, events; ARGV former entry, entry, instance, seconds, owner
+-- → {'ok', runs before it, id of its last event} or {'lapsed'} or {'gone'}
+if redis.call('EXISTS', KEYS[1]) == 0 then return {'lapsed'} end
+local known = redis.call('HMGET', KEYS[4], 'instance', 'ended', 'entry')
+if known[1] ~= ARGV[3] or known[2] or (known[3] ~= ARGV[1] and known[3] ~= ARGV[2]) then return {'gone'} end
+redis.call('HSET', KEYS[4], 'entry', ARGV[2], 'resumed', 1, 'owner', ARGV[5])
+redis.call('SREM', KEYS[3], ARGV[1])
+redis.call('SADD', KEYS[2], ARGV[2])
+local place = redis.call('LPOS', KEYS[5], ARGV[1])
 if place then
-  redis.call('LSET', KEYS[4], place, ARGV[2])
+  redis.call('LSET', KEYS[5], place, ARGV[2])
 else
-  place = redis.call('LPOS', KEYS[4], ARGV[2])
+  place = redis.call('LPOS', KEYS[5], ARGV[2])
   if not place then
     place = 0
-    redis.call('LPUSH', KEYS[4], ARGV[2])
+    redis.call('LPUSH', KEYS[5], ARGV[2])
   end
 end
-for i = 3, 5 do redis.call('EXPIRE', KEYS[i], ARGV[4]) end
-local tail = redis.call('XREVRANGE', KEYS[5], '+', '-', 'COUNT', 1)
+for i = 4, 6 do redis.call('EXPIRE', KEYS[i], ARGV[4]) end
+local tail = redis.call('XREVRANGE', KEYS[6], '+', '-', 'COUNT', 1)
 return {'ok', place, tail[1] and tail[1][1] or '0-0'}
 """
 

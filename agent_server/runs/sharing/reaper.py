@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Sequence
 
+from adapters.errors import RequestError
 from agent_server.runs.sharing.entries import RawEntry, closing, entry_id, number_of, opened
+from agent_server.runs.sharing.interfaces import Successor
 from agent_server.runs.sharing.keys import RedisKeys, RunPlace, place_of
 from agent_server.runs.sharing.link import RedisLink
 from agent_server.runs.sharing.lua_scripts import END_DEAD
 from agent_server.settings import SharingLimits
 from events.encode import encode
+from events.vocabulary import Event
 
 log = logging.getLogger("agent_server.sharing")
 ATTEMPTS = 5
@@ -19,16 +22,8 @@ ATTEMPTS = 5
 class Reaper:
     """Reaps dead gateways. Every gateway has one; several at once do no harm."""
 
-    def __init__(
-        self,
-        link: RedisLink,
-        keys: RedisKeys,
-        gateway: str,
-        limits: SharingLimits,
-        resume: Callable[[RunPlace], Awaitable[bool]],
-    ) -> None:
-        """resume: goes on with a run of a dead gateway; whether it goes on here."""
-        self._resume = resume
+    def __init__(self, link: RedisLink, keys: RedisKeys, gateway: str, limits: SharingLimits) -> None:
+        self.successor: Successor | None = None
         self._link = link
         self._keys = keys
         self._gateway = gateway
@@ -49,15 +44,17 @@ class Reaper:
 
     async def _wind_up(self, gateway: str) -> bool:
         """False if it came back to life."""
+        resumed = 0
         entries = await self._link.call("SMEMBERS", self._keys.runs(gateway))
         for entry in entries:
             # Alive again: what it still runs stays its own.
             place = place_of(entry)
-            if await self._resume(place):
+            if await self._goes_on(place):
+                resumed += 1
                 continue
             if not await self._end(place):
                 return False
-        log.warning("a gateway died; %d runs of it were ended", len(entries))
+        log.warning("a gateway died; of its %d runs %d go on here", len(entries), resumed)
         await self._link.all(
             [
                 ("SREM", self._keys.gateways, gateway),
@@ -65,6 +62,26 @@ class Reaper:
             ]
         )
         return True
+
+    async def _goes_on(self, place: RunPlace) -> bool:
+        owner = await self._link.call("HGET", self._keys.record(place.tenant, place.run_id), "owner")
+        if self.successor is None or not owner:
+            return False
+        try:
+            return await self.successor.resume_dead(place.tenant, place.run_id, place.thread_id, int(owner))
+        except RequestError as error:
+            log.warning("a run of a gateway that died could not be resumed: %s", error.message)
+            return False
+
+    async def _last_events(self, place: RunPlace, entries: Sequence[RawEntry]) -> list[Event]:
+        """What ends a stream: what the store has of its end, else that the run broke off, by the rules of the
+        lifecycle."""
+        last = number_of(entries[-1][0]) if entries else 0
+        try:
+            ended = [] if self.successor is None else await self.successor.ended_events(place.tenant, place.run_id)
+        except RequestError:
+            ended = []
+        return ended[last:] if ended else closing(opened(entries), place)
 
     async def _end(self, place: RunPlace) -> bool:
         for _ in range(ATTEMPTS):
@@ -78,8 +95,7 @@ class Reaper:
         stream = self._keys.events(place)
         entries: list[RawEntry] = await self._link.call("XRANGE", stream, "-", "+")
         last = number_of(entries[-1][0]) if entries else 0
-        # Written by the rules of the lifecycle: what is open in the stream is closed before RUN_ERROR.
-        events = closing(opened(entries), place)
+        events = await self._last_events(place, entries)
         keys = [
             self._keys.lease(place.gateway),
             self._keys.runs(place.gateway),

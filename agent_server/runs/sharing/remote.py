@@ -30,10 +30,11 @@ IDLE_SECONDS = 5.0
 
 def record_of(run: Run) -> dict[str, bytes]:
     """What others must know of a run beside its events, for Redis. The tools are the run's own business."""
-    input = run.input.model_copy(update={"tools": [], "context": [], "forwarded_props": {}, "resume": None})
+    input = run.input.model_copy(update={"tools": [], "context": [], "forwarded_props": {}})
     return {
         "agent": run.agent.encode(),
         "thread": run.thread_id.encode(),
+        "owner": str(run.owner or "").encode(),
         "input": zlib.compress(input.model_dump_json(by_alias=True, exclude_none=True).encode(), 1),
     }
 

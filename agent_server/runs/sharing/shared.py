@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 class Shared:
     """`known`: Redis has it. `entered`: whether it does was settled. `sent`: the last event that Redis has."""
 
-    def __init__(self, run: Run, place: RunPlace) -> None:
+    def __init__(self, run: Run, place: RunPlace, *, resumed: bool = False) -> None:
+        """resumed: another gateway had it, and it is not in that one's place yet."""
         self.run = run
         self.place = place
+        self.resumed = resumed
         self.known = False
         self.left = False
         self.sent = 0
@@ -47,6 +49,12 @@ class Shared:
         self.entered.set()
         if before == 0:
             self.may_begin.set()
+
+    def replaces(self, sent: int) -> None:
+        """The stream has `sent` events of the gateway before, which are kept as this one's own would be."""
+        if sent:
+            self._kept.append((1, self.run.log.bytes))
+            self._kept_bytes += self.run.log.bytes
 
     def alone(self) -> None:
         """It goes on unshared."""

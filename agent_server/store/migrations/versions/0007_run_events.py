@@ -19,8 +19,11 @@ def upgrade() -> None:
         sa.Column("packed", sa.LargeBinary, nullable=False),
         if_not_exists=True,
     )
-    op.add_column("kept_runs", sa.Column("progress", sa.BigInteger, nullable=False, server_default="0"))
-    op.add_column("kept_runs", sa.Column("ended_at", sa.BigInteger))
+    known = {column["name"] for column in sa.inspect(op.get_bind()).get_columns("kept_runs")}
+    if "progress" not in known:
+        op.add_column("kept_runs", sa.Column("progress", sa.BigInteger, nullable=False, server_default="0"))
+    if "ended_at" not in known:
+        op.add_column("kept_runs", sa.Column("ended_at", sa.BigInteger))
     op.create_index("kept_by_run", "kept_runs", ["tenant", "run_id"], if_not_exists=True)
     op.create_index("kept_by_end", "kept_runs", ["ended_at"], if_not_exists=True)
 
