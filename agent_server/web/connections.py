@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Literal, Protocol
@@ -26,6 +27,8 @@ TENANT_SHARE = 1
 """So many times what is free one of several tenants may have: half of all, when it is alone."""
 HELD_BYTES = 64 * 2**20
 """Bytes that wait in all connections together behind requests which are not answered yet."""
+TURN_SECONDS = 0.002
+"""Between two requests that were sent ahead, of all connections."""
 LAPSE_SECONDS = 2.0
 """How long a connection may stay that was opened with a key which is not valid any more."""
 RETRY_AFTER = 1.0
@@ -86,6 +89,7 @@ class Connections:
         self._of_tenant: dict[str, int] = {}
         self._lapsing: dict[Place, Callable[[], bool]] = {}
         self._looking: asyncio.TimerHandle | None = None
+        self._turns: deque[Callable[[], None]] = deque()
 
     # ---- of addresses
 
@@ -182,6 +186,21 @@ class Connections:
         """So many bytes more wait; whether they may."""
         self.held += size
         return self.held <= HELD_BYTES
+
+    def take_turn(self, go_on: Callable[[], None]) -> None:
+        """Call it when no other connection has gone on with what waits for TURN_SECONDS: however many have sent
+        requests ahead, others wait for one of them."""
+        self._turns.append(go_on)
+        if len(self._turns) == 1:
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        try:
+            self._turns[0]()
+        finally:
+            self._turns.popleft()
+            if self._turns:
+                asyncio.get_running_loop().call_later(TURN_SECONDS, self._turn)
 
 
 def _evict(places: Iterable[Place]) -> bool:

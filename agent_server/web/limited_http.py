@@ -22,7 +22,10 @@ from agent_server.web.connections import Claim, Connections, Reason, network, re
 from agent_server.web.context import note_connection
 
 SLICE = 1024
-"""Bytes that the parser is given at once: what it may have read beyond a limit, and the small requests in that."""
+"""Bytes that the parser is given at once, and so what it may have read beyond a limit."""
+HEAD_END = b"\r\n\r\n"
+TINY = 64
+"""Bytes of a body that are given at once at least."""
 HEADERS = 128
 """Fields in one head; each costs a look whenever a header is looked up."""
 CLOSE_SECONDS = 5.0
@@ -124,13 +127,16 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._held:
             self._hold(data)
             return
-        for start in range(0, len(data), SLICE):
-            if self.is_closed:
-                return
+        start = 0
+        while start < len(data) and not self.is_closed:
             if self._is_full:
                 self._hold(data[start:])
                 break
-            piece = data if len(data) <= SLICE else data[start : start + SLICE]
+            # No piece has the end of two heads, but for those of tiny bodies: what is behind a request is to wait.
+            found = data.find(HEAD_END, start + (TINY if self._phase == "body" else 0), start + SLICE)
+            end = start + SLICE if found < 0 else found + len(HEAD_END)
+            piece = data[start:end]
+            start = end
             self._pending += len(piece)
             super().data_received(piece)
             if self._pending > self._limits.head_bytes + SLICE:
@@ -156,7 +162,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._connections.unclaim(self)
         super().on_response_complete()
         if self._held and not self.pipeline and not self.transport.is_closing():
-            self.loop.call_soon(self._take_held)  # when others had their turn
+            self._connections.take_turn(self._take_held)
 
     def _take_held(self) -> None:
         if self.is_closed or not self._held:
