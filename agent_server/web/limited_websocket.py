@@ -21,9 +21,11 @@ from websockets.http11 import Request
 from agent_server.web.connections import Claim, Connections, Reason, network
 from agent_server.web.context import note_connection
 
-SLICE = 512
-"""Bytes that are read before anything is looked at: 85 frames without a word."""
-TURN_FRAMES, TURN_BYTES = 32, 64 * 1024
+SLICE = 128
+"""Bytes of small frames that are read before anything is looked at: 21 frames without a word."""
+LARGE_SLICE = 2048
+"""The same within a large frame; what is behind its end may be small ones."""
+TURN_FRAMES, TURN_BYTES = 8, 64 * 1024
 """After so many frames or bytes it is the turn of others; a frame takes some 15 microseconds."""
 CONTROL_FRAMES = 64
 """Pings and pongs that may come in a second. Clients send one in many seconds."""
@@ -58,7 +60,8 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         self._places = connections
         self._claim = Claim(connections, self)
         self._held = bytearray()
-        self._next: asyncio.Handle | None = None
+        self._is_planned = False
+        """Whether it is read again without anything that has to happen before."""
         self._ending: asyncio.TimerHandle | None = None
         self._second = 0.0
         self._control = self._small = self._frames = self._fragments = 0
@@ -96,29 +99,38 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         self._held += data
         if not self._places.hold(len(data)):
             self._fail("held_bytes", CloseCode.TRY_AGAIN_LATER, "too much is waiting to be read")
-        elif self._next is None:
+        elif not self._is_planned:
             self._read()
         else:
             self.transport.pause_reading()
 
     def _read(self) -> None:
         """Read what is held for one turn."""
-        self._next = None
+        self._is_planned = False
+        if self.is_closed:
+            return
         self._frames = read = 0
+        size = SLICE
         while self._held and self._may_read and self._frames < TURN_FRAMES and read < TURN_BYTES:
-            piece = bytes(self._held[:SLICE])
-            del self._held[:SLICE]
+            piece = bytes(self._held[:size])
+            del self._held[:size]
             read += len(piece)
             self._places.hold(-len(piece))
+            before = self._frames
             super().data_received(piece)
+            size = SLICE if self._frames > before else min(2 * size, LARGE_SLICE)
         if self.is_closed or self.transport.is_closing():
             return
-        if self._held and self._may_read and self._next is None:
-            self._next = self.loop.call_soon(self._read)
-        if self._held or self._next is not None:
+        if self._held and self._may_read:
+            self._plan()
+        if self._held or self._is_planned:
             self.transport.pause_reading()
         elif not self.read_paused:
             self.transport.resume_reading()
+
+    def _plan(self) -> None:
+        self._is_planned = True
+        self._places.take_turn(self._read)
 
     @property
     def _may_read(self) -> bool:
@@ -126,7 +138,7 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         being closed is read for the client's own close."""
         free = self.writable.is_set() and self.queue.empty()
         closing = self.is_closed or self.transport.is_closing()
-        return not closing and self._next is None and (free or self.close_sent)
+        return not closing and not self._is_planned and (free or self.close_sent)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -141,8 +153,8 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         if self.is_closed or not self._held:
             return
         self.transport.pause_reading()
-        if self._next is None:
-            self._next = self.loop.call_soon(self._read)
+        if not self._is_planned:
+            self._plan()
 
     async def send(self, message: ASGISendEvent) -> None:
         if self.is_closed:
@@ -152,8 +164,6 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
     def _drop_held(self) -> None:
         self._places.hold(-len(self._held))
         self._held.clear()
-        if self._next is not None:
-            self._next.cancel()
 
     # ---- frames
 
@@ -195,8 +205,9 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         self._begin_second()
         self._frames += 1
         self._small += len(event.data) < SMALL_BYTES
-        if self._small > SMALL_FRAMES and self._next is None:
-            self._next = self.loop.call_at(self._second + 1, self._read)
+        if self._small > SMALL_FRAMES and not self._is_planned:
+            self._is_planned = True
+            self.loop.call_at(self._second + 1, self._read)
 
     def _begin_second(self) -> None:
         now = self.loop.time()
