@@ -7,7 +7,9 @@ every look-up of a run, so that a foreign id reads as one that does not exist.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
 from urllib.parse import parse_qs
 
 from starlette.responses import Response
@@ -15,13 +17,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from adapters.errors import RequestError
 from agent_server.auth.authority import Authority
-from agent_server.auth.principal import Access, Principal, enter_principal
-from agent_server.auth.quotas import Quotas
-from agent_server.web.context import first_headers
+from agent_server.auth.principal import ANYONE, Access, Principal, asking, enter_principal, principal_of
+from agent_server.auth.quotas import SAFE_METHODS, Quotas
+from agent_server.web.context import claim_of, first_headers
 from agent_server.web.errors import error_response, refuse_websocket, route_path
 
 PUBLIC_PATHS = frozenset({"/", "/health", "/ping", "/ready", "/favicon.ico", "/favicon.svg"})
 PUBLIC_PREFIXES = ("/assets/",)
+PROBES = frozenset({"/health", "/ping", "/ready"})
+"""Public paths that are answered on the connections that are kept in reserve."""
 OPERATOR_PREFIX = "/operator/"
 """Paths below it take an operator's key and no tenant's; without such keys nobody may use them."""
 METRICS_PATH = "/metrics"
@@ -76,17 +80,54 @@ class AuthMiddleware:
 async def admit(
     scope: Scope, authority: Authority, quotas: Quotas | None, headers: Mapping[bytes, bytes] | None = None
 ) -> None:
-    """Find who asks, count the request, and make both known to the routes. headers: its `first_headers`, if they were
-    read already. Raises RequestError."""
+    """Find who asks, claim the connection for them, count the request, and make both known to the routes. headers: its
+    `first_headers`, if they were read already. Raises RequestError."""
+    claim = claim_of(scope)
     if (needed := needed_scope(scope)) is None:
         enter_principal(scope, Principal())
+        if claim is not None and route_path(scope) not in PROBES:
+            claim.check_reserve()
         return
-    headers = first_headers(scope) if headers is None else headers
-    query = scope.get("query_string", b"").decode("latin-1") if scope["type"] == "websocket" else ""
-    found = await authority.admit(presented_key(headers, query), needed)
+    presented = _presented_in(scope, headers)
+    found = await authority.admit(presented, needed)
+    if claim is not None and needed == "use":
+        tenant = None if found is ANYONE else found.tenant
+        claim(tenant, shares=authority.several, lapsed=_lapsed(scope, authority, presented, found))
     if quotas is not None and needed == "use":
         await quotas.request(scope, found)
     enter_principal(scope, found)
+
+
+def _presented_in(scope: Scope, headers: Mapping[bytes, bytes] | None = None) -> str | None:
+    query = scope.get("query_string", b"").decode("latin-1") if scope["type"] == "websocket" else ""
+    return presented_key(first_headers(scope) if headers is None else headers, query)
+
+
+def _lapsed(scope: Scope, authority: Authority, presented: str | None, found: Principal) -> Callable[[], bool] | None:
+    """Whether a connection that stays open was opened with a key that is not valid any more. What a key was admitted to
+    begin, an answer or the runs on a WebSocket, may end after the key has expired, but not after it was revoked."""
+    if not presented or not authority.may_revoke:
+        return None
+    reads = scope["type"] == "http" and scope["method"] in SAFE_METHODS
+    return partial(authority.has_lapsed, presented, found, expires=reads)
+
+
+async def admit_again(scope: Scope, authority: Authority) -> None:
+    """Whether who opened a connection may begin something more on it. RequestError("unauthorized") where the key has
+    expired, was revoked, or belongs to another tenant now."""
+    found = await authority.admit(_presented_in(scope), "use")
+    before = principal_of(scope)
+    if found.tenant != before.tenant:
+        raise RequestError("unauthorized", "This key belongs to another tenant now: connect again.")
+    asking.set(found)
+    if found != before:
+        enter_principal(scope, found)
+
+
+def has_expired(scope: Scope) -> bool:
+    """Whether the key that opened a connection is past its time."""
+    expires = principal_of(scope).expires
+    return expires is not None and expires <= time.time()
 
 
 def refused_answer(scope: Scope, refusal: RequestError) -> Response:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from adapters.errors import RequestError
@@ -34,13 +35,19 @@ class Authority:
         *,
         file: KeysFile | None = None,
         issuer: Issuer | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         operators = operators or Keys((), OPERATE_AND_METRICS)
         self._open = not keys and file is None and issuer is None
         self._operated = bool(operators) or file is not None or issuer is not None
         self._sources: Sequence[KeySource] = [each for each in (keys, operators, file) if each is not None]
         self._issuer = issuer
+        self._clock = clock
         self.file = file
+        self.several = self.tenants > 1
+        """Whether there may be several tenants."""
+        self.may_revoke = file is not None or issuer is not None
+        """Whether a key that was good may stop being so while the server runs."""
 
     @property
     def tenants(self) -> int:
@@ -58,6 +65,16 @@ class Authority:
         if needed not in found.scopes:
             raise RequestError("forbidden", f"This key does not open this path: it needs the scope {needed}.")
         return found
+
+    def has_lapsed(self, presented: str, principal: Principal, *, expires: bool) -> bool:
+        """Whether a key that was admitted has been revoked or changed since, or, with `expires`, is past its time. A
+        token is not revoked."""
+        if principal.expires is not None and principal.expires <= self._clock():
+            return expires
+        if self._issuer is not None and self._issuer.may_have_made(presented):
+            return False
+        found = [each for source in self._sources if (each := source.find(presented)) is not None]
+        return not found or found[0].tenant != principal.tenant or not principal.scopes & found[0].scopes
 
     async def _find(self, presented: str) -> Principal | None:
         if presented and self._issuer is not None and self._issuer.may_have_made(presented):

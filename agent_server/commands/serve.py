@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 import uvicorn
@@ -24,6 +24,8 @@ from agent_server.commands.listening import Listener, fail, listen_all
 from agent_server.settings import ConnectionLimits, Settings, fault_text
 from agent_server.settings.section import places
 from agent_server.web.connections import Connections
+from agent_server.web.limited_http import LimitedProtocol
+from agent_server.web.limited_websocket import LimitedWebSocket
 
 if TYPE_CHECKING:
     from agent_server.server import Server
@@ -216,7 +218,9 @@ def web_config(app: Any, settings: Settings, telemetry: Telemetry) -> uvicorn.Co
     connections = Connections(connection_limits(settings), telemetry.connection_refused)
     return uvicorn.Config(
         app,
-        http=connections.protocol(),
+        # what uvicorn takes for the protocols' classes
+        http=cast("Any", partial(LimitedProtocol, connections=connections)),
+        ws=cast("Any", partial(LimitedWebSocket, connections=connections)),
         log_config=None,
         access_log=False,
         server_header=False,

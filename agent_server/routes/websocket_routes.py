@@ -22,6 +22,7 @@ from adapters import websocket as generation
 from adapters.errors import RequestError
 from adapters.inbound import Inbound, Limits
 from adapters.websocket_actions import Close, Send
+from agent_server.auth.admission import admit_again, has_expired
 from agent_server.engine.protocol import EngineError
 from agent_server.ids import new_id
 from agent_server.routes.answering import agent_for
@@ -41,7 +42,7 @@ IDLE_SECONDS = 600.0
 LOOK_SECONDS = 1.0
 WAITING_FEEDBACK = 64
 """Feedback on a message that is still being made, which is held in memory until then."""
-CLOSE_DONE, CLOSE_INTERNAL = 1000, 1011
+CLOSE_DONE, CLOSE_POLICY, CLOSE_INTERNAL = 1000, 1008, 1011
 CLOSE_LOST = 1006
 """Never sent: what RFC 6455, 7.4.1, calls a line that was cut without a word."""
 
@@ -86,6 +87,8 @@ class Connection(ABC):
                     await self._take(message)
                 elif not self.busy and self.server.closing:
                     await self.perform(self.going_away())
+                elif not self.busy and has_expired(self._websocket.scope):
+                    await self.close(CLOSE_POLICY, "the key has expired")
                 elif not self.busy and time.monotonic() - quiet > IDLE_SECONDS:
                     await self.close(CLOSE_DONE, "idle")
         finally:
@@ -101,6 +104,18 @@ class Connection(ABC):
         # Only the reading may go to a thread: a session's state belongs to the event loop, where the run's events come.
         read = await parse_beside(len(data), self.session.read, data)
         await self.perform(self.session.take(read))
+
+    async def is_admitted(self) -> bool:
+        """Whether the key that opened the connection still may begin something; else the client is told why, and the
+        connection is closed."""
+        try:
+            await admit_again(self._websocket.scope, self.server.authority)
+        except RequestError as error:
+            await self.perform(self.not_begun(error))
+            if error.kind == "unauthorized":
+                await self.close(CLOSE_POLICY, "the key has expired or was revoked")
+            return False
+        return True
 
     @property
     def busy(self) -> bool:
@@ -158,6 +173,10 @@ class Connection(ABC):
         """What to say when the server stops."""
 
     @abstractmethod
+    def not_begun(self, error: RequestError) -> Sequence[object]:
+        """What to say to a client whose run is refused."""
+
+    @abstractmethod
     def broken(self) -> Sequence[object]:
         """What to say after a mistake of the server's own."""
 
@@ -184,6 +203,9 @@ class GenerateConnection(Connection):
     def going_away(self) -> Sequence[object]:
         return self.session.going_away()
 
+    def not_begun(self, error: RequestError) -> Sequence[object]:
+        return self.session.refused(error)
+
     def broken(self) -> Sequence[object]:
         return self.session.refused(FAULT)
 
@@ -207,6 +229,8 @@ class GenerateConnection(Connection):
                     await self.close(code, reason)
 
     async def _generate(self, inbound: Inbound) -> None:
+        if not await self.is_admitted():
+            return
         try:
             run = self.run = await self._start(inbound)
         except RequestError as error:
@@ -289,6 +313,9 @@ class AguiConnection(Connection):
     def going_away(self) -> Sequence[object]:
         return self.session.going_away()
 
+    def not_begun(self, error: RequestError) -> Sequence[object]:
+        return self.session.not_started(error)
+
     def broken(self) -> Sequence[object]:
         return self.session.not_started(FAULT)
 
@@ -307,6 +334,8 @@ class AguiConnection(Connection):
                     await self.close(code, reason)
 
     async def _run(self, inbound: Inbound, agent: str) -> None:
+        if not await self.is_admitted():
+            return
         try:
             if (answer := app_answer(self.server, agent, inbound, self.tenant)) is not None:
                 await self.server.quotas.answer_app(self.tenant)
@@ -328,6 +357,8 @@ class AguiConnection(Connection):
         await self._follow(self.run, 0)
 
     async def _subscribe(self, run_id: str, after: int) -> None:
+        if not await self.is_admitted():
+            return
         try:
             self.run = await self.server.runs.find(run_id, self.tenant)
             await self._follow(self.run, after)

@@ -101,13 +101,16 @@ class ConnectionLimits(Section):
     title: ClassVar[str] = "Limits"
 
     connections: Annotated[int, Option("max_connections")] = Field(8192, gt=0)
-    """Connections at once; when all are taken, only addresses with less than an equal share get another one."""
+    """Connections at once. When all are taken, only addresses with less than an equal share get another one. One of
+    several tenants may have as many as are free, so half; a sixteenth is for operators and probes of health."""
     head_bytes: Annotated[int, Option("max_header_bytes")] = Field(32 * 2**10, ge=1024)
     """Bytes of a request's URL and headers together; more is refused with 431 while they are being read."""
     head_seconds: Annotated[float, Option("header_timeout")] = Field(10, gt=0)
     """Seconds from a connection to the end of its first request's headers, and from the first byte of a later one."""
     body_seconds: Annotated[float, Option("body_timeout")] = Field(60, gt=0)
     """Seconds from the end of the headers to the end of the body."""
+    send_seconds: Annotated[float, Option("send_timeout")] = Field(60, gt=0)
+    """Seconds in which a client must take something of an answer that waits for it; else it is closed."""
 
 
 class WatchSettings(Section):

@@ -1,250 +1,235 @@
-"""Limits on connections: how many there are, how long a head may be, and how long head and body may take to arrive.
+"""Who may have a connection: a share for each address that has not said who it is, one for each tenant, and a reserve.
 
-uvicorn's HTTP protocol has none of these. Its parser joins what has arrived of an unfinished header or URL to what
-comes next, at a cost that grows with the square of the length, and a connection that sends nothing, or half of a head,
-is kept for ever. All of that happens before anybody is asked for a key.
+A connection belongs to its address until a request on it is admitted, and then to the request's tenant until that is
+answered; a WebSocket until it is closed. What belongs to an address is closed for others where it waits for its
+client, so that connections which a proxy keeps open for the next request take no place from anybody.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Callable
-from functools import partial
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
-from typing import Any, Literal, cast
+from typing import Literal, Protocol
 
 import msgspec
-from starlette.types import Scope
-from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.server import ServerState
 
+from adapters.errors import RequestError
 from agent_server.ids import new_id
 from agent_server.settings import ConnectionLimits
-from agent_server.web.context import note_connection
 
-SLICE = 16 * 1024
-"""Bytes that the parser is given at once, and so what it may have read beyond a limit."""
-HEADERS = 128
-"""Fields in one head; each costs a look whenever a header is looked up."""
-Reason = Literal["connections", "head_bytes", "head_seconds", "body_seconds"]
+RESERVE_SHARE = 16
+"""The part of all connections, one in so many, that only operators and probes of health get."""
+TENANT_SHARE = 1
+"""So many times what is free one of several tenants may have: half of all, when it is alone."""
+HELD_BYTES = 64 * 2**20
+"""Bytes that wait in all connections together behind requests which are not answered yet."""
+TURN_SECONDS = 0.002
+"""Between two requests that were sent ahead, of all connections."""
+LAPSE_SECONDS = 2.0
+"""How long a connection may stay that was opened with a key which is not valid any more."""
+RETRY_AFTER = 1.0
+Reason = Literal[
+    "connections",
+    "tenant_connections",
+    "head_bytes",
+    "head_seconds",
+    "body_seconds",
+    "send_seconds",
+    "held_bytes",
+    "frames",
+    "key",
+]
 REFUSALS: dict[Reason, tuple[HTTPStatus, str]] = {
     "connections": (HTTPStatus.SERVICE_UNAVAILABLE, "The server has as many connections as it may have."),
     "head_bytes": (HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "The URL and the headers are longer than may be."),
     "head_seconds": (HTTPStatus.REQUEST_TIMEOUT, "The headers did not arrive in time."),
     "body_seconds": (HTTPStatus.REQUEST_TIMEOUT, "The body did not arrive in time."),
+    "held_bytes": (
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        "Too much is waiting behind requests that are not answered yet. Read the answers before you send more.",
+    ),
 }
 
 
-class Connections:
-    """The connections of one server by the addresses that they come from, and who may have another.
+class Place(Protocol):
+    """A connection, as those who share out connections know it.
 
-    refused: called with the reason for every connection that was refused or closed for a limit.
+    address: where it comes from. reserved: it was let in for an operator or a probe alone. is_waiting: the server
+    waits for its client, and answers nothing.
+    """
+
+    address: str
+    reserved: bool
+    is_closed: bool
+
+    @property
+    def is_waiting(self) -> bool: ...
+
+    def refuse(self, reason: Reason) -> None:
+        """Close it."""
+
+
+class Connections:
+    """The connections of one server.
+
+    refused: called with the reason for every connection, and every request, that was refused or closed for a limit.
     """
 
     def __init__(self, limits: ConnectionLimits, refused: Callable[[Reason], None] = lambda _: None) -> None:
         self.limits = limits
         self.refused = refused
-        self._of: dict[str, dict[LimitedProtocol, None]] = {}
+        self.held = 0
+        self._open = limits.connections - limits.connections // RESERVE_SHARE
+        self._of: dict[str, dict[Place, None]] = {}
+        self._claimed: dict[Place, str] = {}
+        self._of_tenant: dict[str, int] = {}
+        self._lapsing: dict[Place, Callable[[], bool]] = {}
+        self._looking: asyncio.TimerHandle | None = None
+        self._turns: deque[Callable[[], None]] = deque()
 
-    def protocol(self) -> Any:
-        """What uvicorn's `http` setting takes: it is called like the protocol's class."""
-        return partial(LimitedProtocol, connections=self)
+    # ---- of addresses
 
-    def admit(self, new: LimitedProtocol, total: int) -> bool:
+    def admit(self, new: Place, total: int) -> bool:
         """Whether `new`, the last of `total` connections, may stay. When there are too many, addresses with less than
-        an equal share get in, and the address with the most loses one on which it was taking its time."""
+        an equal share get in, and the address with the most loses one on which it was taking its time; else `new` is
+        reserved, while there is a reserve."""
         own = self._of.get(new.address, {})
-        if total > self.limits.connections:
-            share = max(1, self.limits.connections // len({*self._of, new.address}))
-            if len(own) >= share or not self._evict():
-                return False
+        if total > self._open:
+            share = max(1, self._open // len({*self._of, new.address}))
+            largest: dict[Place, None] = max(self._of.values(), key=len, default={})
+            if len(own) >= share or not _evict(largest):
+                new.reserved = True
+                if total > self.limits.connections and not _evict(each for each in self._all if each.reserved):
+                    return False
         self._of.setdefault(new.address, {})[new] = None
         return True
 
-    def leave(self, old: LimitedProtocol) -> None:
+    @property
+    def _all(self) -> Iterable[Place]:
+        return (each for own in self._of.values() for each in own)
+
+    def enter(self, upgraded: Place) -> None:
+        """A connection that was admitted has become a WebSocket."""
+        self._of.setdefault(upgraded.address, {})[upgraded] = None
+
+    def leave(self, old: Place) -> None:
+        """It is closed."""
+        self.unclaim(old)
         own = self._of.get(old.address, {})
         own.pop(old, None)
         if not own:
             self._of.pop(old.address, None)
 
-    def _evict(self) -> bool:
-        """Close the oldest connection on which nothing is being answered, of the address that has the most."""
-        most = max(self._of.values(), key=len, default={})
-        victim = next((each for each in most if each.is_waiting), None)
-        if victim is None:
-            return False
-        victim.refuse("connections")
-        return True
+    # ---- of tenants
+
+    def claim(self, place: Place, tenant: str | None, *, shares: bool, lapsed: Callable[[], bool] | None) -> None:
+        """A request of `tenant` begins on it; None for one without a key, which has its address's share. shares: there
+        may be other tenants. lapsed: whether its key is not valid any more; None where keys stay valid. RequestError
+        where there are too many."""
+        if place.is_closed:
+            return
+        if tenant is None:
+            tenant, shares = f"address {place.address}", not _is_own(place.address)
+        self.check_reserve(place)
+        count = self._of_tenant.get(tenant, 0)
+        if shares and count >= (most := max(1, TENANT_SHARE * (self._open - len(self._claimed)))):
+            self.refused("tenant_connections")
+            message = f"Your {count} connections are your share of this server's; {most} are free. Close idle ones."
+            raise RequestError("rate_limited", message, retry_after=RETRY_AFTER)
+        self.unclaim(place)
+        own = self._of.get(place.address, {})
+        own.pop(place, None)
+        if not own:
+            self._of.pop(place.address, None)
+        self._claimed[place] = tenant
+        self._of_tenant[tenant] = self._of_tenant.get(tenant, 0) + 1
+        if lapsed is not None:
+            self._lapsing[place] = lapsed
+            self._look()
+
+    def check_reserve(self, place: Place) -> None:
+        """RequestError where it was let in for an operator or a probe alone, and there is still no room for others."""
+        if place.reserved:
+            if len(self._claimed) + sum(map(len, self._of.values())) > self._open:
+                self.refused("connections")
+                raise RequestError("unavailable", REFUSALS["connections"][1], retry_after=RETRY_AFTER)
+            place.reserved = False
+
+    def unclaim(self, place: Place) -> None:
+        """The request is answered; the connection is its address's again."""
+        if (tenant := self._claimed.pop(place, None)) is None:
+            return  # a request that needed no key
+        self._lapsing.pop(place, None)
+        self._of_tenant[tenant] -= 1
+        if not self._of_tenant[tenant]:
+            del self._of_tenant[tenant]
+        self._of.setdefault(place.address, {})[place] = None
+
+    def _look(self) -> None:
+        if self._looking is None and self._lapsing:
+            self._looking = asyncio.get_running_loop().call_later(LAPSE_SECONDS, self._close_lapsed)
+
+    def _close_lapsed(self) -> None:
+        self._looking = None
+        for place, lapsed in list(self._lapsing.items()):
+            if lapsed():
+                place.refuse("key")
+        self._look()
+
+    # ---- of what waits
+
+    def hold(self, size: int) -> bool:
+        """So many bytes more wait; whether they may."""
+        self.held += size
+        return self.held <= HELD_BYTES
+
+    def take_turn(self, go_on: Callable[[], None]) -> None:
+        """Call it when no other connection has gone on with what waits for TURN_SECONDS: however many have sent
+        requests ahead, others wait for one of them."""
+        self._turns.append(go_on)
+        if len(self._turns) == 1:
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        try:
+            self._turns[0]()
+        finally:
+            self._turns.popleft()
+            if self._turns:
+                asyncio.get_running_loop().call_later(TURN_SECONDS, self._turn)
 
 
-class LimitedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol under the limits.
+def _evict(places: Iterable[Place]) -> bool:
+    """Close the oldest one on which nothing is being answered."""
+    victim = next((each for each in places if each.is_waiting), None)
+    if victim is None:
+        return False
+    victim.refuse("connections")
+    return True
 
-    A connection is in one of three phases: "head" until the headers are complete, "body" until the message is, and
-    "between" messages. What the parser has been given without getting anywhere is counted in bytes; how long a phase
-    takes is watched by one timer, which most requests never start, since they arrive in one piece.
-    """
 
-    def __init__(
-        self,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, object],
-        _loop: asyncio.AbstractEventLoop | None = None,
-        *,
-        connections: Connections,
-    ) -> None:
-        super().__init__(config=config, server_state=server_state, app_state=app_state, _loop=_loop)
-        self.address = ""
+class Claim:
+    """What a request can ask of the connection that it came on."""
+
+    __slots__ = ("_connections", "_place")
+
+    def __init__(self, connections: Connections, place: Place) -> None:
         self._connections = connections
-        self._limits = connections.limits
-        self._phase: Literal["head", "body", "between"] = "between"
-        self._message = 0
-        self._pending = 0
-        self._head = 0
-        self._fields = 0
-        self._refusal: Reason | None = None
-        self._over = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._timed: tuple[Reason, int] | None = None
-        self._lost: asyncio.Future[None] | None = None
+        self._place = weakref.ref(place)
 
-    # ---- the connection
+    def __call__(self, tenant: str | None, *, shares: bool, lapsed: Callable[[], bool] | None = None) -> None:
+        """See `Connections.claim`."""
+        if (place := self._place()) is not None:
+            self._connections.claim(place, tenant, shares=shares, lapsed=lapsed)
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self.address = network(self.client[0] if self.client else "")
-        if self._connections.admit(self, len(self.connections)):
-            self._watch()
-        else:
-            self.refuse("connections")
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._released()
-        super().connection_lost(exc)
-        if self._lost is not None and not self._lost.done():
-            self._lost.set_result(None)
-
-    def handle_websocket_upgrade(self) -> None:
-        if self._refusal is None:
-            self._released()
-            super().handle_websocket_upgrade()
-
-    def _released(self) -> None:
-        self._over = True
-        self._connections.leave(self)
-        self._unwatch()
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether the server waits for the client here, and answers nothing."""
-        return not self._over and (self.cycle is None or self.cycle.response_complete)
-
-    # ---- what arrives
-
-    def data_received(self, data: bytes) -> None:
-        for start in range(0, len(data), SLICE):
-            if self._over:
-                return
-            piece = data if len(data) <= SLICE else data[start : start + SLICE]
-            self._pending += len(piece)
-            super().data_received(piece)
-            if self._pending > self._limits.head_bytes + SLICE:
-                self._refusal = "head_bytes"
-            if self._refusal is not None:
-                self.refuse(self._refusal)
-        if not self._over:
-            self._watch()
-
-    def on_message_begin(self) -> None:
-        self._phase = "head"
-        self._message += 1
-        self._pending = self._head = self._fields = 0
-        super().on_message_begin()
-
-    def on_url(self, url: bytes) -> None:
-        self._head += len(url)
-        super().on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._head += len(name) + len(value)
-        self._fields += 1
-        if self._head > self._limits.head_bytes or self._fields > HEADERS:
-            self._refusal = "head_bytes"
-        if self._phase == "head":  # a field behind the body is no header: nothing that was checked may change
-            super().on_header(name, value)
-
-    def on_headers_complete(self) -> None:
-        self._phase = "body"
-        self._pending = 0
-        if self._refusal is None:
-            if self._lost is None:
-                self._lost = self.loop.create_future()
-            note_connection(cast("Scope", self.scope), self._lost)
-            super().on_headers_complete()
-
-    def on_body(self, body: bytes) -> None:
-        self._pending = 0
-        if self._refusal is None:
-            super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        self._phase = "between"
-        self._pending = 0
-        if self._refusal is None:
-            super().on_message_complete()
-            # Reading was paused if much of the body had come at once. Nobody asks for more of it now, and a connection
-            # that is not read does not tell that it is lost. With another request in the queue it stays paused.
-            if not self.pipeline and not self.transport.is_closing():
-                self.flow.resume_reading()
-
-    # ---- time
-
-    def _watch(self) -> None:
-        """Let the timer run for what the client has to send next; a timer that runs for just that goes on."""
-        waits_for = self._waits_for()
-        timed = None if waits_for is None else (waits_for, self._message)
-        if timed == self._timed:
-            return
-        self._unwatch()
-        if waits_for is not None:
-            self._timed = timed
-            seconds = self._limits.head_seconds if waits_for == "head_seconds" else self._limits.body_seconds
-            self._timer = self.loop.call_later(seconds, self._late, waits_for)
-
-    def _waits_for(self) -> Reason | None:
-        if self._phase == "body":
-            return "body_seconds"
-        return "head_seconds" if self._phase == "head" or self.is_waiting else None
-
-    def _unwatch(self) -> None:
-        self._timed = None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _late(self, reason: Reason) -> None:
-        self._timed = None
-        if reason == "body_seconds" and self.flow.read_paused:  # it is us who do not read
-            self._watch()
-        else:
-            self.refuse(reason)
-
-    # ---- refusing
-
-    def refuse(self, reason: Reason) -> None:
-        """Close the connection, with a word about it where no answer has begun."""
-        if self._over:
-            return
-        answering = self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
-        self._refusal = reason
-        self._released()
-        self._connections.refused(reason)
-        if not answering:
-            self.transport.write(_answer(reason))
-        self.transport.close()
+    def check_reserve(self) -> None:
+        """See `Connections.check_reserve`."""
+        if (place := self._place()) is not None:
+            self._connections.check_reserve(place)
 
 
 def network(address: str) -> str:
@@ -258,7 +243,18 @@ def network(address: str) -> str:
     return str(ipaddress.ip_network((int(found) >> 64 << 64, 64)))
 
 
-def _answer(reason: Reason) -> bytes:
+def _is_own(address: str) -> bool:
+    """Whether it is this machine's, and so perhaps a proxy's before all of the clients."""
+    try:
+        return ipaddress.ip_network(address).is_loopback
+    except ValueError:
+        return not address  # a Unix socket's
+
+
+def refusal(reason: Reason) -> bytes:
+    """The answer over HTTP with which a connection is closed; b"" where there is none."""
+    if reason not in REFUSALS:
+        return b""
     status, message = REFUSALS[reason]
     kind = "server_error" if status >= 500 else "invalid_request_error"
     body = msgspec.json.encode({"error": {"message": message, "type": kind, "param": None, "code": reason}})

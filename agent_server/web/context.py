@@ -10,8 +10,11 @@ from dataclasses import dataclass, field
 
 from starlette.types import Scope, Send
 
+from agent_server.web.connections import Claim
+
 _KEY = "agent_server.request"
 _LOST = "agent_server.connection_lost"
+_CLAIM = "agent_server.claim"
 _SOUND_ID = re.compile(rb"[A-Za-z0-9._:+/=-]{1,128}")
 REQUEST_ID_HEADER = b"x-request-id"
 _ANTHROPIC_VERSION = b"anthropic-version"
@@ -64,9 +67,17 @@ def speaks_anthropic(scope: Scope) -> bool:
     return any(name == _ANTHROPIC_VERSION for name, _ in scope["headers"])
 
 
-def note_connection(scope: Scope, lost: asyncio.Future[None]) -> None:
-    """Make known what is done when the connection of a request is lost."""
-    scope[_LOST] = lost
+def note_connection(scope: Scope, lost: asyncio.Future[None] | None, claim: Claim) -> None:
+    """Make known what is done when the connection of a request is lost, and what claims it for a tenant."""
+    scope[_CLAIM] = claim
+    if lost is not None:
+        scope[_LOST] = lost
+
+
+def claim_of(scope: Scope) -> Claim | None:
+    """What claims the connection of a request for its tenant; None where the server in front of the application shares
+    out no connections."""
+    return scope.get(_CLAIM)
 
 
 def connection_of(scope: Scope) -> asyncio.Future[None] | None:

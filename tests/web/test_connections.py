@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import httpx
@@ -18,8 +19,11 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from agent_server.settings import ConnectionLimits
-from agent_server.web.connections import SLICE, Connections, network
+from agent_server.web.connections import Connections, network
+from agent_server.web.limited_http import LimitedProtocol
+from agent_server.web.limited_websocket import LimitedWebSocket
 
+LONG = 16 * 1024
 SMALL = ConnectionLimits(connections=3, head_bytes=20_000, head_seconds=0.3, body_seconds=0.3)
 ROOMY = ConnectionLimits(connections=100, head_bytes=20_000, head_seconds=30, body_seconds=30)
 
@@ -88,7 +92,8 @@ class Service:
 async def service(limits: ConnectionLimits = ROOMY) -> AsyncIterator[Service]:
     made = Service(limits)
     config = uvicorn.Config(
-        made.app(), http=made.connections.protocol(), port=0, log_config=None, lifespan="off",
+        made.app(), http=partial(LimitedProtocol, connections=made.connections),
+        ws=partial(LimitedWebSocket, connections=made.connections), port=0, log_config=None, lifespan="off",
         timeout_graceful_shutdown=1,
     )  # fmt: skip
     server = uvicorn.Server(config)
@@ -126,12 +131,12 @@ async def test_what_is_within_the_limits_is_served():
     "parts",
     [
         [HEAD + b"x-a: " + b"a" * 21_000 + b"\r\n\r\n"],
-        [HEAD + b"x-a: ", *[b"a" * SLICE] * 20],
+        [HEAD + b"x-a: ", *[b"a" * LONG] * 20],
         [HEAD, *[b"x-a: " + b"a" * 1000 + b"\r\n"] * 40],
-        [HEAD, *[b"x" * SLICE] * 20],
+        [HEAD, *[b"x" * LONG] * 20],
         [HEAD + b"a:\r\n" * 200 + b"\r\n"],
         [b"GET /" + b"a" * 21_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n"],
-        [b"GET /", *[b"a" * SLICE] * 20],
+        [b"GET /", *[b"a" * LONG] * 20],
         [b"\r\n" * 40_000],
     ],
     ids=[
@@ -163,7 +168,7 @@ async def test_fields_behind_a_body_change_no_header_and_are_limited():
     chunked = HEAD.replace(b"GET", b"POST") + b"transfer-encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n"
     async with service() as made:
         assert (await made.say(chunked + b"x-late: 1\r\n\r\n")).endswith(b"2 ")
-        await made.say(chunked, *[b"x-late: " + b"a" * SLICE] * 20)
+        await made.say(chunked, *[b"x-late: " + b"a" * LONG] * 20)
     assert made.refused == {"head_bytes": 1}
 
 
@@ -232,6 +237,7 @@ class Peer:
 
     def __init__(self, connections: Connections, address: str, waiting: bool = True) -> None:
         self.connections, self.address, self.is_waiting = connections, address, waiting
+        self.reserved = self.is_closed = False
         self.refused_for = ""
 
     def refuse(self, reason: str) -> None:
