@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import Callable, Collection, Coroutine, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Coroutine, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -17,7 +17,7 @@ from agent_server.auth import Authority, Quotas
 from agent_server.engine.protocol import EngineStatus
 from agent_server.model_pool import AdaptedModel
 from agent_server.settings import Settings
-from agent_server.store.removal import SLICE, Extent, Removed
+from agent_server.store.removal import Extent, Removed
 from agent_server.store.retention import Retention
 from agent_server.telemetry import ServerTelemetry
 
@@ -224,17 +224,15 @@ class Server:
     async def erase(self, extent: Extent) -> Removed:
         """Remove threads and responses for good, a slice at a time; what runs on a thread is stopped first, and what
         ended on it is not replayed any more."""
-        removed, more = Removed(), True
-        while more:
-            threads = await self.store.threads_in(extent, SLICE)
+
+        async def stop(threads: Sequence[tuple[str, str]]) -> None:
             for tenant, thread in threads:
                 for run in await self.runs.going_on(thread, tenant):
                     await run.cancel()
                     await run.wait()
                 self.runs.forget_thread(thread, tenant)
-            removed.add(await self.store.remove_slice(extent, threads))
-            more = len(threads) == SLICE  # a client that goes on all the time holds up nobody
-        removed.add(await self.store.remove(extent))
+
+        removed = await self.store.remove(extent, prepare=stop)
         self.telemetry.removed.labels(reason="erasure").inc(removed.threads.total())
         return removed
 

@@ -34,7 +34,6 @@ from agent_server.store.rows import checked_id, decoded, encoded, now_ms, of
 from agent_server.telemetry import noted_ids
 
 PAGE = 100
-SLICE_PAUSE_SECONDS = 0.05
 END_PATIENCE_SECONDS = 20.0
 """How long the ending of a run waits for a database that is locked or out of reach."""
 
@@ -361,23 +360,18 @@ class Store:
         self.removals_made += 1
         note("thread.deleted", thread=thread_id)
 
-    async def threads_in(self, extent: Extent, most: int) -> list[tuple[str, str]]:
-        """(tenant, id) of some of the threads of an extent."""
-        return await self._database.read(lambda connection: removal.threads_of(connection, extent, most))
-
-    async def remove_slice(self, extent: Extent, threads: Sequence[tuple[str, str]] | None = None) -> Removed:
-        """Remove some responses and some threads, or these, for good, with all that belongs to them."""
-        removed = await self._database.write(lambda connection: removal.remove_some(connection, extent, threads))
-        self.removals_made += 1
-        return removed
-
-    async def remove(self, extent: Extent) -> Removed:
-        """Remove all of an extent, in slices, between which others write."""
-        removed = Removed()
-        while some := await self.remove_slice(extent):
-            removed.add(some)
-            await asyncio.sleep(SLICE_PAUSE_SECONDS)
+    async def remove(
+        self,
+        extent: Extent,
+        *,
+        prepare: Callable[[Sequence[tuple[str, str]]], Awaitable[None]] | None = None,
+        report: Callable[[Removed], Awaitable[None]] | None = None,
+    ) -> Removed:
+        """Remove all of an extent for good, in short transactions, and give its room back to the disk; see
+        `removal.remove_all`."""
+        removed = await removal.remove_all(self._database.write, extent, prepare=prepare, report=report)
         if removed:
+            self.removals_made += 1
             await self._database.forget_removed()
         return removed
 
