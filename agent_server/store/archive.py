@@ -7,7 +7,6 @@ a server may go on meanwhile.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gzip
 import os
@@ -21,9 +20,9 @@ from sqlalchemy import LargeBinary, Table, column, func, select, table, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from agent_server.store import removal, schema
-from agent_server.store.database import begin_reading, is_memory, make_engine, make_file, shrink, with_driver
+from agent_server.store.database import begin_reading, give_back, is_memory, make_engine, make_file, with_driver
 from agent_server.store.migrate import begin_alone, downgrade, load, upgrade
-from agent_server.store.removal import PAUSE_SECONDS, Extent, Removed, remove_all
+from agent_server.store.removal import Extent, Removed, remove_all
 from agent_server.store.writer import patiently
 
 T = TypeVar("T")
@@ -183,8 +182,7 @@ async def remove(url: str, extent: Extent, report: Callable[[Removed], Awaitable
 
         removed = await remove_all(write, extent, report=report)
         if engine.dialect.name == "sqlite":
-            while await write(shrink):
-                await asyncio.sleep(PAUSE_SECONDS)
+            await give_back(write)
             async with engine.connect() as connection:
                 await connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
     return removed

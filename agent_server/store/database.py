@@ -154,8 +154,7 @@ class Database:
         file and empty the log: it holds pages as they were before something was removed from them. A reader may keep
         it; the next time empties it then."""
         if self._file is not None:
-            while await self.write(shrink):
-                await asyncio.sleep(removal.PAUSE_SECONDS)
+            await give_back(self.write)
             await self._thread.run(self._empty_log)
 
     async def _empty_log(self) -> None:
@@ -181,6 +180,14 @@ async def probe(connection: AsyncConnection) -> None:
     row = {"tenant": "", "id": f"probe-{secrets.token_hex(8)}", "body": "x" * PROBE_BYTES, "created_at": 0}
     await connection.execute(schema.responses.insert().values(row))
     await connection.execute(schema.responses.delete().where(schema.responses.c.id == row["id"]))
+
+
+async def give_back(write: removal.Writes) -> None:
+    """Give the free pages of an SQLite file back to the disk, in short transactions."""
+    left = True
+    while left:
+        left = await write(shrink)
+        await asyncio.sleep(removal.PAUSE_SECONDS)
 
 
 async def shrink(connection: AsyncConnection) -> bool:

@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -234,7 +235,7 @@ async def remove_all(
 
     while True:
         if not threads:
-            threads = await write(lambda connection: threads_of(connection, extent, min(SLICE, most), last))
+            threads = await write(partial(threads_of, extent=extent, most=min(SLICE, most), after=last))
             last = threads[-1] if threads else None
             if prepare is not None:
                 await prepare(threads)

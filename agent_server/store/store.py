@@ -13,9 +13,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from adapters.errors import RequestError
 from agent_server.audit import note
 from agent_server.ids import new_id
-from agent_server.store import contents, questions, recording, removal, responses, rows, schema
+from agent_server.store import contents, erasures, questions, recording, removal, responses, rows, schema
 from agent_server.store import messages as kept
 from agent_server.store.database import Database
+from agent_server.store.erasures import Erasure
 from agent_server.store.records import (
     Conclusion,
     FeedbackRecord,
@@ -34,6 +35,7 @@ from agent_server.store.rows import checked_id, decoded, encoded, now_ms, of
 from agent_server.telemetry import noted_ids
 
 PAGE = 100
+PROGRESS_SECONDS = 1.0
 END_PATIENCE_SECONDS = 20.0
 """How long the ending of a run waits for a database that is locked or out of reach."""
 
@@ -434,6 +436,43 @@ class Store:
             self.removals_made += 1
             note("response.deleted", response=response_id)
         return found
+
+    async def begin_erasure(self, extent: Extent, by: str) -> tuple[Erasure, bool]:
+        """Record that all of a tenant, or of one of its keys, is to be removed; and whether this was not asked for
+        already. `erase` carries it out."""
+        asked = Erasure(id=new_id("erasure"), tenant=extent.tenant or "", key=extent.key, by=by, created_at=now_ms())
+        erasure = await self._database.write(lambda connection: erasures.begin(connection, asked, self.owner))
+        return erasure, erasure.id == asked.id
+
+    async def erase(self, erasure: Erasure, prepare: Callable[[Sequence[tuple[str, str]]], Awaitable[None]]) -> Removed:
+        """Carry out an erasure, or the rest of it; see `remove`. How far it is, is recorded about once a second."""
+        clock = asyncio.get_running_loop().time
+        recorded = clock()
+
+        async def report(removed: Removed) -> None:
+            nonlocal recorded
+            if clock() - recorded >= PROGRESS_SECONDS:
+                recorded = clock()
+                await self._database.write(lambda connection: erasures.advance(connection, erasure, removed))
+
+        removed = await self.remove(erasure.extent, prepare=prepare, report=report)
+        await self._database.write(lambda connection: erasures.advance(connection, erasure, removed, now_ms()))
+        return removed
+
+    async def erasure(self, id: str) -> Erasure | None:
+        return await self._database.read(lambda connection: erasures.find(connection, id))
+
+    async def erasures(self) -> list[Erasure]:
+        """Those that go on or ended lately, latest first."""
+        return await self._database.read(erasures.recent)
+
+    async def take_over_erasures(self) -> list[Erasure]:
+        """Those that servers did not end before they ended themselves; `erase` carries out the rest."""
+        table = schema.erasures
+        owners = select(table.c.owner).where(table.c.ended_at.is_(None)).distinct()
+        if not (dead := await self._dead_of(await self._database.rows(owners))):
+            return []
+        return await self._database.write(lambda connection: erasures.take_over(connection, dead, self.owner))
 
     async def find_broken(self) -> list[KeptRecord]:
         """Record the runs of servers that died as broken; but not those that were kept, which are given back."""
