@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import logging
-from collections.abc import Callable, Collection, Coroutine, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Coroutine, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from adapters.errors import RequestError
 from agent_server.agent.sealing import Sealer
-from agent_server.audit import AuditLog, use_audit
+from agent_server.audit import AuditLog, note, use_audit
 from agent_server.auth import Authority, Quotas
 from agent_server.engine.protocol import EngineStatus
 from agent_server.model_pool import AdaptedModel
 from agent_server.settings import Settings
-from agent_server.store.removal import SLICE, Extent, Removed
+from agent_server.store.erasures import Erasure
+from agent_server.store.faults import StoreUnavailable
+from agent_server.store.removal import Extent
 from agent_server.store.retention import Retention
 from agent_server.telemetry import ServerTelemetry
 
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("agent_server")
 BUNDLED = Path(__file__).parent / "models" / "demo"
 BUNDLED_NAME = "agent-server-demo"
+ERASURE_PAUSE_SECONDS = 5.0
 
 
 class StartupError(Exception):
@@ -104,6 +108,7 @@ class Server:
     on_stop: Callable[[], None] | None = None
     _starting: asyncio.Task[None] | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _erasing: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     @property
     def several(self) -> bool:
@@ -197,6 +202,7 @@ class Server:
             self._spawn(self.model.load())
         self.runs.when_ready = self._model_ready
         self._spawn(self.runs.take_up())
+        await self._resume_erasures()
         if self.webhooks is not None:
             self.webhooks.start()
         if self.embeddings is not None:
@@ -221,22 +227,58 @@ class Server:
         use_audit(self.audit)
         await retention.run()
 
-    async def erase(self, extent: Extent) -> Removed:
-        """Remove threads and responses for good, a slice at a time; what runs on a thread is stopped first, and what
-        ended on it is not replayed any more."""
-        removed, more = Removed(), True
-        while more:
-            threads = await self.store.threads_in(extent, SLICE)
+    async def erase(self, extent: Extent, by: str, seconds: float) -> Erasure:
+        """Remove the threads and responses of a tenant, or of one of its keys, for good.
+
+        What runs on a thread is stopped first, and what ended on it is not replayed any more. The erasure as it is
+        after so many seconds at most; it continues without the caller, and after a restart.
+        """
+        erasure, is_new = await self.store.begin_erasure(extent, by)
+        if is_new:
+            self._begin_erasure(erasure)
+        if (task := self._erasing.get(erasure.id)) is not None:
+            await asyncio.wait((task,), timeout=seconds)
+        return await self.store.erasure(erasure.id) or erasure
+
+    def _begin_erasure(self, erasure: Erasure) -> None:
+        # in a context of its own: it acts for no request, though one may have begun it
+        self._erasing[erasure.id] = task = contextvars.Context().run(self._spawn, self._erase(erasure))
+        task.add_done_callback(lambda _: self._erasing.pop(erasure.id, None))
+
+    async def _erase(self, erasure: Erasure) -> None:
+        """Carry out an erasure; tried again while the store cannot be used."""
+
+        async def stop(threads: Sequence[tuple[str, str]]) -> None:
             for tenant, thread in threads:
                 for run in await self.runs.going_on(thread, tenant):
                     await run.cancel()
                     await run.wait()
                 self.runs.forget_thread(thread, tenant)
-            removed.add(await self.store.remove_slice(extent, threads))
-            more = len(threads) == SLICE  # a client that goes on all the time holds up nobody
-        removed.add(await self.store.remove(extent))
+
+        use_audit(self.audit)
+        while True:
+            try:
+                removed = await self.store.erase(erasure, stop)
+                break
+            except StoreUnavailable as error:
+                logger.warning("the erasure %s waits for the store: %s", erasure.id, error)
+                await asyncio.sleep(ERASURE_PAUSE_SECONDS)
+                erasure = await self._recorded(erasure)
         self.telemetry.removed.labels(reason="erasure").inc(removed.threads.total())
-        return removed
+        note(
+            "threads.removed", tenant=erasure.tenant, of_key=erasure.key,
+            threads=erasure.threads + removed.threads.total(),
+            responses=erasure.responses + removed.responses.total(), reason="erasure", by=erasure.by,
+        )  # fmt: skip
+
+    async def _recorded(self, erasure: Erasure) -> Erasure:
+        with contextlib.suppress(StoreUnavailable):
+            return await self.store.erasure(erasure.id) or erasure
+        return erasure
+
+    async def _resume_erasures(self) -> None:
+        for erasure in await self.store.take_over_erasures():
+            self._begin_erasure(erasure)
 
     async def _model_ready(self) -> None:
         """Wait until the model can answer, or cannot be loaded. Several models are loaded when they are asked for."""
@@ -280,7 +322,8 @@ class Server:
     def failed(self) -> bool:
         return self.model.status.state == "failed"
 
-    def _spawn(self, work: Coroutine[object, object, None]) -> None:
+    def _spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task

@@ -449,8 +449,13 @@ OTHERS: Mapping[tuple[str, str], Operation] = {
     ),
     ("DELETE", "/operator/threads"): Operation(
         "Operation", "Remove what is stored of a tenant, or of one of its keys or users, for good", answer=Erased,
+        answers_also=(202,),
         query={"tenant": (TEXT, "Whose; empty for a server without keys."), "key": (TEXT, "Of this one alone.")},
     ),
+    ("GET", "/operator/erasures"): Operation(
+        "Operation", "Erasures that go on, or ended in the last days", answer=Envelope("erasures", Erased, many=True)
+    ),
+    ("GET", "/operator/erasures/{erasure_id}"): Operation("Operation", "How far an erasure is", answer=Erased),
     ("GET", "/operator/models"): Operation(
         "Operation", "Several models: which are loaded, used, idle", answer=Envelope("models", ModelState, many=True)
     ),

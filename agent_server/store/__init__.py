@@ -1,5 +1,6 @@
 """Threads, kept: messages, state, runs, interrupts and feedback."""
 
+from agent_server.store.erasures import Erasure
 from agent_server.store.faults import StoreUnavailable, Superseded
 from agent_server.store.records import (
     Conclusion,
@@ -17,6 +18,7 @@ from agent_server.store.store import Store
 
 __all__ = [
     "Conclusion",
+    "Erasure",
     "Extent",
     "FeedbackRecord",
     "InterruptRecord",

@@ -11,18 +11,23 @@ import contextlib
 import gzip
 import os
 from base64 import b64decode
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 from sqlalchemy import LargeBinary, Table, column, func, select, table, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from agent_server.store import schema
-from agent_server.store.database import begin_reading, is_memory, make_engine, make_file, with_driver
+from agent_server.store import removal, schema
+from agent_server.store.database import begin_reading, give_back, is_memory, make_engine, make_file, with_driver
 from agent_server.store.migrate import begin_alone, downgrade, load, upgrade
-from agent_server.store.removal import Extent, Removed, remove_some
+from agent_server.store.removal import Extent, Removed, remove_all
+from agent_server.store.writer import patiently
+
+T = TypeVar("T")
+LOCK_SECONDS = 20.0
+"""How long a transaction waits for a server that writes to the same file."""
 
 _BYTES = tuple(
     each.name
@@ -163,13 +168,27 @@ async def _insert(connection: AsyncConnection, lines: Iterator[bytes]) -> int:
     raise EOFError
 
 
-async def remove(url: str, extent: Extent) -> Removed:
-    """Remove threads and responses for good, with all that belongs to them, all in one transaction."""
-    removed = Removed()
-    async with opened(url) as engine, engine.connect() as connection:
-        async with connection.begin():
-            while some := await remove_some(connection, extent):
-                removed.add(some)
-        if connection.dialect.name == "sqlite":
-            await connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+async def remove(url: str, extent: Extent, report: Callable[[Removed], Awaitable[None]] | None = None) -> Removed:
+    """Remove threads and responses for good, with all that belongs to them, in short transactions: a server may go on
+    meanwhile. report: called with what was removed so far. What was removed stays so if this is interrupted."""
+    async with opened(url) as engine:
+
+        async def write(work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
+            async def once() -> T:
+                async with engine.begin() as connection:
+                    return await work(connection)
+
+            return await patiently(once, LOCK_SECONDS)
+
+        removed = await remove_all(write, extent, report=report)
+        if engine.dialect.name == "sqlite":
+            await give_back(write)
+            async with engine.connect() as connection:
+                await connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
     return removed
+
+
+async def count_threads(url: str, extent: Extent) -> int:
+    """How many threads an extent has."""
+    async with opened(url) as engine, engine.connect() as connection:
+        return await removal.count_threads(connection, extent)

@@ -17,12 +17,12 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from sqlalchemy import Table, delete, exists, false, select, tuple_
+from sqlalchemy import Table, delete, exists, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import ColumnElement
 
 from adapters.errors import RequestError
-from agent_server.store.rows import upserting
+from agent_server.store.rows import of_owners, upserting
 from agent_server.store.schema import contents, response_contents, thread_contents
 
 LEAST = 1024
@@ -176,7 +176,7 @@ async def keep_only(
 
 async def used(connection: AsyncConnection, uses: Table, owners: Sequence[tuple[str, str]]) -> list[Key]:
     """What threads or responses use, each of which is a tenant and an id."""
-    chosen = tuple_(uses.c.tenant, _owner(uses)).in_(owners) if owners else false()
+    chosen = of_owners(uses, _owner(uses).name, owners)
     rows = await connection.execute(select(uses.c.tenant, uses.c.digest).where(chosen).distinct())
     return [(row.tenant, row.digest) for row in rows]
 
@@ -184,7 +184,7 @@ async def used(connection: AsyncConnection, uses: Table, owners: Sequence[tuple[
 async def release(connection: AsyncConnection, keys: Sequence[Key]) -> None:
     """Remove those of these contents that nothing uses any more."""
     for start in range(0, len(keys), _SLICE):
-        await _release(connection, tuple_(contents.c.tenant, contents.c.digest).in_(keys[start : start + _SLICE]))
+        await _release(connection, of_owners(contents, "digest", keys[start : start + _SLICE]))
 
 
 async def release_all(connection: AsyncConnection, tenant: str) -> None:

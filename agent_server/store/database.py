@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -17,7 +18,7 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import StaticPool
 
-from agent_server.store import schema
+from agent_server.store import removal, schema
 from agent_server.store.direct import connector
 from agent_server.store.faults import Health, fault_of, refusing_nul
 from agent_server.store.file import DatabaseFile
@@ -32,6 +33,8 @@ OPEN_SECONDS = 20.0
 WATCH_SECONDS = 2.0
 PROBE_BYTES = 256 * 1024
 CONNECT_SECONDS = 5.0
+INCREMENTAL = 2
+"""The value of `PRAGMA auto_vacuum` with which a file can give pages back."""
 BUSY_MILLISECONDS = 100
 """How long one statement waits for a lock. It holds up the store's thread, so the writer waits beyond that."""
 
@@ -147,9 +150,11 @@ class Database:
             return await work(connection)
 
     async def forget_removed(self) -> None:
-        """Write what SQLite's log still has into the file and empty the log: it holds pages as they were before
-        something was removed from them. A reader may keep it; the next time empties it then."""
+        """Give SQLite's free pages back to the disk, in short transactions. Then write what its log still has into the
+        file and empty the log: it holds pages as they were before something was removed from them. A reader may keep
+        it; the next time empties it then."""
         if self._file is not None:
+            await give_back(self.write)
             await self._thread.run(self._empty_log)
 
     async def _empty_log(self) -> None:
@@ -175,6 +180,29 @@ async def probe(connection: AsyncConnection) -> None:
     row = {"tenant": "", "id": f"probe-{secrets.token_hex(8)}", "body": "x" * PROBE_BYTES, "created_at": 0}
     await connection.execute(schema.responses.insert().values(row))
     await connection.execute(schema.responses.delete().where(schema.responses.c.id == row["id"]))
+
+
+async def give_back(write: removal.Writes) -> None:
+    """Give the free pages of an SQLite file back to the disk, in short transactions."""
+    left = True
+    while left:
+        left = await write(shrink)
+        await asyncio.sleep(removal.PAUSE_SECONDS)
+
+
+async def shrink(connection: AsyncConnection) -> bool:
+    """Give some free pages of an SQLite file back; False if there are none, or if the file was made without that."""
+    if (await connection.exec_driver_sql("PRAGMA auto_vacuum")).scalar_one() != INCREMENTAL:
+        return False
+    end = time.perf_counter() + removal.SLICE_SECONDS
+    await connection.exec_driver_sql("SAVEPOINT shrinking")
+    while (free := (await connection.exec_driver_sql("PRAGMA freelist_count")).scalar_one()) > 0:
+        if time.perf_counter() > end:
+            break
+        # one page at a time: Python's driver takes one step of a statement that has no columns, whatever its number
+        await connection.exec_driver_sql("PRAGMA incremental_vacuum(1)")
+    await connection.exec_driver_sql("RELEASE shrinking")
+    return bool(free)
 
 
 async def begin_reading(connection: AsyncConnection) -> None:
@@ -224,7 +252,13 @@ def make_engine(url: str, memory: bool) -> AsyncEngine:
 def _tune_sqlite(connection: DBAPIConnection, _: object) -> None:
     """WAL: readers and the writer do not wait for each other, and a killed process loses nothing committed."""
     cursor = connection.cursor()
-    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", f"busy_timeout={BUSY_MILLISECONDS}"):
+    # auto_vacuum first: it counts only in a file without tables, or for a VACUUM
+    for pragma in (
+        "auto_vacuum=INCREMENTAL",
+        "journal_mode=WAL",
+        "synchronous=NORMAL",
+        f"busy_timeout={BUSY_MILLISECONDS}",
+    ):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
 

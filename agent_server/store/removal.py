@@ -6,18 +6,31 @@ SQLite overwrites what a slice removes; in PostgreSQL it stays in the table's fr
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Protocol, TypeVar
 
 import msgspec
-from sqlalchemy import ColumnElement, Table, delete, exists, false, select, tuple_
+from sqlalchemy import ColumnElement, Table, and_, delete, exists, func, literal_column, or_, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from agent_server.store import contents, schema
+from agent_server.store.rows import of_owners
 
+T = TypeVar("T")
 SLICE = 50
-"""Threads, and responses, that are removed in one transaction."""
+"""Threads that are removed in one transaction, at most."""
+SLICE_SECONDS = 0.005
+"""Time that one transaction is to take; the number of rows it removes is adapted to it."""
+FIRST_ROWS, MOST_ROWS = 50, 2000
+FILE_BYTES = 4 * 2**20
+"""Files that are removed in one transaction, unless one alone is larger."""
+PAUSE_SECONDS = 0.02
+"""Time between two transactions, in which others write."""
 GOING_ON = ("waiting", "running")
 
 
@@ -44,17 +57,20 @@ class Extent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Removed(msgspec.Struct, kw_only=True):
-    """How many, by their tenants."""
+    """How many, by their tenants. rows: of all tables. unfinished: (tenant, id) of threads of which rows are left."""
 
     threads: Counter[str] = msgspec.field(default_factory=Counter)
     responses: Counter[str] = msgspec.field(default_factory=Counter)
+    rows: int = 0
+    unfinished: Sequence[tuple[str, str]] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.threads or self.responses)
+        return bool(self.threads or self.responses or self.rows)
 
     def add(self, other: Removed) -> None:
         self.threads += other.threads
         self.responses += other.responses
+        self.rows += other.rows
 
     def by_tenant(self) -> Mapping[str, tuple[int, int]]:
         """Tenant → (threads, responses)."""
@@ -74,46 +90,165 @@ def _limits(extent: Extent, source: Table, moment: ColumnElement[int]) -> list[C
     return found
 
 
-async def threads_of(connection: AsyncConnection, extent: Extent, most: int = SLICE) -> list[tuple[str, str]]:
-    """(tenant, id) of some of the threads."""
+async def threads_of(
+    connection: AsyncConnection, extent: Extent, most: int, after: tuple[str, str] | None = None
+) -> list[tuple[str, str]]:
+    """(tenant, id) of some of the threads, in this order, beginning after one of them."""
     table, runs = schema.threads, schema.runs
     limits = _limits(extent, table, table.c.updated_at)
     if extent.before is not None:
         of_thread = (runs.c.tenant == table.c.tenant, runs.c.thread_id == table.c.id)
         limits.append(~exists().where(*of_thread, runs.c.status.in_(GOING_ON)))
-    rows = await connection.execute(select(table.c.tenant, table.c.id).where(*limits).limit(most))
+    keys = table.c.tenant, table.c.id
+    if after is not None:
+        limits.append(tuple_(*keys) > tuple_(*after))
+    rows = await connection.execute(select(*keys).where(*limits).order_by(*keys).limit(most))
     return [(row.tenant, row.id) for row in rows]
 
 
+async def count_threads(connection: AsyncConnection, extent: Extent) -> int:
+    """How many threads an extent has."""
+    table = schema.threads
+    query = select(func.count()).select_from(table).where(*_limits(extent, table, table.c.updated_at))
+    return int(await connection.scalar(query) or 0)
+
+
 async def remove_some(
-    connection: AsyncConnection, extent: Extent, threads: Sequence[tuple[str, str]] | None = None, most: int = SLICE
+    connection: AsyncConnection, extent: Extent, threads: Sequence[tuple[str, str]], most: int
 ) -> Removed:
-    """Remove some of an extent with all that belongs to them; nothing is left once nothing was removed. threads:
-    these, by tenant and id, in place of some."""
+    """Remove these threads, then responses of the extent, up to `most` rows in all.
+
+    Threads that have more rows than that stay, emptied in part, and are named in `unfinished`. Without threads and
+    responses, what is left is what a run wrote into a thread after it was deleted; that goes then.
+    """
+    removed = Removed()
     async with overwriting(connection):
-        if threads is None:
-            threads = await threads_of(connection, extent, most)
-        await _delete(connection, schema.threads, "id", threads)  # first: a run that begins or ends there holds the row
-        released = await contents.used(connection, schema.thread_contents, threads)
-        for source in schema.OF_A_THREAD:
-            await _delete(connection, source, "thread_id", threads)
-        table = schema.responses
-        chosen = select(table.c.tenant, table.c.id).where(*_limits(extent, table, table.c.created_at)).limit(most)
-        responses = [(row.tenant, row.id) for row in await connection.execute(chosen)]
-        await _delete(connection, table, "id", responses)
-        released += await contents.used(connection, schema.response_contents, responses)
-        await _delete(connection, schema.response_contents, "id", responses)
-        await contents.release(connection, released)
-        if not threads and extent.tenant is not None and extent.whole:
-            for source in schema.OF_A_THREAD:  # rows of threads that were deleted before they were written
-                await connection.execute(delete(source).where(source.c.tenant == extent.tenant))
-            await contents.release_all(connection, extent.tenant)
-    return Removed(threads=Counter(tenant for tenant, _ in threads), responses=Counter(each for each, _ in responses))
+        await _lock(connection, threads)
+        if not await _delete_of_threads(connection, threads, most, removed):
+            removed.unfinished = tuple(threads)
+            return removed
+        await connection.execute(delete(schema.threads).where(of_owners(schema.threads, "id", threads)))
+        removed.threads = Counter(tenant for tenant, _ in threads)
+        removed.rows += len(threads)
+        await _delete_responses(connection, extent, max(1, most - removed.rows), removed)
+        if not removed and extent.tenant is not None and extent.whole:
+            await _delete_strays(connection, extent.tenant, most, removed)
+    return removed
 
 
-async def _delete(connection: AsyncConnection, source: Table, name: str, keys: Sequence[tuple[str, str]]) -> None:
-    chosen = tuple_(source.c.tenant, source.c[name]).in_(keys) if keys else false()
-    await connection.execute(delete(source).where(chosen))
+async def _lock(connection: AsyncConnection, threads: Sequence[tuple[str, str]]) -> None:
+    """Wait for runs that begin or end in these threads, which hold the row, so that what they write is removed too.
+    SQLite has one writer at a time."""
+    if threads and connection.dialect.name != "sqlite":
+        table = schema.threads
+        query = select(table.c.id).where(of_owners(table, "id", threads)).order_by(table.c.tenant, table.c.id)
+        await connection.execute(query.with_for_update())
+
+
+async def _delete_of_threads(
+    connection: AsyncConnection, threads: Sequence[tuple[str, str]], most: int, removed: Removed
+) -> bool:
+    """Delete what belongs to threads; False if `most` rows were deleted before all of it was."""
+    for source in schema.OF_A_THREAD:
+        if removed.rows >= most:
+            return False
+        chosen = of_owners(source, "thread_id", threads)
+        if source is schema.thread_contents:
+            if not await _delete_uses(connection, source, chosen, most - removed.rows, removed):
+                return False
+        else:
+            removed.rows += await _delete_rows(connection, source, chosen, most - removed.rows)
+    return removed.rows < most
+
+
+async def _delete_responses(connection: AsyncConnection, extent: Extent, most: int, removed: Removed) -> None:
+    """Delete responses; the files of each go first, so that it is found again if there are too many of them."""
+    table, uses = schema.responses, schema.response_contents
+    query = select(table.c.tenant, table.c.id).where(*_limits(extent, table, table.c.created_at))
+    responses = [(row.tenant, row.id) for row in await connection.execute(query.limit(min(most, SLICE)))]
+    if await _delete_uses(connection, uses, of_owners(uses, "id", responses), most, removed):
+        await connection.execute(delete(table).where(of_owners(table, "id", responses)))
+        removed.responses = Counter(tenant for tenant, _ in responses)
+        removed.rows += len(responses)
+
+
+async def _delete_strays(connection: AsyncConnection, tenant: str, most: int, removed: Removed) -> None:
+    for source in schema.OF_A_THREAD:
+        removed.rows += await _delete_rows(connection, source, source.c.tenant == tenant, most)
+    await contents.release_all(connection, tenant)
+
+
+async def _delete_rows(connection: AsyncConnection, source: Table, chosen: ColumnElement[bool], most: int) -> int:
+    """Delete up to `most` of the rows; how many were."""
+    place: ColumnElement[object] = literal_column("rowid" if connection.dialect.name == "sqlite" else "ctid")
+    some = select(place).select_from(source).where(chosen).limit(most)
+    return (await connection.execute(delete(source).where(place.in_(some)))).rowcount
+
+
+async def _delete_uses(
+    connection: AsyncConnection, uses: Table, chosen: ColumnElement[bool], most: int, removed: Removed
+) -> bool:
+    """Delete up to `most` uses of files, of FILE_BYTES in all or of one, and the files that nothing uses without them;
+    False if there are more."""
+    kept = schema.contents
+    same = and_(kept.c.tenant == uses.c.tenant, kept.c.digest == uses.c.digest)
+    query = select(*uses.primary_key, func.length(kept.c.content).label("size")).outerjoin(kept, same)
+    rows = (await connection.execute(query.where(chosen).limit(min(most, SLICE) + 1))).all()
+    total, count = 0, 0
+    while count < min(len(rows), SLICE) and (not count or total < FILE_BYTES):
+        total += rows[count].size or 0
+        count += 1
+    if count:
+        keys = [
+            and_(*(key == value for key, value in zip(uses.primary_key, row, strict=False))) for row in rows[:count]
+        ]
+        await connection.execute(delete(uses).where(or_(*keys)))
+        await contents.release(connection, sorted({(row.tenant, row.digest) for row in rows[:count]}))
+        removed.rows += count
+    return count == len(rows)
+
+
+class Writes(Protocol):
+    """What executes work on the database, in a transaction of its own."""
+
+    async def __call__(self, work: Callable[[AsyncConnection], Awaitable[T]], /) -> T: ...
+
+
+async def remove_all(
+    write: Writes,
+    extent: Extent,
+    *,
+    prepare: Callable[[Sequence[tuple[str, str]]], Awaitable[None]] | None = None,
+    report: Callable[[Removed], Awaitable[None]] | None = None,
+) -> Removed:
+    """Remove all of an extent, in transactions of about SLICE_SECONDS, between which others write.
+
+    prepare: called with the threads that are removed next. report: called after each transaction with what was removed
+    so far. What was removed stays so wherever this is interrupted, and the same call removes the rest.
+    """
+    removed, most, threads = Removed(), FIRST_ROWS, list[tuple[str, str]]()
+    last: tuple[str, str] | None = None  # what was looked at and stays is not looked at again for each transaction
+
+    async def work(connection: AsyncConnection) -> tuple[Removed, float]:
+        began = time.perf_counter()
+        return await remove_some(connection, extent, threads, most), time.perf_counter() - began
+
+    while True:
+        if not threads:
+            threads = await write(partial(threads_of, extent=extent, most=min(SLICE, most), after=last))
+            last = threads[-1] if threads else None
+            if prepare is not None:
+                await prepare(threads)
+        some, seconds = await write(work)
+        if not some:
+            return removed
+        removed.add(some)
+        threads = list(some.unfinished)
+        if report is not None:
+            await report(removed)
+        most = round(most * min(2.0, max(0.25, SLICE_SECONDS / max(seconds, 1e-6))))
+        most = min(MOST_ROWS, max(1, most))
+        await asyncio.sleep(PAUSE_SECONDS)
 
 
 @contextlib.asynccontextmanager

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row, Table, and_, bindparam
+from sqlalchemy import Row, Table, and_, bindparam, false, or_
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import ColumnElement
@@ -37,6 +37,19 @@ def of(table: Table, tenant: str, thread_id: str) -> ColumnElement[bool]:
     """The rows of one thread."""
     thread = table.c.id if table is schema.threads else table.c.thread_id
     return and_(table.c.tenant == tenant, thread == thread_id)
+
+
+def of_owners(table: Table, column: str, owners: Sequence[tuple[str, str]]) -> ColumnElement[bool]:
+    """The rows of threads or responses, each of which is a tenant and an id, in that column.
+
+    Written as `tenant = ? AND id IN (...)`, for which SQLite uses the index; for `(tenant, id) IN (...)` it reads the
+    whole of it.
+    """
+    ids: dict[str, list[str]] = {}
+    for tenant, owner in owners:
+        ids.setdefault(tenant, []).append(owner)
+    found = [and_(table.c.tenant == tenant, table.c[column].in_(some)) for tenant, some in ids.items()]
+    return or_(*found) if found else false()
 
 
 def of_bound(table: Table) -> ColumnElement[bool]:

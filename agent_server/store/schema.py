@@ -171,6 +171,21 @@ response_contents = Table(
 )
 Index("responses_by_content", response_contents.c.tenant, response_contents.c.digest)
 
+erasures = Table(
+    "erasures",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("tenant", Text, nullable=False),
+    Column("key", Text),
+    Column("by", Text, nullable=False),
+    Column("threads", Integer, nullable=False),
+    Column("responses", Integer, nullable=False),
+    Column("total", Integer, nullable=False),
+    Column("owner", BigInteger, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("ended_at", BigInteger),
+)
+
 WHOLE_MESSAGE = -1
 """A feedback's `position` where it is on no place in particular."""
 

@@ -13,9 +13,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from adapters.errors import RequestError
 from agent_server.audit import note
 from agent_server.ids import new_id
-from agent_server.store import contents, questions, recording, removal, responses, rows, schema
+from agent_server.store import contents, erasures, questions, recording, removal, responses, rows, schema
 from agent_server.store import messages as kept
 from agent_server.store.database import Database
+from agent_server.store.erasures import Erasure
 from agent_server.store.records import (
     Conclusion,
     FeedbackRecord,
@@ -34,7 +35,7 @@ from agent_server.store.rows import checked_id, decoded, encoded, now_ms, of
 from agent_server.telemetry import noted_ids
 
 PAGE = 100
-SLICE_PAUSE_SECONDS = 0.05
+PROGRESS_SECONDS = 1.0
 END_PATIENCE_SECONDS = 20.0
 """How long the ending of a run waits for a database that is locked or out of reach."""
 
@@ -388,23 +389,18 @@ class Store:
         self.removals_made += 1
         note("thread.deleted", thread=thread_id)
 
-    async def threads_in(self, extent: Extent, most: int) -> list[tuple[str, str]]:
-        """(tenant, id) of some of the threads of an extent."""
-        return await self._database.read(lambda connection: removal.threads_of(connection, extent, most))
-
-    async def remove_slice(self, extent: Extent, threads: Sequence[tuple[str, str]] | None = None) -> Removed:
-        """Remove some responses and some threads, or these, for good, with all that belongs to them."""
-        removed = await self._database.write(lambda connection: removal.remove_some(connection, extent, threads))
-        self.removals_made += 1
-        return removed
-
-    async def remove(self, extent: Extent) -> Removed:
-        """Remove all of an extent, in slices, between which others write."""
-        removed = Removed()
-        while some := await self.remove_slice(extent):
-            removed.add(some)
-            await asyncio.sleep(SLICE_PAUSE_SECONDS)
+    async def remove(
+        self,
+        extent: Extent,
+        *,
+        prepare: Callable[[Sequence[tuple[str, str]]], Awaitable[None]] | None = None,
+        report: Callable[[Removed], Awaitable[None]] | None = None,
+    ) -> Removed:
+        """Remove all of an extent for good, in short transactions, and give its room back to the disk; see
+        `removal.remove_all`."""
+        removed = await removal.remove_all(self._database.write, extent, prepare=prepare, report=report)
         if removed:
+            self.removals_made += 1
             await self._database.forget_removed()
         return removed
 
@@ -467,6 +463,43 @@ class Store:
             self.removals_made += 1
             note("response.deleted", response=response_id)
         return found
+
+    async def begin_erasure(self, extent: Extent, by: str) -> tuple[Erasure, bool]:
+        """Record that all of a tenant, or of one of its keys, is to be removed; and whether this was not asked for
+        already. `erase` carries it out."""
+        asked = Erasure(id=new_id("erasure"), tenant=extent.tenant or "", key=extent.key, by=by, created_at=now_ms())
+        erasure = await self._database.write(lambda connection: erasures.begin(connection, asked, self.owner))
+        return erasure, erasure.id == asked.id
+
+    async def erase(self, erasure: Erasure, prepare: Callable[[Sequence[tuple[str, str]]], Awaitable[None]]) -> Removed:
+        """Carry out an erasure, or the rest of it; see `remove`. How far it is, is recorded about once a second."""
+        clock = asyncio.get_running_loop().time
+        recorded = clock()
+
+        async def report(removed: Removed) -> None:
+            nonlocal recorded
+            if clock() - recorded >= PROGRESS_SECONDS:
+                recorded = clock()
+                await self._database.write(lambda connection: erasures.advance(connection, erasure, removed))
+
+        removed = await self.remove(erasure.extent, prepare=prepare, report=report)
+        await self._database.write(lambda connection: erasures.advance(connection, erasure, removed, now_ms()))
+        return removed
+
+    async def erasure(self, id: str) -> Erasure | None:
+        return await self._database.read(lambda connection: erasures.find(connection, id))
+
+    async def erasures(self) -> list[Erasure]:
+        """Those that go on or ended lately, latest first."""
+        return await self._database.read(erasures.recent)
+
+    async def take_over_erasures(self) -> list[Erasure]:
+        """Those that servers did not end before they ended themselves; `erase` carries out the rest."""
+        table = schema.erasures
+        owners = select(table.c.owner).where(table.c.ended_at.is_(None)).distinct()
+        if not (dead := await self._dead_of(await self._database.rows(owners))):
+            return []
+        return await self._database.write(lambda connection: erasures.take_over(connection, dead, self.owner))
 
     async def find_broken(self) -> list[KeptRecord]:
         """Record the runs of servers that died as broken; but not those that were kept, which are given back."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -89,25 +92,86 @@ async def test_what_runs_is_in_use_however_old(store: Store, monkeypatch: pytest
 
 async def test_it_goes_in_slices_between_which_others_write(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(removals, "SLICE", 2)
-    monkeypatch.setattr(removals.remove_some, "__defaults__", (None, 2))
     slices: list[int] = []
-    inner = removals.remove_some
+    going = asyncio.Event()
 
-    async def counted(*given: Any) -> Removed:
-        removed = await inner(*given)
+    async def report(removed: Removed) -> None:
         slices.append(removed.threads.total())
-        return removed
+        going.set()
 
-    monkeypatch.setattr(removals, "remove_some", counted)
     for number in range(5):
         await begun(store, "a", f"t{number}")
-    removing = asyncio.create_task(store.remove(Extent(tenant="a")))
-    while not slices:
-        await asyncio.sleep(0)
+    removing = asyncio.create_task(store.remove(Extent(tenant="a"), report=report))
+    await going.wait()
     await begun(store, "b", "new")
     assert not removing.done()
-    assert (await removing).threads == {"a": 5} and slices == [2, 2, 1, 0]
+    assert (await removing).threads == {"a": 5} and slices == [2, 4, 5]
     assert await left(store, "a", "b") == {"a": set(), "b": {"new"}}
+
+
+async def test_a_thread_of_many_rows_goes_in_slices(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(removals, "FIRST_ROWS", 3)
+    monkeypatch.setattr(removals, "MOST_ROWS", 3)
+    many = [user(f"u{number}", "hello") for number in range(20)]
+    await store.begin_run("a", "long", "r", messages=many)
+    await begun(store, "a", "short")
+    rows: list[int] = []
+
+    async def report(removed: Removed) -> None:
+        rows.append(removed.rows)
+
+    assert (await store.remove(Extent(tenant="a"), report=report)).threads == {"a": 2}
+    # the rows of one transaction are at most three, and one for the thread itself
+    assert len(rows) >= 7 and max(after - before for before, after in itertools.pairwise([0, *rows])) <= 4
+    assert await left(store, "a") == {"a": set()} and await store.messages("a", "long") == []
+
+
+async def test_what_a_removal_costs_does_not_grow_with_what_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted in steps of SQLite's machine: 50 threads are removed where 60 are, and where 1,000 are."""
+    steps = [0]
+    connect = sqlite3.connect
+
+    def counting(*given: Any, **named: Any) -> sqlite3.Connection:
+        connection = connect(*given, **named)
+        connection.set_progress_handler(lambda: steps.__setitem__(0, steps[0] + 1), 100)
+        return connection
+
+    async def cost(threads: int) -> int:
+        place = tmp_path / f"{threads}.db"
+        store = Store(f"sqlite:///{place}")
+        await store.open()
+        with contextlib.closing(connect(place)) as connection, connection:
+            values = [(f"t{number}",) for number in range(threads)]
+            row = "'a', ?, '', '', 0, '{}', 0, ?, ''"
+            columns = "tenant, id, name, agent_id, archived, metadata, created_at, updated_at, key"
+            rows = [(each, place) for place, (each,) in enumerate(values)]
+            connection.executemany(f"INSERT INTO threads ({columns}) VALUES ({row})", rows)
+            connection.executemany("INSERT INTO messages VALUES ('a', ?, 'm', 0, '', '{}')", values)
+        steps[0] = 0
+        assert (await store.remove(Extent(tenant="a", before=50))).threads == {"a": 50}
+        await store.close()
+        return steps[0]
+
+    monkeypatch.setattr("agent_server.store.direct.sqlite3.connect", counting)
+    few, many = await cost(60), await cost(1000)
+    assert many < 2 * few
+
+
+async def test_the_file_shrinks_after_an_erasure(tmp_path: Path) -> None:
+    place = tmp_path / "threads.db"
+    store = Store(f"sqlite:///{place}")
+    await store.open()
+    await begun(store, "b", "stays")
+    empty = place.stat().st_size
+    for number in range(40):
+        await store.begin_run("a", f"t{number}", "r", messages=[user("u1", "words " * 5000)])
+    await store.remove(Extent(before=0))  # writes the log into the file
+    await store.remove(Extent(tenant="a"))
+    assert place.stat().st_size < empty + 300_000
+    assert await left(store, "a", "b") == {"a": set(), "b": {"stays"}}
+    await store.close()
 
 
 async def test_one_key_of_a_tenant_is_erased_and_the_others_stay(store: Store) -> None:
@@ -203,7 +267,7 @@ async def test_an_operator_erases_a_key_s_data_and_what_runs_is_stopped(tmp_path
             assert (await ops.delete("/operator/threads?tenant=acme&user=x")).status_code == 400
             assert (await ann.get("/agui/runs/r1")).status_code == 200
             erased = await ops.delete("/operator/threads?tenant=acme&key=ann")
-            assert erased.json() == {"threads": 1, "responses": 0}
+            assert (erased.json()["status"], erased.json()["threads"], erased.json()["responses"]) == ("finished", 1, 0)
             assert (await ann.get("/agui/threads/anns")).status_code == 404
             assert (await ann.get("/agui/runs/r1")).status_code == 404, "nor is it replayed"
             assert (await bob.get("/agui/threads/bobs")).status_code == 200
@@ -219,3 +283,41 @@ async def test_an_operator_erases_a_key_s_data_and_what_runs_is_stopped(tmp_path
         ("ops", "acme", "ann", 1),
         ("ops", "acme", None, 2),
     ]
+
+
+async def test_an_erasure_says_how_far_it_is_and_continues_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(removals, "SLICE", 1)
+    monkeypatch.setattr("agent_server.routes.erasure_routes.WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("agent_server.store.store.PROGRESS_SECONDS", 0.0)
+    secret = new_secret()
+    add_key(tmp_path / "keys.toml", KeyEntry(name="ops", hash=digest(secret), tenant="ops", scopes=("operate",)))
+    place = f"sqlite:///{tmp_path}/threads.db"
+    store = Store(place)
+    await store.open()
+    for number in range(40):
+        await begun(store, "acme", f"t{number}")
+    await store.close()
+    given = {"store_url": place, "keys_file": tmp_path / "keys.toml", "audit_log": tmp_path / "audit.jsonl"}
+    headers = {"x-api-key": secret}
+    async with serving(scripted("Yes."), **given) as running:
+        async with httpx.AsyncClient(base_url=running.url, headers=headers) as ops:
+            begun_ = await ops.delete("/operator/threads?tenant=acme")
+            assert begun_.status_code == 202 and begun_.json()["total"] == 40
+            again = await ops.delete("/operator/threads?tenant=acme")
+            assert again.json()["id"] == begun_.json()["id"], "it is the same erasure"
+            where = begun_.headers["location"]
+            while not 0 < (told := (await ops.get(where)).json())["threads"]:
+                assert told["status"] == "running"
+            assert told["threads"] < 40
+    async with serving(scripted("Yes."), **given) as running:
+        async with asyncio.timeout(30), httpx.AsyncClient(base_url=running.url, headers=headers) as ops:
+            while (told := (await ops.get(where)).json())["status"] == "running":
+                await asyncio.sleep(0.01)
+            assert (told["threads"], told["total"]) == (40, 40) and told["ended_at"]
+            assert (await ops.get("/operator/erasures")).json() == {"erasures": [told]}
+            assert (await ops.get("/operator/erasures/none")).status_code == 404
+        assert await left(running.server.store, "acme") == {"acme": set()}
+    removed = [each for each in entries(tmp_path / "audit.jsonl") if each["action"] == "threads.removed"]
+    assert [(each["by"], each["threads"]) for each in removed] == [("ops", 40)]
