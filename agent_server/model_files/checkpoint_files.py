@@ -10,6 +10,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from agent_server.model_files.served_tokenizer import for_serving, without_training_limits
 from agent_server.model_files.usable_files import ModelFiles, UnusableFile, read_json, read_text, readable
 
 OWN_CODE = "{} comes with code of its own, which is run with --trust-remote-code alone: read it first."
@@ -79,9 +80,9 @@ def model_folder(model: str) -> Path:
 
 
 def _from_folder(folder: Path) -> ModelFiles:
-    tokenizer = _tokenizer(folder / "tokenizer.json")
-    settings = _json(folder / "tokenizer_config.json")
-    special = _special_tokens({**_json(folder / "special_tokens_map.json"), **settings})
+    settings = {**_json(folder / "special_tokens_map.json"), **_json(folder / "tokenizer_config.json")}
+    special = _special_tokens(settings)
+    tokenizer = for_serving(_tokenizer(folder / "tokenizer.json"), settings, special, folder / "tokenizer_config.json")
     config = _json(folder / "config.json")
     return ModelFiles(
         tokenizer=tokenizer,
@@ -191,7 +192,7 @@ def _from_transformers(model: str, trusted: bool) -> ModelFiles:
             configs.append({})
     special = {key: str(value) for key, value in loaded.special_tokens_map.items() if key.endswith("_token")}
     return ModelFiles(
-        tokenizer=backend,
+        tokenizer=without_training_limits(backend),
         templates=named_templates(loaded.chat_template),
         special_tokens=special,
         stop_token_ids=_stops(backend, special, *configs),

@@ -15,6 +15,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from agent_server.model_files.gguf_header import TensorPlace, read_header
+from agent_server.model_files.served_tokenizer import without_training_limits
 from agent_server.model_files.usable_files import ModelFiles, UnusableFile
 
 TOKENS = "tokenizer.ggml.tokens"
@@ -137,7 +138,7 @@ def _tokenizer(file: GgufFile) -> Tokenizer:
     whole = file.metadata.get("tokenizer.huggingface.json")
     try:
         if isinstance(whole, str):
-            return Tokenizer.from_str(whole)
+            return without_training_limits(Tokenizer.from_str(whole))
         return _converted(file)
     except ImportError as error:
         raise UnusableFile(

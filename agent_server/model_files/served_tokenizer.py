@@ -1,0 +1,81 @@
+"""A tokenizer as it was saved → as it serves: what training left in the files, and what only their settings name.
+
+transformers sets truncation and padding anew for every call and adds the tokens that `tokenizer_config.json` names; a
+`Tokenizer` that is read from its file does neither. Which tokens are put around a text is said by tokenizer.json: where
+there is one, transformers leaves `add_bos_token` and `add_eos_token` unread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, processors
+
+from agent_server.model_files.usable_files import UnusableFile
+
+ADDED = "added_tokens_decoder"
+FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
+LISTS = ("additional_special_tokens", "extra_special_tokens")
+
+
+def without_training_limits(tokenizer: Tokenizer) -> Tokenizer:
+    """The same tokenizer, which neither cuts nor pads a text: both are saved when a model was trained with them."""
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def for_serving(tokenizer: Tokenizer, settings: Mapping[str, Any], special: Mapping[str, str], path: Path) -> Tokenizer:
+    """The same tokenizer with what the model's settings say of it, as transformers applies them.
+
+    settings: the content of tokenizer_config.json, at `path`. special: bos_token, eos_token and the like, as text.
+    Raises UnusableFile where the settings give a token an id that it cannot have.
+    """
+    _add_listed(tokenizer, settings.get(ADDED), path)
+    named = [*special.values(), *(text for name in LISTS for text in _texts(settings.get(name)))]
+    known = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+    missing = [text for text in dict.fromkeys(named) if text and text not in known]
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in missing])
+    return without_training_limits(tokenizer)
+
+
+def add_around(tokenizer: Tokenizer, begin: str | None, end: str | None) -> None:
+    """Have the tokenizer put these special tokens, and no others, before and behind a text."""
+    around = [(text, number) for text in (begin, end) if text and (number := tokenizer.token_to_id(text)) is not None]
+    kept = {text for text, _ in around}
+    first, last = [begin] if begin in kept else [], [end] if end in kept else []
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=[*first, "$A", *last],
+        pair=[*first, "$A", *last, *(f"{text}:1" for text in first), "$B:1", *(f"{text}:1" for text in last)],
+        special_tokens=list(dict.fromkeys(around)),
+    )
+
+
+def _add_listed(tokenizer: Tokenizer, listed: object, path: Path) -> None:
+    """Add the tokens that are listed by their ids, which stay theirs. How they match, the list says better than
+    tokenizer.json."""
+    tokens = {int(number): token for number, token in listed.items()} if isinstance(listed, Mapping) else {}
+    added = tokenizer.get_added_tokens_decoder()
+    for number, token in sorted(tokens.items()):
+        wanted = AddedToken(token["content"], **{name: token[name] for name in FLAGS if name in token})
+        if number in added and _described(added[number]) == _described(wanted):
+            continue
+        tokenizer.add_tokens([wanted])
+        if (found := tokenizer.token_to_id(wanted.content)) != number:
+            raise UnusableFile(
+                f"{path} gives the token {wanted.content!r} the id {number}, but tokenizer.json makes it {found}; "
+                "copy both files from the same model."
+            )
+
+
+def _described(token: AddedToken) -> tuple[object, ...]:
+    return (token.content, *(getattr(token, name) for name in FLAGS))
+
+
+def _texts(value: object) -> list[str]:
+    """The texts of tokens as configurations hold them: a list, or a mapping by name, of texts and of token objects."""
+    each = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    contents = [one.get("content") if isinstance(one, Mapping) else one for one in each]
+    return [text for text in contents if isinstance(text, str)]
