@@ -85,16 +85,16 @@ class StreamDetokenizer:
 
     def __init__(self, tokenizer: Any, context: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._context = list(context[-CONTEXT_TOKENS:])
+        self._context = list(context[-KEPT_TOKENS:])
         self._held: list[int] = []
         self._restart()
 
     def _restart(self) -> None:
         """Begin a new stream after the context."""
+        # DecodeStream would deliver a context that ends within a character a second time, so it begins before that one.
+        while self._context and self._decode(self._context[-CONTEXT_TOKENS:]).endswith("\ufffd"):
+            self._context.pop()
         del self._context[:-CONTEXT_TOKENS]
-        # DecodeStream would deliver a context that ends within a character a second time, so it begins without one.
-        if self._decode(self._context).endswith("\ufffd"):
-            self._context = []
         self._stream = DecodeStream(ids=self._context, skip_special_tokens=False)
 
     def push(self, token_id: int) -> str:
@@ -120,12 +120,12 @@ class StreamDetokenizer:
         del self._context[:-CONTEXT_TOKENS]
         before = self._decode(self._context)
         after = self._decode(self._context + self._held)
+        # A decoder shows all bytes of a run as U+FFFD when its last character is incomplete, also those of characters
+        # before that were delivered: then what is held is decoded by itself.
+        text = after[len(before) :] if after.startswith(before) else self._decode(self._held)
         self._settle()
         self._restart()
-        shared = next(
-            (at for at, pair in enumerate(zip(before, after, strict=False)) if pair[0] != pair[1]), len(before)
-        )
-        return after[shared:]
+        return text
 
     def _decode(self, ids: list[int]) -> str:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=False)

@@ -1,20 +1,19 @@
 """A model in one GGUF file, llama.cpp's format: its metadata, tokenizer and chat templates.
 
-The file is all that is read, whatever else lies in its folder. transformers makes the tokenizer of its lists.
+The file is all that is read, whatever else lies in its folder.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from tokenizers import Tokenizer
 
 from agent_server.model_files.gguf_header import TensorPlace, read_header
+from agent_server.model_files.gguf_tokenizer import tokenizer_of
 from agent_server.model_files.served_tokenizer import without_training_limits
 from agent_server.model_files.usable_files import ModelFiles, UnusableFile
 
@@ -134,40 +133,16 @@ def _list(file: GgufFile, key: str) -> list[object]:
 
 
 def _tokenizer(file: GgufFile) -> Tokenizer:
-    """The file's own tokenizer.json where it has one, else what transformers makes of its tokens."""
+    """The file's own tokenizer.json where it has one, else what its lists say."""
     whole = file.metadata.get("tokenizer.huggingface.json")
     try:
         if isinstance(whole, str):
             return without_training_limits(Tokenizer.from_str(whole))
-        return _converted(file)
-    except ImportError as error:
-        raise UnusableFile(
-            f"{file.path} needs transformers for its tokenizer: pip install 'agent-server[local,gguf]'."
-        ) from error
-    except Exception as error:  # tokenizers raises plain ones, and converters whatever comes of a missing list
+        return tokenizer_of(file.metadata)
+    except Exception as error:  # tokenizers raises plain ones
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         kind = file.metadata.get("tokenizer.ggml.model", "none")
         raise UnusableFile(
-            f"{file.path} has a tokenizer (of the kind {kind}) that transformers cannot read: {reason}"
+            f"{file.path} has a tokenizer (of the kind {kind}) that cannot be read: {reason}; serve the folder that it "
+            "was made of, or let llama.cpp's server compute it and give its URL with --engine."
         ) from error
-
-
-def _converted(file: GgufFile) -> Tokenizer:
-    from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
-
-    words: dict[str, str] = GGUF_TOKENIZER_MAPPING["tokenizer"]
-    lists: dict[str, Any] = {
-        name: file.metadata[key] for word, name in words.items() if (key := f"tokenizer.{word}") in file.metadata
-    }
-    return _own(convert_gguf_tokenizer(file.architecture, lists)[0], len(_list(file, TOKENS)))
-
-
-def _own(tokenizer: Tokenizer, size: int) -> Tokenizer:
-    """The tokenizer without tokens that the file does not have: transformers adds those that its class of tokenizers
-    usually has, behind the last one, and the model has no embedding for them."""
-    if all(number < size for number in tokenizer.get_added_tokens_decoder()):
-        return tokenizer
-    whole = json.loads(tokenizer.to_str())
-    whole["added_tokens"] = [token for token in whole["added_tokens"] if token["id"] < size]
-    found: Tokenizer = Tokenizer.from_str(json.dumps(whole))
-    return found

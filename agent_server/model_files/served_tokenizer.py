@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, processors
+from tokenizers import AddedToken, Tokenizer
 
 from agent_server.model_files.usable_files import UnusableFile
 
@@ -39,18 +39,6 @@ def for_serving(tokenizer: Tokenizer, settings: Mapping[str, Any], special: Mapp
     missing = [text for text in dict.fromkeys(named) if text and text not in known]
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in missing])
     return without_training_limits(tokenizer)
-
-
-def add_around(tokenizer: Tokenizer, begin: str | None, end: str | None) -> None:
-    """Have the tokenizer put these special tokens, and no others, before and behind a text."""
-    around = [(text, number) for text in (begin, end) if text and (number := tokenizer.token_to_id(text)) is not None]
-    kept = {text for text, _ in around}
-    first, last = [begin] if begin in kept else [], [end] if end in kept else []
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=[*first, "$A", *last],
-        pair=[*first, "$A", *last, *(f"{text}:1" for text in first), "$B:1", *(f"{text}:1" for text in last)],
-        special_tokens=list(dict.fromkeys(around)),
-    )
 
 
 def _add_listed(tokenizer: Tokenizer, listed: object, path: Path) -> None:

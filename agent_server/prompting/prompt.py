@@ -225,13 +225,23 @@ class PromptBuilder:
         if isinstance(raw, str):
             self._check_size(raw)
             self._check_characters(raw, limit)
-            return Prompt(token_ids=tuple(self.tokenize(raw)), text=raw, stop_token_ids=stops, special_tokens=hidden)
-        ids = tuple(raw or ())
+            ids = self._around(self.tokenize(raw))
+            return Prompt(token_ids=tuple(ids), text=raw, stop_token_ids=stops, special_tokens=hidden)
+        ids = list(raw or ())
         size = self.tokenizer.get_vocab_size(with_added_tokens=True)
         if any(not 0 <= number < size for number in ids):
             raise EngineError("invalid_request", f"a token id is outside of the vocabulary of {size}", param="prompt")
         text = self.detokenize(ids)
-        return Prompt(token_ids=ids, text=text, stop_token_ids=stops, special_tokens=hidden)
+        return Prompt(token_ids=tuple(ids), text=text, stop_token_ids=stops, special_tokens=hidden)
+
+    def _around(self, ids: list[int]) -> list[int]:
+        """A text's ids as a generation begins with them: without a second BOS where the text spells the first, and
+        without an end that the tokenizer puts behind every text, as it does when that was asked of it in training."""
+        begin, end = (self.files.special_tokens.get(name, "") for name in ("bos_token", "eos_token"))
+        if len(ids) > 1 and ids[0] == ids[1] == self.tokenizer.token_to_id(begin):
+            ids = ids[1:]
+        adds_end = self.tokenizer.encode("").ids[-1:] == [self.tokenizer.token_to_id(end)]
+        return ids[:-1] if adds_end and len(ids) > 1 and ids[-1] in self.files.stop_token_ids else ids
 
     def _rendered(
         self,

@@ -206,3 +206,17 @@ def test_decoders_of_one_vocabulary_do_not_disturb_each_other(data, tokenizer):
 
 def test_only_a_decoder_of_bytes_alone_is_taken_for_one():
     assert not isinstance(TokenizerVocabulary(word_piece_tokenizer()).detokenizer(), ByteLevelDetokenizer)
+
+
+def test_characters_before_a_cut_one_are_not_shown_again():
+    """A ByteFallback decoder shows all bytes of a run as U+FFFD where its last character is incomplete."""
+    tokenizer = word_piece_tokenizer()
+    ids = {byte: tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256)}
+    hello, world = tokenizer.token_to_id("▁Hello"), tokenizer.token_to_id("▁world")
+    cut = [hello, *(ids[byte] for byte in "é🙂".encode()), *(ids[byte] for byte in "🙂".encode()[:3])]
+    pieces = texts(OutputText(TokenizerVocabulary(tokenizer), (), (), 0), cut)
+    assert "".join(pieces) == "Helloé🙂" + "\ufffd" * 3
+    pieces = texts(OutputText(TokenizerVocabulary(tokenizer), (), (), 0), [*cut, world])
+    assert "".join(pieces) == "Helloé🙂" + "\ufffd" * 3 + " world", "nor where the answer goes on"
+    whole = TokenizerVocabulary(tokenizer).detokenizer(cut)
+    assert "".join([whole.push(world), whole.flush()]) == " world", "nor where the prompt ends within one"

@@ -246,8 +246,15 @@ CASES = {
     ),
     "no tokenizer": (
         bare,
-        "{} has a tokenizer (of the kind none) that transformers cannot read: Cannot build a tokenizer from a GGUF "
-        "file stating tokenizer None. Supported: ['gemma4', 'gpt2', 'llama', 't5'].",
+        "{} has a tokenizer (of the kind none) that cannot be read: of the kinds of tokenizers, gpt2, llama and gemma4 "
+        "are read; serve the folder that it was made of, or let llama.cpp's server compute it and give its URL with "
+        "--engine.",
+    ),
+    "an unknown way to split text": (
+        changed(tokenizer__ggml__pre="spiral"),
+        "{} has a tokenizer (of the kind gpt2) that cannot be read: the way 'spiral' to split text into words "
+        "(tokenizer.ggml.pre) is not known here; serve the folder that it was made of, or let llama.cpp's server "
+        "compute it and give its URL with --engine.",
     ),
 }
 
@@ -280,3 +287,56 @@ async def test_a_missing_package_is_named(good, monkeypatch):
         EngineError, match=r"tiny-Q8_0.gguf needs a package: pip install 'agent-server\[local,gguf\]'.$"
     ):
         checked(str(good))
+
+
+# what a file says of its tokenizer
+
+
+WRITTEN = {
+    "nothing": ({}, []),
+    "a beginning": ({"add_bos_token": True}, ["<|im_start|>"]),
+    "no beginning": ({"add_bos_token": False}, []),
+}
+
+
+@pytest.mark.parametrize("case", WRITTEN)
+async def test_bos_is_put_before_texts_as_the_file_says(case, tmp_path):
+    flags, begin = WRITTEN[case]
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, metadata=[("tokenizer.ggml.bos_token_id", 256), *(named(flags))])
+    async with serving(model=str(path)) as running, httpx.AsyncClient(base_url=running.url, timeout=60) as client:
+        count = len(begin) + 1
+        assert (await client.post("/tokenize", json={"prompt": "hi"})).json()["count"] == count
+        asked = {"prompt": "hi", "max_tokens": 1}
+        assert (await client.post("/v1/completions", json=asked)).json()["usage"]["prompt_tokens"] == count
+        asked = {"prompt": "<|im_start|>hi", "max_tokens": 1}
+        doubled = (await client.post("/v1/completions", json=asked)).json()["usage"]["prompt_tokens"]
+        assert doubled == 2, "one that is written is not doubled"
+
+
+async def test_an_end_that_training_left_is_not_put_before_the_answer(tmp_path):
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, metadata=named({"add_eos_token": True}))
+    assert load_model_files(path).tokenizer.encode("hi").tokens == ["hi", "<|im_end|>"]
+    async with serving(model=str(path)) as running, httpx.AsyncClient(base_url=running.url, timeout=60) as client:
+        asked = {"prompt": "hi", "max_tokens": 1}
+        assert (await client.post("/v1/completions", json=asked)).json()["usage"]["prompt_tokens"] == 1
+
+
+def named(flags):
+    return [(f"tokenizer.ggml.{name}", value) for name, value in flags.items()]
+
+
+def test_text_is_normalised_as_the_model_learned_it(tmp_path):
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, "qwen2")
+    tokenizer = load_model_files(path).tokenizer
+    for decomposed, composed in (("e\u0301", "é"), ("\u2126", "Ω"), ("\u1112\u1161\u11ab", "한")):
+        assert tokenizer.encode(decomposed).ids == tokenizer.encode(composed).ids
+
+
+def test_a_file_that_does_not_say_how_it_splits_text_is_warned_of(tmp_path, caplog):
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, metadata=[("tokenizer.ggml.pre", "default")])
+    load_model_files(path)
+    assert "does not say how its tokenizer splits text into words" in caplog.text

@@ -29,6 +29,14 @@ WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
 """Sizes that the formats with blocks of 256 weights can have."""
 
 
+_WRITE = {
+    str: gguf.GGUFWriter.add_string,
+    float: gguf.GGUFWriter.add_float32,
+    int: gguf.GGUFWriter.add_uint32,
+    bool: gguf.GGUFWriter.add_bool,
+}
+
+
 def write_gguf(path, family="qwen3", kind=None, *, metadata=(), tensors=(), without=(), spoilt="", **changes):
     """Write a file, and return the float32 model that it means: one with the file's rounded weights."""
     model = make_model(family, **{"hidden_size": 64, **CHANGES.get(family, {}), **changes})
@@ -38,7 +46,7 @@ def write_gguf(path, family="qwen3", kind=None, *, metadata=(), tensors=(), with
     _write_tokenizer(writer, config, SPLITS.get(family, "qwen2"))
     for key, value in metadata:
         writer.kv_data[0].pop(key, None)
-        {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}[type(value)](key, value)
+        _WRITE[type(value)](writer, key, value)
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     state = model.state_dict()
     if spoilt:

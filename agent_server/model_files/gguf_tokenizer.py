@@ -1,0 +1,169 @@
+"""The tokenizer of a GGUF file, from its lists alone: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+
+A file says by a name (`tokenizer.ggml.pre`) how its vocabulary splits text into words. The names, and what each means,
+are those of llama.cpp (src/llama-vocab.cpp); the regular expressions are those of the tokenizer.json that the files
+were made of, which llama.cpp quotes. A name that is not known here is refused, as llama.cpp refuses it: a text that is
+split in another way has other tokens than the model learned from.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tokenizers import Tokenizer, processors
+
+from agent_server.model_files.piece_tokenizer import CONTROL, NORMAL, Pieces, byte_level_bpe, sentencepiece_bpe
+from agent_server.model_files.served_tokenizer import without_training_limits
+
+logger = logging.getLogger("agent_server")
+CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+ENDING = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+QWEN2 = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*" + ENDING
+QWEN35 = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*" + ENDING
+LLAMA3 = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + ENDING
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{{0}}|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{{0}}"
+TEKKEN = CASED.replace("{0}", "") + r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + ENDING
+GPT4O = CASED.replace("{0}", CONTRACTIONS + "?") + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + ENDING
+MARKED = (
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    r"""| ?[\p{P}\p{S}]+[\r\n]*""" + ENDING
+)
+DEEPSEEK3 = (r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", MARKED)
+BAILING = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+SEED = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+FALCON = (r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]")
+BLOOM = " ?[^(\\s|.,!?…。，、।۔،)]+"
+UNNAMED = (r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")
+"""llama.cpp's rule for files that name none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Splitting:
+    """splits: regular expressions, one after the other. nfc: the tokenizer normalises text to NFC, which llama.cpp does
+    not do. whole: a word that is a token is that token. begins: a BOS is put before texts where the file does not say.
+    """
+
+    splits: tuple[str, ...]
+    nfc: bool = False
+    whole: bool = False
+    begins: bool = False
+
+
+def _named(splitting: Splitting, *names: str) -> dict[str, Splitting]:
+    return dict.fromkeys(names, splitting)
+
+
+SPLITTINGS: dict[str, Splitting] = {
+    **_named(
+        Splitting((LLAMA3,), whole=True, begins=True),
+        *("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"),
+    ),
+    **_named(Splitting((LLAMA3,)), "dbrx", "smaug-bpe", "chatglm-bpe"),
+    **_named(Splitting((LLAMA3,), whole=True), "glm4", "glm5"),
+    **_named(Splitting((QWEN2,), nfc=True), "qwen2", "deepseek-r1-qwen", "stablelm2"),
+    **_named(Splitting((QWEN2,)), "kormo", "f2llmv2", "megrez", "hunyuan", "solar-open", "grok-2"),
+    **_named(Splitting((QWEN35,), nfc=True), "qwen35"),
+    **_named(Splitting((TEKKEN,), whole=True, begins=True), "tekken"),
+    **_named(Splitting((GPT4O,)), "gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"),
+    **_named(Splitting(DEEPSEEK3), "deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"),
+    **_named(Splitting((r"\p{N}", GPT2)), "starcoder", "refact", "smollm", "codeshell", "minerva-7b", "mellum2"),
+    **_named(Splitting((r"\p{N}", GPT2), nfc=True), "command-r", "exaone"),
+    **_named(
+        Splitting((GPT2,)),
+        *("gpt-2", "phi-2", "gigachat", "a.x-4.0", "mellum", "jais", "trillion", "granite-docling", "exaone4"),
+    ),
+    **_named(Splitting((GPT2,), nfc=True), "mpt", "olmo", "modern-bert"),
+    **_named(Splitting(FALCON), "falcon"),
+    **_named(Splitting((BAILING,)), "bailingmoe", "bailingmoe2", "llada-moe"),
+    **_named(Splitting((SEED,)), "seed-coder"),
+    **_named(Splitting((BLOOM,)), "bloom", "gpt3-finnish", "poro-chat"),
+    **_named(Splitting((BLOOM, r"\p{N}")), "viking"),
+    **_named(Splitting(UNNAMED), "default"),
+}
+PHI3_KEEPS_SPACES = frozenset({"<unk>", "<s>", "<|endoftext|>"})
+
+
+def tokenizer_of(metadata: Mapping[str, object]) -> Tokenizer:
+    """Raises ValueError with the reason where the file's tokenizer is not known here, and what tokenizers raises for
+    lists that contradict each other."""
+    kind = metadata.get("tokenizer.ggml.model")
+    if kind == "gpt2":
+        tokenizer, begins = _byte_level(metadata)
+    elif kind in ("llama", "gemma4"):
+        prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", kind == "llama"))
+        tokenizer, begins = sentencepiece_bpe(_pieces(metadata), prefix=prefix), True
+    else:
+        raise ValueError("of the kinds of tokenizers, gpt2, llama and gemma4 are read")
+    begins = bool(metadata.get("tokenizer.ggml.add_bos_token", begins)) or kind == "gemma4"
+    ends = bool(metadata.get("tokenizer.ggml.add_eos_token", False))
+    _put_around(tokenizer, metadata, begins=begins, ends=ends)
+    return without_training_limits(tokenizer)
+
+
+def _byte_level(metadata: Mapping[str, object]) -> tuple[Tokenizer, bool]:
+    name = metadata.get("tokenizer.ggml.pre")
+    if name in (None, "", "default"):
+        name = "default"
+        logger.warning(
+            "The file does not say how its tokenizer splits text into words (tokenizer.ggml.pre); llama.cpp's rule for "
+            "such files is used, and answers may be worse than those of the model that it was made of."
+        )
+    splitting = SPLITTINGS.get(str(name))
+    if splitting is None:
+        raise ValueError(f"the way {name!r} to split text into words (tokenizer.ggml.pre) is not known here")
+    normalizer = "NFC" if splitting.nfc else ""
+    made = byte_level_bpe(_pieces(metadata), splitting.splits, normalizer=normalizer, ignore_merges=splitting.whole)
+    return made, splitting.begins
+
+
+def _pieces(metadata: Mapping[str, object]) -> Pieces:
+    tokens = [str(token) or f"[EMPTY_{number}]" for number, token in enumerate(_list(metadata, "tokens"))]
+    if not tokens:
+        raise ValueError("it lists no tokens")
+    kinds = [int(str(kind)) for kind in _list(metadata, "token_type")] or [NORMAL] * len(tokens)
+    scores = [float(str(score)) for score in _list(metadata, "scores")] or [0.0] * len(tokens)
+    merges = [_pair(str(merge)) for merge in _list(metadata, "merges")] if "tokenizer.ggml.merges" in metadata else None
+    return Pieces(tokens, kinds, scores, merges, _right_stripped(metadata, tokens, kinds))
+
+
+def _pair(merge: str) -> tuple[str, str]:
+    """The two parts of a merge, of which the first may be a space."""
+    cut = merge.find(" ", 1)
+    return merge[:cut], merge[cut + 1 :]
+
+
+def _right_stripped(metadata: Mapping[str, object], tokens: list[str], kinds: list[int]) -> frozenset[str]:
+    """Phi-3's control tokens take the white space behind them, which its files do not say."""
+    name = str(metadata.get("general.name", "")).lower()
+    if "phi-3" not in name and "phi3" not in name:
+        return frozenset()
+    controls = {token for token, kind in zip(tokens, kinds, strict=True) if kind == CONTROL}
+    return frozenset({*controls, "</s>"} - PHI3_KEEPS_SPACES)
+
+
+def _put_around(tokenizer: Tokenizer, metadata: Mapping[str, object], *, begins: bool, ends: bool) -> None:
+    """Have the tokenizer put the file's BOS before a text and its EOS behind it, where it has them."""
+    first, last = (
+        [] if not wanted or (text := _special(tokenizer, metadata, word)) is None else [text]
+        for wanted, word in ((begins, "bos"), (ends, "eos"))
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=[*first, "$A", *last],
+        pair=[*first, "$A", *last, *(f"{text}:1" for text in first), "$B:1", *(f"{text}:1" for text in last)],
+        special_tokens=[(text, tokenizer.token_to_id(text)) for text in dict.fromkeys([*first, *last])],
+    )
+
+
+def _special(tokenizer: Tokenizer, metadata: Mapping[str, object], word: str) -> str | None:
+    number = metadata.get(f"tokenizer.ggml.{word}_token_id")
+    found = tokenizer.id_to_token(number) if isinstance(number, int) and number >= 0 else None
+    return None if found is None else str(found)
+
+
+def _list(metadata: Mapping[str, object], name: str) -> list[object]:
+    found = metadata.get(f"tokenizer.ggml.{name}")
+    return found if isinstance(found, list) else []
