@@ -20,6 +20,7 @@ from adapters.body import wrong
 from adapters.errors import RequestError
 from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits, read_json
 from adapters.legacy import downgrade
+from adapters.leniency import known_only
 from adapters.part_kinds import KINDS, check_parts
 from adapters.request_options import read_options
 from events.encode import encode
@@ -67,6 +68,7 @@ def from_wire(wire: dict[str, Any], *, limits: Limits = DEFAULT_LIMITS, media: C
     """The same from decoded JSON, for wires that wrap a RunAgentInput in something else. `wire` may be changed."""
     wire = with_action(wire)
     _check_sizes(wire, limits)
+    wire = known_only(wire, _INPUT_FIELDS)
     warnings = _mend_parts(wire["messages"])
     run_input = _validate(wire)
     check_parts(run_input.messages, media)
@@ -185,6 +187,7 @@ def _modern_part(part: object) -> object:
 
 # ---- validation -----------------------------------------------------------------------------------------------------
 
+_INPUT_FIELDS = frozenset(field.alias or name for name, field in RunAgentInput.model_fields.items())
 _COMPLAINTS = {
     "missing": "is required",
     "string_type": "must be a string",

@@ -17,10 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Literal, NamedTuple
 
-import msgspec
-
 from adapters.agui import from_wire
-from adapters.body import convert, wrong
+from adapters.body import Lenient, convert, wrong
 from adapters.errors import RequestError, row
 from adapters.inbound import CLOSING, DEFAULT_LIMITS, Inbound, Limits, ReadMessage, read_text
 from adapters.legacy import downgrade
@@ -53,17 +51,17 @@ class ControlRun(NamedTuple):
 Action = Send | StartRun | Subscribe | ControlRun | Close
 
 
-class _Run(msgspec.Struct, forbid_unknown_fields=True):
+class _Run(Lenient, frozen=True):
     input: dict[str, object]
     agent: str = DEFAULT_AGENT
 
 
-class _Subscribe(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
+class _Subscribe(Lenient, frozen=True, rename="camel"):
     run_id: str
     after: int = 0
 
 
-class _Parameters(msgspec.Struct, forbid_unknown_fields=True):
+class _Parameters(Lenient, frozen=True):
     parameters: dict[str, object] | None = None
 
 

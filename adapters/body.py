@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar, get_args
 
 import msgspec
 
 from adapters.errors import RequestError
 from adapters.inbound import Limits, read_json
+from adapters.leniency import known_only
 
 T = TypeVar("T")
 MAX_NAME = 80
@@ -24,13 +25,36 @@ def read_object(body: bytes, limits: Limits, *, shape: object = dict) -> dict[st
     return value
 
 
+class Lenient(msgspec.Struct, frozen=True):
+    """A part of a request in which unknown fields are left out with a note; see `adapters.leniency`."""
+
+
 def convert(value: object, kind: type[T] | object, at: str) -> T:
-    """`value` as `kind`, a msgspec type. Raises RequestError naming the innermost place under `at`."""
+    """`value` as `kind`, a msgspec type. Unknown fields of the `Lenient` structs in it are noted. Raises RequestError
+    naming the innermost place under `at`."""
+    _note_unknown(value, kind, at)
     try:
         result: T = msgspec.convert(value, type=kind)
     except msgspec.ValidationError as error:
         raise _named(error, at) from None
     return result
+
+
+def _note_unknown(value: object, kind: object, at: str) -> None:
+    if isinstance(value, list):
+        for each in get_args(kind):
+            for i, item in enumerate(value):
+                _note_unknown(item, each, f"{at}.{i}")
+    elif isinstance(value, dict):
+        struct = next((each for each in (kind, *get_args(kind)) if _is_lenient(each)), None)
+        if struct is not None:
+            known_only(value, struct.__struct_encode_fields__, at)
+            for field in msgspec.structs.fields(struct):
+                _note_unknown(value.get(field.encode_name), field.type, f"{at}.{field.encode_name}")
+
+
+def _is_lenient(kind: object) -> TypeGuard[type[Lenient]]:
+    return isinstance(kind, type) and issubclass(kind, Lenient)
 
 
 def wrong(at: str, what: str) -> RequestError:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import msgspec
 
 from adapters.body import wrong
+from adapters.leniency import known_only
 from adapters.tool_list import ToolSpec
 from adapters.values import mapping, one_of, string
 
@@ -23,8 +24,7 @@ MAX_GRAMMAR = 64 * 1024
 
 def custom_spec(tool: Mapping[str, object], at: str) -> ToolSpec:
     """A custom tool without what nests it: `name`, `description` and `format`. Raises RequestError."""
-    if unknown := next((key for key in tool if key not in ("name", "description", "format", "type")), None):
-        raise wrong(f"{at}.{unknown[:64]}", "is not a field of a custom tool")
+    known_only(tool, ("name", "description", "format", "type"), at)
     syntax, definition = _grammar(tool.get("format"), f"{at}.format")
     text: dict[str, object] = {"type": "string"}
     if syntax == "regex":

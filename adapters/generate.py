@@ -16,11 +16,12 @@ from ag_ui.core import Message, RunAgentInput, Tool, UserMessage
 
 from adapters import sse
 from adapters.answer import Answer, fold, own_events, raise_failure
-from adapters.body import convert, flag, read_object, wrong
+from adapters.body import Lenient, convert, flag, read_object, wrong
 from adapters.client_history import NewId
 from adapters.errors import payload, row
 from adapters.frame_json import json_bytes, json_string
 from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
+from adapters.leniency import known_only
 from adapters.openai_chat.chat_inbound import read_conversation
 from adapters.openai_tokens import combined_usage
 from adapters.request_options import KNOWN, read_options
@@ -45,7 +46,7 @@ NOT_PARAMETERS = frozenset({"model", "n", "store", "token_details", "return_toke
 Clock = Callable[[], float]
 
 
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Options(Lenient, frozen=True):
     """A request's `options`. `apply_chat_template` makes the prompt a user's message."""
 
     stream: bool = True
@@ -90,9 +91,7 @@ def read_config(
     config: dict[str, Any], *, new_id: NewId, limits: Limits = DEFAULT_LIMITS, at: str = "parameters"
 ) -> Inbound:
     """A config message without its type; `at` prefixes the names of parameters in errors. Raises RequestError."""
-    for name in config:
-        if name not in ("prompt", "messages", "tools", "options", "model", "parameters"):
-            raise wrong(name[:80], "is not a field of this request")
+    config = known_only(config, ("prompt", "messages", "tools", "options", "model", "parameters"))
     options: Options = convert(_object(config.get("options"), "options"), Options, "options")
     messages, tools = _conversation(config, options, new_id, limits)
     generation = _generation(config, options, at)
@@ -131,10 +130,10 @@ def _conversation(
 
 
 def _generation(config: dict[str, object], options: Options, at: str) -> GenerationOptions:
-    given = dict(_object(config.get("parameters"), "parameters"))
-    for name in given:
-        if name not in KNOWN["generate"] or name in NOT_PARAMETERS:
-            raise wrong(f"{at}.{name[:80]}".lstrip("."), "is not a parameter that can be set")
+    parameters = _object(config.get("parameters"), "parameters")
+    if taken := next((name for name in parameters if name in NOT_PARAMETERS), None):
+        raise wrong(f"{at}.{taken}".lstrip("."), "is not a parameter that can be set")
+    given = known_only(parameters, KNOWN["generate"], at)
     alternatives = given.pop("top_logprobs", None)
     if options.include_logprobs:
         given |= {"logprobs": True, "top_logprobs": ALTERNATIVES if alternatives is None else alternatives}

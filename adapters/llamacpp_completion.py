@@ -25,12 +25,10 @@ from adapters.request_fields import (
     OTHER_SERVERS,
     STRINGS,
     Field,
-    check_names,
-    check_values,
     honoured,
     ignored,
+    read_fields,
     sampling_fields,
-    warnings_of,
 )
 from adapters.request_options import read_options
 from adapters.response_shape import llama_shape
@@ -72,14 +70,11 @@ class NativeFlags(msgspec.Struct, frozen=True, kw_only=True):
     tokens: bool = False
     fields: tuple[str, ...] = ()
     unlimited: bool = False
-    warnings: tuple[str, ...] = ()
 
 
 def parse(body: bytes, *, new_id: NewId, encode: Encode, limits: Limits = DEFAULT_LIMITS) -> Inbound:
     """encode: ids of a text, without special ones around it. Raises RequestError."""
-    values = read_object(body, limits)
-    check_names(values, FIELDS)
-    check_values(values, FIELDS)
+    values = read_fields(read_object(body, limits), FIELDS)
     prompts = _prompts(values.get("prompt"), encode)
     given = {name: value for name, value in values.items() if name != "n_probs"}
     most, probs = _whole(values, "n_predict"), _whole(values, "n_probs")
@@ -101,7 +96,6 @@ def parse(body: bytes, *, new_id: NewId, encode: Encode, limits: Limits = DEFAUL
         tokens=flag(values, "return_tokens"),
         fields=_names(values.get("response_fields")),
         unlimited=options.sampling.max_tokens is None,
-        warnings=warnings_of(values, FIELDS),
     )
     return Inbound(input=run, options=options, stream=flag(values, "stream"), extra=flags)
 
@@ -303,7 +297,7 @@ def ending(answer: Answer, index: int, identity: NativeIdentity, flags: NativeFl
         "generation_settings": flags.settings,
         "timings": timings_object(answer.metadata.timings, usage),
     }
-    if warnings := [*flags.warnings, *answer.warnings]:
+    if warnings := list(answer.warnings):
         found["warnings"] = warnings
     return found
 

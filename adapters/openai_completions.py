@@ -31,12 +31,10 @@ from adapters.request_fields import (
     OTHER_SERVERS,
     STRING,
     Field,
-    check_names,
-    check_values,
     honoured,
+    read_fields,
     refused,
     sampling_fields,
-    warnings_of,
 )
 from adapters.request_options import read_options
 from adapters.response_shape import llama_shape
@@ -91,16 +89,14 @@ class CompletionFlags(msgspec.Struct, frozen=True, kw_only=True):
     truncated: bool = False
     score_only: bool = False
     include_stop: bool = False
-    warnings: tuple[str, ...] = ()
 
 
 def parse(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS) -> Inbound:
     """The options are those of the first prompt (`raw_prompt`); `extra.prompts` has all. Raises RequestError."""
     values = read_object(body, limits)
-    check_names(values, FIELDS)
     if values.get("best_of") == values.get("n"):
         values.pop("best_of", None)
-    check_values(values, FIELDS)
+    values = read_fields(values, FIELDS)
     flags = _flags(values, _prompts(values.get("prompt")))
     given = dict(values)
     if given.get("max_tokens") is None:
@@ -160,7 +156,6 @@ def _flags(values: dict[str, Any], prompts: tuple[Prompt, ...]) -> CompletionFla
         truncated=truncated,
         score_only=echo and values.get("max_tokens") == 0,
         include_stop=flag(values, "include_stop_str_in_output"),
-        warnings=warnings_of(values, FIELDS),
     )
 
 
@@ -311,7 +306,7 @@ class CompletionStream:
             last["stop_reason"] = answer.stop
         text = json_string(stop_text(answer.stop, self._flags.include_stop))
         extra = b""
-        if warnings := [*self._flags.warnings, *answer.warnings]:
+        if warnings := list(answer.warnings):
             extra = b',"extensions":' + json_bytes({"warnings": warnings})
         if self._flags.timings:
             extra += b',"timings":' + json_bytes(timings_object(answer.metadata.timings, answer.usage))
@@ -344,7 +339,7 @@ def completion_body(runs: Sequence[Sequence[Event]], identity: CompletionIdentit
         "choices": [_choice(answer, index, identity, flags) for index, answer in enumerate(answers)],
         "usage": _usage([answer.usage for answer in answers], flags),
     }
-    if warnings := [*flags.warnings, *(warning for answer in answers for warning in answer.warnings)]:
+    if warnings := list(dict.fromkeys(warning for answer in answers for warning in answer.warnings)):
         body["extensions"] = {"warnings": warnings}
     if flags.timings and answers:
         body["timings"] = timings_object(answers[0].metadata.timings, answers[0].usage)

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from adapters.body import convert, wrong
+from adapters.body import Lenient, convert, wrong
 from adapters.errors import RequestError
 from adapters.frame_json import json_bytes
 from adapters.inbound import DEFAULT_LIMITS, Limits, read_json
@@ -60,16 +60,16 @@ class ConversationRecord(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, items=[item for item in self.items if item is not gone])
 
 
-class ConversationBody(msgspec.Struct, forbid_unknown_fields=True):
+class ConversationBody(Lenient, frozen=True):
     items: list[Item] | None = None
     metadata: object = None
 
 
-class ItemsBody(msgspec.Struct, forbid_unknown_fields=True):
+class ItemsBody(Lenient, frozen=True):
     items: list[Item]
 
 
-class MetadataBody(msgspec.Struct, forbid_unknown_fields=True):
+class MetadataBody(Lenient, frozen=True):
     metadata: object
 
 

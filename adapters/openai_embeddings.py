@@ -6,7 +6,7 @@ import base64
 import sys
 from array import array
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -18,10 +18,9 @@ from adapters.request_fields import (
     STRING,
     Field,
     accepted,
-    check_names,
-    check_values,
     honoured,
     one_of,
+    read_fields,
     refused,
 )
 from adapters.request_options import last_tokens
@@ -57,13 +56,11 @@ class EmbeddingQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 def parse(body: bytes, *, limits: Limits = DEFAULT_LIMITS) -> EmbeddingQuery:
     """Raises RequestError."""
-    values = read_object(body, limits)
-    check_names(values, FIELDS)
-    check_values(values, FIELDS)
+    values = read_fields(read_object(body, limits), FIELDS)
     dimensions = optional(integer, "dimensions", values.get("dimensions"))
     if dimensions is not None and dimensions < 1:
         raise wrong("dimensions", "must be at least 1")
-    encoding = values.get("encoding_format") or "float"
+    encoding: Any = values.get("encoding_format") or "float"
     if encoding not in ("float", "base64"):
         raise wrong("encoding_format", 'must be "float" or "base64"')
     return EmbeddingQuery(

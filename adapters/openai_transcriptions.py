@@ -8,8 +8,8 @@ from typing import Literal
 import msgspec
 
 from adapters.body import wrong
-from adapters.errors import RequestError
 from adapters.frame_json import json_bytes
+from adapters.leniency import notes_of_request
 from adapters.request_fields import NUMBER, STRING, Field, accepted, honoured, one_of, refused
 
 LONGEST_PROMPT = 2000
@@ -50,8 +50,8 @@ def read_form(fields: Mapping[str, str]) -> TranscriptionQuery:
         name = name.removesuffix("[]")
         field = FIELDS.get(name)
         if field is None or name == "file":
-            raise RequestError("invalid_request", f"{name[:80]} is not a field of this form.", param=name[:80])
-        if field.status == "refused" and value.lower() != "false":
+            notes_of_request().ignore(name)
+        elif field.status == "refused" and value.lower() != "false":
             raise wrong(name, f"is not supported: {field.note}")
     if fields.get("response_format", "json") not in ("json", "text"):
         raise wrong("response_format", "must be json or text")

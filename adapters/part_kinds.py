@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from ag_ui.core import Message, TextPart
 
@@ -19,11 +19,18 @@ def not_taken(kind: str, takes: Collection[str], at: str) -> RequestError:
     return wrong(at, f"is {kind} content, and what is taken here is {others}")
 
 
-def check_parts(messages: Iterable[Message], takes: Collection[str]) -> None:
-    """Raises RequestError for the first part of a user's message that is not taken. What tools said stands in the
-    history, where it is left out with a warning."""
+def first_asked(roles: Iterable[str]) -> int:
+    """The place of the first message behind the last of an assistant's, by their roles: from there on users ask now.
+    What stands before it, as what tools said anywhere, is history, in which the model is told of a part that it does
+    not take, with a warning: a refusal would end the conversation for good."""
+    return max((place + 1 for place, role in enumerate(roles) if role == "assistant"), default=0)
+
+
+def check_parts(messages: Sequence[Message], takes: Collection[str]) -> None:
+    """Raises RequestError for the first part that is not taken of what users ask now."""
+    asked = first_asked(message.role for message in messages)
     for i, message in enumerate(messages):
-        content = message.content if message.role == "user" else None
+        content = message.content if message.role == "user" and i >= asked else None
         for j, part in enumerate(content if isinstance(content, list) else ()):
             if not isinstance(part, TextPart) and part.type not in takes:
                 raise not_taken(part.type, takes, f"messages.{i}.content.{j}")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 from adapters.errors import RequestError
+from adapters.leniency import known_only, notes_of_request
 from events.sampling import PARAMETERS, Wire, json_schema, names_on
 
 Schema = Mapping[str, object]
@@ -20,7 +21,7 @@ STRINGS: Schema = {"type": "array", "items": STRING}
 
 
 class Field(NamedTuple):
-    """`neutral` are values of a refused field that ask for nothing and therefore pass; None always does. `schema` is
+    """`neutral` are values of a refused or ignored field that ask for nothing and pass; None always does. `schema` is
     the value's form in JSON Schema, for descriptions of the API; the parsers check by themselves. `code` is the wire's
     own word for the refusal, where its clients act on it. `warns`: what was accepted changes nothing, and the answer
     says so."""
@@ -41,9 +42,9 @@ def accepted(note: str, schema: Schema = ANY) -> Field:
     return Field("accepted", note, schema=schema)
 
 
-def ignored(note: str) -> Field:
-    """A field of other servers that steers how they work, not what they answer: taken, with a warning."""
-    return Field("accepted", note, warns=True)
+def ignored(note: str, *, neutral: tuple[object, ...] = (), schema: Schema = ANY) -> Field:
+    """A field that steers how other servers work, not what they answer: taken, with a warning unless it is neutral."""
+    return Field("accepted", note, neutral, schema, warns=True)
 
 
 def refused(note: str, *, neutral: tuple[object, ...] = (), schema: Schema = ANY, code: str | None = None) -> Field:
@@ -63,30 +64,20 @@ def sampling_fields(wire: Wire) -> dict[str, Field]:
     }
 
 
-MAX_NAME = 64
-
-
-def check_names(names: Iterable[str], fields: Mapping[str, Field]) -> None:
-    """Refuse what the table does not know. Raises RequestError("invalid_request") naming the field."""
-    for name in names:
-        if name not in fields:
-            shown = name[:MAX_NAME]
-            raise RequestError("invalid_request", f"{shown} is not a field of this request.", param=shown)
-
-
-def check_values(values: Mapping[str, object], fields: Mapping[str, Field]) -> None:
-    """Refuse what the table refuses. Raises RequestError("invalid_request") naming the field and the reason."""
-    for name, value in values.items():
+def read_fields(values: Mapping[str, object], fields: Mapping[str, Field]) -> dict[str, Any]:
+    """The fields that the table knows; others are left out with a note. Raises RequestError("invalid_request") naming
+    a field that it refuses and the reason."""
+    known = known_only(values, fields)
+    notes = notes_of_request()
+    for name, value in known.items():
         field = fields[name]
+        if field.warns and value is not None and value not in field.neutral:
+            notes.warn(f"{name} changes nothing: {field.note}.")
         if field.status == "refused" and value is not None and value not in field.neutral:
             message = f"{name} is not supported: {field.note}."
             raise RequestError("invalid_request", message, param=name, code=field.code)
 
-
-def warnings_of(values: Mapping[str, object], fields: Mapping[str, Field]) -> tuple[str, ...]:
-    """A sentence for each field given that this server takes and does nothing with."""
-    given = (name for name, value in values.items() if value is not None and fields[name].warns)
-    return tuple(f"{name} changes nothing: {fields[name].note}." for name in given)
+    return known
 
 
 SCHEDULING: dict[str, Field] = {

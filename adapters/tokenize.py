@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import msgspec
 from ag_ui.core import RunAgentInput
 
-from adapters.body import convert, flag, read_object, wrong
+from adapters.body import Lenient, convert, flag, read_object, wrong
 from adapters.client_history import NewId
 from adapters.frame_json import json_bytes
 from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
 from adapters.openai_chat.chat_inbound import read_conversation
-from adapters.request_fields import BOOLEAN, Field, check_names, check_values, honoured
+from adapters.request_fields import BOOLEAN, Field, honoured, read_fields
 from adapters.request_options import read_options
 
 FIELDS: dict[str, Field] = {
@@ -47,9 +47,7 @@ class TokenizeFlags(msgspec.Struct, frozen=True, kw_only=True):
 
 def parse_tokenize(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS) -> Inbound:
     """`extra` is TokenizeFlags. Raises RequestError."""
-    values = read_object(body, limits)
-    check_names(values, FIELDS)
-    check_values(values, FIELDS)
+    values = read_fields(read_object(body, limits), FIELDS)
     if values.get("content") is not None:
         return _native(values, new_id)
     for name in LLAMACPP:
@@ -113,7 +111,7 @@ def tokenize_body(tokens: Sequence[int], context_length: int | None, strings: Se
     return json_bytes(found if strings is None else {**found, "token_strs": list(strings)})
 
 
-class _Detokenize(msgspec.Struct, forbid_unknown_fields=True):
+class _Detokenize(Lenient, frozen=True):
     tokens: list[int]
     model: str | None = None
 

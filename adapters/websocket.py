@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from adapters.body import convert, wrong
+from adapters.body import Lenient, convert, wrong
 from adapters.client_history import NewId
 from adapters.errors import RequestError, row
 from adapters.frame_json import json_bytes
@@ -80,12 +80,12 @@ LEGAL: dict[str, frozenset[State]] = {
 }
 
 
-class _Control(msgspec.Struct, forbid_unknown_fields=True):
+class _Control(Lenient, frozen=True):
     action: Literal["stop", "pause", "resume", "regenerate", "modify"]
     parameters: dict[str, Any] | None = None
 
 
-class _Feedback(msgspec.Struct, forbid_unknown_fields=True):
+class _Feedback(Lenient, frozen=True):
     rating: float
     text: str | None = None
     position: int | None = None

@@ -18,6 +18,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from adapters.errors import ErrorKind, RequestError
+from adapters.leniency import Notes, noting
 from agent_server.audit import use_audit
 from agent_server.auth import AuthMiddleware
 from agent_server.ids import new_id
@@ -40,7 +41,10 @@ if TYPE_CHECKING:
     from agent_server.server import Server
 
 logger = logging.getLogger("agent_server")
-EXPOSED = ("X-Run-Id", "X-Thread-Id", "X-Request-Id", "Request-Id", "Retry-After", "RateLimit", "RateLimit-Policy")
+EXPOSED = (
+    "X-Run-Id", "X-Thread-Id", "X-Request-Id", "Request-Id", "X-Warning", "Retry-After", "RateLimit",
+    "RateLimit-Policy",
+)  # fmt: skip
 CLIENT_GONE = 499
 REFUSED = 403
 
@@ -137,7 +141,11 @@ class Application(FastAPI):
             self.middleware_stack = self.build_middleware_stack()
         alone = self.user_middleware == self._layers
         headers = first_headers(scope)
-        context = RequestContext(given_request_id(headers) or new_id("req"), direct_send=send if alone else None)
+        context = RequestContext(
+            given_request_id(headers) or new_id("req"),
+            direct_send=send if alone else None,
+            notes=Notes(strict=self._server.settings.http.strict_fields, count=self._server.telemetry.ignored),
+        )
         enter(scope, context)
         use_audit(self._server.audit)
         note_ids(request=context.request_id, trace=join_trace(headers))
@@ -150,11 +158,12 @@ class Application(FastAPI):
             await unavailable(scope, receive, answer, error)
             return
         try:
-            if self._direct is not None and (route := self._direct.find(scope)) is not None:
-                scope["app"] = self
-                await self._direct.answer(route, scope, headers, receive, answer)
-            else:
-                await super().__call__(scope, receive, answer)
+            with noting(context.notes):
+                if self._direct is not None and (route := self._direct.find(scope)) is not None:
+                    scope["app"] = self
+                    await self._direct.answer(route, scope, headers, receive, answer)
+                else:
+                    await super().__call__(scope, receive, answer)
         except Exception as error:
             if scope["type"] == "websocket":  # over HTTP `fail` has told it, and Starlette raises it once more
                 logger.error("unhandled error on the WebSocket %s", route_path(scope), exc_info=error)

@@ -86,6 +86,11 @@ class Telemetry:
         return generate_latest(self.registry)
 
 
+FIELD_NAMES = 64
+"""Unknown fields that are counted under their own names; others are counted together."""
+_FIELD = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
+
+
 class ServerTelemetry(Telemetry):
     """What a server counts of its requests and runs. Tokens and times are those of runs, whatever engine made them; an
     engine's own of the same names are left out, since a name stands once in a scrape."""
@@ -103,6 +108,8 @@ class ServerTelemetry(Telemetry):
         self.first_token = self.histogram("time_to_first_token_seconds", "Arrival to first token")
         self.run_seconds = self.histogram("e2e_request_latency_seconds", "Arrival to last event")
         self.constrained = self.counter("constrained_requests", "Requests whose output a grammar bound")
+        self._ignored = self.counter("ignored_fields", "Unknown fields of requests, by name", "field")
+        self._ignored_names: set[str] = set()
         self.removed = self.counter("threads_removed", "Threads removed for good, by why", "reason")
         self.sweeps = self.counter("retention_sweeps", "Looks for threads that are kept no longer", "result")
 
@@ -120,6 +127,14 @@ class ServerTelemetry(Telemetry):
         counter.inc()
         if refused:
             self.refused.labels(reason=refused).inc()
+
+    def ignored(self, field: str) -> None:
+        """Count an unknown field of a request. Clients choose the names, so there are few labels and none is odd."""
+        if field not in self._ignored_names:
+            if len(self._ignored_names) >= FIELD_NAMES or not _FIELD.fullmatch(field):
+                field = "other"
+            self._ignored_names.add(field)
+        self._ignored.labels(field=field).inc()
 
     def watch_runs(self, active: Callable[[], int]) -> None:
         """active: runs that have not ended, waiting ones included."""

@@ -29,7 +29,7 @@ from adapters.anthropic_messages.signature import digest, is_digest
 from adapters.body import wrong
 from adapters.client_history import NewId, Placed, object_text, put_in_order
 from adapters.inbound import Limits
-from adapters.part_kinds import not_taken
+from adapters.part_kinds import KINDS, first_asked, not_taken
 from adapters.sealed import unwrap
 
 
@@ -48,11 +48,12 @@ def read_turns(
         raise wrong("messages", "must not be empty")
     if len(turns) > limits.messages:
         raise wrong("messages", f"must have at most {limits.messages} items")
-    reader = _ContentReader(new_id, limits, media)
+    asked = first_asked(turn.role for turn in turns)
+    reader = _ContentReader(new_id, limits)
     placed = [
         Placed(message, f"messages.{i}")
         for i, turn in enumerate(turns)
-        for message in reader.read(turn, f"messages.{i}")
+        for message in reader.read(turn, f"messages.{i}", media if i >= asked else KINDS)
     ]
     return put_in_order(placed, new_id, id_field="content.tool_use_id")
 
@@ -82,21 +83,21 @@ def _text(block: dict[str, Any], at: str) -> str:
 
 
 class _ContentReader:
-    def __init__(self, new_id: NewId, limits: Limits, media: Collection[str]) -> None:
+    def __init__(self, new_id: NewId, limits: Limits) -> None:
         self._new_id = new_id
         self._limits = limits
-        self._media = media
 
-    def read(self, turn: MessageParam, at: str) -> Iterable[Message]:
+    def read(self, turn: MessageParam, at: str, media: Collection[str]) -> Iterable[Message]:
+        """media: the kinds of content that are taken where a user says them."""
         if turn.role == "system":
             return [SystemMessage(id=self._new_id("msg"), content=system_text(turn.content, f"{at}.content"))]
         blocks = _blocks(turn.content, f"{at}.content", self._limits.parts)
         places = [(block, f"{at}.content.{i}") for i, block in enumerate(blocks)]
-        return self._user(places) if turn.role == "user" else self._assistant(places)
+        return self._user(places, media) if turn.role == "user" else self._assistant(places)
 
-    def _user(self, blocks: list[tuple[dict[str, object], str]]) -> Iterable[Message]:
+    def _user(self, blocks: list[tuple[dict[str, object], str]], media: Collection[str]) -> Iterable[Message]:
         results = [self._result(block, at) for block, at in blocks if block.get("type") == "tool_result"]
-        parts = [self._part(block, at) for block, at in blocks if block.get("type") != "tool_result"]
+        parts = [self._part(block, at, media) for block, at in blocks if block.get("type") != "tool_result"]
         if parts or not results:
             return [*results, UserMessage(id=self._new_id("msg"), content=_simple(parts))]
         return results
@@ -104,7 +105,7 @@ class _ContentReader:
     def _result(self, block: dict[str, object], at: str) -> ToolMessage:
         call_id = self._name(block.get("tool_use_id"), f"{at}.tool_use_id")
         blocks = _blocks(block.get("content") or "", f"{at}.content", self._limits.parts)
-        content = _simple([self._part(inner, f"{at}.content.{i}") for i, inner in enumerate(blocks)])
+        content = _simple([self._part(inner, f"{at}.content.{i}", KINDS) for i, inner in enumerate(blocks)])
         error = None
         if block.get("is_error") is True:
             error = content if isinstance(content, str) else "The tool failed."
@@ -164,33 +165,34 @@ class _ContentReader:
             raise wrong(at, f"must be a string of 1 to {self._limits.name} characters")
         return value
 
-    def _part(self, block: dict[str, object], at: str) -> ContentPart:
+    def _part(self, block: dict[str, object], at: str, media: Collection[str]) -> ContentPart:
         match block.get("type"):
             case "text":
                 return TextPart(text=_text(block, at))
             case "image":
-                self._readable("image", at)
+                _readable("image", media, at)
                 return ImagePart(source=_source(block.get("source"), at))
             case "document":
-                return self._document(block, at)
+                return self._document(block, at, media)
             case "search_result":
                 return TextPart(text=_search_result(block, at))
         raise wrong(f"{at}.type", "is not a kind of block that this server reads from users")
 
-    def _document(self, block: dict[str, object], at: str) -> ContentPart:
+    def _document(self, block: dict[str, object], at: str, media: Collection[str]) -> ContentPart:
         source = block.get("source")
         if isinstance(source, dict) and source.get("type") == "text" and isinstance(source.get("data"), str):
             title = block.get("title")
             return TextPart(text=f"{title}\n{source['data']}" if isinstance(title, str) else source["data"])
         if isinstance(source, dict) and source.get("type") == "content":
             return TextPart(text=system_text(source.get("content"), f"{at}.source.content"))
-        self._readable("document", at)
+        _readable("document", media, at)
         title = block.get("title")
         return DocumentPart(source=_source(source, at), metadata={"filename": title} if title else None)
 
-    def _readable(self, kind: str, at: str) -> None:
-        if kind not in self._media:
-            raise not_taken(kind, self._media, at)
+
+def _readable(kind: str, media: Collection[str], at: str) -> None:
+    if kind not in media:
+        raise not_taken(kind, media, at)
 
 
 def _simple(parts: list[ContentPart]) -> str | list[ContentPart]:

@@ -12,6 +12,7 @@ from adapters.request_fields import (
     Field,
     accepted,
     honoured,
+    ignored,
     refused,
     sampling_fields,
 )
@@ -31,15 +32,15 @@ FIELDS: dict[str, Field] = {
     "tools": honoured("the client's own; Anthropic's server tools are refused", OBJECTS),
     "cache_control": accepted("prefixes are cached by their content, whatever the marks"),
     "context_management": accepted("the history is used as it is sent"),
-    "service_tier": refused("there is one tier", neutral=("auto", "standard_only")),
-    "speed": refused("there is one speed", neutral=("standard",)),
+    "service_tier": ignored("there is one tier", neutral=("auto", "standard_only")),
+    "speed": ignored("there is one speed", neutral=("standard",)),
     "container": refused("there are no containers"),
-    "diagnostics": refused("nothing is compared with earlier requests"),
+    "diagnostics": ignored("nothing is compared with earlier requests"),
     "inference_geo": refused("there is one place"),
     "mcp_servers": refused("the server's operator connects MCP servers, not the request"),
     "thread": refused("conversations are sent whole", code="thread_unsupported_request"),
-    "user_profile_id": refused("there are no profiles"),
-    "workspace_id": refused("the key says who asks"),
+    "user_profile_id": ignored("there are no profiles"),
+    "workspace_id": ignored("the key says who asks"),
     **SCHEDULING,
 }
 COUNTED = frozenset(FIELDS) - frozenset(_SAMPLING) - {"stream", "metadata", *SCHEDULING}

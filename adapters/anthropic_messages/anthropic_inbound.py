@@ -10,10 +10,11 @@ from ag_ui.core import Message, RunAgentInput, SystemMessage
 
 from adapters.anthropic_messages.anthropic_content import MessageParam, read_turns, sealed_thread, system_text
 from adapters.anthropic_messages.anthropic_fields import COUNTED, FIELDS
-from adapters.body import convert, flag, read_object, wrong
+from adapters.body import Lenient, convert, flag, read_object, wrong
 from adapters.client_history import NewId
 from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
-from adapters.request_fields import SCHEDULING, check_names, check_values
+from adapters.leniency import known_only
+from adapters.request_fields import SCHEDULING, read_fields
 from adapters.request_options import SAMPLING, read_options
 from adapters.response_shape import response_format
 from adapters.tool_choice import check_tool_choice
@@ -64,15 +65,12 @@ def parse(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS, media:
 
 def parse_count(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS, media: Collection[str] = ()) -> Inbound:
     """A count_tokens request: the same, without what only matters to generation."""
-    values = _values(body, limits)
-    check_names(values, {name: field for name, field in FIELDS.items() if name in COUNTED})
+    values = known_only(_values(body, limits), COUNTED)
     return _inbound(values, new_id, limits, media)
 
 
 def _values(body: bytes, limits: Limits) -> dict[str, object]:
-    values = read_object(body, limits, shape=_AnthropicHead)
-    check_names(values, FIELDS)
-    check_values(values, FIELDS)
+    values = read_fields(read_object(body, limits, shape=_AnthropicHead), FIELDS)
     return values
 
 
@@ -154,12 +152,12 @@ def _user(metadata: object) -> object:
     return metadata.get("user_id")
 
 
-class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
+class OutputConfig(Lenient, frozen=True):
     effort: object = None
     format: Any = None
 
 
-class Thinking(msgspec.Struct, forbid_unknown_fields=True):
+class Thinking(Lenient, frozen=True):
     """Absent means off on this wire; "adaptive" and "between_tools" leave it to the model."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"] = "disabled"
@@ -167,7 +165,7 @@ class Thinking(msgspec.Struct, forbid_unknown_fields=True):
     display: Literal["summarized", "omitted", "full"] | None = None
 
 
-class Choice(msgspec.Struct, forbid_unknown_fields=True):
+class Choice(Lenient, frozen=True):
     type: Literal["auto", "any", "tool", "none"] = "auto"
     name: str | None = None
     disable_parallel_tool_use: bool = False

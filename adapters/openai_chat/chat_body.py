@@ -105,7 +105,7 @@ def _body_logprobs(answer: Answer, flags: ChatFlags) -> dict[str, object] | None
 def _body_extensions(answers: Sequence[Answer], flags: ChatFlags) -> dict[str, object]:
     """The specification's `extensions`; with several choices the chunks of all, in their order."""
     interrupts = [interrupt for answer in answers for interrupt in answer.interrupts]
-    warnings = [*flags.warnings, *(warning for answer in answers for warning in answer.warnings)]
+    warnings = list(dict.fromkeys(warning for answer in answers for warning in answer.warnings))
     return {
         "reasoning_chunks": [chunk for answer in answers for chunk in answer.pieces.reasoning if flags.reasoning],
         "tool_call_chunks": [chunk for answer in answers for chunk in answer.pieces.calls],

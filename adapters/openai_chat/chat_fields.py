@@ -18,6 +18,7 @@ from adapters.request_fields import (
     Field,
     accepted,
     honoured,
+    ignored,
     one_of,
     refused,
     sampling_fields,
@@ -39,7 +40,7 @@ FIELDS: dict[str, Field] = {
     "store": honoured("true keeps the exchange as a thread", BOOLEAN),
     "stream": honoured("", BOOLEAN),
     "stream_options": honoured(
-        "`include_usage`, `continuous_usage_stats`; `include_obfuscation: true` is refused", OBJECT
+        "`include_usage`, `continuous_usage_stats`; `include_obfuscation: true` changes nothing", OBJECT
     ),
     "tool_choice": honoured(
         "auto, none, required, a function, a custom tool, allowed_tools", {"type": ["string", "object"]}
@@ -50,14 +51,14 @@ FIELDS: dict[str, Field] = {
     "prompt_cache_key": accepted("prefixes are cached by their content, whatever the key"),
     "prompt_cache_retention": accepted("prefixes stay cached while there is room"),
     "prompt_cache_options": accepted("prefixes are cached by their content, whatever the breakpoints"),
-    "service_tier": refused("there is one tier", neutral=("auto", "default"), schema=STRING),
+    "service_tier": ignored("there is one tier", neutral=("auto", "default"), schema=STRING),
     "modalities": refused("answers are text", neutral=(["text"],), schema=STRINGS),
-    "verbosity": refused("models have no such switch", neutral=("medium",), schema=STRING),
+    "verbosity": ignored("models have no such switch", neutral=("medium",), schema=STRING),
     "audio": refused("answers are text"),
     "function_call": honoured("`tool_choice` as it was before; with `functions`", {"type": ["string", "object"]}),
     "functions": honoured("`tools` as they were before; answered by `function_call`", OBJECTS),
     "moderation": refused("nothing is moderated"),
-    "prediction": refused("there is no speculative decoding from a given text"),
+    "prediction": ignored("there is no speculative decoding from a given text"),
     "web_search_options": refused("nothing is searched"),
     # what other open servers accept
     "structured_outputs": honoured("json, json_object, regex, choice, grammar, structural_tag", OBJECT),

@@ -8,13 +8,14 @@ from typing import Any
 import msgspec
 from ag_ui.core import Message, RunAgentInput, Tool
 
-from adapters.body import convert, flag, read_object, wrong
+from adapters.body import Lenient, convert, flag, read_object, wrong
 from adapters.client_history import NewId
 from adapters.custom_tools import custom_spec
 from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
+from adapters.leniency import notes_of_request
 from adapters.openai_chat.chat_fields import FIELDS
 from adapters.openai_chat.chat_messages import ChatMessage, read_messages
-from adapters.request_fields import check_names, check_values, warnings_of
+from adapters.request_fields import read_fields
 from adapters.request_options import read_options
 from adapters.response_shape import llama_shape
 from adapters.tool_choice import check_tool_choice
@@ -45,7 +46,6 @@ class ChatFlags(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     progress: bool = False
     as_ids: bool = False
     custom: frozenset[str] = frozenset()
-    warnings: tuple[str, ...] = ()
 
 
 class _ChatMessageHead(msgspec.Struct):
@@ -58,7 +58,7 @@ class _ChatHead(msgspec.Struct):
     messages: list[_ChatMessageHead]
 
 
-class ChatStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+class ChatStreamOptions(Lenient, frozen=True):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -71,9 +71,7 @@ class ChatStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 def parse(body: bytes, *, new_id: NewId, limits: Limits = DEFAULT_LIMITS, media: Collection[str] = ()) -> Inbound:
     """`media`: kinds of content part that the model reads besides text. Raises RequestError."""
-    values = read_object(body, limits, shape=_ChatHead)
-    check_names(values, FIELDS)
-    check_values(values, FIELDS)
+    values = read_fields(read_object(body, limits, shape=_ChatHead), FIELDS)
     values = _modern(values)
     tools = _tools(values.get("tools"), limits)
     options, flags = _options(values, tools)
@@ -152,7 +150,6 @@ def _options(values: dict[str, object], tools: ToolList) -> tuple[GenerationOpti
         progress=options.prompt_progress,
         as_ids=flag(values, "return_tokens_as_token_ids"),
         custom=tools.custom,
-        warnings=warnings_of(values, FIELDS),
     )
     if flags.continuous_usage or flags.prompt_logprobs is not None:
         changes["token_details"] = True
@@ -182,7 +179,7 @@ def _reasoning(values: dict[str, object]) -> bool:
     return flag(values, "include_reasoning", True) and not given.exclude
 
 
-class ReasoningOptions(msgspec.Struct, forbid_unknown_fields=True):
+class ReasoningOptions(Lenient, frozen=True):
     effort: object = None
     enabled: bool | None = None
     exclude: bool | None = None
@@ -196,18 +193,18 @@ def read_stream_options(values: Mapping[str, object]) -> ChatStreamOptions:
         raise wrong("stream_options", "needs stream to be true")
     options: ChatStreamOptions = convert(value, ChatStreamOptions, "stream_options")
     if options.include_obfuscation:
-        raise wrong("stream_options.include_obfuscation", "is not supported")
+        notes_of_request().warn("stream_options.include_obfuscation changes nothing: frames are not padded.")
     return options
 
 
-class FunctionSpec(msgspec.Struct, forbid_unknown_fields=True):
+class FunctionSpec(Lenient, frozen=True):
     name: Any = None
     description: object = None
     parameters: Any = None
     strict: Any = None
 
 
-class ChatTool(msgspec.Struct):
+class ChatTool(Lenient, frozen=True):
     function: FunctionSpec | None = None
     type: Any = "function"
     custom: dict[str, object] | None = None

@@ -38,7 +38,7 @@ from adapters.body import wrong
 from adapters.client_history import NewId, Placed, object_text, put_in_order
 from adapters.custom_tools import arguments_of
 from adapters.inbound import Limits
-from adapters.part_kinds import not_taken
+from adapters.part_kinds import KINDS, first_asked, not_taken
 
 
 class ChatMessage(msgspec.Struct):
@@ -65,11 +65,12 @@ def read_messages(
         raise wrong("messages", "must not be empty")
     if len(messages) > limits.messages:
         raise wrong("messages", f"must have at most {limits.messages} items")
-    reader = _ChatMessagesReader(new_id, limits, media)
+    asked = first_asked(message.role.strip().lower() for message in messages)
+    reader = _ChatMessagesReader(new_id, limits)
     placed = [
         Placed(result, f"messages.{i}")
         for i, message in enumerate(messages)
-        for result in reader.read(message, f"messages.{i}")
+        for result in reader.read(message, f"messages.{i}", media if i >= asked else KINDS)
     ]
     return put_in_order(placed, new_id)
 
@@ -77,13 +78,15 @@ def read_messages(
 class _ChatMessagesReader:
     """Remembers the calls that still wait for a result, to give one to results that name none."""
 
-    def __init__(self, new_id: NewId, limits: Limits, media: Collection[str]) -> None:
+    def __init__(self, new_id: NewId, limits: Limits) -> None:
         self._new_id = new_id
         self._limits = limits
-        self._media = media
+        self._media: Collection[str] = ()
         self._waiting: list[tuple[str, str]] = []
 
-    def read(self, message: ChatMessage, at: str) -> Iterable[Message]:
+    def read(self, message: ChatMessage, at: str, media: Collection[str]) -> Iterable[Message]:
+        """media: the kinds of content that are taken where a user says them."""
+        self._media = media
         readers: dict[str, Callable[[ChatMessage, str], Iterable[Message]]] = {
             "system": self._system,
             "developer": self._developer,
@@ -106,7 +109,7 @@ class _ChatMessagesReader:
         yield DeveloperMessage(id=self._new_id("msg"), content=text, name=self._name(message, at))
 
     def _user(self, message: ChatMessage, at: str) -> Iterable[Message]:
-        content = self._content(message.content, at)
+        content = self._content(message.content, at, self._media)
         yield UserMessage(id=self._new_id("msg"), content=content, name=self._name(message, at))
 
     def _assistant(self, message: ChatMessage, at: str) -> Iterable[Message]:
@@ -173,7 +176,9 @@ class _ChatMessagesReader:
 
     def _result(self, message: ChatMessage, call_id: str, at: str) -> ToolMessage:
         self._waiting = [entry for entry in self._waiting if entry[0] != call_id]
-        return ToolMessage(id=self._new_id("msg"), tool_call_id=call_id, content=self._content(message.content, at))
+        return ToolMessage(
+            id=self._new_id("msg"), tool_call_id=call_id, content=self._content(message.content, at, KINDS)
+        )
 
     def _id(self, value: object, at: str) -> str:
         if value is None:
@@ -192,10 +197,10 @@ class _ChatMessagesReader:
         parts = self._parts(content, at, media=())
         return "\n".join(part.text for part in parts if isinstance(part, TextPart))
 
-    def _content(self, content: object, at: str) -> str | list[ContentPart]:
+    def _content(self, content: object, at: str, media: Collection[str]) -> str | list[ContentPart]:
         if content is None or isinstance(content, str):
             return content or ""
-        parts = self._parts(content, at, media=self._media)
+        parts = self._parts(content, at, media=media)
         if len(parts) == 1 and isinstance(parts[0], TextPart):
             return parts[0].text
         return parts

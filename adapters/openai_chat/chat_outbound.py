@@ -265,7 +265,7 @@ class ChatStream:
             last["stop_reason"] = metadata.stop
         if self._flags.token_ids:
             last["token_ids"] = [token[0] for token in tokens]
-        extensions = extensions_of([*self._flags.warnings, *(metadata.warnings or ())], ())
+        extensions = extensions_of(metadata.warnings, ())
         extra = b',"extensions":' + json_bytes(extensions) if extensions else b""
         if self._flags.timings:
             extra += b',"timings":' + json_bytes(timings_object(metadata.timings, choice.usage))

@@ -29,7 +29,7 @@ from adapters.openai_responses.items import COMPACTION, Items, Opened
 from adapters.openai_responses.responses_fields import FIELDS
 from adapters.openai_responses.responses_inbound import read_values
 from adapters.openai_responses.responses_outbound import usage_object
-from adapters.request_fields import STRING, Field, check_names, check_values, honoured
+from adapters.request_fields import STRING, Field, honoured, read_fields
 from events.options import GenerationOptions
 from events.sampling import SamplingParams
 from events.vocabulary import TokenUsage
@@ -55,9 +55,7 @@ def parse_compact(
 ) -> Inbound:
     """The conversation that is to be made short; `with_history` puts a previous response's before it. Raises
     RequestError."""
-    values = read_object(body, limits, shape=dict)
-    check_names(values, COMPACT_FIELDS)
-    check_values(values, COMPACT_FIELDS)
+    values = read_fields(read_object(body, limits, shape=dict), COMPACT_FIELDS)
     values.setdefault("input", None)
     if values["input"] is None and values.get("previous_response_id") is None:
         raise wrong("input", "is required where there is no previous_response_id")

@@ -31,6 +31,7 @@ from adapters.client_history import NewId, Placed, object_text
 from adapters.custom_tools import arguments_of
 from adapters.inbound import Limits
 from adapters.openai_chat.chat_messages import read_part
+from adapters.part_kinds import KINDS, first_asked
 from adapters.sealed import unwrap
 
 Items = Mapping[str, Mapping[str, object]]
@@ -109,27 +110,38 @@ def read_input(
         raise wrong("input", f"must have at most {limits.messages} items")
     if value[-1:] and isinstance(value[-1], dict) and value[-1].get("type") == TRIGGER:
         value = value[:-1]
-    reader = _ItemsReader(new_id, limits, media, items, opened)
+    asked = first_asked(_role(item) for item in value)
+    reader = _ItemsReader(new_id, limits, items, opened)
     for item in before:
-        reader.read(dict(item), "conversation")
+        reader.read(dict(item), "conversation", KINDS)
     for index, item in enumerate(value):
-        reader.read(item, f"input.{index}")
+        reader.read(item, f"input.{index}", media if index >= asked else KINDS)
     return reader.messages
+
+
+def _role(item: object) -> str:
+    """Whose an item is: "assistant" for all that a model made."""
+    if not isinstance(item, dict):
+        return ""
+    made = item.get("type") in ("function_call", "custom_tool_call", "reasoning")
+    return "assistant" if made else str(item.get("role"))
 
 
 class _ItemsReader:
     """`messages` grows; `_turn` is the assistant message that calls may still join."""
 
-    def __init__(self, new_id: NewId, limits: Limits, media: Collection[str], items: Items, opened: Opened) -> None:
+    def __init__(self, new_id: NewId, limits: Limits, items: Items, opened: Opened) -> None:
         self._items = items
         self._opened = opened
         self.messages: list[Placed] = []
         self._new_id = new_id
         self._limits = limits
-        self._media = media
+        self._media: Collection[str] = ()
         self._turn: AssistantMessage | None = None
 
-    def read(self, item: object, at: str) -> None:
+    def read(self, item: object, at: str, media: Collection[str]) -> None:
+        """media: the kinds of content that are taken where a user says them."""
+        self._media = media
         if not isinstance(item, dict):
             raise wrong(at, "must be an object")
         if not isinstance(item.get("id") or "", str):
@@ -160,7 +172,7 @@ class _ItemsReader:
         found = self._items.get(str(reference.get("id")))
         if found is None or found.get("type") == "item_reference":
             raise wrong(at, "refers to no item of a stored response; send the item whole")
-        self.read(dict(found), at)
+        self.read(dict(found), at, KINDS)
 
     def _add(self, message: Message, at: str) -> None:
         self.messages.append(Placed(message, at))
@@ -170,7 +182,7 @@ class _ItemsReader:
         role, content = item.get("role"), item.get("content")
         match role:
             case "user":
-                self._add(UserMessage(id=self._id(item), content=self._content(content, at)), at)
+                self._add(UserMessage(id=self._id(item), content=self._content(content, at, self._media)), at)
             case "system":
                 self._add(SystemMessage(id=self._id(item), content=self._text(content, at)), at)
             case "developer":
@@ -194,7 +206,7 @@ class _ItemsReader:
 
     def _output(self, item: dict[str, object], at: str) -> ToolMessage:
         call_id = self._name(item.get("call_id"), f"{at}.call_id")
-        content = self._content(item.get("output"), at, "output")
+        content = self._content(item.get("output"), at, KINDS, "output")
         return ToolMessage(id=self._new_id("msg"), tool_call_id=call_id, content=content)
 
     def _reasoning(self, item: dict[str, object], at: str) -> ReasoningMessage:
@@ -250,10 +262,12 @@ class _ItemsReader:
         parts = self._parts(content, at, "content", ())
         return "".join(part.text for part in parts if isinstance(part, TextPart))
 
-    def _content(self, content: object, at: str, field: str = "content") -> str | list[ContentPart]:
+    def _content(
+        self, content: object, at: str, media: Collection[str], field: str = "content"
+    ) -> str | list[ContentPart]:
         if content is None or isinstance(content, str):
             return content or ""
-        parts = self._parts(content, at, field, self._media)
+        parts = self._parts(content, at, field, media)
         return parts[0].text if len(parts) == 1 and isinstance(parts[0], TextPart) else parts
 
     def _parts(self, content: object, at: str, field: str, media: Collection[str]) -> list[ContentPart]:

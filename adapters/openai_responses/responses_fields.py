@@ -12,6 +12,7 @@ from adapters.request_fields import (
     Field,
     accepted,
     honoured,
+    ignored,
     refused,
     sampling_fields,
 )
@@ -34,7 +35,7 @@ FIELDS: dict[str, Field] = {
     "safety_identifier": honoured("as `user`, where that is absent", STRING),
     "store": honoured("true if absent", BOOLEAN),
     "stream": honoured("", BOOLEAN),
-    "stream_options": honoured("`include_obfuscation: true` is refused", OBJECT),
+    "stream_options": honoured("`include_obfuscation: true` changes nothing", OBJECT),
     "text": honoured("`format`: text, json_object, json_schema", OBJECT),
     "tool_choice": honoured(
         "auto, none, required, a function, a custom tool, allowed_tools", {"type": ["string", "object"]}
@@ -48,15 +49,15 @@ FIELDS: dict[str, Field] = {
     "prompt_cache_key": accepted("prefixes are cached by their content, whatever the key"),
     "prompt_cache_retention": accepted("prefixes stay cached while there is room"),
     "prompt_cache_options": accepted("prefixes are cached by their content, whatever the breakpoints"),
-    "service_tier": refused("there is one tier", neutral=("auto", "default"), schema=STRING),
+    "service_tier": ignored("there is one tier", neutral=("auto", "default"), schema=STRING),
     "truncation": honoured('"auto" leaves out the oldest turns of a conversation that does not fit', STRING),
     "context_management": honoured("`compaction` with `compact_threshold`, in tokens of the prompt", OBJECTS),
-    "access_programs": refused("there are no such programs"),
+    "access_programs": ignored("there are no such programs"),
     "conversation": honoured(
         "its items come before the input, and the answer is added to it; needs `store`", {"type": ["string", "object"]}
     ),
-    "image": refused("there is no image compression"),
-    "max_tool_calls": refused("it bounds built-in tools, of which there are none"),
+    "image": ignored("there is no image compression"),
+    "max_tool_calls": ignored("it bounds built-in tools, of which there are none"),
     "moderation": refused("nothing is moderated"),
     "prompt": refused("there are no stored prompts"),
     # this server's own, as on Chat Completions

@@ -9,13 +9,14 @@ from typing import Any, Literal
 import msgspec
 from ag_ui.core import Message, RunAgentInput, SystemMessage
 
-from adapters.body import convert, flag, read_object, wrong
+from adapters.body import Lenient, convert, flag, read_object, wrong
 from adapters.client_history import NewId, Placed, put_in_order
 from adapters.custom_tools import custom_spec
 from adapters.inbound import DEFAULT_LIMITS, Inbound, Limits
+from adapters.leniency import notes_of_request
 from adapters.openai_responses.items import TRIGGER, Items, Opened, read_input, sealed_thread, unknown_seal
 from adapters.openai_responses.responses_fields import FIELDS
-from adapters.request_fields import check_names, check_values
+from adapters.request_fields import read_fields
 from adapters.request_options import read_options
 from adapters.response_shape import response_format
 from adapters.tool_choice import check_tool_choice
@@ -65,9 +66,7 @@ def parse(
     """The input's own messages; `with_history` puts a previous response's before them. `items`: those that the input
     refers to, see `referenced`. before: those of the conversation that it names. opened: what a compaction item holds.
     Raises RequestError."""
-    values = read_object(body, limits, shape=_ResponsesHead)
-    check_names(values, FIELDS)
-    check_values(values, FIELDS)
+    values = read_fields(read_object(body, limits, shape=_ResponsesHead), FIELDS)
     return read_values(values, new_id=new_id, limits=limits, media=media, items=items, before=before, opened=opened)
 
 
@@ -165,7 +164,7 @@ def _renamed(placed: Placed, taken: set[str], new_id: NewId) -> Placed:
     return Placed(placed.message.model_copy(update={"id": new_id("msg")}), placed.at)
 
 
-class ContextManagement(msgspec.Struct, forbid_unknown_fields=True):
+class ContextManagement(Lenient, frozen=True):
     type: str
     compact_threshold: int | None = None
 
@@ -188,12 +187,12 @@ def _compact(values: Mapping[str, object]) -> Compact | None:
     return Compact(at=at)
 
 
-class TextConfig(msgspec.Struct, forbid_unknown_fields=True):
+class TextConfig(Lenient, frozen=True):
     format: Any = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class ReasoningConfig(msgspec.Struct, forbid_unknown_fields=True):
+class ReasoningConfig(Lenient, frozen=True):
     effort: object = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
@@ -201,7 +200,7 @@ class ReasoningConfig(msgspec.Struct, forbid_unknown_fields=True):
     mode: Literal["standard"] | None = None
 
 
-class ResponsesStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+class ResponsesStreamOptions(Lenient, frozen=True):
     include_obfuscation: bool | None = None
 
 
@@ -212,7 +211,9 @@ def _options(values: dict[str, object], tools: ToolList) -> tuple[GenerationOpti
         values.get("stream_options") or {}, ResponsesStreamOptions, "stream_options"
     )
     if stream.include_obfuscation:
-        raise wrong("stream_options.include_obfuscation", "is not supported")
+        notes_of_request().warn("stream_options.include_obfuscation changes nothing: frames are not padded.")
+    if text.verbosity in ("low", "high"):
+        notes_of_request().warn("text.verbosity changes nothing: models have no such switch.")
     include = _include(values.get("include"))
     given = {name: value for name, value in values.items() if name != "top_logprobs"}
     given |= {

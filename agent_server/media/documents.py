@@ -14,6 +14,7 @@ from hashlib import blake2b
 from ag_ui.core import ContentPart, DataSource, DocumentPart, ImagePart, Message, TextPart
 from pydantic import PrivateAttr
 
+from adapters.part_kinds import first_asked
 from agent_server.engine.protocol import Picture
 from agent_server.media.decoding import Decoder, Pages
 from agent_server.media.fetching import Fetcher
@@ -81,13 +82,14 @@ class Documents:
 
     async def read(self, messages: Sequence[Message], *, sees: bool, blank: bool = False) -> list[Message]:
         """The messages with text, and pictures for a model that sees, in place of the documents of users and tools. A
-        tool's document that cannot be read stays. blank: a PDF without text is taken by whoever sees no pictures, too.
-        Raises Refused, which says which of the users' it was."""
+        document that cannot be read stays where a tool told it, or an answer followed it already. blank: a PDF without
+        text is taken by whoever sees no pictures, too. Raises Refused, which says which of the users' it was."""
         if not any(isinstance(message.content, list) for message in messages):  # texts alone, as most conversations
             return list(messages)
         total = sum(isinstance(part, DocumentPart) for message in messages for part in _parts(message, "user"))
+        asked = first_asked(message.role for message in messages)
         number, pages, read = 0, self._limits.pages, list[Message]()
-        for message in messages:
+        for place, message in enumerate(messages):
             parts: list[ContentPart] = []
             for part in _parts(message, "user", "tool"):
                 if not isinstance(part, DocumentPart):
@@ -97,7 +99,7 @@ class Documents:
                 try:
                     found = await self._read(part, pages, sees, blank)
                 except Refused as reason:
-                    if message.role == "tool":
+                    if message.role == "tool" or place < asked:
                         parts.append(part)
                         continue
                     raise Refused(f"Document {number} of {total} is not taken: {reason.message}") from reason

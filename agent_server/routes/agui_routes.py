@@ -12,6 +12,7 @@ from starlette.routing import BaseRoute, Route
 
 from adapters import agui, agui_protobuf
 from adapters.errors import RequestError
+from adapters.leniency import notes_of_request
 from agent_server.ids import new_id
 from agent_server.routes.app_answers import app_answer, stream_answer_of_app
 from agent_server.routes.health_routes import json_response
@@ -83,7 +84,7 @@ def routes(server: Server) -> list[BaseRoute]:
             agent=agent,
             tenant=request.state.tenant,
             grace=float("inf") if alone else settings.runs.grace,
-            warnings=inbound.extra.warnings,
+            warnings=[*inbound.extra.warnings, *notes_of_request().warnings],
             also=webhook,
         )
         if alone:

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from adapters.answer import PromptOf, field_on
 from adapters.errors import KINDS, ErrorKind, RequestError
 from adapters.inbound import Inbound
+from adapters.leniency import notes_of_request
 from adapters.openai_models import no_such_model
 from agent_server.ids import new_id
 from agent_server.routes.http import SEND_BYTES, Encoder, EventStream, departure, first_of, id_headers, stay
@@ -125,7 +126,15 @@ async def start_runs(
                 options = msgspec.structs.replace(_options(inbound.options, answer), raw_prompt=prompt)
                 input = _input(inbound, first=not runs)
                 runs.append(
-                    await server.runs.start(input, options, agent=agent, tenant=tenant, grace=grace, whole=True)
+                    await server.runs.start(
+                        input,
+                        options,
+                        agent=agent,
+                        tenant=tenant,
+                        grace=grace,
+                        whole=True,
+                        warnings=() if runs else notes_of_request().warnings,
+                    )
                 )
     except RequestError:
         for run in runs:

@@ -19,6 +19,7 @@ from adapters import copilotkit, sse
 from adapters.copilotkit import Card
 from adapters.errors import RequestError
 from adapters.inbound import read_json
+from adapters.leniency import notes_of_request
 from adapters.proxied_requests import is_proxied
 from agent_server.engine.protocol import EngineError
 from agent_server.routes.app_answers import app_answer, stream_answer_of_app
@@ -214,7 +215,7 @@ class Runtime:
             agent=agent,
             tenant=tenant,
             grace=grace,
-            warnings=inbound.extra.warnings,
+            warnings=[*inbound.extra.warnings, *notes_of_request().warnings],
         )
         return stream_run(run, self._heard(encoder, tenant, agent), interval=self._settings.http.keep_alive)
 

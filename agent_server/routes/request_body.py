@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from functools import partial
 from threading import BoundedSemaphore
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
@@ -115,4 +116,5 @@ async def parse_beside(size: int, parse: Callable[P, T], *args: P.args, **kwargs
     """Call `parse`, in a thread where `size`, its input's bytes, is large: no other request waits for it."""
     if size <= LARGE:
         return parse(*args, **kwargs)
-    return await asyncio.get_running_loop().run_in_executor(_parsers, partial(parse, *args, **kwargs))
+    noting = copy_context()  # the notes that are taken of the request
+    return await asyncio.get_running_loop().run_in_executor(_parsers, partial(noting.run, parse, *args, **kwargs))

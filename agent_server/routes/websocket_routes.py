@@ -21,6 +21,7 @@ from adapters import agui_websocket as agui
 from adapters import websocket as generation
 from adapters.errors import RequestError
 from adapters.inbound import Inbound, Limits
+from adapters.leniency import Notes, notes_of_request, noting
 from adapters.websocket_actions import Close, Send
 from agent_server.auth.admission import admit_again, has_expired
 from agent_server.engine.protocol import EngineError
@@ -102,8 +103,10 @@ class Connection(ABC):
         data = message.get("text")
         data = message["bytes"] if data is None else data
         # Only the reading may go to a thread: a session's state belongs to the event loop, where the run's events come.
-        read = await parse_beside(len(data), self.session.read, data)
-        await self.perform(self.session.take(read))
+        # A connection has many messages, whose runs are started in tasks with the notes of their own.
+        with noting(Notes(strict=self.server.settings.http.strict_fields, count=self.server.telemetry.ignored)):
+            read = await parse_beside(len(data), self.session.read, data)
+            await self.perform(self.session.take(read))
 
     async def is_admitted(self) -> bool:
         """Whether the key that opened the connection still may begin something; else the client is told why, and the
@@ -259,7 +262,13 @@ class GenerateConnection(Connection):
                 raise RequestError("unavailable", status.message or "The model could not be loaded.")
         self._message_id = None
         return await self.server.runs.start(
-            inbound.input, inbound.options, agent=agent, tenant=self.tenant, grace=0.0, whole=True
+            inbound.input,
+            inbound.options,
+            agent=agent,
+            tenant=self.tenant,
+            grace=0.0,
+            whole=True,
+            warnings=notes_of_request().warnings,
         )
 
     async def _stop(self) -> None:
@@ -349,7 +358,7 @@ class AguiConnection(Connection):
                 agent=agent,
                 tenant=self.tenant,
                 grace=self.server.settings.runs.grace,
-                warnings=inbound.extra.warnings,
+                warnings=[*inbound.extra.warnings, *notes_of_request().warnings],
             )
         except RequestError as error:
             await self.perform(self.session.not_started(error))

@@ -11,6 +11,7 @@ import msgspec
 from ag_ui.core import RunAgentInput
 
 from adapters.answer import PromptNote
+from adapters.leniency import notes_of_request
 from agent_server.engine.protocol import Finished, Token
 from agent_server.runs.controls import Controls
 from agent_server.runs.journal import Journal, SavedRun
@@ -138,6 +139,7 @@ class Recorder:
         # Each turn of a run may find the same again.
         if message not in self.warnings:
             self.warnings.append(message)
+            notes_of_request().warn(message)  # for the headers of an answer that has not begun
 
     def count(self, model: str, finished: Finished, reasoning_tokens: int = 0) -> None:
         """Add one generation's usage and timings to the run's. Queue times add up; the first token is the run's."""

@@ -93,6 +93,9 @@ class HttpSettings(Section):
     """Seconds that running runs get to end after SIGTERM; new ones are refused at once."""
     reasoning_content: bool = True
     """Also send reasoning under `reasoning_content` on the OpenAI wire."""
+    strict_fields: bool = False
+    """Refuse requests with fields that this server does not know; else these are ignored, with an `X-Warning` header
+    and a count for each name in `agent_server:ignored_fields_total`."""
 
 
 class ConnectionLimits(Section):

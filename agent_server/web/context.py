@@ -7,14 +7,17 @@ import asyncio
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from urllib.parse import quote
 
 from starlette.types import Scope, Send
 
+from adapters.leniency import Notes
 from agent_server.web.connections import Claim
 
 _KEY = "agent_server.request"
 _LOST = "agent_server.connection_lost"
 _CLAIM = "agent_server.claim"
+_PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 _SOUND_ID = re.compile(rb"[A-Za-z0-9._:+/=-]{1,128}")
 REQUEST_ID_HEADER = b"x-request-id"
 _ANTHROPIC_VERSION = b"anthropic-version"
@@ -25,12 +28,25 @@ _ANTHROPIC_ID_HEADER = b"request-id"
 class RequestContext:
     """request_id: the client's `X-Request-Id`, or ours. direct_send: the `send` that the server in front of the
     application gave, for the frames of a stream; None where somebody put a layer around the application that must see
-    them. refused: the kind of the error that was answered; "" where none was. headers: that its answer gets besides."""
+    them. refused: the kind of the error that was answered; "" where none was. headers: that its answer gets besides.
+    notes: what was noticed about it; the answer's headers tell the warnings."""
 
     request_id: str
     direct_send: Send | None = None
     refused: str = ""
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    notes: Notes = field(default_factory=Notes)
+
+
+WARNING_HEADER = b"x-warning"
+MOST_TOLD = 8
+"""Warnings in headers, whose length clients and proxies bound."""
+
+
+def warning_headers(context: RequestContext) -> list[tuple[bytes, bytes]]:
+    """A header for each warning, percent-encoded where it is more than ASCII."""
+    told = (quote(each[:200], safe=_PRINTABLE).encode() for each in context.notes.warnings[:MOST_TOLD])
+    return [(WARNING_HEADER, each) for each in told]
 
 
 def enter(scope: Scope, context: RequestContext) -> None:

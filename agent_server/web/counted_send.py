@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from starlette.types import Message, Scope, Send
 
 from adapters.errors import RequestError
-from agent_server.web.context import RequestContext
+from agent_server.web.context import RequestContext, warning_headers
 from agent_server.web.errors import deny_websocket
 
 Count = Callable[[Scope, RequestContext, int], None]
@@ -40,6 +40,9 @@ class CountedSend:
         if kind in BEGINNINGS:
             self.begun = True
             context = self._context
-            message = {**message, "headers": [*message.get("headers", ()), *self._ids, *context.headers]}
+            message = {
+                **message,
+                "headers": [*message.get("headers", ()), *self._ids, *context.headers, *warning_headers(context)],
+            }
             self._count(self._scope, context, message.get("status", SWITCHING))
         await self._send(message)

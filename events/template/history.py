@@ -14,6 +14,13 @@ from events.formats.output_format import OutputFormat
 from events.template.media_marks import Marks
 
 NOUNS = {"image": "images", "audio": "sounds"}
+UNSEEN = {
+    "image": "[An image is here, which you cannot see.]",
+    "audio": "[A sound is here, which you cannot hear.]",
+    "video": "[A video is here, which you cannot see.]",
+    "document": "[A document is here, which could not be read.]",
+}
+"""What the model is told in place of a part that it does not take, by the part's type."""
 
 
 class HistoryCall(msgspec.Struct, frozen=True):
@@ -76,8 +83,8 @@ def _turn(message: InputMessage, warnings: list[str], marks: Marks | None) -> Hi
 
 
 def flatten(content: Any, warnings: list[str], marks: Marks | None = None) -> str:
-    """The text of a message: its text parts, one below the other, and marks for its media. Those that the model does
-    not take have no place in a prompt."""
+    """The text of a message: its text parts, one below the other, and marks for its media. In place of those that the
+    model does not take it is told that they were there."""
     if content is None or isinstance(content, str):
         return content or ""
     text, below = "", False
@@ -93,6 +100,8 @@ def flatten(content: Any, warnings: list[str], marks: Marks | None = None) -> st
                 " and ".join(["text", *(NOUNS[kind] for kind in sorted(marks.takes))]) if marks is not None else "text"
             )
             warnings.append(f"a part of type {part.type} was left out: this model reads {taken} only")
+            text += f"\n{UNSEEN[part.type]}" if below else UNSEEN[part.type]
+            below = True
     return text
 
 

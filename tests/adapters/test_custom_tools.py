@@ -43,7 +43,6 @@ def test_what_is_no_such_call_is_kept_as_well_as_may_be(arguments: str, text: st
         ({"name": "t", "format": {"type": "grammar", "syntax": "lark"}}, "definition"),
         ({"name": "t", "format": {"type": "grammar", "syntax": "regex", "definition": ""}}, "definition"),
         ({"name": "t", "format": {"type": "json"}}, "format.type"),
-        ({"name": "t", "parameters": {}}, "parameters"),
     ],
 )
 def test_what_is_wrong_is_named(tool: dict[str, object], place: str):

@@ -14,6 +14,7 @@ import pytest
 from adapters import anthropic_messages, openai_chat, openai_completions, openai_responses
 from adapters.errors import RequestError
 from adapters.inbound import Inbound
+from adapters.leniency import Notes, noting
 from events.sampling import PARAMETERS
 from tests.adapters.field_tables import COMPACT, EMBEDDINGS, TABLES, TRANSCRIPTIONS, Table, document
 
@@ -137,9 +138,9 @@ def test_a_field_does_what_its_row_says(table: Table, name: str) -> None:
             assert read(table, **{name: neutral}) == read(table)
         return
     if field.warns:
-        found, plain = read(table, **{name: value}), read(table)
-        assert list(found["extra"].pop("warnings")) == [f"{name} changes nothing: {field.note}."]
-        assert not plain["extra"].pop("warnings") and found == plain
+        with noting(Notes()) as notes:
+            assert read(table, **{name: value}) == read(table)
+            assert notes.warnings == [f"{name} changes nothing: {field.note}."]
         return
     changed = read(table, **{**needs, name: value}) != read(table, **needs)
     inert = {"stream_options"} if table.path == "/v1/responses" else set()
@@ -149,7 +150,10 @@ def test_a_field_does_what_its_row_says(table: Table, name: str) -> None:
 
 
 @pytest.mark.parametrize("table", TABLES, ids=[table.title for table in TABLES])
-def test_an_unknown_field_is_refused(table: Table) -> None:
-    with pytest.raises(RequestError) as caught:
+def test_an_unknown_field_is_left_out_with_a_note(table: Table) -> None:
+    with noting(Notes()) as notes:
+        assert read(table, frobnicate=None) == read(table, frobnicate={"a": [1]}) == read(table)
+    assert notes.unknown == ["frobnicate"]
+    with noting(Notes(strict=True)), pytest.raises(RequestError) as caught:
         read(table, frobnicate=None)
     assert caught.value.param == "frobnicate"

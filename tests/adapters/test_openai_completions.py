@@ -87,7 +87,7 @@ def test_prompts(prompt: Any, prompts: tuple[Any, ...]) -> None:
         ({"prompt": "x", "max_tokens": 0}, "max_tokens"),
         ({"prompt": "x", "echo": True, "logprobs": 1, "stream": True}, "echo"),
         ({"prompt": "x", "echo": 1}, "echo"),
-        ({"prompt": "x", "tools": []}, "tools"),
+        ({"prompt": "x", "tools": [{}]}, "tools"),
     ],
 )
 def test_refused_by_name(fields: dict[str, Any], param: str) -> None:

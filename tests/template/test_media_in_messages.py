@@ -69,7 +69,7 @@ def test_without_pictures_nothing_is_another_than_before():
 
 def test_a_model_that_sees_nothing_is_told_what_was_left_out():
     found = built(user(text("a"), image("1")), takes=())
-    assert found.messages == [{"role": "user", "content": "a"}]
+    assert found.messages == [{"role": "user", "content": "a\n[An image is here, which you cannot see.]"}]
     assert found.warnings == ("a part of type image was left out: this model reads text only",)
     assert found.media == ()
 

@@ -77,7 +77,7 @@ def test_content_is_never_none() -> None:
 def test_parts_are_flattened_and_media_are_told() -> None:
     image = {"type": "image", "source": {"type": "data", "value": "aGk=", "mimeType": "image/png"}}
     made = build(user([{"type": "text", "text": "one"}, image, {"type": "text", "text": "two"}]))
-    assert made.messages[0]["content"] == "one\ntwo"
+    assert made.messages[0]["content"] == "one\n[An image is here, which you cannot see.]\ntwo"
     assert any("image" in warning for warning in made.warnings)
 
 
