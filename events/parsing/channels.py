@@ -72,8 +72,9 @@ def _first_header(reader: TextReader, channels: Channels) -> Reading[None]:
 
 
 def _header(reader: TextReader, channels: Channels, start: str) -> Reading[None]:
-    """The header behind `start`, and its message. What cannot be a header is text."""
+    """The header behind `start`, and its message. What cannot be a header is text, but for what the prompt wrote."""
     source = reader.source
+    prompted = source.text[source.position :] if reader.output.written_by == "prompt, silently" else ""
     marks = reader.syntax.scanner(*channels.start, *channels.header_end, *channels.end)
     header, last = start, start
     while True:
@@ -82,12 +83,28 @@ def _header(reader: TextReader, channels: Channels, start: str) -> Reading[None]
         if marker in channels.header_end:
             yield from _body(reader, channels, header + marker, (last if text else "") + marker)
             return
-        if marker in channels.end or (not marker and source.final):
-            return
-        if not marker:
-            reader.output.write(header)
+        if marker in channels.end or not marker:
+            written = _behind_role(channels, header, start, prompted)
+            # At the end it is text only if it cannot be a header that was cut off.
+            if (not marker and not source.final) or (header == last and _is_answer(channels, written)):
+                reader.output.write(written)
             return
         header, last = header + marker, marker
+
+
+def _behind_role(channels: Channels, header: str, start: str, prompted: str) -> str:
+    """What the model wrote where a header should stand: without the prompt's part, and without its own role."""
+    if prompted or not channels.recipient:
+        return header.removeprefix(start + prompted) if prompted else header
+    written = header.removeprefix(start)
+    return written.removeprefix(next((role for role in _NOBODY if written.startswith(role)), ""))
+
+
+def _is_answer(channels: Channels, written: str) -> bool:
+    """Whether a short text without a body is an answer whose header was left out: not the beginning of a header."""
+    names = (*_NOBODY, *(route.header for route in channels.routes), channels.recipient)
+    begun = any(name.startswith(written.strip()) for name in names)
+    return bool(channels.recipient) and not begun and channels.recipient not in written
 
 
 def _destination(reader: TextReader, channels: Channels, header: str) -> Destination:

@@ -26,7 +26,8 @@ class OutputWriter:
         self.written_by: WrittenBy = "model"
         self.resumes: TextKind = "content"
         self.at_start = True
-        self.behind_marker = False
+        self._behind_marker = False
+        self._indentation = ""  # white space behind a marker, of which the last line may indent what follows
         self.behind_call = False  # since the last text; white space behind a call is not part of an answer
         self.answered = False
         self.last = ""
@@ -63,18 +64,36 @@ class OutputWriter:
             return
         body = text.rstrip()
         if not body:
-            if self._begun or not self.behind_marker:
+            if self._begun or not self._behind_marker:
                 self._blank.append(text)
+            else:
+                self._indentation += text
             return
         size = len(body)
         if not self._begun:
-            if self.behind_marker:
-                body = body.lstrip()
+            if self._behind_marker:
+                body = self._indented(body)
             self._begun, self.at_start = True, False
         if self._blank:
             body = "".join(self._blank) + body
         self._blank = [text[size:]] if size < len(text) else []
         self._say_text(body)
+
+    def _indented(self, text: str) -> str:
+        """The first text behind a marker without the markup's white space, which is lines and at most one space; what
+        an answer's first line is indented by is part of the answer."""
+        body = text.lstrip()
+        blank = self._indentation + text[: len(text) - len(body)]
+        line = blank.rpartition("\n")[2]
+        return line + body if self.kind == "content" and line not in ("", " ") else body
+
+    @property
+    def behind_marker(self) -> bool:
+        return self._behind_marker
+
+    @behind_marker.setter
+    def behind_marker(self, value: bool) -> None:
+        self._behind_marker, self._indentation = value, ""
 
     def show(self, text: str) -> None:
         """Text that was taken for something else, exactly as it was."""

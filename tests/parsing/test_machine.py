@@ -188,3 +188,38 @@ def test_a_marker_that_is_a_token_is_never_spoken_of(token: int | None, calls: l
     pieces += parser.feed("</tool_call>", token and 8) + parser.finish()
     starts = [piece for piece in pieces if isinstance(piece, CallStart)]
     assert [piece.name for piece in starts] == [name for name, *_ in calls]
+
+
+INDENTED = "    return x\n\n        y\n"
+
+
+@pytest.mark.parametrize("opened", ["<｜Assistant｜></think>", "<｜Assistant｜><think>\n\n</think>\n\n", ""])
+@pytest.mark.parametrize("before", ["", "\n\n", " \n"])
+def test_an_answers_first_line_keeps_its_indentation(opened: str, before: str):
+    """Blank lines behind a marker are the markup's; what stands in front of the first letter is the answer's."""
+    text = before + INDENTED if opened else f"<think>Hm.</think>{before}{INDENTED}"
+    found = every_split(named("deepseek_v3"), text, opened=opened)
+    assert found.content == INDENTED
+    assert every_split(RESUMING, "<think>Hm.</think>\n\tx").content == "\tx"
+    assert every_split(RESUMING, "<think>Hm.</think> Yes.").content == "Yes.", "one space is the tokenizer's"
+
+
+GPT_OSS = "<|start|>assistant"
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ("Hello there.", "Hello there."),
+        ("Hello there.<|end|>", "Hello there."),
+        ("Hello there. " * 40, "Hello there. " * 40),
+        ("<|channel|>analysis<|message|>Hm.<|end|><|start|>assistantHello.<|end|>", "Hello."),
+        ("<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant" + "Hello. " * 60, "Hello. " * 60),
+        ("<|channel|>final<|message|>Hello.<|return|>", "Hello."),
+        ("<|channel|>fin", ""),
+        (" to=functions.no", ""),
+        ("fin", ""),
+    ],
+)
+def test_text_outside_of_channels_is_shown_without_its_header(text: str, content: str):
+    assert every_split(named("openai"), text, opened=GPT_OSS).content == content
