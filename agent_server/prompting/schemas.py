@@ -19,8 +19,20 @@ from jsonschema.exceptions import ValidationError, best_match
 from jsonschema.validators import extend
 
 from events.grammar.lark import lark
-from events.grammar.lint import UNRELATED, Finding, PreparedSchema, SchemaRefused, prepare, subschemas, walk
+from events.grammar.lint import (
+    UNRELATED,
+    Finding,
+    PreparedSchema,
+    SchemaRefused,
+    every,
+    malformed,
+    modern,
+    prepare,
+    subschemas,
+    walk,
+)
 from events.grammar.regexes import check_pattern
+from events.references import References
 
 MAX_PROBLEMS = 5
 MAX_TRIALS = 1000
@@ -211,15 +223,37 @@ def moved(schema: Mapping[str, object], pointer: str) -> dict[str, object]:
 
 @lru_cache(maxsize=256)
 def _validator(text: str) -> Any:
-    """A validator that fetches no references and uses no backtracking patterns; None for an invalid schema."""
-    schema = json.loads(text)
+    """A validator that fetches no references and uses no backtracking patterns. It leaves out the keywords of a schema
+    that are not valid, each alone; None where that is not enough."""
+    schema = _usable(json.loads(text))
     try:
         _Validator.check_schema(schema)
-        if any(_backtracks(node) for _, node in walk(schema)):
-            return None
-    except (jsonschema.SchemaError, SchemaRefused, RecursionError):
+    except (jsonschema.SchemaError, RecursionError):
         return None
     return _Validator(schema, registry=referencing.Registry(), format_checker=FORMATS)
+
+
+def _usable(schema: Any) -> Any:
+    """The schema in the words of draft 2020-12, without malformed keywords, references that point at nothing, and
+    patterns for property names that Python's `re` could take exponential time to match."""
+    if not isinstance(schema, dict):
+        return schema
+    for node in every(schema):
+        changed = dict(modern(node))
+        left_out = {key for key, value in changed.items() if malformed(key, value) is not None}
+        if _backtracks(changed):
+            left_out |= {"patternProperties", "additionalProperties", "unevaluatedProperties"}
+        node.clear()
+        node.update({key: value for key, value in changed.items() if key not in left_out})
+    references = References(schema)
+    places = {id(schema): references.top}
+    for node in every(schema):
+        place = places.setdefault(id(node), references.top)
+        if "$ref" in node and references.target(node["$ref"], place) is None:
+            del node["$ref"]
+        for _, inner in subschemas(node):
+            places[id(inner)] = references.inside(inner, place) if isinstance(inner, dict) else place
+    return schema
 
 
 def _formats() -> jsonschema.FormatChecker:

@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 
 from events.grammar.disjoint import disjoint
-from events.grammar.references import Place, References, escape
 from events.grammar.regexes import check_pattern
+from events.references import Place, References, escape
 
 MAX_DEPTH = 32
 MAX_NODES = 4000
@@ -49,7 +49,7 @@ ANNOTATIONS = frozenset(
         "contentEncoding",
         "strict",
     }
-    | {"enumNames", "markdownDescription", "errorMessage", "discriminator", "externalDocs", "xml"}
+    | {"enumNames", "markdownDescription", "errorMessage", "nullable", "discriminator", "externalDocs", "xml"}
 )
 FORMATS = frozenset(
     {"date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
@@ -63,8 +63,7 @@ REASONS = {
     "contains": "the grammar does not look at all the items",
     "dependentRequired": "the grammar does not remember which properties came",
     "dependentSchemas": "the grammar does not remember which properties came",
-    "propertyNames": "the grammar has no notion of it; use patternProperties",
-    "nullable": 'it is OpenAPI; use {"type": [..., "null"]}',
+    "propertyNames": "the grammar has no notion of it beside other names; use patternProperties",
 }
 SCHEMA_MAPS = ("properties", "$defs", "definitions", "patternProperties", "dependentSchemas")
 _SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -170,9 +169,9 @@ class _Preparation:
         self._paths[id(schema)] = ""
         if id(top) in self._tags:
             self._tags[id(schema)] = self._tags[id(top)]
-        self._end_loops(_every(schema))
-        self._end_circles(_every(schema))
-        self._decide_alternatives(_every(schema))
+        self._end_loops(every(schema))
+        self._end_circles(every(schema))
+        self._decide_alternatives(every(schema))
         return PreparedSchema(schema=schema, findings=tuple(dict.fromkeys(self._findings)), paths=self._paths)
 
     def _find(self, path: str, keyword: str, reason: str) -> None:
@@ -367,8 +366,8 @@ class _Preparation:
         return tagged
 
 
-def _every(schema: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Every object that is a schema in a prepared schema, each once."""
+def every(schema: Any) -> list[dict[str, Any]]:
+    """Every object that is a schema within a schema, each once, however deep."""
     found: dict[int, dict[str, Any]] = {}
     waiting: list[Any] = [schema]
     while waiting:
@@ -380,7 +379,7 @@ def _every(schema: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def modern(node: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A schema object as the draft 2020-12 writes it, of which zod and older generators write earlier drafts."""
+    """A schema object as draft 2020-12 writes it. zod and older generators write earlier drafts and OpenAPI 3.0."""
     changes: dict[str, Any] = {}
     if isinstance(node.get("items"), list) and "prefixItems" not in node:  # a tuple, before 2020-12
         changes = {"prefixItems": node["items"], "items": node.get("additionalItems", True), "additionalItems": None}
@@ -389,9 +388,38 @@ def modern(node: Mapping[str, Any]) -> Mapping[str, Any]:
             limit = _number(node, bound)
             excludes = node[exclusive] and limit is not None
             changes |= {bound: None, exclusive: limit} if excludes else {exclusive: None}
-    if not changes:
-        return node
-    return {key: value for key, value in {**node, **changes}.items() if changes.get(key, value) is not None}
+    if "propertyNames" in node:
+        changes |= _named_properties(node)
+    if changes:
+        node = {key: value for key, value in {**node, **changes}.items() if changes.get(key, value) is not None}
+    return _with_null(node) if node.get("nullable") is True else node
+
+
+def _named_properties(node: Mapping[str, Any]) -> dict[str, Any]:
+    """`propertyNames` by the keywords that grammars know, where no other keyword speaks of names."""
+    names = node["propertyNames"]
+    if names is True or (isinstance(names, Mapping) and names.keys() - ANNOTATIONS <= {"type"}
+                         and names.get("type", "string") == "string"):  # any name will do  # fmt: skip
+        return {"propertyNames": None}
+    if not isinstance(names, Mapping) or {"properties", "patternProperties"} & node.keys():
+        return {}
+    value = node.get("additionalProperties", True)
+    rules, values = names.keys() - ANNOTATIONS - {"type"}, names.get("enum", [names.get("const")])
+    if rules == {"pattern"}:
+        return {"propertyNames": None, "patternProperties": {names["pattern"]: value}, "additionalProperties": False}
+    if rules in ({"enum"}, {"const"}) and _is_texts(values):
+        return {"propertyNames": None, "properties": dict.fromkeys(values, value), "additionalProperties": False}
+    return {}
+
+
+def _with_null(node: Mapping[str, Any]) -> Mapping[str, Any]:
+    """OpenAPI 3.0's `nullable`."""
+    rest = {key: value for key, value in node.items() if key != "nullable"}
+    kind = rest.get("type")
+    if isinstance(kind, str) and not rest.keys() & {"enum", "const", "$ref", *_ALTERNATIVES}:
+        return {**rest, "type": [kind, "null"]}
+    around: dict[str, Any] = {key: rest.pop(key) for key in ("$defs", "definitions", "$id", "$anchor") if key in rest}
+    return {"anyOf": [rest, {"type": "null"}], **around}
 
 
 def _needed(node: Mapping[str, Any]) -> Iterator[Any]:
@@ -411,14 +439,20 @@ LOOKAROUND = re.compile(r"\(\?(?:[=!]|<[=!])|(?<!\\)(?:\\\\)*\\(?:[1-9bBAZzG]|k<
 _LOOKAROUND_REASON = "look-around, word boundaries and back references cannot be compiled"
 
 
+def malformed(keyword: str, value: Any) -> str | None:
+    """Why a keyword's value is not what JSON Schema wants there; None if it is, or the keyword is not known."""
+    shape = _SHAPES.get(keyword)
+    return None if shape is None or shape[0](value) else f"{_short(value)} is not {shape[1]}"
+
+
 def _reason(keyword: str, value: Any) -> str | None:
     """Why a keyword is not enforced; None if it is, as far as that is seen here."""
     if keyword.startswith("x-") or keyword in ANNOTATIONS:
         return None
     if keyword not in ENFORCED and keyword not in _REFERENCES:
         return REASONS.get(keyword, "the grammar has no notion of it")
-    if (shape := _SHAPES.get(keyword)) is not None and not shape[0](value):
-        return f"{_short(value)} is not {shape[1]}"
+    if (problem := malformed(keyword, value)) is not None:
+        return problem
     if keyword == "format" and value not in FORMATS:
         return f"{_short(value)} is not a format that the grammar knows"
     if keyword in ("pattern", "patternProperties"):

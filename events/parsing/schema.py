@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
+from events.references import References
+
 Schema = Any
 """A JSON schema as parsed JSON, or None where nothing is known."""
 
@@ -54,16 +56,30 @@ def item_schema(schema: Schema, root: Schema = None, depth: int = 0) -> Schema:
 
 
 def resolved(schema: Schema, root: Schema) -> Schema:
-    """`schema` with a local `$ref` followed (`#/$defs/Name`), up to eight times."""
+    """`schema` with a local `$ref` followed (`#/$defs/Name`, `#anchor`), up to eight times."""
     for _ in range(_DEPTH):
         if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
             break
-        target: Any = root
-        for step in schema["$ref"].removeprefix("#").strip("/").split("/"):
-            name = unquote(step).replace("~1", "/").replace("~0", "~")
-            target = target.get(name) if isinstance(target, Mapping) else None
-        schema = target
+        schema = _target(schema["$ref"], root)
     return schema
+
+
+def _target(reference: str, root: Schema) -> Schema:
+    target: Any = root if reference.startswith("#") else None
+    for step in reference.removeprefix("#").split("/")[1:]:
+        name = unquote(step).replace("~1", "/").replace("~0", "~")
+        target = target.get(name) if isinstance(target, Mapping) else None
+    pointer = reference == "#" or reference.startswith("#/")
+    return target if pointer and target is not None else _elsewhere(reference, root)
+
+
+def _elsewhere(reference: str, root: Schema) -> Schema:
+    """What an anchor, an id, or a pointer through a list points at."""
+    if not isinstance(root, Mapping):
+        return None
+    references = References(root)
+    found = references.target(reference, references.top)
+    return None if found is None else found[0]
 
 
 def types(schema: Schema, root: Schema = None, depth: int = 0) -> frozenset[str]:
