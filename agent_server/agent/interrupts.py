@@ -13,7 +13,7 @@ from ag_ui.core import ResumeEntry
 
 from adapters.errors import RequestError
 from agent_server.agent.server_tools import Tool
-from agent_server.agent.tool_context import InputRequired
+from agent_server.agent.tool_context import APPROVAL, InputRequired
 from agent_server.prompting.schemas import mismatch, moved
 from agent_server.store.records import AskedPerson, InterruptAnswer, InterruptRecord
 from events.vocabulary import Interrupt
@@ -35,8 +35,8 @@ class WrongAnswer(Exception):
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """What an answer means for the call it was asked about. `arguments` replace the model's; `refusal` is told to the
-    model instead of a result. `answers` are what the tool's `ask` returns, in order. `fault`: why the last of them
-    does not fit what was asked."""
+    model instead of a result. `answers` are what the tool's `ask` returns, in order; None for a question that was
+    cancelled or expired. `fault`: why the last of them does not fit what was asked."""
 
     record: InterruptRecord
     entry: ResumeEntry
@@ -56,7 +56,7 @@ def approval(tool: Tool, arguments: dict[str, object], call_id: str, interrupt_i
         }
     return Interrupt(
         id=interrupt_id,
-        reason="tool_call",
+        reason=APPROVAL,
         message=tool.question(arguments),
         tool_call_id=call_id,
         response_schema={"type": "object", "properties": properties, "required": ["approved"]},
@@ -92,6 +92,18 @@ def expired(record: InterruptRecord, now: datetime) -> bool:
     except ValueError:
         return True
     return now >= (moment if moment.tzinfo else moment.replace(tzinfo=UTC))
+
+
+def is_question(record: InterruptRecord) -> bool:
+    """Whether a tool asked for an answer (`ToolContext.ask`), and not the server for leave to make the call."""
+    return record.interrupt.get("reason") != APPROVAL
+
+
+def unanswered(record: InterruptRecord) -> Decision:
+    """The decision about a tool's question that got no answer: the tool goes on with None."""
+    entry = ResumeEntry(interrupt_id=record.id, status="cancelled")
+    answers = (*record.call.get("answers", ()), None)
+    return Decision(record=record, entry=entry, arguments=dict(record.call["arguments"]), answers=answers)
 
 
 def is_replay(resume: Sequence[ResumeEntry], records: Sequence[InterruptRecord]) -> bool:
@@ -145,13 +157,15 @@ async def decide(
 async def _decision(record: InterruptRecord, entry: ResumeEntry, now: datetime) -> Decision:
     if expired(record, now):
         raise _refused("The interrupt has expired.")
+    if entry.status == "cancelled" and is_question(record):
+        return unanswered(record)
     arguments, answers = dict(record.call["arguments"]), tuple(record.call.get("answers", ()))
     if entry.status == "cancelled":
         return Decision(record=record, entry=entry, arguments=arguments, refusal=DENIED)
     # A tool's question with a wrong answer is asked again; an approval with one is refused, since no call may follow
     # it.
     fault = await _fault(entry.payload, record.interrupt.get("responseSchema"))
-    if record.interrupt.get("reason") != "tool_call":
+    if is_question(record):
         given = (*answers, entry.payload)
         return Decision(record=record, entry=entry, arguments=arguments, answers=given, fault=fault)
     if fault is not None:

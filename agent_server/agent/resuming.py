@@ -77,14 +77,19 @@ async def open_run(context: RunContext, agent: str) -> Opening:
         await _claim(thread, {each.record.id: interrupts.answer_of(each.entry) for each in decisions})
         _note_answers(context, decisions)
         return Opening(messages=messages, decisions=decisions)
-    # No answer came in time: each call gets a result that says so, since a call without one is an error to models.
+    # No answer came in time: each call gets a result that says so, since a call without one is an error to models. A
+    # tool that asked goes on without an answer and makes that result itself.
     late = [record for record in thread.interrupts if record.status == "open"]
     if late:
         await _claim(thread, {record.id: {"status": "expired", "payload": None} for record in late})
-    expired = [
-        Settled(record=each, content=interrupts.EXPIRED, message_id=None, failed=True, fresh=True) for each in late
+    made = [record for record in late if _made(messages, record)]
+    decisions = [interrupts.unanswered(record) for record in made if interrupts.is_question(record)]
+    settled = [
+        Settled(record=record, content=interrupts.EXPIRED, message_id=None, failed=True, fresh=True)
+        for record in made
+        if not interrupts.is_question(record)
     ]
-    return Opening(messages=messages, settled=[each for each in expired if _made(messages, each.record)])
+    return Opening(messages=messages, decisions=decisions, settled=settled)
 
 
 def tell_again(
@@ -114,8 +119,9 @@ def _note_answers(context: RunContext, decisions: Sequence[Decision]) -> None:
         call = each.record.call
         edited = each.arguments != call["arguments"]
         given = "answered" if each.answers else "edited" if edited else "approved"
+        refused = each.refusal is not None or each.entry.status == "cancelled"
         note(
-            "call.refused" if each.refusal is not None else f"call.{given}",
+            "call.refused" if refused else f"call.{given}",
             thread=context.input.thread_id,
             run=context.input.run_id,
             tool_call=str(call["id"]),

@@ -11,6 +11,10 @@ from typing import Any
 import msgspec
 
 
+APPROVAL = "tool_call"
+"""The reason of interrupts that ask whether a call may be made; a tool's questions have other reasons."""
+
+
 class InputRequired(Exception):
     """A tool stopped to ask a person. Raised by `ToolContext.ask`; the run ends with an interrupt."""
 
@@ -107,8 +111,11 @@ class ToolContext:
 
         The first time this ends the run with an interrupt (by raising InputRequired: let it pass). When the answer is
         there, the tool is called again with the same arguments and this returns the answer, so what a tool does before
-        it asks must be harmless to do twice. None: the person gave no answer.
+        it asks must be harmless to do twice. None: the person cancelled the question or let its time pass. Raises
+        ValueError for the reason of an approval, "tool_call".
         """
+        if reason == APPROVAL:
+            raise ValueError(f"The reason {APPROVAL!r} is that of approvals. Use another, such as 'input_required'.")
         if self._asked < len(self._answers):
             self._asked += 1
             return self._answers[self._asked - 1]

@@ -322,6 +322,57 @@ async def test_a_tool_may_ask_for_input_more_than_once():
     assert len(calls) == 3
 
 
+@pytest.mark.parametrize("kind", ["sync", "async"])
+async def test_a_tool_whose_question_is_cancelled_goes_on_with_none(kind):
+    def plan(topic: str, context: ToolContext) -> str:
+        """Plan."""
+        day = context.ask("Which day?", {"enum": ["Mon", "Tue"]})
+        hour = context.ask("Which hour?", {"type": "integer"})
+        return f"{topic}: {day!r} at {hour!r}"
+
+    async def plan_async(topic: str, context: ToolContext) -> str:
+        """Plan."""
+        return plan(topic, context)
+
+    made = tool(plan) if kind == "sync" else tool(name="plan")(plan_async)
+    async with house(call("plan", topic="AG-UI"), "Whenever.", agent=Agent(name="default", tools=[made])) as it:
+        (day,) = (await interrupted(it)).outcome.interrupts
+        cancel = {"interruptId": day.id, "status": "cancelled"}
+        (hour,) = (await it.resume(cancel))[-1].outcome.interrupts
+        assert hour.message == "Which hour?"
+        repeated = await it.resume(cancel)
+        assert repeated[-1].outcome.interrupts == [hour], "a cancellation that is sent twice asks nothing twice"
+        events = await it.resume({"interruptId": hour.id, "status": "resolved", "payload": 9})
+        (result,) = of(events, ToolCallResult)
+        assert (result.content, result.metadata) == ("AG-UI: None at 9", None)
+        assert isinstance(events[-1].outcome, SuccessOutcome)
+
+
+async def test_a_tool_whose_question_expired_goes_on_with_none():
+    @tool
+    def plan(topic: str, context: ToolContext) -> str:
+        """Plan."""
+        return f"{topic}: {context.ask('Which day?', seconds=0.1)!r}"
+
+    async with house(call("plan", topic="AG-UI"), "Whenever.", agent=Agent(name="default", tools=[plan])) as it:
+        (day,) = (await interrupted(it)).outcome.interrupts
+        await asyncio.sleep(0.2)
+        refused(await it.resume({"interruptId": day.id, "status": "resolved", "payload": "Mon"}), "expired")
+        (result,) = of(await it.ask("well?"), ToolCallResult)
+    assert result.content == "AG-UI: None"
+
+
+async def test_a_question_cannot_pass_for_an_approval():
+    @tool
+    def plan(context: ToolContext) -> str:
+        """Plan."""
+        return str(context.ask("Really?", reason="tool_call"))
+
+    async with house(call("plan"), "Well.", agent=Agent(name="default", tools=[plan])) as it:
+        (result,) = of(await it.ask("go"), ToolCallResult)
+    assert "The reason 'tool_call' is that of approvals" in result.content
+
+
 @pytest.mark.parametrize("wrong", [{"payload": "soon"}, {"payload": None}, {}])
 async def test_a_wrong_answer_to_a_question_leaves_all_that_is_open_to_be_answered(wrong):
     @tool
