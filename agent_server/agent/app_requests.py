@@ -21,8 +21,9 @@ from mcp_types import BlobResourceContents, CallToolResult, TextResourceContents
 from mcp_types import Tool as McpTool
 
 from adapters.proxied_requests import ProxiedRequest
-from agent_server.agent.mcp import McpConnection, asks, misfit, reason_of
+from agent_server.agent.mcp import asks, misfit
 from agent_server.agent.mcp_apps import SCHEME, app_of
+from agent_server.agent.mcp_session import McpConnection, reason_of
 
 logger = logging.getLogger("agent_server.mcp")
 T = TypeVar("T")
@@ -76,8 +77,8 @@ class AppRequests:
     async def _read(self, connection: McpConnection, uri: object) -> Result:
         if not isinstance(uri, str) or not uri.startswith(SCHEME):
             raise PageRefused(f"Only {SCHEME} resources can be read.")
-        tools = await self._within(connection, connection.tools())
-        if uri not in {app_of(tool).uri for tool in tools}:
+        listing = await self._within(connection, connection.tools())
+        if uri not in {app_of(each.tool).uri for each in listing.tools}:
             raise PageRefused("The server declares no app with that URI.")
         result = await self._within(connection, connection.read(uri))
         contents = [_page(each) for each in result.contents]
@@ -88,11 +89,11 @@ class AppRequests:
     async def _call(self, connection: McpConnection, params: dict[str, object]) -> Result:
         name, given = params.get("name"), params.get("arguments")
         arguments = given if isinstance(given, dict) else {}
-        tools = await self._within(connection, connection.tools())
-        tool = next((each for each in tools if each.name == name), None)
+        listing = await self._within(connection, connection.tools())
+        tool = next((each.tool for each in listing.tools if each.tool.name == name), None)
         _check(connection, tool, arguments)
         assert tool is not None
-        result = await self._within(connection, connection.call_for_app(tool.name, arguments))
+        result, _ = await self._within(connection, connection.call(tool.name, arguments))
         return _whole(result)
 
     async def _within(self, connection: McpConnection, work: Awaitable[T]) -> T:
@@ -108,7 +109,6 @@ class AppRequests:
             logger.warning("MCP server %s refused what a page asked: %s", name, error.error.message[:500])
             raise PageRefused(f"The MCP server {name} refused this.") from None
         except Exception as error:
-            connection.forget()
             logger.warning("MCP server %s failed under a page: %s", name, reason_of(error))
             raise PageRefused(f"The MCP server {name} did not answer.") from None
 

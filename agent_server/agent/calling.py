@@ -40,6 +40,7 @@ class Caller:
     def __init__(self, agent: str, talk: Talk, tools: Toolset) -> None:
         self._agent = agent
         self._tools = tools
+        self._warn = talk.recorder.warn
         self._places = talk.places
         self._context = talk.context
         self._conversation = talk.conversation
@@ -290,6 +291,8 @@ class Caller:
         self._conversation.add_result(message)
         for activity in answer.activities:
             self._show(call_id, activity)
+        for warning in answer.warnings:
+            self._warn(warning)
 
     def _show(self, call_id: str, activity: Activity) -> None:
         """Send an activity of a call's, and keep it with the thread."""

@@ -1,39 +1,27 @@
-"""Tools of MCP servers, over stdio and streamable HTTP.
+"""Tools of MCP servers as agents have them: offered, called, and listed for people.
 
-A connection lives in a task of its own (the client's cancel scopes must be left where they were entered) and is made
-when first needed. A server that dies is the error of the calls that were waiting for it; the next call connects anew.
 Nothing of the user's is forwarded: a server gets the headers and the environment that its settings name, and no other.
+What goes wrong with a server, one of its tools or one result costs that part alone, and the run says a warning.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import time
-from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-import httpx2
 from ag_ui.core import Tool as ToolDeclaration
-from mcp import Client, MCPError, StdioServerParameters
-from mcp.client import Transport
-from mcp.client.extension import advertise
-from mcp.client.streamable_http import streamable_http_client
-from mcp_types import (
-    AudioContent,
-    CallToolResult,
-    ContentBlock,
-    EmbeddedResource,
-    ImageContent,
-    ReadResourceResult,
-    TextContent,
-)
+from mcp import MCPError
+from mcp_types import AudioContent, CallToolResult, ContentBlock, EmbeddedResource, ImageContent, TextContent
 from mcp_types import Tool as McpTool
 
-from agent_server.agent.mcp_apps import APPS, APPS_SETTINGS, app_activity, app_of
+from agent_server.agent.mcp_apps import app_activity, app_of
+from agent_server.agent.mcp_repairs import SCHEMA_BYTES
 from agent_server.agent.mcp_server import McpServer
+from agent_server.agent.mcp_session import Listing, McpConnection, ServerTool, Unavailable, reason_of
 from agent_server.agent.running import CallResult, failure
 from agent_server.agent.server_tools import Tool, capped, result_content
 from agent_server.agent.tool_context import ToolContext
@@ -41,161 +29,15 @@ from agent_server.prompting.schemas import problems_of
 from agent_server.settings import ToolLimits
 
 logger = logging.getLogger("agent_server.mcp")
-T = TypeVar("T")
 Offered = tuple[ToolDeclaration, "McpCallee", Tool | None]
-State = Literal["unused", "connecting", "ready", "failed"]
-CONNECT_SECONDS = 20.0
-AWAY_SECONDS = 5.0
-"""How long a server that could not be reached is not asked again: every run would wait for it else."""
-TOOL_PAGES = 100
-
-
-class McpConnection:
-    """The connection to one server, shared by all runs."""
-
-    def __init__(self, server: McpServer) -> None:
-        self.server = server
-        self._client: Client | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._leave = asyncio.Event()
-        self._connecting = asyncio.Lock()
-        self._tools: tuple[McpTool, ...] | None = None
-        self._away_until = 0.0
-        self.state: State = "unused"
-
-    @property
-    def known_tools(self) -> tuple[McpTool, ...]:
-        """Those that were told on the present connection."""
-        return self._tools or ()
-
-    async def tools(self) -> tuple[McpTool, ...]:
-        """The tools on offer, asked for once a connection. Raises what keeps us from asking."""
-        client = await self._connected()
-        if self._tools is None:
-            found: list[McpTool] = []
-            cursor: str | None = None
-            for _ in range(TOOL_PAGES):
-                page = await client.list_tools(cursor=cursor)
-                found += [tool for tool in page.tools if self.server.offers(tool.name)]
-                cursor = page.next_cursor
-                if cursor is None:
-                    break
-            self._tools = tuple(found)
-        return self._tools
-
-    async def call(self, name: str, arguments: dict[str, Any], context: ToolContext) -> CallToolResult:
-        """Call a tool; its progress becomes the call's. Raises MCPError, OSError and the like when the server dies."""
-
-        async def progress(progress: float, total: float | None, message: str | None) -> None:
-            told = {"progress": progress, "total": total, "message": message}
-            context.progress({key: value for key, value in told.items() if value is not None})
-
-        client = await self._connected()
-        return await self._while_alive(client.call_tool(name, arguments, progress_callback=progress))
-
-    async def call_for_app(self, name: str, arguments: dict[str, object]) -> CallToolResult:
-        """The same for a call that no run waits for."""
-        client = await self._connected()
-        return await self._while_alive(client.call_tool(name, arguments))
-
-    async def read(self, uri: str) -> ReadResourceResult:
-        """A resource of the server's. Raises as `call` does."""
-        client = await self._connected()
-        return await self._while_alive(client.read_resource(uri))
-
-    async def _while_alive(self, work: Coroutine[object, object, T]) -> T:
-        """The result of a request, or the end of the connection."""
-        calling = asyncio.ensure_future(work)
-        task = self._task
-        assert task is not None
-        try:
-            await asyncio.wait({calling, task}, return_when=asyncio.FIRST_COMPLETED)
-            if not calling.done():
-                raise ConnectionError("the server went away during the call")
-            return calling.result()
-        finally:
-            calling.cancel()
-
-    def forget(self) -> None:
-        """The connection failed: the next use makes a new one."""
-        self._client = None
-        self._tools = None
-        self._leave.set()
-        if self.state == "ready":
-            self.state = "failed"
-
-    async def close(self) -> None:
-        self.forget()
-        if self._task is not None:
-            await asyncio.wait({self._task}, timeout=CONNECT_SECONDS)
-
-    async def _connected(self) -> Client:
-        async with self._connecting:
-            if self._client is not None and self._task is not None and not self._task.done():
-                return self._client
-            if time.monotonic() < self._away_until:
-                raise ConnectionError("it could not be reached a moment ago")
-            self.forget()
-            self.state = "connecting"
-            ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
-            self._leave = asyncio.Event()
-            self._task = asyncio.create_task(self._live(ready, self._leave), name=f"mcp {self.server.name}")
-            try:
-                async with asyncio.timeout(CONNECT_SECONDS):
-                    self._client = await asyncio.shield(ready)
-            except TimeoutError:
-                self._leave.set()
-                self._task.cancel()
-                self._failed()
-                raise ConnectionError(f"no answer within {CONNECT_SECONDS:g} s") from None
-            except ConnectionError:
-                self._failed()
-                raise
-            self.state = "ready"
-            return self._client
-
-    def _failed(self) -> None:
-        """No connection could be made: for a while nobody waits for the next attempt."""
-        self.state = "failed"
-        self._away_until = time.monotonic() + AWAY_SECONDS
-
-    async def _live(self, ready: asyncio.Future[Client], leave: asyncio.Event) -> None:
-        try:
-            if self.server.command:
-                await self._stay(self._client_on(self._stdio()), ready, leave)
-            else:
-                patience = httpx2.Timeout(30, read=300)
-                async with httpx2.AsyncClient(headers=self.server.headers, timeout=patience) as http:
-                    transport = streamable_http_client(self.server.url, http_client=http)
-                    await self._stay(self._client_on(transport), ready, leave)
-        except asyncio.CancelledError:
-            if not ready.done():
-                ready.set_exception(ConnectionError("the connection was given up"))
-            raise
-        except BaseException as error:
-            logger.warning("MCP server %s: connection lost (%s)", self.server.name, type(error).__name__)
-            if not ready.done():
-                ready.set_exception(ConnectionError(reason_of(error)))
-        finally:
-            if not ready.done():
-                ready.cancel()
-
-    async def _stay(self, client: Client, ready: asyncio.Future[Client], leave: asyncio.Event) -> None:
-        async with client:
-            if not ready.done():
-                ready.set_result(client)
-            await leave.wait()
-
-    def _client_on(self, transport: StdioServerParameters | Transport) -> Client:
-        return Client(transport, extensions=[advertise(APPS, APPS_SETTINGS)])
-
-    def _stdio(self) -> StdioServerParameters:
-        program, *arguments = self.server.command
-        return StdioServerParameters(command=program, args=arguments, env=dict(self.server.env), cwd=self.server.cwd)
-
-
-class Lost(Exception):
-    """A call's connection was lost."""
+START_SECONDS = 60.0
+"""How long the start of the server waits, beside runs, before it says that an MCP server did not start."""
+PROGRESS_SECONDS, PROGRESS_LENGTH = 0.1, 500
+"""Between two progress messages of a call that are shown; characters of one."""
+OFFERED_BYTES = 6 * SCHEMA_BYTES
+"""Of the schemas that one run is offered by MCP servers; a model that is given more is given nothing."""
+WARNINGS_SHOWN = 5
+"""Of one server, in one run."""
 
 
 class McpCallee:
@@ -207,9 +49,11 @@ class McpCallee:
     at_once: int | None = None
     asks: Tool | None = None
 
-    def __init__(self, connection: McpConnection, tool: McpTool, limits: ToolLimits) -> None:
+    def __init__(self, connection: McpConnection, offered: ServerTool, limits: ToolLimits) -> None:
+        tool = offered.tool
         self._connection = connection
         self._tool = tool
+        self._output_schema = offered.output_schema
         self._seconds = connection.server.time_limit or limits.seconds
         self._characters = limits.characters
         said = tool.annotations
@@ -221,46 +65,69 @@ class McpCallee:
         problem = misfit(arguments, self._tool.input_schema)
         if problem is not None:
             return failure(problem)
-        try:
-            with contextlib.suppress(Lost):
-                return await self._once(arguments, context, last=not self.repeats)
-            return await self._once(arguments, context, last=True)
-        finally:
-            context.cancel()
-
-    async def _once(self, arguments: dict[str, object], context: ToolContext, *, last: bool) -> CallResult:
-        """One attempt. Raises Lost if it failed with its connection and is not the last."""
+        name, server = self._tool.name, self._connection.server.name
+        progress = _Progress(context)
         try:
             async with asyncio.timeout(self._seconds) as deadline:
-                result = await self._connection.call(self._tool.name, arguments, context)
+                result, wrong = await self._connection.call(name, arguments, progress.show, repeats=self.repeats)
         except TimeoutError:
             if deadline.expired():
-                return failure(f"{self._tool.name} took longer than {self._seconds:g} s.")
-            return self._lost("timeout", last)
+                return failure(f"{name} took longer than {self._seconds:g} s.")
+            return failure(f"The MCP server {server} did not answer: timeout.")
         except MCPError as error:
-            if _is_lost(error):
-                return self._lost("connection closed", last)
-            return failure(f"{self._tool.name} was refused: {error.error.message[:500]}")
+            return failure(f"{name} was refused: {error.error.message[:500]}")
+        except Unavailable as error:
+            return failure(f"The MCP server {server} {error}.")
+        except ConnectionError as error:
+            return failure(f"The MCP server {server} did not answer: {error}.")
         except Exception as error:
-            return self._lost(reason_of(error), last)
+            logger.warning("MCP server %s: a result of %s cannot be used", server, name, exc_info=error)
+            return failure(f"The result of {name} cannot be used: {reason_of(error)}.")
+        finally:
+            context.cancel()
+        return await self._given(arguments, context.tool_call_id, result, wrong)
+
+    async def _given(
+        self, arguments: dict[str, Any], call_id: str, result: CallToolResult, wrong: list[str]
+    ) -> CallResult:
+        """The result for the model; what is wrong with it is a warning."""
+        server = self._connection.server.name
         content = capped(content_of(result), self._characters)
+        if not result.is_error and (found := await self._unlike_schema(result)) is not None:
+            wrong = [*wrong, found]
+        for each in wrong:
+            logger.warning("MCP server %s: the result of %s: %s", server, self._tool.name, each)
+        warnings = tuple(f"The result of {self._tool.name} (MCP server {server}): {each}." for each in wrong[:3])
         if result.is_error:
-            return CallResult(content=content, failed=True)
-        shown = app_activity(self._connection.server.name, self._tool, context.tool_call_id, arguments, result)
-        return CallResult(content=content, activities=() if shown is None else (shown,))
+            return CallResult(content=content, failed=True, warnings=warnings)
+        shown = app_activity(server, self._tool, call_id, arguments, result)
+        return CallResult(content=content, activities=() if shown is None else (shown,), warnings=warnings)
 
-    def _lost(self, reason: str, last: bool) -> CallResult:
-        self._connection.forget()
-        if not last:
-            raise Lost(reason)
-        return failure(f"The MCP server {self._connection.server.name} did not answer: {reason}.")
+    async def _unlike_schema(self, result: CallToolResult) -> str | None:
+        """How the structured content differs from what the tool declares; None where it does not."""
+        if self._output_schema is None:
+            return None
+        if result.structured_content is None:
+            return "it has no structured content, although the tool declares an outputSchema"
+        content, schema = json.dumps(result.structured_content), json.dumps(self._output_schema)
+        found = await asyncio.to_thread(problems_of, content, schema)
+        return None if found is None else f"it does not fit the tool's outputSchema ({str(found)[:300]})"
 
 
-CONNECTION_CLOSED = -32000  # the SDK's code for a transport that ended under a request
+class _Progress:
+    """What a server says of a call's progress, as the call's own; a flood of it is thinned out."""
 
+    def __init__(self, context: ToolContext) -> None:
+        self._context = context
+        self._shown = -PROGRESS_SECONDS
 
-def _is_lost(error: MCPError) -> bool:
-    return error.error.code == CONNECTION_CLOSED
+    async def show(self, progress: float, total: float | None, message: str | None) -> None:
+        if time.monotonic() - self._shown < PROGRESS_SECONDS:
+            return
+        self._shown = time.monotonic()
+        said = message[:PROGRESS_LENGTH] if message is not None else None
+        told = {"progress": progress, "total": total, "message": said}
+        self._context.progress({key: value for key, value in told.items() if value is not None})
 
 
 def misfit(arguments: dict[str, object], schema: Mapping[str, object]) -> str | None:
@@ -292,14 +159,6 @@ def _part(block: ContentBlock) -> dict[str, object]:
     return {"type": "text", "text": f"[resource {block.uri}]"}
 
 
-def reason_of(error: BaseException) -> str:
-    """One short line about an error, the innermost one of a group."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    line = (str(error).strip().splitlines() or [""])[0][:300]
-    return f"{type(error).__name__}: {line}" if line else type(error).__name__
-
-
 class McpConnections:
     """One connection to each server, however many agents name it."""
 
@@ -324,30 +183,34 @@ class McpConnections:
 
 async def _look_at(connection: McpConnection) -> None:
     try:
-        await connection.tools()
-    except Exception as error:
-        name, reason = connection.server.name, reason_of(error)
-        logger.warning("the MCP server %s did not start: %s; a run that needs it tries again", name, reason)
+        await connection.tools(START_SECONDS)
+    except Unavailable as error:
+        logger.warning(
+            "the MCP server %s did not start: it %s; a run that needs it tries again", connection.server.name, error
+        )
 
 
 def _listed(connection: McpConnection) -> dict[str, object]:
-    server = connection.server
+    server, listing = connection.server, connection.listing
     return {
         "name": server.name,
         "transport": "stdio" if server.command else "http",
         "state": connection.state,
-        "tools": [_tool_listed(server, tool) for tool in connection.known_tools],
+        "problem": connection.problem or listing.cut or None,
+        "tools": [_tool_listed(server, each) for each in listing.tools],
+        "leftOut": [{"name": name, "reason": reason} for name, reason in listing.left_out],
     }
 
 
-def _tool_listed(server: McpServer, tool: McpTool) -> dict[str, object]:
-    app = app_of(tool)
+def _tool_listed(server: McpServer, offered: ServerTool) -> dict[str, object]:
+    tool, app = offered.tool, app_of(offered.tool)
     return {
         "name": server.prefix + tool.name,
         "description": tool.description or "",
         "approval": asks(server, tool),
         "forModel": app.for_model,
         "forApp": app.for_app and bool(app.uri),
+        "note": offered.note or None,
     }
 
 
@@ -358,21 +221,42 @@ class McpTools:
         self.connections = tuple(connections)
 
     async def offer(self, limits: ToolLimits) -> tuple[list[Offered], list[str]]:
-        """(declaration, callee, what needs approval) of every tool, and a sentence for each server that is away."""
+        """(declaration, callee, what needs approval) of every tool, and a sentence for each server that is away and
+        each tool that is missing or offered otherwise than declared."""
         found: list[Offered] = []
-        away: list[str] = []
+        warnings: list[str] = []
         listings = await asyncio.gather(*(each.tools() for each in self.connections), return_exceptions=True)
+        size = 0
         for connection, listing in zip(self.connections, listings, strict=True):
-            if isinstance(listing, BaseException):
-                connection.forget()
-                away.append(f"The MCP server {connection.server.name} is not available; its tools are missing.")
+            name = connection.server.name
+            if not isinstance(listing, Listing):
+                if not isinstance(listing, Unavailable):
+                    logger.error("MCP server %s: its tools cannot be listed", name, exc_info=listing)
+                reason = f" (it {listing})" if isinstance(listing, Unavailable) else ""
+                warnings.append(f"The MCP server {name} is not available{reason}; its tools are missing.")
                 continue
-            found += [_offered(connection, tool, limits) for tool in listing if app_of(tool).for_model]
-        return found, away
+            warnings += _told(name, listing.problems())
+            beyond = 0
+            for each in listing.tools:
+                size += len(json.dumps(each.tool.input_schema)) + len(each.tool.description or "")
+                if size > OFFERED_BYTES:
+                    beyond += 1
+                elif app_of(each.tool).for_model:
+                    found.append(_offered(connection, each, limits))
+            if beyond:
+                more = f"{beyond} of its tools are left out, since all tools together are too large for one run."
+                warnings.append(f"The MCP server {name}: {more} Name those that are needed in its settings.")
+        return found, warnings
 
     async def close(self) -> None:
         """Safe to call twice, and while others use the same connections no more."""
         await asyncio.gather(*(connection.close() for connection in self.connections))
+
+
+def _told(server: str, problems: Sequence[str]) -> list[str]:
+    told = [f"The MCP server {server}: {each}" for each in problems[:WARNINGS_SHOWN]]
+    more = len(problems) - len(told)
+    return [*told, f"The MCP server {server}: {more} more problems; GET /agui/mcp lists them."] if more else told
 
 
 def asks(server: McpServer, tool: McpTool) -> bool:
@@ -381,8 +265,8 @@ def asks(server: McpServer, tool: McpTool) -> bool:
     return server.asks(tool.name, read_only=bool(said is not None and said.read_only_hint))
 
 
-def _offered(connection: McpConnection, tool: McpTool, limits: ToolLimits) -> Offered:
-    server = connection.server
+def _offered(connection: McpConnection, offered: ServerTool, limits: ToolLimits) -> Offered:
+    server, tool = connection.server, offered.tool
     name = server.prefix + tool.name
     declaration = ToolDeclaration(name=name, description=tool.description or tool.name, parameters=tool.input_schema)
     approving = None
@@ -396,4 +280,4 @@ def _offered(connection: McpConnection, tool: McpTool, limits: ToolLimits) -> Of
             check=lambda arguments: arguments,
             requires_approval=True,
         )
-    return declaration, McpCallee(connection, tool, limits), approving
+    return declaration, McpCallee(connection, offered, limits), approving

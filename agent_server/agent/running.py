@@ -35,12 +35,13 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
 
 class CallResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a call gave: a result for the model (`failed`: an error told to it), or a question for a person.
-    activities: told behind the result."""
+    activities: told behind the result. warnings: told with the run's end."""
 
     content: str | list[Any] = ""
     failed: bool = False
     question: InputRequired | None = None
     activities: tuple[Activity, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def failure(message: str) -> CallResult:

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-
 APPROVAL = "tool_call"
 """The reason of interrupts that ask whether a call may be made; a tool's questions have other reasons."""
 

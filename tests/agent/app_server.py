@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+from mcp.client._memory import InMemoryTransport
 from mcp.server.apps import Apps
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.mcpserver.resources import FunctionResource, TextResource
 from mcp_types import CallToolResult, TextContent, ToolAnnotations
+
+from agent_server.agent.mcp_session import McpSession
 
 PAGE = """<!doctype html><meta charset="utf-8"><body>
 <p id="city">…</p><p id="count">0</p><button id="more">More — später</button>
@@ -30,6 +33,17 @@ ask("ui/initialize", { protocolVersion: "2026-01-26", appInfo: { name: "w", vers
 </script>
 """
 URI = "ui://weather/app.html"
+
+
+def in_this_process(monkeypatch, **servers: MCPServer) -> None:
+    """Let servers of these names live in this process, whatever their settings say; others are started."""
+    started = McpSession._transport
+
+    def transport(self: McpSession):
+        server = servers.get(self.server.name)
+        return started(self) if server is None else InMemoryTransport(server)
+
+    monkeypatch.setattr(McpSession, "_transport", transport)
 
 
 def app_server() -> MCPServer:

@@ -19,7 +19,8 @@ from opentelemetry.trace import INVALID_SPAN_CONTEXT, NonRecordingSpan
 
 from agent_server import tracing
 from agent_server.agent import Agent, McpServer, ToolContext, ToolLimits, tool
-from agent_server.agent.mcp import McpCallee, McpConnection
+from agent_server.agent.mcp import McpCallee
+from agent_server.agent.mcp_session import McpConnection, ServerTool
 from agent_server.engines.scripts import Fault, Script
 from agent_server.runs import Run
 from events.vocabulary import (
@@ -144,7 +145,7 @@ async def test_a_tool_of_an_mcp_server_begins_early_where_it_says_that_it_only_r
     hints = None if reads_only is None else ToolAnnotations(read_only_hint=reads_only)
     offered = McpTool(name="look", input_schema={"type": "object"}, annotations=hints)
     connection = McpConnection(McpServer(name="box", command=("never-run",)))
-    assert McpCallee(connection, offered, ToolLimits()).early is (reads_only is True)
+    assert McpCallee(connection, ServerTool(tool=offered), ToolLimits()).early is (reads_only is True)
 
 
 @pytest.mark.parametrize("how", ["stopped", "failed", "unreadable"])

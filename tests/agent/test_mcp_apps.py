@@ -10,11 +10,10 @@ from mcp_types import Tool as McpTool
 from adapters.proxied_requests import ProxiedRequest
 from agent_server.agent import Agent, McpServer
 from agent_server.agent.app_requests import AT_ONCE
-from agent_server.agent.mcp import McpConnection
 from agent_server.agent.mcp_apps import App, app_of
 from agent_server.store import Store
 from events.vocabulary import ActivitySnapshot, InterruptOutcome, MessagesSnapshot, ToolCallResult, ToolCallStart
-from tests.agent.app_server import PAGE, URI, app_server
+from tests.agent.app_server import PAGE, URI, app_server, in_this_process
 from tests.agent.harness import House, names, of
 from tests.agent.models import Model, call
 
@@ -25,7 +24,7 @@ WEATHER = {"city": "Oslo", "temperature": 7}
 def apps(monkeypatch):
     """Settings of a server that lives in this process."""
     server = app_server()
-    monkeypatch.setattr(McpConnection, "_stdio", lambda self: server)
+    in_this_process(monkeypatch, sky=server)
     return lambda **more: McpServer(name="sky", command=("sky",), **more)
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import time
 
 import httpx
 import pytest
 
 from agent_server.agent import Agent, LoadError, McpServer
-from agent_server.agent.mcp import McpConnection
 from agent_server.agent.mcp_file import load_mcp_file
 from agent_server.assemble import with_mcp_files
 from agent_server.server import StartupError
 from events.vocabulary import RunFinished
-from tests.agent.app_server import app_server
+from tests.agent.app_server import app_server, in_this_process
 from tests.agent.harness import House
 from tests.agent.models import Model
 from tests.routes.test_copilotkit import body, events_of
@@ -123,12 +123,7 @@ def test_every_agent_gets_the_servers_and_a_model_alone_becomes_an_agent(tmp_pat
 
 
 async def test_tools_without_python_are_listed_and_a_server_that_is_away_is_a_warning(tmp_path, monkeypatch, caplog):
-    server, started = app_server(), McpConnection._stdio
-
-    def stdio(self):
-        return server if self.server.name == "sky" else started(self)
-
-    monkeypatch.setattr(McpConnection, "_stdio", stdio)
+    in_this_process(monkeypatch, sky=app_server())
     path = tmp_path / "mcp.json"
     gone = {"command": sys.executable, "args": ["-c", "import sys; sys.exit(3)"], "env": {"TOKEN": "canary"}}
     path.write_text(json.dumps({"mcpServers": {"sky": {"command": "sky", "approval": "writes"}, "gone": gone}}))
@@ -138,35 +133,37 @@ async def test_tools_without_python_are_listed_and_a_server_that_is_away_is_a_wa
             events = events_of(await client.post("/copilotkit/agent/default/run", json=body()))
             listed = (await client.get("/agui/mcp")).json()["servers"]
     assert events[-1]["type"] == "RUN_FINISHED"
-    assert events[-1]["metadata"]["warnings"] == ["The MCP server gone is not available; its tools are missing."]
+    assert events[-1]["metadata"]["warnings"] == [
+        "The MCP server gone is not available (it could not be reached); its tools are missing."
+    ]
     assert any("MCP server gone did not start" in record.getMessage() for record in caplog.records)
     (sky, away) = listed
-    assert {**away, "tools": 0} == {"name": "gone", "transport": "stdio", "state": "failed", "tools": 0}
+    assert away == {
+        "name": "gone", "transport": "stdio", "state": "failed", "problem": "could not be reached", "tools": [],
+        "leftOut": [],
+    }  # fmt: skip
     assert (sky["name"], sky["state"]) == ("sky", "ready")
     tools = {each["name"]: each for each in sky["tools"]}
     assert tools["weather"] == {
         "name": "weather", "description": "The weather in a city.", "approval": True, "forModel": True, "forApp": True,
+        "note": None,
     }  # fmt: skip
     assert tools["count"]["forModel"] is False and tools["secret"]["forApp"] is False
     assert "canary" not in json.dumps(listed) and sys.executable not in json.dumps(listed)
 
 
-async def test_runs_do_not_wait_again_for_a_server_that_could_not_be_reached(monkeypatch):
-    tries = []
-
-    async def live(self, ready, leave):
-        tries.append(self.server.name)
-        ready.set_exception(ConnectionError("away"))
-
-    monkeypatch.setattr(McpConnection, "_live", live)
-    servers = [McpServer(name="gone", command=("x",))]
+async def test_runs_do_not_wait_again_for_a_server_that_could_not_be_reached(tmp_path):
+    tries = tmp_path / "tries"
+    program = f"open({str(tries)!r}, 'a').write('once '); raise SystemExit(3)"
+    servers = [McpServer(name="gone", command=(sys.executable, "-c", program))]
     async with House(Agent(name="default", mcp_servers=servers), Model(["a", "b"])) as house:
         ends = [(await house.ask(text))[-1] for text in ("one", "two")]
         assert all(isinstance(end, RunFinished) and end.metadata["warnings"] for end in ends)
-        assert tries == ["gone"]
-        house.served["default"]._mcp["default"].connections[0]._away_until = 0.0
+        before = tries.read_text()
+        house.served["default"]._mcp["default"].connections[0]._away_until = time.monotonic()
         await house.ask("three")
-    assert len(tries) == 2
+    assert before == "once once ", "in the newest way and in the older one"
+    assert tries.read_text() == before * 2
 
 
 async def test_a_file_that_cannot_be_used_keeps_the_server_from_starting(tmp_path):

@@ -12,10 +12,10 @@ import pytest
 import websockets
 
 from agent_server import Agent, McpServer, tool
-from agent_server.agent.mcp import McpConnection
 from agent_server.engines.scripts import Script
+from tests.agent.app_server import app_server, in_this_process
 from tests.auth.test_quotas import asking_as, key
-from tests.routes.test_app_answers import app_server, proxied
+from tests.routes.test_app_answers import proxied
 from tests.server import scripted
 
 LONG = [{"role": "user", "content": "word " * 200}]
@@ -104,7 +104,7 @@ async def test_a_tenant_that_keeps_too_much_starts_nothing_that_is_stored(tmp_pa
 
 
 async def test_requests_of_apps_on_a_websocket_are_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(McpConnection, "_stdio", lambda self: app_server())
+    in_this_process(monkeypatch, sky=app_server())
     agent = Agent(name="default", mcp_servers=[McpServer(name="sky", command=("sky",))])
     async with asking_as(tmp_path, None, key("small", requests_per_minute=1), agents=[agent]) as ask:
         address = ask.url.replace("http", "ws") + "/agui/ws?api_key=small"

@@ -10,10 +10,9 @@ import pytest
 from websockets.asyncio.client import connect
 
 from agent_server.agent import Agent, McpServer, tool
-from agent_server.agent.mcp import McpConnection
 from agent_server.engines.scripts import Script
 from agent_server.routes import request_body
-from tests.agent.app_server import PAGE, URI, app_server
+from tests.agent.app_server import PAGE, URI, app_server, in_this_process
 from tests.routes.test_copilotkit import body, events_of, types_of
 from tests.server import scripted, serving
 
@@ -36,7 +35,7 @@ def send() -> str:
 @pytest.fixture
 def sky(monkeypatch) -> Agent:
     server = app_server()
-    monkeypatch.setattr(McpConnection, "_stdio", lambda self: server)
+    in_this_process(monkeypatch, sky=server)
     return Agent(name="default", tools=[send], mcp_servers=[McpServer(name="sky", command=("sky",))])
 
 

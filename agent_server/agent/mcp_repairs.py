@@ -1,0 +1,326 @@
+"""Repairs of what MCP servers send, so that a mistake costs the part that has it and nothing else.
+
+The SDK validates a message as a whole and raises: one tool without `type: object` hides all tools of its server, one
+unknown content type or half a surrogate pair throws a result away. What is wrong is put right here before the SDK reads
+it, and noted under keys of `_meta` that begin with `agent_server/`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import TypeVar
+
+from mcp_types import Tool, jsonrpc_message_adapter
+from mcp_types.methods import validate_server_result
+from mcp_types.version import LATEST_HANDSHAKE_VERSION
+from pydantic import BaseModel, ValidationError
+
+from events.grammar.lint import SchemaRefused, prepare
+
+Json = dict[str, object]
+M = TypeVar("M", bound=BaseModel)
+WARNINGS = "agent_server/warnings"
+"""In a result's `_meta`: what was wrong with it."""
+LEFT_OUT = "agent_server/leftOut"
+"""In a listing's `_meta`: pairs of a tool's name and why it is not offered."""
+OUTPUT_SCHEMA = "agent_server/outputSchema"
+"""In a tool's `_meta`: the schema of its results, which the SDK does not see since it raises where one does not fit."""
+NOTE = "agent_server/note"
+"""In a tool's `_meta`: how it is offered otherwise than its server declares it."""
+BARE = "agent_server/bare"
+"""A key for a result that is no object."""
+NAME_LENGTH = 128
+DESCRIPTION_LENGTH = 16 * 2**10
+SCHEMA_BYTES = 64 * 2**10
+"""The largest schema of one tool; all tools of a run may have eight times as much."""
+LOOSE_PROPERTIES = 200
+"""How many arguments are named of a schema that cannot be offered as it is."""
+BLOCK_CHARACTERS = 64 * 2**10
+"""How much is shown of a block of content whose type is unknown."""
+_HEX = rb"[0-9a-fA-F]"
+_ESCAPE = re.compile(
+    rb"\\\\|\\u[dD][89abAB]" + _HEX + rb"{2}\\u[dD][c-fC-F]" + _HEX + rb"{2}|\\u[dD][89a-fA-F]" + _HEX + rb"{2}"
+)
+_ID = re.compile(rb'"id"\s*:\s*(?:(\d{1,18})|"([^"\\]{1,200})")\s*[,}]')
+
+
+# ---- messages -------------------------------------------------------------------------------------------------------
+
+
+def mended(data: bytes) -> bytes:
+    """One JSON-RPC message as the SDK reads it: with U+FFFD for what is no Unicode, and the fields that JSON-RPC
+    demands. Raises ValueError for what is no such message."""
+    if _fits(data):
+        return data
+    text = _ESCAPE.sub(_without_half_pair, data.decode("utf-8", "replace").encode())
+    if _fits(text):
+        return text
+    try:
+        message = json.loads(text)
+    except RecursionError:
+        raise ValueError("It is nested too deeply.") from None
+    if isinstance(message, list) and len(message) == 1:  # a batch, as the revision of 2025-03-26 had them
+        message = message[0]
+    if not isinstance(message, dict) or not {"method", "result", "error"} & message.keys():
+        raise ValueError("It is no JSON-RPC message.")
+    message["jsonrpc"] = "2.0"
+    if "method" not in message:
+        message = _answer(message)
+    made = json.dumps(message).encode()
+    jsonrpc_message_adapter.validate_json(made, by_name=False)
+    return made
+
+
+def request_id(data: bytes) -> int | str | None:
+    """The id in a message that cannot be read, from its beginning or its end."""
+    for part in (data[:300], data[-300:]):
+        if found := _ID.search(part):
+            return int(found[1]) if found[1] else found[2].decode(errors="replace")
+    return None
+
+
+def _fits(data: bytes) -> bool:
+    try:
+        jsonrpc_message_adapter.validate_json(data, by_name=False)
+    except ValueError:
+        return False
+    return True
+
+
+def _without_half_pair(escape: re.Match[bytes]) -> bytes:
+    whole = escape[0]
+    return whole if len(whole) != 6 else rb"\ufffd"
+
+
+def _answer(message: Json) -> Json:
+    """A response with one of a result and an error, each in its form."""
+    answer: Json = {"jsonrpc": "2.0", "id": message.get("id")}
+    error = message.get("error")
+    if error is None:
+        result = message.get("result")
+        return {**answer, "result": result if isinstance(result, dict) else {BARE: result}}
+    said = error if isinstance(error, dict) else {"message": error}
+    code, text = said.get("code"), said.get("message")
+    data = {"data": said["data"]} if "data" in said else {}
+    text = text if isinstance(text, str) else json.dumps(text)
+    return {**answer, "error": {"code": code if isinstance(code, int) else -32603, "message": text, **data}}
+
+
+# ---- results --------------------------------------------------------------------------------------------------------
+
+
+def mended_result(method: str, version: str, result: Json) -> Json:
+    """A result as the SDK takes it. version: the protocol's, as far as it is negotiated."""
+    match method:
+        case "initialize":
+            return result if _valid(method, version, result) else _handshake(result)
+        case "tools/list":
+            return _listing(version, result)
+        case "tools/call":
+            result = _with_meta(result, {})
+            return result if _valid(method, version, result) else _call_result(version, result)
+        case _:
+            return result
+
+
+def _valid(method: str, version: str, result: Mapping[str, object]) -> bool:
+    try:
+        validate_server_result(method, version, result)
+    except KeyError:
+        return True  # nothing is known of it
+    except ValueError:  # pydantic's are such
+        return False
+    return True
+
+
+def _with_meta(value: Json, notes: Mapping[str, object]) -> Json:
+    """The value with notes of ours in its `_meta`, and without any that a server wrote itself."""
+    meta = value.get("_meta")
+    if meta is None and not notes:
+        return value
+    kept = meta if isinstance(meta, dict) else {}
+    own = {key: each for key, each in kept.items() if not key.startswith("agent_server/")}
+    rest = {key: each for key, each in value.items() if key != "_meta"}
+    return {**rest, "_meta": {**own, **notes}} if own or notes else rest
+
+
+def _is_object(value: object) -> bool:
+    return isinstance(value, dict)
+
+
+def _handshake(result: Json) -> Json:
+    """What a client needs of an `initialize` result."""
+    version, capabilities, server = (result.get(key) for key in ("protocolVersion", "capabilities", "serverInfo"))
+    tools = capabilities.get("tools") if isinstance(capabilities, dict) else None
+    changes = isinstance(tools, dict) and tools.get("listChanged") is True
+    named = server if isinstance(server, dict) else {}
+    made: Json = {
+        "protocolVersion": version if isinstance(version, str) else LATEST_HANDSHAKE_VERSION,
+        "capabilities": {"tools": {"listChanged": changes}},
+        "serverInfo": {"name": str(named.get("name", "")), "version": str(named.get("version", ""))},
+    }
+    return {**made, "instructions": result["instructions"]} if isinstance(result.get("instructions"), str) else made
+
+
+def _call_result(version: str, result: Json) -> Json:
+    """A tool's result whose content is passed on as far as it can be shown."""
+    warnings: list[str] = []
+    content = result.get("content", result.get(BARE, result.get("toolResult")))
+    blocks = content if isinstance(content, list) else [] if content is None else [content]
+    made: Json = {"content": [_block(version, each, warnings) for each in blocks]}
+    if not isinstance(content, list) and content is not None:
+        warnings.append("its content is no list")
+    if result.get("isError") is True:
+        made["isError"] = True
+    structured = result.get("structuredContent")
+    if structured is not None:
+        with_it = {**made, "structuredContent": structured}
+        if _valid("tools/call", version, with_it):
+            made = with_it
+        else:
+            warnings.append("its structuredContent is no object")
+            made["content"] = [_text(structured)] if not blocks else made["content"]
+    extra: Json = {key: result[key] for key in ("resultType", "_meta") if key in result}
+    return _with_meta({**extra, **made}, {WARNINGS: warnings} if warnings else {})
+
+
+def _block(version: str, block: object, warnings: list[str]) -> object:
+    if _valid("tools/call", version, {"content": [block]}):
+        return block
+    kind = block.get("type") if isinstance(block, dict) else type(block).__name__
+    if isinstance(block, dict) and isinstance(block.get("text"), str):
+        warnings.append(f"a block of content of type {str(kind)[:64]!r} is shown as its text")
+        return {"type": "text", "text": block["text"]}
+    warnings.append(f"a block of content of type {str(kind)[:64]!r} is shown as JSON")
+    return _text(block)
+
+
+def _text(value: object) -> Json:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return {"type": "text", "text": text if len(text) <= BLOCK_CHARACTERS else text[:BLOCK_CHARACTERS] + "..."}
+
+
+# ---- tools ----------------------------------------------------------------------------------------------------------
+
+
+def _listing(version: str, result: Json) -> Json:
+    """The listing with the tools that can be offered, each with the note of how."""
+    listed = result.get("tools", result.get(BARE))
+    tools: list[Json] = []
+    left_out: list[tuple[str, str]] = []
+    for number, each in enumerate(listed if isinstance(listed, list) else ()):
+        made = _tool(version, each)
+        if isinstance(made, str):
+            name = each.get("name") if isinstance(each, dict) else None
+            left_out.append((name[:NAME_LENGTH] if isinstance(name, str) and name else f"number {number + 1}", made))
+        else:
+            tools.append(made)
+    if not isinstance(listed, list):
+        left_out.append(("all of them", "the list of tools is no list"))
+    cursor = result.get("nextCursor")
+    rest = {key: value for key, value in result.items() if key not in ("tools", "nextCursor", BARE)}
+    page = {**rest, "tools": tools, **({"nextCursor": cursor} if isinstance(cursor, str) and cursor else {})}
+    page = _with_meta(page, {LEFT_OUT: left_out} if left_out else {})
+    return page if _valid("tools/list", version, page) else {key: page[key] for key in page.keys() & _PAGE}
+
+
+_PAGE = {"tools", "nextCursor", "_meta"}
+
+
+def _tool(version: str, wire: object) -> Json | str:
+    """A tool as it can be offered, or why it is not."""
+    if not isinstance(wire, dict):
+        return "it is no object"
+    name = wire.get("name")
+    if not isinstance(name, str) or not name:
+        return "it has no name"
+    if len(name) > NAME_LENGTH or not name.isprintable() or name != name.strip():
+        return f"its name is longer than {NAME_LENGTH} characters, or has some that cannot be shown"
+    notes: Json = {}
+    schema, note = offered_schema(wire.get("inputSchema", {}))
+    output = wire.get("outputSchema")
+    if isinstance(output, dict) and output:
+        notes[OUTPUT_SCHEMA] = output
+    description = wire.get("description")
+    if isinstance(description, str) and len(description) > DESCRIPTION_LENGTH:
+        description, note = description[:DESCRIPTION_LENGTH] + "...", note or "its description is cut"
+    made = {key: value for key, value in wire.items() if key not in ("outputSchema", "_meta") and value is not None}
+    made |= {"inputSchema": schema, "_meta": wire.get("_meta") if _is_object(wire.get("_meta")) else None}
+    made |= {} if description is None else {"description": description}
+    if not _is_valid_tool(version, made):
+        made = {key: made[key] for key in ("name", "inputSchema", "_meta")}
+        made |= {"description": description} if isinstance(description, str) else {}
+        if _is_valid_tool(version, with_it := {**made, "annotations": wire.get("annotations")}):
+            made = with_it
+        note = note or "fields that do not fit the protocol are ignored"
+    if not _is_valid_tool(version, made):
+        made["inputSchema"], note = {"type": "object"}, "its inputSchema cannot be used: any arguments are accepted"
+    if note:
+        notes[NOTE] = note
+    return _with_meta(made, notes)
+
+
+def _is_valid_tool(version: str, tool: Json) -> bool:
+    try:
+        Tool.model_validate(tool)
+    except ValidationError:
+        return False
+    listing = {"tools": [_with_meta(tool, {})], "ttlMs": 0, "cacheScope": "private", "resultType": "complete"}
+    return _valid("tools/list", version, listing)
+
+
+def offered_schema(declared: object) -> tuple[Json, str]:
+    """The schema of a tool's arguments as it is offered, and how it is looser than the declared one ("": it is not)."""
+    if not isinstance(declared, dict):
+        return {"type": "object"}, "its inputSchema is no object: any arguments are accepted"
+    schema, note = dict(declared), ""
+    kind = schema.get("type")
+    if kind not in (None, "object") and not (isinstance(kind, list) and "object" in kind):
+        return {"type": "object"}, f"its inputSchema has the type {kind!r}: any arguments are accepted"
+    schema["type"] = "object"
+    if not isinstance(schema.get("properties", {}), dict):
+        del schema["properties"]
+        note = "its inputSchema's properties are no object: any arguments are accepted"
+    required = schema.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(each, str) for each in required):
+        del schema["required"]
+        note = note or "its inputSchema's required is no list of names: all arguments are optional"
+    reason = _refusal(schema)
+    if reason is None:
+        return schema, note
+    return _loosened(schema), f"its inputSchema is offered in part: {reason}"
+
+
+def _refusal(schema: Json) -> str | None:
+    try:
+        if len(json.dumps(schema)) > SCHEMA_BYTES:
+            return f"it has more than {SCHEMA_BYTES} bytes"
+        prepare(schema)
+    except SchemaRefused as error:
+        return f"{error.message.rstrip('.')}{f' (at {error.path})' if error.path else ''}"
+    except (RecursionError, ValueError, TypeError, AttributeError, KeyError):
+        return "it is no JSON Schema"
+    return None
+
+
+def _loosened(schema: Json) -> Json:
+    """The names of the arguments, with the schemas of those that can be used."""
+    shared: Json = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    if _refusal({"type": "object", **shared}) is not None:
+        shared = {}
+    properties: dict[str, Json] = {}
+    declared = schema.get("properties")
+    for name, each in list(declared.items() if isinstance(declared, dict) else ())[:LOOSE_PROPERTIES]:
+        alone = each if isinstance(each, dict) else {}
+        usable = _refusal({"type": "object", "properties": {name: alone}, **shared}) is None
+        plain: Json = {key: alone[key] for key in ("description", "type") if isinstance(alone.get(key), str)}
+        properties[name] = alone if usable else plain
+    made: Json = {"type": "object", "properties": properties, **shared}
+    if isinstance(schema.get("required"), list):
+        made["required"] = schema["required"]
+    if _refusal(made) is None:
+        return made
+    names: Json = {"type": "object", "properties": {name: {} for name in properties}}
+    return names if _refusal(names) is None else {"type": "object"}
