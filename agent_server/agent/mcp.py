@@ -226,7 +226,7 @@ class McpTools:
         found: list[Offered] = []
         warnings: list[str] = []
         listings = await asyncio.gather(*(each.tools() for each in self.connections), return_exceptions=True)
-        size = 0
+        fitting = _fitting([each for each in listings if isinstance(each, Listing)])
         for connection, listing in zip(self.connections, listings, strict=True):
             name = connection.server.name
             if not isinstance(listing, Listing):
@@ -236,14 +236,10 @@ class McpTools:
                 warnings.append(f"The MCP server {name} is not available{reason}; its tools are missing.")
                 continue
             warnings += _told(name, listing.problems())
-            beyond = 0
-            for each in listing.tools:
-                size += len(json.dumps(each.tool.input_schema)) + len(each.tool.description or "")
-                if size > OFFERED_BYTES:
-                    beyond += 1
-                elif app_of(each.tool).for_model:
-                    found.append(_offered(connection, each, limits))
-            if beyond:
+            shown = [each for each in listing.tools if app_of(each.tool).for_model]
+            offered = [each for each in shown if id(each) in fitting]
+            found += [_offered(connection, each, limits) for each in offered]
+            if beyond := len(shown) - len(offered):
                 more = f"{beyond} of its tools are left out, since all tools together are too large for one run."
                 warnings.append(f"The MCP server {name}: {more} Name those that are needed in its settings.")
         return found, warnings
@@ -251,6 +247,24 @@ class McpTools:
     async def close(self) -> None:
         """Safe to call twice, and while others use the same connections no more."""
         await asyncio.gather(*(connection.close() for connection in self.connections))
+
+
+def _fitting(listings: Sequence[Listing]) -> set[int]:
+    """The ids of the tools that fit into one run. Servers with small tools come first, so that one with large tools
+    takes no other's place."""
+    sizes = [[(each, _size(each)) for each in listing.tools] for listing in listings]
+    fitting: set[int] = set()
+    total = 0
+    for sized in sorted(sizes, key=lambda sized: sum(size for _, size in sized)):
+        for each, size in sized:
+            if total + size <= OFFERED_BYTES:
+                total += size
+                fitting.add(id(each))
+    return fitting
+
+
+def _size(offered: ServerTool) -> int:
+    return len(json.dumps(offered.tool.input_schema)) + len(offered.tool.description or "")
 
 
 def _told(server: str, problems: Sequence[str]) -> list[str]:

@@ -58,6 +58,8 @@ class House:
 
     async def __aexit__(self, *_: object) -> None:
         await self.manager.close(0)
+        for agent in self.served.values():
+            await agent.close()
         await self.model.engine.close()
         if self.store is not None:
             await self.store.close()
