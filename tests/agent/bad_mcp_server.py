@@ -199,6 +199,9 @@ def serve(kind: str) -> None:
                 token = request["params"]["_meta"]["progressToken"]
                 for number in range(4_000):
                     notify("notifications/progress", progressToken=token, progress=number, message="y" * 2000)
+        if kind == "tools that change" and method == "tools/call" and request["params"]["name"] == "odd":
+            TOOLS[kind] = [odd(), {**FINE, "name": "grown"}]
+            notify("notifications/tools/list_changed")
         if (said := answer(kind, request)) is not None:
             send(said)
 

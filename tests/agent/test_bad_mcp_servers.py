@@ -199,24 +199,25 @@ async def test_a_failed_call_ends_no_other_that_is_under_way(tmp_path):
     assert [each.content for each in (*first, *second)] == ["Error: odd was refused: out of paper", "fine", "fine"]
 
 
-async def test_changed_tools_are_offered_to_the_next_run():
+@pytest.mark.parametrize("way", ["newest protocol", "older protocol"])
+async def test_changed_tools_are_offered_to_the_next_run(way, monkeypatch):
     server = MCPServer("changing")
 
     @server.tool()
-    async def grow(ctx: Context) -> str:
+    async def odd(ctx: Context) -> str:
         """Add a tool."""
-        server.add_tool(lambda: "new", name="grown")
-        await ctx.session.send_tool_list_changed()
-        return "grown"
+        server.add_tool(lambda: "fine", name="grown")
+        await ctx.notify_tools_changed()
+        return "well"
 
-    with pytest.MonkeyPatch.context() as patched:
-        in_this_process(patched, changing=server)
-        agent = Agent(name="default", mcp_servers=[McpServer(name="changing", command=("x",))])
-        model = Model([call("grow"), "One.", call("grown"), "Two."])
-        async with asyncio.timeout(60), House(agent, model) as house:
-            await house.ask("go")
-            (result,) = of(await house.ask("again"), ToolCallResult)
-    assert result.content == "new"
+    if way == "newest protocol":
+        in_this_process(monkeypatch, changing=server)
+    changing = McpServer(name="changing", command=(sys.executable, BAD, "tools that change"))
+    model = Model([call("odd"), "One.", call("grown"), "Two."])
+    async with asyncio.timeout(60), House(Agent(name="default", mcp_servers=[changing]), model) as house:
+        (first,) = of(await house.ask("go"), ToolCallResult)
+        (second,) = of(await house.ask("again"), ToolCallResult)
+    assert (first.content, second.content) == ("well", "fine")
 
 
 async def test_a_server_s_stderr_is_logged_within_a_budget(caplog, healthy):
