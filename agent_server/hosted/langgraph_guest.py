@@ -7,7 +7,8 @@ result have the ids that they have in the graph's own state, so that the state c
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import pydantic_core
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 PRIVATE = ("messages", "tools", "copilotkit", "ag-ui")
 """Keys of a graph's state that are told otherwise, or are the client's own."""
 MODES = ("messages", "values", "custom", "tasks")
+MOST_HIDDEN = 10_000
+"""Threads of which it is remembered which messages clients do not have."""
 CANCELLED = "__agui_cancelled__"
 """What an interrupted node gets for a question that was cancelled, as from ag-ui-langgraph."""
 
@@ -43,6 +46,7 @@ class LangGraphGuest:
         self._graph = graph
         # Not its JSON schema: pydantic makes none of a typing.TypedDict before Python 3.12.
         self._inputs = frozenset(graph.channels)
+        self._hidden: OrderedDict[str, set[str]] = OrderedDict()
 
     async def run(self, input: GuestInput) -> AsyncIterator[object]:
         config, messages, values = await self._place(input)
@@ -53,7 +57,9 @@ class LangGraphGuest:
             async for event in self._events(input, given, config, stream, interrupts):
                 yield event
         finally:
-            if not input.kept:
+            if input.kept:
+                self._note_hidden(input.thread_id, stream.hidden())
+            else:
                 await self._forget(input.thread_id)
         outcome = InterruptOutcome(interrupts=interrupts) if interrupts else None
         usage = stream.usage() or None
@@ -62,20 +68,26 @@ class LangGraphGuest:
     async def _events(
         self, input: GuestInput, given: Any, config: RunnableConfig, stream: GraphStream, interrupts: list[Interrupt]
     ) -> AsyncIterator[Event]:
-        """The graph's work. The questions that it stops with are put into `interrupts`."""
+        """The graph's work. All questions that it waits for are put into `interrupts`."""
         told = _shared(input.state)
+        asked: dict[str, Interrupt] = {}
         options: dict[str, Any] = {"stream_mode": list(MODES), "subgraphs": True}
         async for namespace, mode, data in self._graph.astream(given, config, **options):
             for event in stream.read(mode, data):
                 yield event
             if mode == "values" and not namespace:
-                interrupts[:] = [_interrupt(each) for each in data.get("__interrupt__", ())]
+                asked |= {each.id: _interrupt(each) for each in data.get("__interrupt__", ())}
                 shared = {**told, **_shared(data)}
                 if shared != told:
                     told = shared
                     yield StateSnapshot(snapshot=told)
         for event in stream.finish():
             yield event
+        # The stream tells of nodes that stop side by side one at a time, and of what a resumed one asked before.
+        if asked and self._graph.checkpointer:
+            state = await self._graph.aget_state({"configurable": {"thread_id": input.thread_id}})
+            asked = {each.id: _interrupt(each) for each in state.interrupts}
+        interrupts.extend(asked.values())
 
     async def close(self) -> None:
         pass
@@ -94,7 +106,7 @@ class LangGraphGuest:
                 return config, (), values
             newest = newest or values
             held = values.get("messages", ())
-            if (rest := _rest(wanted, held)) is not None:
+            if (rest := _rest(wanted, held, self._hidden.get(input.thread_id, set()))) is not None:
                 return found.config, [*unanswered(held, rest), *to_langchain(rest, before=held)], newest
         return config, to_langchain(wanted), {}
 
@@ -121,6 +133,13 @@ class LangGraphGuest:
         given |= {key: value for key, value in places.items() if key in self._inputs}
         return {**given, "messages": list(messages)}
 
+    def _note_hidden(self, thread_id: str, ids: set[str]) -> None:
+        """Remember which of a thread's messages clients do not have."""
+        if ids:
+            self._hidden[thread_id] = self._hidden.pop(thread_id, set()) | ids
+            if len(self._hidden) > MOST_HIDDEN:
+                self._hidden.popitem(last=False)
+
     async def _forget(self, thread_id: str) -> None:
         checkpointer = self._graph.checkpointer
         if checkpointer and not isinstance(checkpointer, bool):
@@ -139,9 +158,10 @@ def _shown(held: Sequence[object]) -> list[BaseMessage]:
     return found
 
 
-def _rest(wanted: Sequence[Message], held: Sequence[object]) -> list[Message] | None:
-    """What the conversation holds beyond a state's messages; None if it does not begin with them."""
-    shown = _shown(held)
+def _rest(wanted: Sequence[Message], held: Sequence[object], hidden: Set[str]) -> list[Message] | None:
+    """What the conversation holds beyond a state's messages; None if it does not begin with them. hidden: ids of
+    messages that clients were not shown."""
+    shown = [kept for kept in _shown(held) if kept.id not in hidden]
     if len(shown) > len(wanted):
         return None
     for message, kept in zip(wanted, shown, strict=False):
@@ -174,6 +194,10 @@ def _interrupt(asked: Any) -> Interrupt:
     """A node's question. A text is its message; of an object, `message` or `question` is, and a `responseSchema` in it
     holds for the answer."""
     value = pydantic_core.to_jsonable_python(asked.value, serialize_unknown=True)
+    if (
+        isinstance(value, dict) and "__copilotkit_interrupt_value__" in value
+    ):  # copilotkit_interrupt of CopilotKit's SDK
+        value = value["__copilotkit_interrupt_value__"]
     fields = value if isinstance(value, dict) else {}
     message = value if isinstance(value, str) else fields.get("message") or fields.get("question")
     schema = fields.get("responseSchema") or getattr(asked, "response_schema", None)

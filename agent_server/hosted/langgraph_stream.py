@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pydantic_core
@@ -29,16 +29,36 @@ from events.vocabulary import (
 )
 
 
-class OpenMessage:
-    """An assistant message that is being streamed: which of its parts is open."""
+class Emitted:
+    """Which parts of a model's messages clients are shown, as CopilotKit's `copilotkit_customize_config` writes it into
+    the metadata of a config: `copilotkit:emit-messages` (a bool) and `copilotkit:emit-tool-calls` (a bool, or the names
+    of those that are shown)."""
 
-    def __init__(self, id: str) -> None:
+    def __init__(self, metadata: Mapping[str, object]) -> None:
+        self.text = metadata.get("copilotkit:emit-messages") is not False
+        self._calls = metadata.get("copilotkit:emit-tool-calls")
+
+    def call(self, name: str) -> bool:
+        if isinstance(self._calls, str):
+            return name == self._calls
+        if isinstance(self._calls, list | tuple | set | frozenset):
+            return name in self._calls
+        return self._calls is not False
+
+
+class OpenMessage:
+    """An assistant message that is being streamed: which of its parts is open. hidden: ids of the calls that clients
+    are not shown. shown: whether anything of it was."""
+
+    def __init__(self, id: str, emitted: Emitted, hidden: set[str]) -> None:
         self.id = id
+        self.emitted = emitted
+        self.hidden = hidden
+        self.shown = False
         self.reasoning = False
         self.text = False
         self.call: str | None = None
         self.calls: dict[object, str] = {}
-        self.spoken = False
 
     def read(self, chunk: AIMessage) -> Iterator[Event]:
         blocks: list[Any] = list(chunk.content_blocks)
@@ -46,9 +66,9 @@ class OpenMessage:
             blocks = [{"type": "text", "text": chunk.content}]
         for block in blocks:
             match block.get("type"):
-                case "reasoning" if block.get("reasoning"):
+                case "reasoning" if block.get("reasoning") and self.emitted.text:
                     yield from self._reason(block["reasoning"])
-                case "text" if block.get("text"):
+                case "text" if block.get("text") and self.emitted.text:
                     yield from self._speak(block["text"])
                 case "tool_call_chunk":
                     yield from self._stream_call(block)
@@ -69,7 +89,7 @@ class OpenMessage:
     def _speak(self, text: str) -> Iterator[Event]:
         if not self.text:
             yield from self.close()
-            self.text = self.spoken = True
+            self.text = self.shown = True
             yield TextMessageStart(message_id=self.id, role="assistant")
         yield TextMessageContent(message_id=self.id, delta=text)
 
@@ -78,7 +98,7 @@ class OpenMessage:
         if block.get("id") and self.calls.get(index) != block["id"]:
             self.calls[index] = block["id"]
             yield from self._open_call(block["id"], block.get("name") or "")
-        if block.get("args") and index in self.calls:
+        if block.get("args") and self.calls.get(index, "") not in ("", *self.hidden):
             yield ToolCallArgs(tool_call_id=self.calls[index], delta=block["args"])
 
     def _whole_call(self, block: dict[str, Any]) -> Iterator[Event]:
@@ -86,12 +106,18 @@ class OpenMessage:
             return
         self.calls[block["id"]] = block["id"]
         yield from self._open_call(block["id"], block["name"])
+        if block["id"] in self.hidden:
+            return
         yield ToolCallArgs(tool_call_id=block["id"], delta=pydantic_core.to_json(block["args"]).decode())
         yield from self.close()
 
     def _open_call(self, id: str, name: str) -> Iterator[Event]:
         yield from self.close()
+        if not self.emitted.call(name):
+            self.hidden.add(id)
+            return
         self.call = id
+        self.shown = True
         yield ToolCallStart(tool_call_id=id, tool_call_name=name, parent_message_id=self.id)
 
     def close(self) -> Iterator[Event]:
@@ -115,10 +141,17 @@ class GraphStream:
         self._steps: dict[str, str] = {}
         self._seen: set[str] = set()
         self._usage: dict[str, TokenUsage] = {}
+        self._messages: dict[str, OpenMessage] = {}
+        self._hidden_calls: set[str] = set()
+        self._hidden_results: set[str] = set()
+
+    def hidden(self) -> set[str]:
+        """Ids of the messages that clients were shown nothing of, because the graph says so."""
+        return {id for id, message in self._messages.items() if not message.shown} | self._hidden_results
 
     def read(self, mode: str, data: Any) -> Iterator[Event]:
         if mode == "messages":
-            yield from self._message(data[0])
+            yield from self._message(data[0], Emitted(data[1]))
         elif mode == "tasks":
             yield from self._task(data)
         elif mode == "custom":
@@ -135,15 +168,17 @@ class GraphStream:
     def usage(self) -> list[TokenUsage]:
         return list(self._usage.values())
 
-    def _message(self, message: BaseMessage) -> Iterator[Event]:
+    def _message(self, message: BaseMessage, emitted: Emitted) -> Iterator[Event]:
         id = str(message.id)
-        if isinstance(message, ToolMessage):
+        if isinstance(message, ToolMessage) and message.tool_call_id in self._hidden_calls:
+            self._hidden_results.add(id)
+        elif isinstance(message, ToolMessage):
             yield from self.finish()
             yield _result(message)
         elif isinstance(message, AIMessageChunk):
             opened = self._open.get(id)
             if opened is None:
-                opened = self._open[id] = OpenMessage(id)
+                opened = self._open[id] = self._opened(id, emitted)
                 self._seen.add(id)
             yield from opened.read(message)
             self._count(message)
@@ -151,10 +186,14 @@ class GraphStream:
                 yield from opened.close()
         elif isinstance(message, AIMessage) and id not in self._seen:
             self._seen.add(id)
-            whole = OpenMessage(id)
+            whole = self._opened(id, emitted)
             yield from whole.read(message)
             yield from whole.close()
             self._count(message)
+
+    def _opened(self, id: str, emitted: Emitted) -> OpenMessage:
+        self._messages[id] = OpenMessage(id, emitted, self._hidden_calls)
+        return self._messages[id]
 
     def _task(self, data: dict[str, object]) -> Iterator[Event]:
         """A node begins or has ended. Nodes of one name at once are one step."""
