@@ -41,6 +41,7 @@ class Caller:
     def __init__(self, agent: str, talk: Talk, tools: Toolset) -> None:
         self._agent = agent
         self._tools = tools
+        self._warn = talk.recorder.warn
         self._places = talk.places
         self._context = talk.context
         self._conversation = talk.conversation

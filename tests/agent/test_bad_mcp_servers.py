@@ -126,10 +126,16 @@ def healthy(tmp_path_factory):
     server.stop()
 
 
-async def check(case: Case, *servers: McpServer) -> None:
+async def check(case: Case, bad: McpServer, healthy: McpServer, patched: pytest.MonkeyPatch) -> None:
+    # Of two tools of one name the first is offered.
+    servers = [healthy, bad] if "Two tools" in case.warns else [bad, healthy]
     calls = call("add", a=2, b=3) + call("odd") * bool(case.odd) + call("fine") * case.fine
     agent = Agent(name="default", mcp_servers=servers)
     async with asyncio.timeout(60), House(agent, Model([calls, "Done."])) as house:
+        await house.served["default"].mcp.of(healthy).tools(30)  # it is ready however busy this machine is
+        if case.hangs:
+            patched.setattr(mcp_session, "LIST_SECONDS", 1.0)
+            patched.setattr(mcp_session, "WAIT_SECONDS", 20.0 if case.fine else 0.5)
         events = await house.ask("go")
     content = [each.content for each in of(events, ToolCallResult)]
     results = [each if isinstance(each, str) else "\n".join(part["text"] for part in each) for each in content]
@@ -146,19 +152,16 @@ async def check(case: Case, *servers: McpServer) -> None:
 @pytest.mark.parametrize("kind", STDIO)
 async def test_a_bad_server_over_stdio_spoils_nothing_but_itself(kind, healthy, monkeypatch):
     case = STDIO[kind]
-    if case.hangs:
-        monkeypatch.setattr(mcp_session, "LIST_SECONDS", 1.0)
-        monkeypatch.setattr(mcp_session, "WAIT_SECONDS", 0.5 if not case.fine else 20.0)
     bad = McpServer(name="bad", command=(sys.executable, BAD, kind), time_limit=case.time_limit)
-    # Of two tools of one name the first is offered.
-    await check(case, *((healthy, bad) if kind == "a name of another server" else (bad, healthy)))
+    await check(case, bad, healthy, monkeypatch)
 
 
 @pytest.mark.parametrize("kind", HTTP)
-async def test_a_bad_server_over_http_spoils_nothing_but_itself(kind, healthy):
+async def test_a_bad_server_over_http_spoils_nothing_but_itself(kind, healthy, monkeypatch):
     case, server = HTTP[kind], HttpServer(kind)
     try:
-        await check(case, McpServer(name="bad", url=server.url, time_limit=case.time_limit), healthy)
+        bad = McpServer(name="bad", url=server.url, time_limit=case.time_limit)
+        await check(case, bad, healthy, monkeypatch)
     finally:
         server.close()
 
@@ -220,13 +223,20 @@ async def test_changed_tools_are_offered_to_the_next_run(way, monkeypatch):
     assert (first.content, second.content) == ("well", "fine")
 
 
-async def test_a_server_s_stderr_is_logged_within_a_budget(caplog, healthy):
+async def test_a_server_s_stderr_is_logged_within_a_budget(caplog):
+    connection = mcp_session.McpConnection(McpServer(name="bad", command=(sys.executable, BAD, "floods stderr")))
+
+    def said() -> list[str]:
+        return [each.getMessage() for each in caplog.records if "MCP server bad" in each.getMessage()]
+
     with caplog.at_level(logging.INFO, logger="agent_server.mcp"):
-        bad = McpServer(name="bad", command=(sys.executable, BAD, "floods stderr"))
-        await check(Case(), bad, healthy)
-    said = [each.getMessage() for each in caplog.records if "MCP server bad" in each.getMessage()]
-    assert any("debug debug" in each for each in said) and any("left out" in each for each in said)
-    assert sum(map(len, said)) < 64 * 2**10
+        async with asyncio.timeout(60):
+            await connection.tools(30)
+            while not any("left out" in each for each in said()):
+                await asyncio.sleep(0.05)
+            await connection.close()
+    assert any("debug debug" in each for each in said())
+    assert sum(map(len, said())) < 64 * 2**10
 
 
 def test_every_fault_is_tried():
