@@ -37,6 +37,7 @@ FIELDS: dict[str, Field] = {
     "user": accepted("embeddings are not kept"),
     # what other open servers accept
     "truncate_prompt_tokens": honoured("keeps the first tokens; -1: as many as fit", INTEGER),
+    "prompt_name": honoured("one of the model's prompts, put before each text; without it the model's default", STRING),
     "add_special_tokens": refused("the tokenizer says which the model was trained with", neutral=(True,)),
     "priority": accepted("inputs are embedded in the order in which they come"),
     "request_id": accepted("the server names its requests itself"),
@@ -45,13 +46,15 @@ FIELDS: dict[str, Field] = {
 
 
 class EmbeddingQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """truncate: tokens of each input that are kept, -1 for as many as fit, None to refuse one that is too long."""
+    """truncate: tokens of each input that are kept, -1 for as many as fit, None to cut or to refuse one that is too
+    long as the model's files say. prompt: the name of a prompt of the model; None for its default."""
 
     inputs: tuple[EmbeddingInput, ...]
     model: str | None = None
     dimensions: int | None = None
     encoding: Literal["float", "base64"] = "float"
     truncate: int | None = None
+    prompt: str | None = None
 
 
 def parse(body: bytes, *, limits: Limits = DEFAULT_LIMITS) -> EmbeddingQuery:
@@ -69,6 +72,7 @@ def parse(body: bytes, *, limits: Limits = DEFAULT_LIMITS) -> EmbeddingQuery:
         dimensions=dimensions,
         encoding=encoding,
         truncate=optional(last_tokens, "truncate_prompt_tokens", values.get("truncate_prompt_tokens")),
+        prompt=optional(string, "prompt_name", values.get("prompt_name")),
     )
 
 
@@ -90,12 +94,19 @@ def _input(value: object, at: str) -> EmbeddingInput:
     raise wrong(at, "must be text or token ids")
 
 
-def embedding_body(vectors: Sequence[Sequence[float]], tokens: int, model: str, query: EmbeddingQuery) -> bytes:
-    """tokens: of all inputs together."""
+def embedding_body(
+    vectors: Sequence[Sequence[float]],
+    tokens: int,
+    model: str,
+    query: EmbeddingQuery,
+    warnings: Sequence[str] = (),
+) -> bytes:
+    """tokens: of all inputs together. warnings: sentences for a person; left out where there are none."""
     shown = _base64 if query.encoding == "base64" else list
     data = [{"object": "embedding", "index": i, "embedding": shown(vector)} for i, vector in enumerate(vectors)]
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return json_bytes({"object": "list", "data": data, "model": model, "usage": usage})
+    said = {"warnings": list(warnings)} if warnings else {}
+    return json_bytes({"object": "list", "data": data, "model": model, "usage": usage, **said})
 
 
 def _base64(vector: Sequence[float]) -> str:

@@ -12,7 +12,7 @@ import msgspec
 
 from agent_server.chat_model import ChatModel
 from agent_server.media.intake import Intake
-from agent_server.model_files import is_gguf, source_name
+from agent_server.model_files import encoder_of, is_gguf, source_name
 from agent_server.served_models import Making, Served, serve_models
 from agent_server.server import BUNDLED, BUNDLED_NAME, StartupError
 from agent_server.settings import Settings
@@ -92,6 +92,11 @@ def local_engine(settings: Settings, source: str, name: str) -> Engine:
     from agent_server.engines.embedded import embedded_engine
     from agent_server.engines.replicas import ReplicaSet, distinct
 
+    if (kind := encoder_of(source)) is not None:
+        raise StartupError(
+            f"{source} makes vectors of texts and cannot chat ({kind}). Serve it beside a model that chats: "
+            f"agent-server serve MODEL --embedding-model {source}"
+        )
     compute = settings.compute
     devices = [device.strip() for device in compute.device.split(",")]
     if not all(devices):

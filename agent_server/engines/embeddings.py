@@ -18,10 +18,11 @@ from urllib.parse import urlsplit
 import msgspec
 
 from agent_server.engine.protocol import EngineError
+from agent_server.model_files import source_name
 
 if TYPE_CHECKING:
     from agent_server.engines.upstream.transport import Transport
-    from agent_server.generation.pooling import VectorModel
+    from agent_server.generation.pooling import EncodedText, VectorModel
     from agent_server.settings import Settings
 
 logger = logging.getLogger("agent_server")
@@ -32,22 +33,29 @@ Input = str | tuple[int, ...]
 
 
 class Embedded(msgspec.Struct, frozen=True):
-    """One vector for each input, and the tokens of all inputs."""
+    """One vector for each input, and the tokens of all inputs. warnings: what was changed, one sentence each."""
 
     vectors: list[list[float]]
     tokens: int
+    warnings: tuple[str, ...] = ()
 
 
 class Embeddings(Protocol):
-    """`name` is what clients ask for. `embed` raises EngineError; truncate: see `EmbeddingQuery`."""
+    """`name` is what clients ask for. `unready` is why no request can be answered yet, "" once they can. `embed` raises
+    EngineError; truncate, prompt: see `EmbeddingQuery`."""
 
     @property
     def name(self) -> str: ...
 
+    @property
+    def unready(self) -> str: ...
+
     async def start(self) -> None:
         """Never raises: `embed` tells what is wrong."""
 
-    async def embed(self, inputs: Sequence[Input], *, dimensions: int | None, truncate: int | None) -> Embedded: ...
+    async def embed(
+        self, inputs: Sequence[Input], *, dimensions: int | None, truncate: int | None, prompt: str | None = None
+    ) -> Embedded: ...
 
     async def close(self) -> None: ...
 
@@ -61,7 +69,7 @@ class LocalEmbeddings:
         self._model: VectorModel | None = None
         self._failure = ""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="embeddings")
-        self._waiting: list[tuple[list[list[int]], asyncio.Future[list[list[float]]]]] = []
+        self._waiting: list[tuple[list[EncodedText], asyncio.Future[list[list[float]]]]] = []
         self._working: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -72,16 +80,21 @@ class LocalEmbeddings:
             self._failure = f"Cannot load {self.name}: {reason}"
             logger.error("%s", self._failure)
 
-    async def embed(self, inputs: Sequence[Input], *, dimensions: int | None, truncate: int | None) -> Embedded:
+    @property
+    def unready(self) -> str:
+        if self._model is not None:
+            return ""
+        return self._failure or f"The embedding model {self.name} is loading."
+
+    async def embed(
+        self, inputs: Sequence[Input], *, dimensions: int | None, truncate: int | None, prompt: str | None = None
+    ) -> Embedded:
         if self._model is None:
-            message = self._failure or f"The embedding model {self.name} is loading."
-            raise EngineError("unavailable", message, retryable=not self._failure)
-        if dimensions is not None and dimensions > self._model.size:
-            message = f"dimensions must be at most {self._model.size}, which is what {self.name} has."
-            raise EngineError("invalid_request", message, param="dimensions")
+            raise EngineError("unavailable", self.unready, retryable=not self._failure)
+        if dimensions is not None:
+            self._check_dimensions(self._model, dimensions)
         loop = asyncio.get_running_loop()
-        texts = await loop.run_in_executor(None, _token_ids, self._model, inputs)
-        texts = [_fitted(text, self._model, truncate) for text in texts]
+        texts = await loop.run_in_executor(None, _encoded, self._model, inputs, truncate, prompt)
         if sum(len(waiting) for waiting, _ in self._waiting) + len(texts) > MAX_WAITING:
             raise EngineError("overloaded", "Too many inputs wait to be embedded.", retryable=True)
         done: asyncio.Future[list[list[float]]] = loop.create_future()
@@ -91,7 +104,18 @@ class LocalEmbeddings:
         vectors = await done
         if dimensions is not None:
             vectors = [_cut(vector, dimensions) for vector in vectors]
-        return Embedded(vectors, sum(map(len, texts)))
+        return Embedded(vectors, sum(len(text.ids) for text in texts), _cut_texts(texts) if truncate is None else ())
+
+    def _check_dimensions(self, model: VectorModel, dimensions: int) -> None:
+        """Raises EngineError."""
+        message = ""
+        if dimensions > model.size:
+            message = f"dimensions must be at most {model.size}, which is what {self.name} has."
+        elif model.dimensions and dimensions not in (*model.dimensions, model.size):
+            sizes = ", ".join(map(str, sorted(model.dimensions)))
+            message = f"dimensions must be one of {sizes}, which {self.name} was trained for."
+        if message:
+            raise EngineError("invalid_request", message, param="dimensions")
 
     async def _work(self, model: VectorModel) -> None:
         loop = asyncio.get_running_loop()
@@ -122,25 +146,46 @@ class LocalEmbeddings:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-def _token_ids(model: VectorModel, inputs: Sequence[Input]) -> list[list[int]]:
-    texts = iter(model.encode([each for each in inputs if isinstance(each, str)]))
-    return [next(texts) if isinstance(each, str) else list(each) for each in inputs]
+def _encoded(
+    model: VectorModel, inputs: Sequence[Input], truncate: int | None, prompt: str | None
+) -> list[EncodedText]:
+    """The inputs' tokens, cut where they are to be. Raises EngineError for what cannot be embedded."""
+    from agent_server.generation.pooling import EncodedText
 
-
-def _fitted(text: list[int], model: VectorModel, truncate: int | None) -> list[int]:
-    """Raises EngineError for ids outside of the vocabulary, and for a text that is too long."""
-    if text and not 0 <= min(text) <= max(text) < model.vocab_size:
-        message = f"The token id {max(text)} is outside of the vocabulary of {model.vocab_size}."
-        raise EngineError("invalid_request", message, param="input")
+    if prompt is not None and prompt not in model.prompts:
+        known = ", ".join(model.prompts) or "none"
+        raise EngineError("invalid_request", f"Unknown prompt {prompt!r}. The model has {known}.", param="prompt_name")
     limits = [limit for limit in (model.longest, truncate) if limit is not None and limit > 0]
-    if truncate is not None:
-        return text[: min(limits)] if limits else text
-    if model.longest is not None and len(text) > model.longest:
-        message = f"An input has {len(text)} tokens; this model takes {model.longest}. truncate_prompt_tokens cuts it."
+    most = min(limits, default=None) if model.cuts or truncate is not None else None
+    encoded = iter(model.encode([each for each in inputs if isinstance(each, str)], prompt=prompt, most=most))
+    texts = [
+        next(encoded) if isinstance(each, str) else EncodedText(list(each[:most]), 0, len(each)) for each in inputs
+    ]
+    for text in texts:
+        _check(text, model)
+    return texts
+
+
+def _check(text: EncodedText, model: VectorModel) -> None:
+    """Raises EngineError for ids outside of the vocabulary, and for a text that is too long."""
+    if text.ids and not 0 <= min(text.ids) <= max(text.ids) < model.vocab_size:
+        message = f"The token id {max(text.ids)} is outside of the vocabulary of {model.vocab_size}."
+        raise EngineError("invalid_request", message, param="input")
+    if model.longest is not None and len(text.ids) > model.longest:
+        message = (
+            f"An input has {text.length} tokens; this model takes {model.longest}. truncate_prompt_tokens cuts it."
+        )
         raise EngineError("context_length_exceeded", message, param="input")
-    if not text:
+    if not text.ids:
         raise EngineError("invalid_request", "An input has no tokens.", param="input")
-    return text
+
+
+def _cut_texts(texts: Sequence[EncodedText]) -> tuple[str, ...]:
+    return tuple(
+        f"Input {number} was cut from {text.length} to {len(text.ids)} tokens, which is as long as the model takes."
+        for number, text in enumerate(texts)
+        if text.length > len(text.ids)
+    )
 
 
 def _cut(vector: list[float], dimensions: int) -> list[float]:
@@ -176,7 +221,11 @@ class UpstreamEmbeddings:
     async def start(self) -> None:
         """Nothing is asked before the first request: the upstream may start later."""
 
-    async def embed(self, inputs: Sequence[Input], *, dimensions: int | None, truncate: int | None) -> Embedded:
+    unready = ""
+
+    async def embed(
+        self, inputs: Sequence[Input], *, dimensions: int | None, truncate: int | None, prompt: str | None = None
+    ) -> Embedded:
         from agent_server.engines.upstream.dialects.vllm import models
         from agent_server.engines.upstream.errors import error_of
 
@@ -184,7 +233,7 @@ class UpstreamEmbeddings:
             self._model = str((await models(self._transport))[0]["id"])
         whole = inputs[0] if len(inputs) == 1 else inputs
         body: dict[str, object] = {"model": self._model, "input": whole, "encoding_format": "float"}
-        asked = {"dimensions": dimensions, "truncate_prompt_tokens": truncate}
+        asked = {"dimensions": dimensions, "truncate_prompt_tokens": truncate, "prompt_name": prompt}
         body |= {name: value for name, value in asked.items() if value is not None}
         answer = await self._transport.ask("/v1/embeddings", body)
         if answer.status in (404, 405, 501):
@@ -219,7 +268,7 @@ def choose_embeddings(settings: Settings) -> Embeddings | None:
         raise ValueError(f"There is no folder {source}. Give a folder with an embedding model, or a hub name.")
     if missing := [package for package in ("torch", "transformers") if importlib.util.find_spec(package) is None]:
         raise ValueError(f"Embeddings of {source} need {missing[0]}: pip install 'agent-server[local]'.")
-    return LocalEmbeddings(Path(source).name, partial(_load, source, settings))
+    return LocalEmbeddings(source_name(source), partial(_load, source, settings))
 
 
 def _load(source: str, settings: Settings) -> VectorModel:

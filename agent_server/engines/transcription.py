@@ -16,6 +16,7 @@ import msgspec
 from agent_server.engine.protocol import EngineError, SpeechOptions
 from agent_server.engines.embeddings import HUB_NAME
 from agent_server.media.decoding import Decoder
+from agent_server.model_files import source_name
 
 if TYPE_CHECKING:
     from agent_server.generation.transcribing import SpeechModel
@@ -62,11 +63,17 @@ class Transcriber:
             self._failure = f"Cannot load {self.name}: {reason}"
             logger.error("%s", self._failure)
 
+    @property
+    def unready(self) -> str:
+        """Why nothing can be transcribed yet; "" once it can."""
+        if self._model is not None:
+            return ""
+        return self._failure or f"The model {self.name} is loading."
+
     async def transcribe(self, data: bytes, options: SpeechOptions) -> Transcript:
         """What is said in a file. Raises EngineError."""
         if self._model is None:
-            message = self._failure or f"The model {self.name} is loading."
-            raise EngineError("unavailable", message, retryable=not self._failure)
+            raise EngineError("unavailable", self.unready, retryable=not self._failure)
         if self._waiting >= MAX_WAITING:
             raise EngineError("overloaded", "Too many recordings wait to be transcribed.", retryable=True)
         self._waiting += 1
@@ -102,7 +109,7 @@ def choose_transcriber(settings: Settings) -> Transcriber | None:
     if missing := [name for name in ("torch", "transformers", "av") if importlib.util.find_spec(name) is None]:
         raise ValueError(f"Transcription by {source} needs {missing[0]}: pip install 'agent-server[audio]'.")
     decoder = Decoder(settings.media)
-    return Transcriber(Path(source).name, partial(_load, source, settings), decoder, settings.media.sound_seconds)
+    return Transcriber(source_name(source), partial(_load, source, settings), decoder, settings.media.sound_seconds)
 
 
 def _load(source: str, settings: Settings) -> SpeechModel:

@@ -1,145 +1,133 @@
-"""Models that answer with one vector for a text: how the checkpoint says that a text's vectors become one.
-
-What a checkpoint says stands in the files of sentence-transformers: `modules.json` lists the steps,
-`1_Pooling/config.json` the pooling. A checkpoint without them is pooled by its last token where it generates text, else
-by the mean.
-"""
+"""Models that answer with one vector for a text. What follows the model itself is in `sentence_steps`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
-from torch.nn.functional import normalize
+from tokenizers import Encoding, Tokenizer
+from tokenizers.normalizers import Lowercase
+from tokenizers.normalizers import Sequence as Normalizers
 
 from agent_server.generation.device import choose_device, choose_dtype
-from agent_server.model_files import UnusableFile, load_model_files, model_folder, read_json
+from agent_server.generation.sentence_steps import FILES, Steps, pool, read_steps
+from agent_server.model_files import load_model_files, model_folder, read_json
 
-Pooling = Literal["cls", "mean", "last", "max"]
-MODES: dict[str, Pooling] = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_lasttoken": "last",
-    "pooling_mode_max_tokens": "max",
-}
-NAMED: dict[str, Pooling] = {"cls": "cls", "mean": "mean", "lasttoken": "last", "max": "max"}
 STEP_TOKENS = 4096
 """Tokens, padding counted, that are computed together; a longer text is computed alone."""
+UNLIMITED = 2**31
+"""A tokenizer without a limit has a larger number of tokens as its model_max_length."""
+ENCODERS = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
+"""Of models with an encoder and a decoder: what computes the encoder alone."""
 Ids = Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Steps:
-    """What follows the model: pooling, and whether vectors are scaled to the length 1. longest: tokens of a text."""
+class EncodedText(NamedTuple):
+    """ids: of what is computed. start: the first token that is pooled. length: tokens before the text was cut."""
 
-    pooling: Pooling
-    normalized: bool
-    longest: int | None = None
-
-
-def read_steps(folder: Path, config: Any) -> Steps:
-    """Raises UnusableFile for steps that are not computed here."""
-    if not (folder / "modules.json").is_file():
-        generates = any(name.endswith("ForCausalLM") for name in config.architectures or ())
-        return Steps("last" if generates else "mean", normalized=generates)
-    import json
-
-    modules = json.loads((folder / "modules.json").read_text("utf-8"))
-    kinds = {str(module["type"]).rpartition(".")[2]: str(module["path"]) for module in modules}
-    if unknown := sorted(set(kinds) - {"Transformer", "Pooling", "Normalize"}):
-        raise UnusableFile(f"{folder / 'modules.json'} asks for {unknown[0]}, which is not computed here.")
-    pooling = _pooling(folder / kinds["Pooling"] / "config.json") if "Pooling" in kinds else "mean"
-    limits = folder / "sentence_bert_config.json"
-    longest = read_json(limits).get("max_seq_length") if limits.is_file() else None
-    return Steps(pooling, "Normalize" in kinds, longest)
-
-
-def _pooling(path: Path) -> Pooling:
-    said = read_json(path)
-    named = said.get("pooling_mode")
-    asked = (
-        [str(named)]
-        if named
-        else [name for name, on in said.items() if name.startswith("pooling_mode_") and on is True]
-    )
-    known = NAMED if named else MODES
-    if len(asked) != 1 or asked[0] not in known:
-        shown = " and ".join(asked) or "none"
-        raise UnusableFile(f"{path} asks for the pooling {shown}; one of {', '.join(known)} can be computed.")
-    return known[asked[0]]
+    ids: list[int]
+    start: int
+    length: int
 
 
 class VectorModel:
-    """A model on its device, with its tokenizer. Not for several threads at once."""
+    """A model on its device, with its tokenizer. `encode` may be called from several threads, `embed` from one."""
 
-    def __init__(self, model: Any, tokenizer: Any, steps: Steps, device: torch.device) -> None:
+    def __init__(self, model: Any, tokenizer: Tokenizer, steps: Steps, device: torch.device) -> None:
         self._model = model
         self._tokenizer = tokenizer
         self._steps = steps
         self._device = device
         config = model.config.get_text_config()
-        self.size = int(config.hidden_size)
         self.vocab_size = int(config.vocab_size)
-        lengths = [steps.longest, _positions(config)]
+        saved = _tokenizer_settings(steps.transformer)
+        lengths = [steps.longest or _limit(saved.get("model_max_length")), _positions(config)]
+        self._side = "left" if saved.get("truncation_side") == "left" else "right"
         self.longest = min((length for length in lengths if length), default=None)
-        self._padding = int(config.pad_token_id or 0)
+        self.dimensions = tuple(getattr(config, "matryoshka_dimensions", None) or ())
+        self._padding = int(getattr(config, "pad_token_id", None) or 0)
+        self._layers = [layer.to(device) for layer in steps.layers]
+        self._added = tokenizer.num_special_tokens_to_add(False)
+        self.size = len(self.embed([EncodedText([self._padding], 0, 1)])[0])
 
     @classmethod
     def load(cls, source: str, device: str, dtype: str, *, trusted: bool = False) -> VectorModel:
         """Raises FileNotFoundError, UnusableFile and what transformers raises for a model that it cannot load."""
         import transformers
 
-        folder = model_folder(source)
-        tokenizer = load_model_files(source, trusted=trusted).tokenizer
-        config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=trusted)
-        steps = read_steps(folder, config)
+        steps = read_steps(model_folder(source, FILES))
+        folder = str(steps.transformer)
+        tokenizer = load_model_files(folder, trusted=trusted).tokenizer
+        if steps.lowercase:
+            before = [tokenizer.normalizer] if tokenizer.normalizer is not None else []
+            tokenizer.normalizer = Normalizers([Lowercase(), *before])
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
+        made = getattr(transformers, ENCODERS.get(config.model_type, "AutoModel"))
         place = choose_device(device.partition(",")[0])
-        model = transformers.AutoModel.from_pretrained(
-            source, dtype=choose_dtype(dtype, place), trust_remote_code=trusted
-        )
+        # a GPU computes as the checkpoint was saved: half precision would change vectors in their fourth digit
+        computed = "auto" if dtype == "auto" and place.type != "cpu" else choose_dtype(dtype, place)
+        options = {"trust_remote_code": True} if trusted else {}
+        model = made.from_pretrained(folder, dtype=computed, **options)
         return cls(model.eval().to(place), tokenizer, steps, place)
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """With the special tokens that the tokenizer adds."""
-        return [list(encoding.ids) for encoding in self._tokenizer.encode_batch(list(texts))]
+    @property
+    def cuts(self) -> bool:
+        """Whether texts that are too long are cut unless a request says otherwise."""
+        return self._steps.cuts
+
+    @property
+    def prompts(self) -> tuple[str, ...]:
+        return tuple(self._steps.prompts)
+
+    def encode(self, texts: Sequence[str], *, prompt: str | None = None, most: int | None = None) -> list[EncodedText]:
+        """With the special tokens that the tokenizer adds, which stay where a text is cut to `most` tokens. prompt: the
+        name of one of `prompts`; None for the model's default."""
+        name = self._steps.default_prompt if prompt is None else prompt
+        before = self._steps.prompts[name] if name is not None else ""
+        start = self._prompt_length(before) if before and not self._steps.pools_prompt else 0
+        bare = self._tokenizer.encode_batch([before + text for text in texts], add_special_tokens=False)
+        return [self._cut(encoding, most, start) for encoding in bare]
+
+    def _cut(self, encoding: Encoding, most: int | None, start: int) -> EncodedText:
+        length = len(encoding) + self._added
+        if most is not None and length > most:
+            encoding.truncate(max(0, most - self._added), direction=self._side)
+        ids = list(self._tokenizer.post_process(encoding).ids)
+        return EncodedText(ids[:most] if most is not None else ids, min(start, len(ids)), length)
+
+    def _prompt_length(self, prompt: str) -> int:
+        """A prompt's tokens with the special ones before it, without those behind it."""
+        ids = self._tokenizer.encode(prompt).ids
+        special = {number for number, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
+        return len(ids) - (ids[-1] in special)
 
     @torch.inference_mode()
-    def embed(self, texts: Sequence[Ids]) -> list[list[float]]:
+    def embed(self, texts: Sequence[EncodedText]) -> list[list[float]]:
         """One vector for each. Texts of like length are computed together; the result is in their own order."""
-        order = sorted(range(len(texts)), key=lambda number: len(texts[number]))
+        order = sorted(range(len(texts)), key=lambda number: len(texts[number].ids))
         vectors: list[list[float]] = [[]] * len(texts)
-        for group in _groups([len(texts[number]) for number in order]):
+        for group in _groups([len(texts[number].ids) for number in order]):
             members = order[group]
             for number, vector in zip(members, self._together([texts[n] for n in members]), strict=True):
                 vectors[number] = vector
         return vectors
 
-    def _together(self, texts: Sequence[Ids]) -> list[list[float]]:
-        width = max(map(len, texts))
-        ids = torch.tensor([[*text, *[self._padding] * (width - len(text))] for text in texts], device=self._device)
-        lengths = torch.tensor(list(map(len, texts)), device=self._device)
+    def _together(self, texts: Sequence[EncodedText]) -> list[list[float]]:
+        width = max(len(text.ids) for text in texts)
+        padded = [[*text.ids, *[self._padding] * (width - len(text.ids))] for text in texts]
+        ids = torch.tensor(padded, device=self._device)
+        lengths = torch.tensor([len(text.ids) for text in texts], device=self._device)
+        starts = torch.tensor([text.start for text in texts], device=self._device)
         mask = torch.arange(width, device=self._device)[None] < lengths[:, None]
         options = {"use_cache": False} if getattr(self._model.config, "use_cache", False) else {}
         states = self._model(input_ids=ids, attention_mask=mask.long(), **options).last_hidden_state.float()
-        pooled = pool(states, lengths, self._steps.pooling)
-        found: list[list[float]] = (normalize(pooled, dim=-1) if self._steps.normalized else pooled).tolist()
+        vectors = pool(states, starts, lengths, self._steps.pooling)
+        for layer in self._layers:
+            vectors = layer(vectors)
+        found: list[list[float]] = vectors.tolist()
         return found
-
-
-def pool(states: Tensor, lengths: Tensor, pooling: Pooling) -> Tensor:
-    """states: `[texts, tokens, size]`, each text padded on the right; lengths: `[texts]`. Returns `[texts, size]`."""
-    if pooling == "cls":
-        return states[:, 0]
-    if pooling == "last":
-        return states[torch.arange(len(states), device=states.device), lengths - 1]
-    outside = torch.arange(states.shape[1], device=states.device)[None, :, None] >= lengths[:, None, None]
-    if pooling == "max":
-        return states.masked_fill(outside, -torch.inf).amax(1)
-    return states.masked_fill(outside, 0.0).sum(1) / lengths[:, None]
 
 
 def _groups(lengths: Sequence[int]) -> list[slice]:
@@ -151,6 +139,16 @@ def _groups(lengths: Sequence[int]) -> list[slice]:
             groups.append(slice(start, end))
             start = end
     return groups
+
+
+def _tokenizer_settings(folder: Path) -> dict[str, Any]:
+    path = folder / "tokenizer_config.json"
+    return read_json(path) if path.is_file() else {}
+
+
+def _limit(most: object) -> int | None:
+    """Tokens of a text by the tokenizer's settings; None without a limit."""
+    return int(most) if isinstance(most, int | float) and 0 < most < UNLIMITED else None
 
 
 def _positions(config: Any) -> int | None:

@@ -3,6 +3,7 @@
 from agent_server.model_files.checkpoint_files import (
     HUB_FILES,
     OWN_CODE,
+    encoder_of,
     folder_templates,
     is_gguf,
     load_model_files,
@@ -16,6 +17,7 @@ __all__ = [
     "OWN_CODE",
     "ModelFiles",
     "UnusableFile",
+    "encoder_of",
     "folder_templates",
     "is_gguf",
     "load_model_files",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,13 @@ from agent_server.model_files.usable_files import ModelFiles, UnusableFile, read
 OWN_CODE = "{} comes with code of its own, which is run with --trust-remote-code alone: read it first."
 PIECES = "tokenizer.model"
 """SentencePiece's file, which older models have instead of a tokenizer.json."""
+UNNAMED = ("model", "models", "checkpoint", "snapshot", "weights", "0_transformer")
+"""Folders' names that say nothing about the model in them."""
+CARD_FIELD = re.compile(r"---\n(?:(?!---\n).*\n)*?model_name: *[\"']?(?P<name>[\w./-]+)[\"']? *\n")
+HEADING = re.compile(r"^# +(?P<name>[\w][\w.-]*(?:/[\w.-]+)?) *$", re.MULTILINE)
+GENERATING = ("CausalLM", "LMHead", "Generation")
+ENCODING = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
+"""How transformers' classes are named: of models that generate text, and of those that do not."""
 HUB_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -35,8 +43,36 @@ def is_gguf(model: str | Path) -> bool:
 
 
 def source_name(model: str) -> str:
-    """What a model is called unless it is given a name: the last part of its folder's, file's or hub name."""
-    return Path(model).stem if is_gguf(model) else Path(model).name
+    """What a model is called unless it is given a name: the last part of its folder's, file's or hub name. A folder
+    whose name says nothing, such as `model`, has the name of the model's card, else that of the folder above."""
+    if is_gguf(model):
+        return Path(model).stem
+    path = Path(model)
+    if not path.is_dir():
+        return path.name
+    name = path.resolve().name if path.name in ("", "..") else path.name
+    return name if name.lower() not in UNNAMED else _card_name(path / "README.md") or path.resolve().parent.name
+
+
+def encoder_of(model: str) -> str | None:
+    """The class of a local model that does not generate text but encodes it; None for all others."""
+    path = Path(model) / "config.json"
+    config = read_json(path) if path.is_file() else {}
+    names = [str(name) for name in config.get("architectures") or ()]
+    own = config.get("auto_map") or {}
+    if "AutoModelForCausalLM" in own or any(word in name for name in names for word in GENERATING):
+        return None
+    encodes = (Path(model) / "modules.json").is_file() or (names and all(name.endswith(ENCODING) for name in names))
+    return (names or ["sentence-transformers"])[0] if encodes else None
+
+
+def _card_name(card: Path) -> str:
+    """The model's name by its card: its `model_name`, else its first heading if that has the form of a name."""
+    if not card.is_file():
+        return ""
+    text = card.read_text("utf-8", "replace")
+    found = CARD_FIELD.match(text) or HEADING.search(text)
+    return found["name"].rpartition("/")[2] if found else ""
 
 
 def load_model_files(model: str | Path, *, trusted: bool = False) -> ModelFiles:
@@ -63,8 +99,9 @@ def load_model_files(model: str | Path, *, trusted: bool = False) -> ModelFiles:
     return _from_transformers(str(model), trusted)
 
 
-def model_folder(model: str) -> Path:
-    """The local folder, or the files beside the weights in huggingface_hub's cache, fetched where they are new.
+def model_folder(model: str, more: Sequence[str] = ()) -> Path:
+    """The local folder, or the files beside the weights in huggingface_hub's cache, fetched where they are new. more:
+    patterns of other files that are fetched as well.
 
     Raises FileNotFoundError with one sentence where the hub has no such model or does not answer.
     """
@@ -74,7 +111,7 @@ def model_folder(model: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(model, allow_patterns=list(HUB_FILES)))
+        return Path(snapshot_download(model, allow_patterns=[*HUB_FILES, *more]))
     except (OSError, ValueError, httpx2.HTTPError) as error:  # ValueError: not the form of a hub's name
         raise FileNotFoundError(str(error).partition("\n")[0] or type(error).__name__) from error
 

@@ -78,6 +78,7 @@ class EmbeddingList(Struct):
     data: list[Embedding]
     model: str
     usage: EmbeddingUsage
+    warnings: list[str] | UnsetType = UNSET
 
 
 class TranscriptionUsage(Struct):

@@ -26,8 +26,10 @@ def routes(server: Server) -> list[BaseRoute]:
     async def embeddings(request: Request) -> Response:
         query = await read_request(server, request, openai_embeddings.parse, starts_run=False)
         found = chosen_beside(server, server.embeddings, query.model, NO_MODEL, "makes no embeddings")
-        made = await found.embed(query.inputs, dimensions=query.dimensions, truncate=query.truncate)
-        body = openai_embeddings.embedding_body(made.vectors, made.tokens, found.name, query)
+        made = await found.embed(
+            query.inputs, dimensions=query.dimensions, truncate=query.truncate, prompt=query.prompt
+        )
+        body = openai_embeddings.embedding_body(made.vectors, made.tokens, found.name, query, made.warnings)
         return Response(body, media_type="application/json")
 
     return [Route("/v1/embeddings", guarded(embeddings), methods=["POST"])]

@@ -25,14 +25,17 @@ def routes(server: Server) -> list[BaseRoute]:
         return json_response({"status": "ok"})
 
     async def ready(request: Request) -> Response:
-        """200 once runs can start; 503 with the reason while loading, failing or shutting down."""
+        """200 once runs can start and the models for embeddings and transcriptions are there; 503 with the reason
+        while loading, failing or shutting down."""
         status, fault = server.status, server.store.fault
         serving = status.state in ("ready", "degraded") and not status.silent
-        good = serving and not server.closing and fault is None
+        unready = next((each.unready for each in (server.embeddings, server.transcriber) if each and each.unready), "")
+        good = serving and not server.closing and fault is None and not unready
+        message = status.message or (unready if serving else "")
         body: dict[str, Any] = {
             "ready": good,
             "state": "stopping" if server.closing else status.state,
-            "message": status.message if fault is None else f"The database of conversations cannot be used: {fault}.",
+            "message": message if fault is None else f"The database of conversations cannot be used: {fault}.",
         }
         if status.progress is not None:
             body["progress"] = round(status.progress, 3)
