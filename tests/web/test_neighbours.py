@@ -56,15 +56,18 @@ def requests_in_memory() -> int:
 
 async def test_requests_sent_ahead_wait_unread_and_are_all_answered_in_order():
     count = 4000
-    async with serving(scripted("Hi")) as running, httpx.AsyncClient(base_url=running.url) as other:
-        async with unread(running, HEALTH * count) as (reader, writer):
-            for _ in range(20):
-                assert (await other.get("/health")).status_code == 200
-            assert requests_in_memory() < 20
-            writer.write(b"GET /nowhere HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
-            writer.transport.resume_reading()  # type: ignore[attr-defined]
-            async with asyncio.timeout(60):
-                answers = await reader.read()
+    async with (
+        serving(scripted("Hi")) as running,
+        httpx.AsyncClient(base_url=running.url) as other,
+        unread(running, HEALTH * count) as (reader, writer),
+    ):
+        for _ in range(20):
+            assert (await other.get("/health")).status_code == 200
+        assert requests_in_memory() < 20
+        writer.write(b"GET /nowhere HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        writer.transport.resume_reading()  # type: ignore[attr-defined]
+        async with asyncio.timeout(60):
+            answers = await reader.read()
     statuses = [part[:3] for part in answers.split(b"HTTP/1.1 ")[1:]]
     assert statuses == [b"200"] * count + [b"404"]
 
