@@ -307,8 +307,8 @@ class PromptBuilder:
             raise EngineError("context_length_exceeded", message, param="messages")
 
     def _check_characters(self, text: str, limit: int | None) -> None:
-        """Refuse, before it is encoded, a text that has more tokens than `limit` whatever its content is; without one, a
-        text that is many times as long as the context."""
+        """Refuse, before it is encoded, a text that has more tokens than `limit` whatever its content is; without a
+        limit, a text that is many times as long as the context."""
         context = self.context_length
         if limit is not None and self._characters_per_token is not None:
             if len(text) > limit * self._characters_per_token:
