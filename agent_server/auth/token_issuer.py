@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -29,9 +30,17 @@ FRESH_SECONDS = 300.0
 """How long the issuer's keys are used before they are asked for again."""
 PAUSE_SECONDS = 10.0
 """The least time between two requests for the keys: tokens with made-up key ids cost the issuer nothing."""
+MOST_PAUSE_SECONDS = 300.0
+"""The longest that the pause grows to while the issuer fails."""
 STALE_SECONDS = 24 * 3600.0
 """How long keys are used that an issuer which cannot be reached gave last."""
 FETCH_SECONDS = 5.0
+RENEW_SECONDS = 15.0
+"""How long the issuer's description and keys may take together, however slowly they come."""
+MOST_LIFE_SECONDS = 366 * 24 * 3600.0
+"""How far ahead a token's expiry may be. One that is valid for longer is a mistake, or milliseconds."""
+MOST_NAME = 256
+"""Characters of a tenant's or subject's name: they are part of keys of the store, and stand in logs."""
 DOCUMENT_BYTES = 512 * 1024
 MAX_TOKEN = 16 * 1024
 DISCOVERY = "/.well-known/openid-configuration"
@@ -58,7 +67,11 @@ async def fetch_json(url: str) -> Mapping[str, object]:
 
 class IssuerKeys:
     """The keys that an issuer publishes. They are asked for again when they are old, and when a token names one that is
-    not among them, which is how an issuer changes its keys."""
+    not among them, which is how an issuer changes its keys.
+
+    One request at a time is made, in a task of its own, with longer and longer pauses while the issuer fails. Tokens
+    whose key is known do not wait for it.
+    """
 
     def __init__(self, settings: IssuerSettings, fetch: Fetch, clock: Callable[[], float]) -> None:
         self._settings = settings
@@ -66,33 +79,45 @@ class IssuerKeys:
         self._clock = clock
         self._keys: dict[str | None, jwt.PyJWK] = {}
         self._fetched = self._tried = float("-inf")
-        self._turn = asyncio.Lock()
+        self._failures = 0
+        self._renewing: asyncio.Task[None] | None = None
+
+    @property
+    def _pause(self) -> float:
+        return min(PAUSE_SECONDS * 2 ** max(0, self._failures - 1), MOST_PAUSE_SECONDS)
 
     async def find(self, kid: str | None) -> jwt.PyJWK | None:
         """The key; None for one that the issuer does not publish. RequestError("unavailable") where it was never
-        reached, or not for a day."""
-        if not self._known(kid) or self._clock() - self._fetched > FRESH_SECONDS:
-            async with self._turn:
-                if not self._known(kid) or self._clock() - self._fetched > FRESH_SECONDS:
-                    await self._renew()
+        reached, or not for STALE_SECONDS."""
+        age = self._clock() - self._fetched
+        known = kid in self._keys and age <= STALE_SECONDS
+        if not known or age > FRESH_SECONDS:
+            renewing = self._begin_renewing()
+            if not known and renewing is not None:
+                await asyncio.wait({renewing}, timeout=FETCH_SECONDS)  # others wait for the same one
         if self._clock() - self._fetched > STALE_SECONDS:
-            raise RequestError("unavailable", "The issuer of tokens cannot be reached.", retry_after=PAUSE_SECONDS)
+            raise RequestError("unavailable", "The issuer of tokens cannot be reached.", retry_after=self._pause)
         return self._keys.get(kid)
 
-    def _known(self, kid: str | None) -> bool:
-        return kid in self._keys
+    def _begin_renewing(self) -> asyncio.Task[None] | None:
+        """The request for the keys that is under way; None where it is too early for another one."""
+        if self._renewing is not None and not self._renewing.done():
+            return self._renewing
+        if self._clock() - self._tried < self._pause:
+            return None
+        self._tried = self._clock()
+        self._renewing = asyncio.create_task(self._renew())
+        return self._renewing
 
     async def _renew(self) -> None:
-        now = self._clock()
-        if now - self._tried < PAUSE_SECONDS:
-            return
-        self._tried = now
         try:
-            found = read_jwks(await self._fetch(await self._place()))
-        except (OSError, ValueError, TypeError) as error:
-            log.warning("the keys of the token issuer cannot be had: %s", error)
+            async with asyncio.timeout(RENEW_SECONDS):
+                found = read_jwks(await self._fetch(await self._place()))
+        except (OSError, ValueError, TypeError) as error:  # TimeoutError is an OSError
+            self._failures = min(self._failures + 1, 16)
+            log.warning("the keys of the token issuer cannot be had: %s", str(error) or type(error).__name__)
         else:
-            self._keys, self._fetched = found, now
+            self._keys, self._fetched, self._failures = found, self._clock(), 0
 
     async def _place(self) -> str:
         if self._settings.keys_url:
@@ -146,7 +171,7 @@ class Issuer:
             raise _refused("it is too long")
         try:
             header = jwt.get_unverified_header(token)
-        except jwt.PyJWTError:
+        except (jwt.PyJWTError, ValueError, RecursionError):
             raise _refused("it cannot be read") from None
         algorithm: object = header.get("alg")  # any JSON value: nothing of it has been checked yet
         if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
@@ -177,19 +202,30 @@ class Issuer:
             raise _refused("it is not valid yet") from None
         except jwt.MissingRequiredClaimError as error:
             raise _refused(f"it lacks {error.claim}") from None
-        except jwt.PyJWTError:
+        except (jwt.InvalidSignatureError, jwt.InvalidAlgorithmError, jwt.InvalidKeyError):
             raise _refused("its signature does not fit") from None
+        except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError):
+            raise _refused("its claims cannot be read") from None
 
     def _principal(self, claims: Mapping[str, Any]) -> Principal:
         tenant = claims.get(self._settings.tenant_claim)
         if not isinstance(tenant, str) or not tenant:
             raise _refused(f"it names no tenant in {self._settings.tenant_claim}")
+        subject = claims.get("sub")
+        for claim, name in ((self._settings.tenant_claim, tenant), ("sub", "" if subject is None else subject)):
+            if not isinstance(name, str) or len(name) > MOST_NAME or not _is_text(name):
+                raise _refused(f"its {claim} must be a string of at most {MOST_NAME} printable characters")
+        expires = claims["exp"]
+        if not isinstance(expires, int | float) or isinstance(expires, bool) or not math.isfinite(expires):
+            raise _refused("its exp must be a number of seconds")
+        if expires > time.time() + MOST_LIFE_SECONDS:
+            raise _refused(f"its exp is more than {MOST_LIFE_SECONDS / 86400:.0f} days ahead")
         return Principal(
             tenant=tenant,
-            name=str(claims.get("sub") or ""),
+            name=subject or "",
             scopes=self._scopes(claims.get(self._settings.scope_claim)),
             quota=_quota(claims.get(self._settings.limits_claim)),
-            expires=float(claims["exp"]),
+            expires=float(expires),
         )
 
     def _scopes(self, claim: object) -> frozenset[Access]:
@@ -198,6 +234,12 @@ class Issuer:
         prefix = self._settings.scope_prefix
         names = {str(each)[len(prefix) :] for each in said if str(each).startswith(prefix)}
         return frozenset(scope for scope in SCOPES if scope in names)
+
+
+def _is_text(name: str) -> bool:
+    """Whether it can be stored and logged: no control or format characters, halves of surrogate pairs, or spaces that
+    look like others."""
+    return name.isprintable() and name == name.strip()
 
 
 def _quota(claim: object) -> Quota:

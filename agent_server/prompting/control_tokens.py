@@ -26,6 +26,8 @@ from agent_server.prompting.encoding import Encoded, can_be_sliced, encoded
 from agent_server.prompting.segments import Cuts, Key, Literals, Remembered, key_of
 
 _STAND_IN_DIGITS = 7
+STAND_IN_TOKENS = 32
+"""More than the digits of a stand-in."""
 _SCHEMA_WORDS = frozenset(
     {"type", "properties", "description", "items", "required", "enum", "title", "default", "format", "anyOf", "oneOf"}
     | {"allOf", "minimum", "maximum", "minItems", "maxItems", "minLength", "maxLength", "pattern", "nullable", "const"}
@@ -71,12 +73,16 @@ class ControlTokens:
         found = self._encoded(self._tokenizer, text).spans.values()
         return _joined(sorted({*spelled, *(span for span in found if span[1] > span[0])}))
 
-    def encode(self, text: str, stand_ins: Mapping[str, str] | None = None, pattern: str = "") -> list[int]:
+    def encode(
+        self, text: str, stand_ins: Mapping[str, str] | None = None, pattern: str = "", most: int | None = None
+    ) -> list[int]:
         """Token ids of a rendered text. Its stand-ins, matched by `pattern`, become text and never control tokens.
-        Segments that were encoded before are not encoded again."""
+        Segments that were encoded before are not encoded again. most: see `encoded`."""
         stand_ins = stand_ins or {}
+        if most is not None:  # a stand-in has a token for each of its digits at most
+            most += STAND_IN_TOKENS * len(stand_ins)
         if stand_ins and self._cuts.digits:
-            return [number for _, ids in self._stretches(text, stand_ins, pattern) for number in ids]
+            return [number for _, ids in self._stretches(text, stand_ins, pattern, most) for number in ids]
         starts = self._cuts.starts(text)
         segments = [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
         keys = [key_of(segment, stand_ins, pattern) for segment in segments]
@@ -89,22 +95,27 @@ class ControlTokens:
                 place += 1
                 continue
             end = next((later for later in range(place, len(known)) if known[later] is not None), len(known))
-            learnt = self._learn(keys[place:end], segments[place:end], stand_ins, pattern)
+            learnt = self._learn(keys[place:end], segments[place:end], stand_ins, pattern, most)
             if learnt is None:
-                return [number for _, piece in self._stretches(text, stand_ins, pattern) for number in piece]
+                return [number for _, piece in self._stretches(text, stand_ins, pattern, most) for number in piece]
             ids += learnt
             place = end
         return ids
 
     def _learn(
-        self, keys: Sequence[Key], segments: Sequence[str], stand_ins: Mapping[str, str], pattern: str
+        self,
+        keys: Sequence[Key],
+        segments: Sequence[str],
+        stand_ins: Mapping[str, str],
+        pattern: str,
+        most: int | None,
     ) -> list[int] | None:
         """The ids of segments that follow each other, which are remembered from here on. None if the tokenizer does not
         find control tokens where they are spelled, so that nothing is known about where it can be cut."""
         starts = [0, *accumulate(map(len, segments))][:-1]
         begins = frozenset(starts)
         pieces: dict[int, list[int]] = {}
-        for start, ids in self._stretches("".join(segments), stand_ins, pattern):
+        for start, ids in self._stretches("".join(segments), stand_ins, pattern, most):
             begun = start if start in begins or not pieces else next(reversed(pieces))
             pieces.setdefault(begun, []).extend(ids)
         if list(pieces) != starts:
@@ -113,9 +124,11 @@ class ControlTokens:
             self.remembered.put(key, ids)
         return [number for ids in pieces.values() for number in ids]
 
-    def _stretches(self, text: str, stand_ins: Mapping[str, str], pattern: str) -> list[tuple[int, list[int]]]:
+    def _stretches(
+        self, text: str, stand_ins: Mapping[str, str], pattern: str, most: int | None
+    ) -> list[tuple[int, list[int]]]:
         """The text's ids, from each control token up to the next, with the place in the text where they begin."""
-        encoding = self._encoded(self._tokenizer, text)
+        encoding = self._encoded(self._tokenizer, text, most)
         every = encoding.ids
         found: list[tuple[int, list[int]]] = []
         ids: list[int] = []
@@ -157,8 +170,8 @@ class ControlTokens:
                 return Encoded(joined.ids[len(anchor) :], spans)
         return self._encoded(tokenizer, text)
 
-    def _encoded(self, tokenizer: Tokenizer, text: str) -> Encoded:
-        return encoded(tokenizer, text, marked=self._numbers, sliced=self.sliced)
+    def _encoded(self, tokenizer: Tokenizer, text: str, most: int | None = None) -> Encoded:
+        return encoded(tokenizer, text, marked=self._numbers, sliced=self.sliced, most=most)
 
     def _plain_tokenizer(self) -> Tokenizer:
         if self._plain is None:

@@ -19,6 +19,9 @@ LONG = 256 * 1024
 """Characters above which only one text is encoded at a time: the tokenizer needs up to 0.6 KB of memory for each."""
 SHORT = 2048
 """Characters up to which any text is encoded in about a millisecond."""
+COUNTED_CHARACTERS = 64
+"""Characters for each token of the context up to which a text is encoded that need not fit, to be counted or cut. No
+text but a run of one character has as many in a token on average."""
 COMPOSED = 4
 """The most characters that a normal form composes into one (U+1FA7 decomposes into four)."""
 SLICE = 64 * 1024
@@ -53,6 +56,7 @@ def encoded(
     marked: Collection[int] = (),
     add_special_tokens: bool = False,
     sliced: Slicing | bool | None = None,
+    most: int | None = None,
 ) -> Encoded:
     """`tokenizer.encode` for texts of any length, which lets other threads run meanwhile.
 
@@ -61,8 +65,10 @@ def encoded(
     the lock held, 0.1 s for a million tokens; so long texts are encoded in slices where the tokenizer is `sliced`, see
     `can_be_sliced`.
 
-    marked: numbers of tokens whose places in the text are wanted.
-    Raises EngineError("overloaded") for a very long text while another one is being encoded.
+    marked: numbers of tokens whose places in the text are wanted. most: tokens after which slices of a long text are
+    not encoded any more.
+    Raises EngineError("overloaded") for a very long text while another one is being encoded, and
+    EngineError("context_length_exceeded") for more than `most` tokens.
     """
     if len(text) <= SHORT:
         return _read(tokenizer.encode(text, add_special_tokens=add_special_tokens), marked)
@@ -71,10 +77,15 @@ def encoded(
     if not _turn.acquire(blocking=False):
         raise EngineError("overloaded", "Another very long prompt is being encoded; try again.", retryable=True)
     try:
-        if sliced and not add_special_tokens:
+        around = _around(tokenizer) if add_special_tokens else ([], [])
+        if sliced and around is not None:
             if isinstance(sliced, Slicing) and sliced.drop is not None:
-                return _at_spaces(tokenizer, text, marked, sliced.drop)
-            return _in_slices(tokenizer, text, marked)
+                found = _at_spaces(tokenizer, text, marked, sliced.drop, most)
+            else:
+                found = _in_slices(tokenizer, text, marked, most)
+            before, behind = around
+            spans = {place + len(before): span for place, span in found.spans.items()}
+            return Encoded(before + found.ids + behind, spans)
         return _read(tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0], marked)
     finally:
         _give_memory_back()
@@ -92,7 +103,23 @@ def _span(encoding: Encoding, place: int) -> tuple[int, int]:
     return span or (0, 0)
 
 
-def _in_slices(tokenizer: Tokenizer, text: str, marked: Collection[int]) -> Encoded:
+def _around(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
+    """The special tokens that a tokenizer puts before and behind a text; None if it does something else."""
+    plain = tokenizer.encode("a", add_special_tokens=False).ids
+    whole = tokenizer.encode("a", add_special_tokens=True).ids
+    for start in range(len(whole) - len(plain) + 1):
+        if whole[start : start + len(plain)] == plain:
+            return whole[:start], whole[start + len(plain) :]
+    return None
+
+
+def _check_most(ids: list[int], most: int | None) -> None:
+    if most is not None and len(ids) > most:
+        message = f"the prompt has more than {len(ids)} tokens, but at most {most} fit"
+        raise EngineError("context_length_exceeded", message, param="messages")
+
+
+def _in_slices(tokenizer: Tokenizer, text: str, marked: Collection[int], most: int | None) -> Encoded:
     """The tokens of the whole text, a slice at a time. Each slice begins where a word of the one before it begins, and
     the words at a slice's end are left to the next, since what comes behind them may change them."""
     ids: list[int] = []
@@ -110,18 +137,20 @@ def _in_slices(tokenizer: Tokenizer, text: str, marked: Collection[int]) -> Enco
                 begin, end = _span(encoding, place - len(ids))
                 spans[place] = begin + start, end + start
         ids += encoding.ids[:tokens]
+        _check_most(ids, most)
         if last:
             return Encoded(ids, spans)
         start, size = start + length, SLICE
 
 
-def _at_spaces(tokenizer: Tokenizer, text: str, marked: Collection[int], drop: int) -> Encoded:
+def _at_spaces(tokenizer: Tokenizer, text: str, marked: Collection[int], drop: int, most: int | None) -> Encoded:
     ids: list[int] = []
     spans: dict[int, tuple[int, int]] = {}
     for start, piece in pieces(text, SLICE, drop):
         part = _read(tokenizer.encode_batch([piece], add_special_tokens=False)[0], marked)
         spans |= {place + len(ids): (begin + start, end + start) for place, (begin, end) in part.spans.items()}
         ids += part.ids
+        _check_most(ids, most)
     return Encoded(ids, spans)
 
 

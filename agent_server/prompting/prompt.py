@@ -24,7 +24,7 @@ from agent_server.engine.protocol import EngineError
 from agent_server.model_files import ModelFiles, load_model_files
 from agent_server.prompting.built_prompt import Prompt
 from agent_server.prompting.control_tokens import ControlTokens, strings
-from agent_server.prompting.encoding import characters_per_token, encoded
+from agent_server.prompting.encoding import COUNTED_CHARACTERS, characters_per_token, encoded
 from agent_server.prompting.prefill import written_stage
 from agent_server.prompting.quick_builds import QuickBuilds, small_texts
 from agent_server.prompting.rendering import Chat, Rendering
@@ -225,7 +225,7 @@ class PromptBuilder:
         if isinstance(raw, str):
             self._check_size(raw)
             self._check_characters(raw, limit)
-            ids = self._around(self.tokenize(raw))
+            ids = self._around(self._tokenized(raw, limit))
             return Prompt(token_ids=tuple(ids), text=raw, stop_token_ids=stops, special_tokens=hidden)
         ids = list(raw or ())
         size = self.tokenizer.get_vocab_size(with_added_tokens=True)
@@ -286,7 +286,7 @@ class PromptBuilder:
         restored = disguise.restore(text)
         self._check_characters(restored, limit)
         return Prompt(
-            token_ids=tuple(self._controls.encode(text, disguise.stand_ins, disguise.pattern)),
+            token_ids=tuple(self._controls.encode(text, disguise.stand_ins, disguise.pattern, limit)),
             text=restored,
             opened=disguise.restore(opened),
             output_format=shown.output_format,
@@ -307,21 +307,33 @@ class PromptBuilder:
             raise EngineError("context_length_exceeded", message, param="messages")
 
     def _check_characters(self, text: str, limit: int | None) -> None:
-        """Refuse, before it is encoded, a text that has more tokens than `limit` whatever its content is."""
-        if limit is None or self._characters_per_token is None or len(text) <= limit * self._characters_per_token:
-            return
-        message = f"the prompt has {len(text)} characters, which are more than the {limit} tokens of the context"
-        raise EngineError("context_length_exceeded", message, param="messages")
+        """Refuse, before it is encoded, a text that has more tokens than `limit` whatever its content is; without a
+        limit, a text that is many times as long as the context."""
+        context = self.context_length
+        if limit is not None and self._characters_per_token is not None:
+            if len(text) > limit * self._characters_per_token:
+                message = f"the prompt has {len(text)} characters, more than the {limit} tokens of the context can hold"
+                raise EngineError("context_length_exceeded", message, param="messages")
+        elif context is not None and len(text) > (most := context * COUNTED_CHARACTERS):
+            message = (
+                f"the text has {len(text)} characters; send at most {most}, which are {COUNTED_CHARACTERS} for each"
+            )
+            raise EngineError("context_length_exceeded", f"{message} token of the context", param="messages")
 
     # --- text and ids
 
     def tokenize(self, text: str, *, add_special_tokens: bool = True, parse_control_tokens: bool = True) -> list[int]:
         """Ids of a text, as the tokenizer encodes it by default. Without `parse_control_tokens` spelled control tokens
-        are encoded as text."""
+        are encoded as text. Raises EngineError("context_length_exceeded") for a text that is many times as long as the
+        context."""
+        self._check_characters(text, None)
         if not parse_control_tokens:
             return self._controls.plain(text, first=True)
+        return self._tokenized(text, None, add_special_tokens)
+
+    def _tokenized(self, text: str, most: int | None, add_special_tokens: bool = True) -> list[int]:
         sliced = self._controls.sliced
-        return encoded(self.tokenizer, text, add_special_tokens=add_special_tokens, sliced=sliced).ids
+        return encoded(self.tokenizer, text, add_special_tokens=add_special_tokens, sliced=sliced, most=most).ids
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))

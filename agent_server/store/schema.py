@@ -26,7 +26,9 @@ threads = Table(
     Column("updated_at", BigInteger, nullable=False),
     Column("key", Text, nullable=False, server_default=""),
 )
-Index("threads_by_time", threads.c.tenant, threads.c.updated_at, threads.c.id)
+# `archived` is at their ends so that threads which a list leaves out are not read.
+Index("threads_by_time", threads.c.tenant, threads.c.updated_at, threads.c.id, threads.c.archived)
+Index("threads_by_agent", threads.c.tenant, threads.c.agent_id, threads.c.updated_at, threads.c.id, threads.c.archived)
 
 messages = Table(
     "messages",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hmac
 import json
@@ -22,7 +23,7 @@ from starlette.routing import Route
 
 from adapters.errors import RequestError
 from agent_server.auth.principal import Quota
-from agent_server.auth.token_issuer import FRESH_SECONDS, PAUSE_SECONDS, STALE_SECONDS, Issuer
+from agent_server.auth.token_issuer import FRESH_SECONDS, MOST_PAUSE_SECONDS, PAUSE_SECONDS, STALE_SECONDS, Issuer
 from agent_server.server import StartupError
 from agent_server.settings import IssuerSettings
 from tests.contract.engines import listening
@@ -105,11 +106,18 @@ async def test_the_claims_are_named_by_settings(house: TestIssuer):
     assert (found.tenant, found.scopes, house.asked) == ("ada", {"use"}, [f"{URL}/direct"])
 
 
-def forged(house: TestIssuer, algorithm: Any, sign: Any) -> str:
+def raw_claims(house: TestIssuer, exp: bytes) -> str:
+    """A token that the issuer signed, whose claims have this in the place of the expiry."""
+    claims = json.dumps(house.claims(exp="@")).encode().replace(b'"@"', exp)
+    return jwt.PyJWS().encode(claims, RSA, algorithm="RS256", headers={"kid": "one"})
+
+
+def forged(house: TestIssuer, algorithm: Any, sign: Any, header: bytes = b"") -> str:
     def part(value: Any) -> bytes:
         return base64.urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=")
 
-    body = part({"alg": algorithm, "kid": "one", "typ": "JWT"}) + b"." + part(house.claims())
+    first = base64.urlsafe_b64encode(header) if header else part({"alg": algorithm, "kid": "one", "typ": "JWT"})
+    body = first.rstrip(b"=") + b"." + part(house.claims())
     return (body + b"." + base64.urlsafe_b64encode(sign(body)).rstrip(b"=")).decode()
 
 
@@ -140,6 +148,19 @@ BAD = {
     "odd limits": (lambda house: house.token(limits={"runs": "all"}), "limits"),
     "negative limits": (lambda house: house.token(limits={"runs": -1}), "limits"),
     "long": (lambda house: house.token(x="x" * 20_000), "too long"),
+    "control character": (lambda house: house.token(tenant="acme\x00"), "printable"),
+    "separator": (lambda house: house.token(tenant="acme\x1fother"), "printable"),
+    "direction": (lambda house: house.token(tenant="acme\u202e"), "printable"),
+    "half a pair": (lambda house: house.token(tenant="acme\ud800"), "printable"),
+    "space around": (lambda house: house.token(tenant=" acme"), "printable"),
+    "long tenant": (lambda house: house.token(tenant="a" * 257), "256"),
+    "odd subject": (lambda house: house.token(sub="ada\n[info] all is well"), "printable"),
+    "expiry as a string": (lambda house: house.token(exp=str(int(time.time()) + 60)), "exp must be a number"),
+    "expiry in milliseconds": (lambda house: house.token(exp=int(time.time() * 1000)), "days ahead"),
+    "expiry without end": (lambda house: raw_claims(house, b"Infinity"), "cannot be read"),
+    "expiry that is no number": (lambda house: raw_claims(house, b"NaN"), "cannot be read"),
+    "deep claims": (lambda house: raw_claims(house, b"[" * 6000), "cannot be read"),
+    "deep header": (lambda house: forged(house, None, lambda _: b"", b"[" * 8000), "cannot be read"),
 }
 
 
@@ -191,10 +212,61 @@ async def test_an_issuer_out_of_reach_is_told_and_its_last_keys_are_used_for_a_d
     house.down = True
     house.now += FRESH_SECONDS + 1
     assert await issuer.find(house.token())
+    await asyncio.sleep(0)
     house.now += STALE_SECONDS
     with pytest.raises(RequestError) as raised:
         await issuer.find(house.token())
     assert raised.value.kind == "unavailable"
+
+
+async def test_known_keys_do_not_wait_for_an_issuer_that_hangs(house: TestIssuer, monkeypatch: pytest.MonkeyPatch):
+    issuer, asked, hangs = house.issuer(), [], asyncio.Event()
+    await issuer.find(house.token())
+
+    async def fetch(url: str) -> Mapping[str, Any]:
+        asked.append(url)
+        await hangs.wait()
+        return house.document(url)
+
+    monkeypatch.setattr(issuer._keys, "_fetch", fetch)
+    house.now += FRESH_SECONDS + 1
+    async with asyncio.timeout(2):
+        for _ in range(50):
+            await issuer.find(house.token())
+            await asyncio.sleep(0)
+    assert len(asked) == 1  # one request at a time
+    hangs.set()
+    await wait_for_renewal(issuer)
+    assert asked == [f"{URL}/.well-known/openid-configuration", f"{URL}/keys"]
+
+
+async def wait_for_renewal(issuer: Issuer) -> None:
+    assert issuer._keys._renewing is not None
+    await issuer._keys._renewing
+
+
+async def test_an_issuer_that_fails_is_asked_less_and_less_often(house: TestIssuer):
+    issuer = house.issuer()
+    await issuer.find(house.token())
+    house.down, before = True, len(house.asked)
+    house.now += FRESH_SECONDS + 1
+    for _ in range(360):  # an hour
+        await issuer.find(house.token())
+        await wait_for_renewal(issuer)
+        house.now += 10
+    assert 10 <= len(house.asked) - before <= 20
+    house.down = False
+    house.now += MOST_PAUSE_SECONDS
+    await issuer.find(house.token())
+    await wait_for_renewal(issuer)
+    house.now += STALE_SECONDS - 1
+    assert await issuer.find(house.token())
+
+
+async def test_tokens_with_an_unknown_key_wait_for_one_request(house: TestIssuer):
+    issuer = house.issuer()
+    found = await asyncio.gather(*(issuer.find(house.token()) for _ in range(20)))
+    assert len(found) == 20 and len(house.asked) == 2
 
 
 @pytest.mark.parametrize("place", ["http://elsewhere.example/keys", "", "file:///etc/passwd"])
