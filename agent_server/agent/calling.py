@@ -242,7 +242,7 @@ class Caller:
             # The message is done, and with it what was held back of early calls.
             for one in begun.values():
                 one.stage.release()
-            async with self._kept([*asked, *map(_kept_call, pending)]):
+            async with self._saved(pending, asked):
                 await answer_all(pending, answer, self._keep, tell)
         finally:
             for one in begun.values():  # none is left running, also where this was stopped before its first step
@@ -265,8 +265,11 @@ class Caller:
         else:
             await self._record(each.interrupt_id, self._final(answer).content, each.message_id)
 
-    def _kept(self, calls: Sequence[CallCheckpoint]) -> AbstractAsyncContextManager[None]:
-        return contextlib.nullcontext() if self._checkpointer is None else self._checkpointer.during(calls)
+    def _saved(self, pending: Sequence[Pending], asked: Sequence[CallCheckpoint]) -> AbstractAsyncContextManager[None]:
+        if self._checkpointer is None:
+            return contextlib.nullcontext()
+        harmless = all(each.callee is None or each.callee.repeats for each in pending)
+        return self._checkpointer.during([*asked, *map(_kept_call, pending)], harmless=harmless)
 
     async def _record(self, interrupt_id: str, content: object, message_id: str | None) -> None:
         assert self._context.thread is not None

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from ag_ui.core import Message, RunAgentInput
 
+from adapters.errors import RequestError
 from agent_server.agent.conversation import Conversation
 from agent_server.agent.running import Activity, CallResult
 from agent_server.agent.state import SharedState
@@ -29,6 +30,10 @@ from events.vocabulary import TokenUsage
 
 if TYPE_CHECKING:
     from agent_server.runs import Recorder, RunContext
+
+
+SAVE_SECONDS = 5.0
+"""How long calls that may not be made twice wait for a store that is at fault."""
 
 
 class CallCheckpoint(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -147,9 +152,9 @@ class Checkpointer:
         self._journal.resume_turn(checkpoint.turn, self._context.saved.turn(checkpoint.turn))
 
     @contextlib.asynccontextmanager
-    async def during(self, calls: Sequence[CallCheckpoint], step: int | None = None) -> AsyncIterator[None]:
-        """Around these calls. RequestError if the store does not take the checkpoint that knows of them: none must be
-        made then."""
+    async def during(self, calls: Sequence[CallCheckpoint], *, harmless: bool) -> AsyncIterator[None]:
+        """Around these calls. harmless: all of them may be made twice. RequestError if they may not, and the store does
+        not take the checkpoint that knows of them: none must be made then. Superseded if another server goes on."""
         self._journal.end_turn()
         if not self._saves or all(each.ended or each.asks for each in calls):
             yield
@@ -158,8 +163,22 @@ class Checkpointer:
         self._calls = {each.id: each for each in calls}
         self._journal.body = self._make  # whenever events are saved: results that were told are in the conversation
         self._journal.changed()
-        await self._journal.flush()
+        await self._save(0.0 if harmless else SAVE_SECONDS)
         yield
+
+    async def _save(self, patience: float) -> None:
+        """Wait until the checkpoint is saved; a store that is at fault is asked again for so many seconds."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + patience
+        while True:
+            try:
+                await self._journal.flush()
+                return
+            except StoreUnavailable:
+                if not patience:
+                    return
+                if loop.time() > until:
+                    raise
 
     async def ended(self, call_id: str, result: CallResult) -> None:
         """Keep what a call gave before anyone is told. A store that is at fault does not hold it up."""
@@ -172,7 +191,7 @@ class Checkpointer:
             call.ended, call.content, call.failed = True, result.content, result.failed
             call.activities = list(result.activities)
         self._journal.changed()
-        with contextlib.suppress(StoreUnavailable):
+        with contextlib.suppress(RequestError):  # one whose run another server goes on with is stopped besides
             await self._journal.flush()
 
     def told(self) -> None:

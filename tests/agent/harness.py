@@ -35,7 +35,7 @@ class House:
             limits=more.get("limits") or ToolLimits(),
             compaction=more.get("compaction"),
         )
-        self._count = itertools.count(1)
+        self._count = itertools.count(more.get("first_id", 1))
         self.manager = RunManager(
             self.served, store=store, limits=RunLimits(**more.get("run_limits", {})), new_id=self.new_id
         )

@@ -37,7 +37,7 @@ from tests.gateways.redis_server import RedisServer
 from tests.store import postgres
 
 AIM_BROKEN = 0.02
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 300.0
 WORDS = 90
 
 

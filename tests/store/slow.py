@@ -14,14 +14,12 @@ from typing import Literal
 from sqlalchemy import select
 
 from agent_server.agent import Agent, tool
-from agent_server.settings import ToolLimits
 from agent_server.store import Store, schema
 from tests.agent.harness import House
 from tests.agent.models import Model, call
 
 Kind = Literal["idempotent", "tell", "ask"]
 TURN = "I add first." + call("add", a=1, b=2) + call("report", of="may")
-AT_ONCE = ToolLimits()
 
 
 def agent(file: Path, kind: Kind, *, ends: bool) -> Agent:
@@ -47,13 +45,14 @@ def agent(file: Path, kind: Kind, *, ends: bool) -> Agent:
 
 
 async def kept(store: Store) -> list[str]:
-    """What the store has of runs that wait."""
-    return [row.body for row in await store._database.rows(select(schema.kept_runs))]
+    """The checkpoints that the store has of runs that go on."""
+    table = schema.kept_runs
+    return [row.body for row in await store._database.rows(select(table).where(table.c.ended_at.is_(None)))]
 
 
 async def main(url: str, file: Path, kind: Kind) -> None:
     store = Store(url)
-    async with House(agent(file, kind, ends=False), Model([TURN]), store, limits=AT_ONCE) as house:
+    async with House(agent(file, kind, ends=False), Model([TURN]), store) as house:
         await house.start("report may")
         while not any('"ended":true' in body for body in await kept(store)):
             await asyncio.sleep(0.01)

@@ -13,12 +13,13 @@ import httpx
 import pytest
 
 from agent_server.agent import Agent
+from agent_server.runs import manager
 from agent_server.store import Store, database, writer
 from agent_server.store import file as store_file
 from agent_server.store.faults import StoreUnavailable
 from agent_server.store.file import DatabaseFile
-from events.vocabulary import RunError, RunFinished
-from tests.agent.harness import House
+from events.vocabulary import RunError, RunFinished, TextMessageContent
+from tests.agent.harness import House, of
 from tests.agent.models import Model
 from tests.server import scripted, serving
 from tests.store.test_store import assistant, ended, finished, user
@@ -110,6 +111,39 @@ async def test_a_run_on_a_full_disk_ends_with_an_error_that_may_be_tried_again(f
             assert isinstance(last, RunError)
             assert (last.code, last.metadata) == ("unavailable", {"retryable": True})
             assert "disk is full" in last.message
+
+
+ANSWER = "A long answer. " * 1200
+
+
+@pytest.mark.parametrize("followed", [False, True])
+async def test_a_run_whose_end_could_not_be_stored_is_settled_when_there_is_room(file, monkeypatch, followed):
+    """Without a restart. followed: another run has begun in the thread by then, behind which nothing is put."""
+    monkeypatch.setattr(database, "WATCH_SECONDS", 0.02)
+    monkeypatch.setattr(manager, "SETTLE_SECONDS", 0.05)
+    made = Store(f"sqlite:///{file}")
+    async with House(Agent(name="default"), Model([ANSWER, "Short."]), made) as house:
+        run = await house.start("hello")
+        while not run.log.last:
+            await asyncio.sleep(0.001)
+        await full(made, 1)
+        events = await house.follow(run)
+        assert isinstance(events[-1], RunError) and "disk is full" in events[-1].message
+        assert "".join(each.delta for each in of(events, TextMessageContent)) == ANSWER  # readers lack nothing
+        assert [each.status for each in await made.runs("", "t")] == ["running"]
+        if followed:
+            house.manager._settling.cancel()
+        await full(made, 1_000_000)
+        if followed:
+            assert isinstance((await house.ask("and?"))[-1], RunFinished)
+            house.manager._settle(house.manager._unsettled.popleft())
+        async with asyncio.timeout(10):
+            while (await made.runs("", "t"))[0].status == "running":
+                await asyncio.sleep(0.01)
+        (settled, *_) = await made.runs("", "t")
+        assert (settled.status, settled.error) == ("failed", "unavailable")
+        said = [each["content"] for each in await made.messages("", "t") if each["role"] == "assistant"]
+        assert said[-1] == ("Short." if followed else ANSWER)
 
 
 @pytest.mark.parametrize("replaced", [False, True])

@@ -7,25 +7,23 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
 import pytest
-from agent_server.agent.kept_runs import KeptRun
 
 from adapters.errors import RequestError
-from agent_server.agent import Agent, ToolContext, tool
+from agent_server.agent import Agent, tool
+from agent_server.agent.checkpoints import RunCheckpoint, encoded, read_checkpoint
 from agent_server.agent.interrupts import UNKNOWN
 from agent_server.runs.driver import GOES_ON
-from agent_server.runs.manager import NUMBERS
-from agent_server.store import KeptRecord, Store
+from agent_server.store import KeptRecord, Store, StoreUnavailable
 from events.options import GenerationOptions, ResponseFormat, SamplingParams, ToolChoice
 from events.vocabulary import (
     InterruptOutcome,
-    MessagesSnapshot,
     RunError,
     RunFinished,
-    RunStarted,
     StateSnapshot,
     TextMessageContent,
     TokenUsage,
@@ -34,7 +32,7 @@ from events.vocabulary import (
 from tests.agent.harness import House, names, of
 from tests.agent.models import Model, call
 from tests.server import scripted, serving
-from tests.store.slow import AT_ONCE, Kind, agent, kept
+from tests.store.slow import Kind, agent, kept
 
 ROOT = Path(__file__).parents[2]
 DONE = "It is done."
@@ -54,24 +52,23 @@ def killed(url: str, file: Path, kind: Kind) -> None:
 async def test_a_call_that_may_be_made_twice_is_made_again_after_a_kill(url: str, tmp_path: Path):
     file, store = tmp_path / "reports", Store(url)
     killed(url, file, "idempotent")
-    async with House(agent(file, "idempotent", ends=True), Model([DONE]), store) as house:
+    async with House(agent(file, "idempotent", ends=True), Model([DONE]), store, first_id=1000) as house:
         assert [each.status for each in await store.runs("", "t")] == ["running"]
         await house.manager.take_up()
         run = house.manager.get("run_1")
         events = await house.follow(run)
         assert names(events) == [
-            "RunStarted", "Custom", "MessagesSnapshot", "StateSnapshot", "StepStarted", "ToolCallResult",
-            "StepFinished", "StepStarted", "TextMessageStart", "TextMessageContent", "TextMessageEnd", "StepFinished",
-            "RunFinished",
+            "RunStarted", "StateSnapshot", "StepStarted", "TextMessageStart", "TextMessageContent", "TextMessageEnd",
+            "ToolCallStart", "ToolCallArgs", "ToolCallEnd", "ToolCallStart", "ToolCallArgs", "ToolCallEnd",
+            "ToolCallResult", "StepFinished", "StepStarted", "TextMessageStart", "TextMessageContent", "TextMessageEnd",
+            "StepFinished", "RunFinished",
         ]  # fmt: skip
-        (told,) = of(events, MessagesSnapshot)
-        assert [each["role"] for each in told.messages] == ["user", "assistant"]
         assert [each.content for each in of(events, ToolCallResult)] == ["3", "all of may"]
         assert of(events, StateSnapshot)[0].snapshot == {"n": 1}
         assert isinstance(events[-1], RunFinished) and events[-1].usage and events[-1].usage[0].output_tokens
-        # whoever read the run before the kill is told all of it from here on, whatever number it had seen
+        # whoever read the run before the kill reads on behind what it has seen
         again = [item async for item in run.events(after=9)]
-        assert (again[0][0], type(again[0][1])) == (NUMBERS + 1, RunStarted) and len(again) == len(events)
+        assert again == list(enumerate(events, 1))[9:]
         stored = await store.messages("", "t")
         assert [each["role"] for each in stored] == ["user", "assistant", "tool", "tool", "assistant"]
         assert [each.status for each in await store.runs("", "t")] == ["finished"]
@@ -83,7 +80,7 @@ async def test_a_call_that_may_be_made_twice_is_made_again_after_a_kill(url: str
 async def test_a_call_that_may_do_harm_twice_is_not_made_again(url: str, tmp_path: Path):
     file, store = tmp_path / "reports", Store(url)
     killed(url, file, "tell")
-    async with House(agent(file, "tell", ends=True), Model([DONE]), store) as house:
+    async with House(agent(file, "tell", ends=True), Model([DONE]), store, first_id=1000) as house:
         await house.manager.take_up()
         events = await house.follow(house.manager.get("run_1"))
         _, result = of(events, ToolCallResult)
@@ -95,7 +92,7 @@ async def test_a_call_that_may_do_harm_twice_is_not_made_again(url: str, tmp_pat
 async def test_a_person_is_asked_whether_to_make_a_call_again(url: str, tmp_path: Path):
     file, store = tmp_path / "reports", Store(url)
     killed(url, file, "ask")
-    async with House(agent(file, "ask", ends=True), Model([DONE]), store) as house:
+    async with House(agent(file, "ask", ends=True), Model([DONE]), store, first_id=1000) as house:
         await house.manager.take_up()
         events = await house.follow(house.manager.get("run_1"))
         assert isinstance(events[-1], RunFinished) and isinstance(events[-1].outcome, InterruptOutcome)
@@ -108,16 +105,59 @@ async def test_a_person_is_asked_whether_to_make_a_call_again(url: str, tmp_path
     assert file.read_text() == "may\nmay\n"
 
 
-async def test_a_message_that_comes_before_the_run_is_taken_up_ends_it(url: str, tmp_path: Path):
+async def test_a_message_that_comes_before_the_run_is_resumed_waits_for_it(url: str, tmp_path: Path):
     file, store = tmp_path / "reports", Store(url)
     killed(url, file, "idempotent")
-    async with House(agent(file, "idempotent", ends=True), Model([DONE]), store) as house:
+    async with House(
+        agent(file, "idempotent", ends=True), Model([DONE, "As you like."]), store, first_id=1000
+    ) as house:
+        house.messages = await store.messages("", "t")
         events = await house.ask("never mind", runId="run_2")
         assert isinstance(events[-1], RunFinished)
-        assert [each.status for each in await store.runs("", "t")] == ["broken", "finished"]
-        await house.manager.take_up()
-        with pytest.raises(RequestError):
-            house.manager.get("run_1")
+        assert [each.status for each in await store.runs("", "t")] == ["finished", "finished"]
+        said = [each["content"] for each in await store.messages("", "t") if each["role"] == "assistant"]
+        assert said[-2:] == [DONE, "As you like."]
+    assert file.read_text() == "may\nmay\n"
+
+
+async def test_a_client_that_asks_again_joins_the_run_that_goes_on(url: str, tmp_path: Path):
+    """It is told the answer under its own run, nothing is done or stored twice, and it finds it at the next server."""
+    file, store = tmp_path / "reports", Store(url)
+    killed(url, file, "tell")
+    async with House(agent(file, "tell", ends=True), Model([DONE]), store, first_id=1000) as house:
+        events = await house.ask("report may", runId="run_2")
+        assert events[0].run_id == events[-1].run_id == "run_2" and isinstance(events[-1], RunFinished)
+        assert "".join(each.delta for each in of(events, TextMessageContent)).endswith(DONE)
+        assert [(each.id, each.status) for each in await store.runs("", "t")] == [("run_1", "finished")]
+        roles = [each["role"] for each in await store.messages("", "t")]
+        assert roles == ["user", "assistant", "tool", "tool", "assistant"]
+    assert file.read_text() == "may\n"
+    async with House(agent(file, "tell", ends=True), Model([]), Store(url)) as house:
+        run = await house.manager.find("run_2")
+        assert [event async for _, event in run.events()][1:-1] == events[1:-1]
+
+
+async def test_what_a_superseded_server_writes_is_refused(url: str, tmp_path: Path):
+    """A server that was cut off comes back while another goes on with its run."""
+    file = tmp_path / "reports"
+    async with House(
+        agent(file, "tell", ends=False), Model(["I add first." + call("report", of="may")]), Store(url)
+    ) as one:
+        first = await one.start("report may")
+        while not file.exists():
+            await asyncio.sleep(0.01)
+        store = Store(url)
+        async with House(agent(file, "tell", ends=True), Model([DONE]), store, first_id=1000) as two:
+            assert one.store is not None
+            assert await two.manager.resume_dead("", "run_1", "t", one.store.owner)
+            second = two.manager.get("run_1")
+            events = await two.follow(second)
+            await first.cancel()
+            last = await first.wait()
+            assert isinstance(last, RunError) and last.code == "connection" and last.metadata["nextEvent"]
+            assert [each.status for each in await store.runs("", "t")] == ["finished"]
+            assert (await store.messages("", "t"))[-1]["content"] == DONE
+            assert isinstance(events[-1], RunFinished)
     assert file.read_text() == "may\n"
 
 
@@ -150,16 +190,17 @@ def slow_twice() -> Agent:
 
 
 async def until_kept(store: Store, count: int = 1) -> None:
-    while len(await kept(store)) < count:
+    """Wait until so many runs are saved as they wait for a call."""
+    while sum('"calls":[' in body for body in await kept(store)) < count:
         await asyncio.sleep(0)
 
 
 async def test_a_run_that_ended_three_servers_is_broken(tmp_path: Path, slow_twice: Agent):
     url = f"sqlite:///{tmp_path}/t.db"
-    async with House(slow_twice, Model([call("wait")]), store := Store(url), limits=AT_ONCE) as house:
+    async with House(slow_twice, Model([call("wait")]), store := Store(url)) as house:
         await house.start("wait")
         await until_kept(store)
-    async with House(slow_twice, Model([DONE]), store := Store(url)) as house:
+    async with House(slow_twice, Model([DONE]), store := Store(url), first_id=1000) as house:
         find = store.find_broken
 
         async def found() -> list[KeptRecord]:
@@ -173,13 +214,13 @@ async def test_a_run_that_ended_three_servers_is_broken(tmp_path: Path, slow_twi
 
 async def test_a_run_that_waits_goes_on_after_an_orderly_restart(tmp_path: Path, slow_twice: Agent):
     url = f"sqlite:///{tmp_path}/t.db"
-    async with House(slow_twice, Model([call("wait")]), store := Store(url), limits=AT_ONCE) as house:
+    async with House(slow_twice, Model([call("wait")]), store := Store(url)) as house:
         run = await house.start("wait")
         await until_kept(store)
         await house.manager.close(0)
         ended = await run.wait()
         assert isinstance(ended, RunError) and ended.message == GOES_ON
-    async with House(slow_twice, Model([DONE]), Store(url)) as house:
+    async with House(slow_twice, Model([DONE]), Store(url), first_id=1000) as house:
         await house.manager.take_up()
         events = await house.follow(house.manager.get("run_1"))
         assert [each.content for each in of(events, ToolCallResult)] == [UNKNOWN]
@@ -188,10 +229,10 @@ async def test_a_run_that_waits_goes_on_after_an_orderly_restart(tmp_path: Path,
 
 async def test_a_run_that_is_taken_up_is_held_to_what_its_key_allowed(tmp_path: Path, slow_twice: Agent):
     url, allowed = f"sqlite:///{tmp_path}/t.db", GenerationOptions(most_tokens=8, most_context=4000)
-    async with House(slow_twice, Model([call("wait")]), store := Store(url), limits=AT_ONCE) as house:
+    async with House(slow_twice, Model([call("wait")]), store := Store(url)) as house:
         await house.start("wait", options=allowed)
         await until_kept(store)
-    async with House(slow_twice, Model([DONE]), Store(url)) as house:
+    async with House(slow_twice, Model([DONE]), Store(url), first_id=1000) as house:
         await house.manager.take_up()
         run = house.manager.get("run_1")
         with pytest.raises(RequestError, match="8 tokens at most"):
@@ -202,7 +243,7 @@ async def test_a_run_that_is_taken_up_is_held_to_what_its_key_allowed(tmp_path: 
 
 async def test_a_server_goes_on_with_a_run_and_a_client_that_returns_gets_the_rest(tmp_path: Path, slow_twice: Agent):
     url = f"sqlite:///{tmp_path}/t.db"
-    async with House(slow_twice, Model([call("wait")]), store := Store(url), limits=AT_ONCE) as house:
+    async with House(slow_twice, Model([call("wait")]), store := Store(url)) as house:
         await house.start("wait")
         await until_kept(store)
     async with serving(scripted(DONE), agents=[slow_twice], store_url=url) as running, httpx.AsyncClient() as client:
@@ -211,13 +252,13 @@ async def test_a_server_goes_on_with_a_run_and_a_client_that_returns_gets_the_re
             await asyncio.sleep(0.01)
         lines = (await client.get(place + "/events", headers={"Last-Event-ID": "4"})).text.splitlines()
         events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
-        assert [events[0]["type"], events[-1]["type"]] == ["RUN_STARTED", "RUN_FINISHED"]
+        assert lines[0] == "id: 5" and events[-1]["type"] == "RUN_FINISHED"
         assert "".join(each.get("delta", "") for each in events) == DONE
 
 
 async def test_a_run_that_is_stopped_is_not_taken_up(tmp_path: Path, slow_twice: Agent):
     url = f"sqlite:///{tmp_path}/t.db"
-    async with House(slow_twice, Model([call("wait")]), store := Store(url), limits=AT_ONCE) as house:
+    async with House(slow_twice, Model([call("wait")]), store := Store(url)) as house:
         run = await house.start("wait")
         await until_kept(store)
         await run.cancel()
@@ -226,15 +267,15 @@ async def test_a_run_that_is_stopped_is_not_taken_up(tmp_path: Path, slow_twice:
         assert [each.status for each in await store.runs("", "t")] == ["cancelled"]
 
 
-async def test_no_later_call_is_made_of_which_the_kept_run_does_not_know(tmp_path: Path):
-    """A record that does not know of a call would let the next server make it again."""
+async def test_no_call_is_made_of_which_the_checkpoint_does_not_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A checkpoint that does not know of a call would let the next server make it again."""
+    monkeypatch.setattr("agent_server.agent.checkpoints.SAVE_SECONDS", 0.1)
     store, refuses, paid = Store(f"sqlite:///{tmp_path}/t.db"), False, []
 
     @tool
-    async def look(context: ToolContext) -> str:
+    async def look() -> str:
         """Look."""
         nonlocal refuses
-        await until_kept(store)
         refuses = True
         return "looked"
 
@@ -244,39 +285,19 @@ async def test_no_later_call_is_made_of_which_the_kept_run_does_not_know(tmp_pat
         paid.append(1)
         return "paid"
 
-    keep = store.keep_run
+    save = store.save_events
 
-    async def keep_run(*given: str) -> None:
+    async def save_events(saved: Any, patience: float) -> list[bool]:
         if refuses:
-            raise RequestError("unavailable", "The database is locked.")
-        await keep(*given)
+            raise StoreUnavailable("another process holds its lock")
+        return await save(saved, patience)
 
-    store.keep_run = keep_run  # type: ignore[method-assign]
+    store.save_events = save_events  # type: ignore[method-assign]
     model = Model([call("look"), call("pay"), DONE])
-    async with House(Agent(name="default", tools=[look, pay]), model, store, limits=AT_ONCE) as house:
+    async with House(Agent(name="default", tools=[look, pay]), model, store) as house:
         events = await house.ask("go")
         assert isinstance(events[-1], RunError) and events[-1].code == "unavailable"
     assert paid == []
-
-
-async def test_a_run_whose_calls_are_answered_at_once_is_not_kept(tmp_path: Path):
-    store, kept_bodies = Store(f"sqlite:///{tmp_path}/t.db"), []
-
-    @tool
-    def add(a: int, b: int) -> int:
-        """Add."""
-        return a + b
-
-    keep = store.keep_run
-
-    async def keep_run(*given: str) -> None:
-        kept_bodies.append(given)
-        await keep(*given)
-
-    store.keep_run = keep_run  # type: ignore[method-assign]
-    async with House(Agent(name="default", tools=[add]), Model([call("add", a=1, b=2), DONE]), store) as house:
-        assert isinstance((await house.ask("add"))[-1], RunFinished)
-    assert kept_bodies == []
 
 
 def test_all_options_of_a_run_are_kept():
@@ -285,5 +306,6 @@ def test_all_options_of_a_run_are_kept():
         tool_choice=ToolChoice("auto", ("wait",)), response_format=ResponseFormat(kind="json_schema", value={"a": 1}),
         template_kwargs={"x": [1]}, raw_prompt=(1, 2), continue_final_message="content", metadata={"k": "v"},
     )  # fmt: skip
-    run = KeptRun(input={}, options=options, messages=[], step=1, calls=[], usage=[TokenUsage(model="m")])
-    assert msgspec.json.decode(msgspec.json.encode(run), type=KeptRun) == run
+    usage = [TokenUsage(model="m")]
+    run = RunCheckpoint(input=msgspec.Raw(b"{}"), options=options, begun=True, step=1, usage=usage)
+    assert read_checkpoint(encoded(run)).options == options and read_checkpoint(encoded(run)).usage == usage
