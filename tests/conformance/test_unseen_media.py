@@ -103,7 +103,7 @@ async def test_chat(running: Running, stream: bool) -> None:
         asked: Any = {"model": "default", "messages": chat_history(), "stream": stream}
         raw = await client.chat.completions.with_raw_response.create(**asked)
         assert raw.headers["x-warning"] == WARNING
-        said = [chunk.to_json() async for chunk in await raw.parse()] if stream else [raw.text]
+        said = [chunk.to_json() async for chunk in raw.parse()] if stream else [raw.text]
         assert WARNING in said[-1]
     assert NOTE in prompt_of(running)
 
