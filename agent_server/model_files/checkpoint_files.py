@@ -24,8 +24,13 @@ HEADING = re.compile(r"^# +(?P<name>[\w][\w.-]*(?:/[\w.-]+)?) *$", re.MULTILINE)
 GENERATING = ("CausalLM", "LMHead", "Generation")
 ENCODING = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
 """How transformers' classes are named: of models that generate text, and of those that do not."""
+NOTHING = (
+    "no tokenizer was found for {!r}: there is no tokenizer.json and nothing that transformers can make one of; copy "
+    "the tokenizer's files beside the weights"
+)
 HUB_FILES = (
     "tokenizer.json",
+    PIECES,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "config.json",
@@ -88,8 +93,10 @@ def load_model_files(model: str | Path, *, trusted: bool = False) -> ModelFiles:
         return gguf_model_files(Path(model).expanduser())
     try:
         folder = model_folder(str(model))
-        if (folder / "tokenizer.json").is_file():
-            return _from_folder(folder)
+        if (folder / "tokenizer.json").is_file() or (folder / PIECES).is_file():
+            files = _from_folder(folder)
+            if files is not None:
+                return files
         reason = "it has no tokenizer.json"
     except FileNotFoundError as error:
         reason = str(error)
@@ -116,10 +123,14 @@ def model_folder(model: str, more: Sequence[str] = ()) -> Path:
         raise FileNotFoundError(str(error).partition("\n")[0] or type(error).__name__) from error
 
 
-def _from_folder(folder: Path) -> ModelFiles:
+def _from_folder(folder: Path) -> ModelFiles | None:
+    """None where neither of its files can be read here."""
     settings = {**_json(folder / "special_tokens_map.json"), **_json(folder / "tokenizer_config.json")}
     special = _special_tokens(settings)
-    tokenizer = for_serving(_tokenizer(folder / "tokenizer.json"), settings, special, folder / "tokenizer_config.json")
+    read = _tokenizer(folder, settings, special)
+    if read is None:
+        return None
+    tokenizer = for_serving(read, settings, special, folder / "tokenizer_config.json")
     config = _json(folder / "config.json")
     return ModelFiles(
         tokenizer=tokenizer,
@@ -130,12 +141,27 @@ def _from_folder(folder: Path) -> ModelFiles:
     )
 
 
-def _tokenizer(path: Path) -> Tokenizer:
+def _tokenizer(folder: Path, settings: Mapping[str, Any], special: Mapping[str, str]) -> Tokenizer | None:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return _pieces(folder / PIECES, settings, special)
     readable(path)
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises plain ones
         raise UnusableFile(f"{path} is not a tokenizer ({error}); download it again.") from error
+
+
+def _pieces(path: Path, settings: Mapping[str, Any], special: Mapping[str, str]) -> Tokenizer | None:
+    """A file of SentencePiece's; None for the lists of tiktoken, which have the same name."""
+    from agent_server.model_files.sentencepiece_files import sentencepiece_tokenizer
+
+    readable(path)
+    try:
+        return sentencepiece_tokenizer(path, settings, special)
+    except ImportError:
+        hint = "pip install 'agent-server[local]' brings what reads it"
+        raise FileNotFoundError(f"{path} is a tokenizer of SentencePiece's: {hint}") from None
 
 
 def folder_templates(folder: Path) -> dict[str, str]:
@@ -204,8 +230,8 @@ def _from_transformers(model: str, trusted: bool) -> ModelFiles:
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
     pieces = Path(model) / PIECES
-    if pieces.is_file():
-        readable(pieces)
+    if (Path(model) / "vocab.json").is_file() and not (Path(model) / "merges.txt").is_file():
+        raise UnusableFile(f"{model} has a vocab.json without its merges.txt; download it again.")
     try:
         # False rather than nothing: without an answer transformers asks on the terminal
         loaded = AutoTokenizer.from_pretrained(model, trust_remote_code=trusted)
@@ -214,13 +240,13 @@ def _from_transformers(model: str, trusted: bool) -> ModelFiles:
             raise UnusableFile(OWN_CODE.format(f"The tokenizer of {model}")) from error
         if pieces.is_file():
             raise UnusableFile(f"{pieces} is not a tokenizer of SentencePiece's; download it again.") from error
-        raise FileNotFoundError(
-            f"no tokenizer was found for {model!r}: there is no tokenizer.json and nothing that transformers can "
-            "make one of; copy the tokenizer's files beside the weights"
-        ) from error
+        raise FileNotFoundError(NOTHING.format(model)) from error
     backend = getattr(loaded, "backend_tokenizer", None)
     if backend is None:
         raise FileNotFoundError(f"the tokenizer of {model!r} has no fast form (tokenizer.json)")
+    marks = {*(token.content for token in backend.get_added_tokens_decoder().values()), *loaded.all_special_tokens}
+    if set(backend.get_vocab()) <= marks:  # transformers makes some kinds of nothing, which then drop every text
+        raise FileNotFoundError(NOTHING.format(model))
     configs: list[dict[str, object]] = []
     for read in (GenerationConfig.from_pretrained, partial(AutoConfig.from_pretrained, trust_remote_code=trusted)):
         try:

@@ -12,10 +12,10 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tokenizers import Tokenizer, processors
+from tokenizers import Tokenizer
 
 from agent_server.model_files.piece_tokenizer import CONTROL, NORMAL, Pieces, byte_level_bpe, sentencepiece_bpe
-from agent_server.model_files.served_tokenizer import without_training_limits
+from agent_server.model_files.served_tokenizer import put_around, without_training_limits
 
 logger = logging.getLogger("agent_server")
 CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -100,7 +100,8 @@ def tokenizer_of(metadata: Mapping[str, object]) -> Tokenizer:
         raise ValueError("of the kinds of tokenizers, gpt2, llama and gemma4 are read")
     begins = bool(metadata.get("tokenizer.ggml.add_bos_token", begins)) or kind == "gemma4"
     ends = bool(metadata.get("tokenizer.ggml.add_eos_token", False))
-    _put_around(tokenizer, metadata, begins=begins, ends=ends)
+    begin, end = (_special(tokenizer, metadata, word) for word in ("bos", "eos"))
+    put_around(tokenizer, begin if begins else None, end if ends else None)
     return without_training_limits(tokenizer)
 
 
@@ -143,19 +144,6 @@ def _right_stripped(metadata: Mapping[str, object], tokens: list[str], kinds: li
         return frozenset()
     controls = {token for token, kind in zip(tokens, kinds, strict=True) if kind == CONTROL}
     return frozenset({*controls, "</s>"} - PHI3_KEEPS_SPACES)
-
-
-def _put_around(tokenizer: Tokenizer, metadata: Mapping[str, object], *, begins: bool, ends: bool) -> None:
-    """Have the tokenizer put the file's BOS before a text and its EOS behind it, where it has them."""
-    first, last = (
-        [] if not wanted or (text := _special(tokenizer, metadata, word)) is None else [text]
-        for wanted, word in ((begins, "bos"), (ends, "eos"))
-    )
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=[*first, "$A", *last],
-        pair=[*first, "$A", *last, *(f"{text}:1" for text in first), "$B:1", *(f"{text}:1" for text in last)],
-        special_tokens=[(text, tokenizer.token_to_id(text)) for text in dict.fromkeys([*first, *last])],
-    )
 
 
 def _special(tokenizer: Tokenizer, metadata: Mapping[str, object], word: str) -> str | None:

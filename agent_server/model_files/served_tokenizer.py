@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Tokenizer, processors
 
 from agent_server.model_files.usable_files import UnusableFile
 
@@ -39,6 +39,16 @@ def for_serving(tokenizer: Tokenizer, settings: Mapping[str, Any], special: Mapp
     missing = [text for text in dict.fromkeys(named) if text and text not in known]
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in missing])
     return without_training_limits(tokenizer)
+
+
+def put_around(tokenizer: Tokenizer, begin: str | None, end: str | None) -> None:
+    """Have the tokenizer put these tokens, and no others, before and behind a text."""
+    first, last = ([text] if text and tokenizer.token_to_id(text) is not None else [] for text in (begin, end))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=[*first, "$A", *last],
+        pair=[*first, "$A", *last, *(f"{text}:1" for text in first), "$B:1", *(f"{text}:1" for text in last)],
+        special_tokens=[(text, tokenizer.token_to_id(text)) for text in dict.fromkeys([*first, *last])],
+    )
 
 
 def _add_listed(tokenizer: Tokenizer, listed: object, path: Path) -> None:
