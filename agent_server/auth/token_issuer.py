@@ -84,7 +84,7 @@ class IssuerKeys:
 
     @property
     def _pause(self) -> float:
-        return min(PAUSE_SECONDS * 2 ** max(0, self._failures - 1), MOST_PAUSE_SECONDS)
+        return min(PAUSE_SECONDS * (1 << max(0, self._failures - 1)), MOST_PAUSE_SECONDS)
 
     async def find(self, kid: str | None) -> jwt.PyJWK | None:
         """The key; None for one that the issuer does not publish. RequestError("unavailable") where it was never
