@@ -22,8 +22,8 @@ KEPT = (
 PROMISES = {
     "RUN_STARTED": "the run, and the messages that it was sent with",
     "CUSTOM agent_server.waiting": "the same; the run is listed as waiting",
-    "what comes between": "the events, the tokens of the model's turn that they were made of, and a checkpoint: the next "
-    "server goes on with the same numbers behind them",
+    "what comes between": "the events, the tokens of the model's turn that they were made of, and a checkpoint: the "
+    "next server goes on with the same numbers behind them",
     "a call that a person approved is made": "that the answer is used: whatever happens, the call is not made again",
     "TOOL_CALL_RESULT of such a call": "the result",
     "RUN_FINISHED, RUN_ERROR": "all messages, the state, the interrupts, and how the run ended; where that cannot be "
