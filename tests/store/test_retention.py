@@ -110,7 +110,7 @@ async def test_it_goes_in_slices_between_which_others_write(store: Store, monkey
 
 
 async def test_a_thread_of_many_rows_goes_in_slices(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(removals, "FIRST_ROWS", 3)
+    monkeypatch.setattr(removals, "LEAST_ROWS", 3)
     monkeypatch.setattr(removals, "MOST_ROWS", 3)
     many = [user(f"u{number}", "hello") for number in range(20)]
     await store.begin_run("a", "long", "r", messages=many)
@@ -308,7 +308,7 @@ async def test_an_erasure_says_how_far_it_is_and_continues_after_a_restart(
             again = await ops.delete("/operator/threads?tenant=acme")
             assert again.json()["id"] == begun_.json()["id"], "it is the same erasure"
             where = begun_.headers["location"]
-            while not 0 < (told := (await ops.get(where)).json())["threads"]:
+            while not (told := (await ops.get(where)).json())["threads"] > 0:
                 assert told["status"] == "running"
             assert told["threads"] < 40
     async with serving(scripted("Yes."), **given) as running:
