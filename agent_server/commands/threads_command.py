@@ -18,7 +18,7 @@ from agent_server.audit import AuditLog, note, use_audit
 from agent_server.commands.serve import read_settings
 
 if TYPE_CHECKING:
-    from agent_server.store import Extent
+    from agent_server.store import Extent, Removed
 
 T = TypeVar("T")
 
@@ -26,6 +26,7 @@ threads = typer.Typer(no_args_is_help=True, help="Back up, restore, prune and er
 StoreOption = Annotated[str | None, typer.Option(help="Database URL; the server's own if none.")]
 AGE = re.compile(r"(\d{1,6})([dw])")
 DAY_MILLISECONDS = 24 * 3600 * 1000
+PROGRESS_SECONDS = 2.0
 
 
 @threads.command()
@@ -44,6 +45,33 @@ def restore(place: Annotated[Path, typer.Argument(help="The backup.")], store: S
 
     rows = _done(store, "threads.restored", lambda url: archive.restore(url, place), lambda rows: {"rows": rows})
     print(f"{rows} rows were restored.")
+
+
+@threads.command()
+def downgrade(
+    revision: Annotated[str, typer.Argument(help="The revision that the older version names when it refuses.")],
+    store: StoreOption = None,
+) -> None:
+    """Bring the database back to the schema of an older version. Stop the server and make a backup before."""
+    from agent_server.store import archive
+
+    _done(
+        store, "threads.downgraded", lambda url: archive.bring_back(url, revision),
+        lambda newest: {"revision": revision, "was": newest},
+    )  # fmt: skip
+    print(f"The database is at revision {revision}. This version would bring it to its own again.")
+
+
+@threads.command()
+def compact(store: StoreOption = None) -> None:
+    """Write an SQLite file anew without its free pages; files of earlier versions give none back before. Stop the
+    server before; needs as much free disk as the file has."""
+    from agent_server.store import archive
+
+    before, after = _done(
+        store, "threads.compacted", archive.compact, lambda sizes: {"before": sizes[0], "after": sizes[1]}
+    )
+    print(f"The file had {before} bytes and has {after}.")
 
 
 @threads.command()
@@ -81,8 +109,16 @@ def erase(
 def _remove(store: str | None, extent: Extent, reason: str) -> None:
     from agent_server.store import archive
 
+    last = time.monotonic()
+
+    async def report(removed: Removed) -> None:
+        nonlocal last
+        if time.monotonic() - last >= PROGRESS_SECONDS:
+            last = time.monotonic()
+            print(f"{removed.threads.total()} threads so far", file=sys.stderr)
+
     removed = _done(
-        store, "threads.removed", lambda url: archive.remove(url, extent),
+        store, "threads.removed", lambda url: archive.remove(url, extent, report),
         lambda removed: {
             "tenant": extent.tenant, "of_key": extent.key, "threads": removed.threads.total(),
             "responses": removed.responses.total(), "reason": reason,

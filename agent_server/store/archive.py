@@ -7,6 +7,7 @@ a server may go on meanwhile.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gzip
 import os
@@ -19,8 +20,9 @@ import msgspec
 from sqlalchemy import LargeBinary, Table, column, func, select, table, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from agent_server.store import removal, schema
+from agent_server.store import schema
 from agent_server.store.database import begin_reading, give_back, is_memory, make_engine, make_file, with_driver
+from agent_server.store.faults import StoreUnavailable
 from agent_server.store.migrate import begin_alone, downgrade, load, upgrade
 from agent_server.store.removal import Extent, Removed, remove_all
 from agent_server.store.writer import patiently
@@ -71,11 +73,40 @@ async def opened(url: str) -> AsyncIterator[AsyncEngine]:
         file.make()
     engine = make_engine(url, False)
     try:
-        async with engine.begin() as connection:
-            await connection.run_sync(upgrade, load())
+        try:
+            async with engine.begin() as connection:
+                await connection.run_sync(upgrade, load())
+        except StoreUnavailable as error:
+            raise ArchiveError(error.message) from error
         yield engine
     finally:
         await engine.dispose()
+
+
+async def bring_back(url: str, revision: str) -> str:
+    """Bring a database back to an earlier schema, for the version of the server that has it; the one it had before.
+    Raises ArchiveError."""
+    scripts = load()
+    known = sorted(each.revision for each in scripts.walk_revisions())
+    if revision not in known:
+        raise ArchiveError(f"Unknown revision {revision!r}. Use one of {', '.join(known)}.")
+    async with opened(url) as engine, engine.begin() as connection:
+        await connection.run_sync(downgrade, scripts, revision)
+    return str(scripts.get_current_head())
+
+
+async def compact(url: str) -> tuple[int, int]:
+    """Write an SQLite file anew without its free pages, so that it gives them back by itself from then on. Its bytes
+    before and after. Raises ArchiveError."""
+    async with opened(url) as engine:
+        if engine.dialect.name != "sqlite":
+            raise ArchiveError("This is for SQLite files; PostgreSQL has VACUUM.")
+        place = str(engine.url.database)
+        before = await asyncio.to_thread(os.path.getsize, place)
+        async with engine.connect() as connection:
+            await connection.exec_driver_sql("VACUUM")
+            await connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+        return before, await asyncio.to_thread(os.path.getsize, place)
 
 
 @contextlib.asynccontextmanager
@@ -186,9 +217,3 @@ async def remove(url: str, extent: Extent, report: Callable[[Removed], Awaitable
             async with engine.connect() as connection:
                 await connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
     return removed
-
-
-async def count_threads(url: str, extent: Extent) -> int:
-    """How many threads an extent has."""
-    async with opened(url) as engine, engine.connect() as connection:
-        return await removal.count_threads(connection, extent)

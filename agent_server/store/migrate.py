@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from alembic.config import Config
+from alembic.migration import MigrationContext
 from alembic.runtime.environment import EnvironmentContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from agent_server.store.faults import StoreUnavailable
 from agent_server.store.schema import metadata
 
 MIGRATIONS = Path(__file__).parent / "migrations"
@@ -41,6 +43,7 @@ def upgrade(connection: Connection, scripts: ScriptDirectory, target: str = TARG
     """begun: the connection's transaction began with `begin_alone`."""
     if not begun:
         begin_alone(connection)
+    _check_known(connection, scripts)
     _run(connection, scripts, target, scripts._upgrade_revs)  # as alembic's own `upgrade` command does
 
 
@@ -48,7 +51,21 @@ def downgrade(connection: Connection, scripts: ScriptDirectory, target: str, *, 
     """Bring a database back to an earlier schema ("base": to none)."""
     if not begun:
         begin_alone(connection)
+    _check_known(connection, scripts)
     _run(connection, scripts, target, scripts._downgrade_revs)
+
+
+def _check_known(connection: Connection, scripts: ScriptDirectory) -> None:
+    """StoreUnavailable for a database that a newer version of this server migrated."""
+    known = {each.revision for each in scripts.walk_revisions()}
+    for revision in MigrationContext.configure(connection).get_current_heads():
+        if revision not in known:
+            newest = scripts.get_current_head()
+            raise StoreUnavailable(
+                f"its schema is at revision {revision}, of a newer version of agent-server, and this version reads "
+                f"those up to {newest}. Use the newer version, or stop it and bring the database back with it: "
+                f"agent-server threads downgrade {newest}. Or restore a backup that this version made"
+            )
 
 
 def begin_alone(connection: Connection) -> None:

@@ -26,7 +26,8 @@ SLICE = 50
 """Threads that are removed in one transaction, at most."""
 SLICE_SECONDS = 0.005
 """Time that one transaction is to take; the number of rows it removes is adapted to it."""
-FIRST_ROWS, MOST_ROWS = 50, 2000
+LEAST_ROWS, MOST_ROWS = 250, 2000
+"""Rows of one transaction, however fast or busy the machine is."""
 FILE_BYTES = 4 * 2**20
 """Files that are removed in one transaction, unless one alone is larger."""
 PAUSE_SECONDS = 0.02
@@ -226,7 +227,7 @@ async def remove_all(
     prepare: called with the threads that are removed next. report: called after each transaction with what was removed
     so far. What was removed stays so wherever this is interrupted, and the same call removes the rest.
     """
-    removed, most, threads = Removed(), FIRST_ROWS, list[tuple[str, str]]()
+    removed, most, threads = Removed(), LEAST_ROWS, list[tuple[str, str]]()
     last: tuple[str, str] | None = None  # what was looked at and stays is not looked at again for each transaction
 
     async def work(connection: AsyncConnection) -> tuple[Removed, float]:
@@ -247,8 +248,8 @@ async def remove_all(
         if report is not None:
             await report(removed)
         most = round(most * min(2.0, max(0.25, SLICE_SECONDS / max(seconds, 1e-6))))
-        most = min(MOST_ROWS, max(1, most))
-        await asyncio.sleep(PAUSE_SECONDS)
+        most = min(MOST_ROWS, max(LEAST_ROWS, most))
+        await asyncio.sleep(max(PAUSE_SECONDS, seconds))
 
 
 @contextlib.asynccontextmanager

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from agent_server.cli import app
-from agent_server.store import Extent, Store, archive
+from agent_server.store import Extent, Store, StoreUnavailable, archive
 from agent_server.store.archive import ArchiveError, backup, remove, restore
 from agent_server.store.database import make_engine, with_driver
 from agent_server.store.migrate import downgrade, load
@@ -179,3 +181,50 @@ def test_the_command_says_in_the_audit_log_what_was_done(tmp_path: Path, monkeyp
         {"threads": 0, "responses": 0, "reason": "age"},
         {"tenant": "a", "threads": 1, "responses": 1, "reason": "erasure"},
     ]
+
+
+async def test_a_database_of_a_newer_version_is_refused_with_what_to_do(url: str, tmp_path: Path):
+    """As an older server finds it after a downgrade; and the newer one brings it back."""
+    before = await filled(url)
+    newest = str(load().get_current_head())
+    engine = make_engine(with_driver(url), False)
+
+    async def revision(number: str) -> None:
+        async with engine.begin() as connection:
+            await connection.exec_driver_sql(f"UPDATE alembic_version SET version_num = '{number}'")
+
+    await revision("0999")
+    said = f"revision 0999, of a newer version.*up to {newest}.*agent-server threads downgrade {newest}.*backup"
+    store = Store(url)
+    with pytest.raises(StoreUnavailable, match=said):
+        await store.open()
+    await store.close()
+    with pytest.raises(ArchiveError, match=said):
+        await backup(url, tmp_path / "b.gz")
+    await revision(newest)
+    with pytest.raises(ArchiveError, match="Unknown revision 'x'. Use one of 0001"):
+        await archive.bring_back(url, "x")
+    assert await archive.bring_back(url, "0006") == newest
+    async with engine.connect() as connection:
+        assert (await connection.exec_driver_sql("SELECT version_num FROM alembic_version")).scalar_one() == "0006"
+    await engine.dispose()
+    assert (await told(url))["a"][0] == before["a"][0]
+
+
+async def test_a_file_of_an_earlier_version_shrinks_once_it_was_compacted(tmp_path: Path):
+    place = tmp_path / "threads.db"
+    with contextlib.closing(sqlite3.connect(place)) as earlier:
+        earlier.execute("CREATE TABLE made_without_auto_vacuum (x)")
+    url = f"sqlite:///{place}"
+    store = Store(url)
+    await store.open()
+    for tenant in "ab":
+        for number in range(20):
+            await store.begin_run(tenant, f"t{number}", "r", messages=[user("u1", "words " * 5000)])
+    await store.remove(Extent(tenant="a"))
+    await store.close()
+    whole = place.stat().st_size
+    before, after = await archive.compact(url)
+    assert before == whole and after < 0.7 * whole
+    await remove(url, Extent(tenant="b"))
+    assert place.stat().st_size < 0.3 * whole

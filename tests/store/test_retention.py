@@ -110,7 +110,7 @@ async def test_it_goes_in_slices_between_which_others_write(store: Store, monkey
 
 
 async def test_a_thread_of_many_rows_goes_in_slices(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(removals, "FIRST_ROWS", 3)
+    monkeypatch.setattr(removals, "LEAST_ROWS", 3)
     monkeypatch.setattr(removals, "MOST_ROWS", 3)
     many = [user(f"u{number}", "hello") for number in range(20)]
     await store.begin_run("a", "long", "r", messages=many)
