@@ -2,9 +2,9 @@
 
     python benchmarks/saving.py [--rounds 6] [--streams 8] [--tokens 300]
 
-Two servers of one process, each with an SQLite file, of which one saves what its runs say (the default) and one does not
-(TAKE_UP_RUNS=false). They are given the same runs in turn, and counted are tokens for a second of the process's CPU: the
-store's thread is in it. First with the bundled model computed in the same process, then with the scripted engine, which
+Two servers of one process, each with an SQLite file, of which one saves what its runs say (the default) and one does
+not (TAKE_UP_RUNS=false). They are given the same runs in turn, and counted are tokens for a second of the process's CPU:
+the store's thread is in it. First with the bundled model computed in the same process, then with the scripted engine, which
 computes nothing, so that the server's own work is all there is. Its last line says "kept" or "missed".
 """
 
@@ -49,8 +49,7 @@ async def round_of(server: Server, name: str, streams: int, tokens: int) -> floa
 
     async def one(input: RunAgentInput) -> int:
         run = await server.runs.start(input, options)
-        async for _, event in run.events():
-            pass
+        *_, (_, event) = [numbered async for numbered in run.events()]
         assert isinstance(event, RunFinished), event
         return sum(each.output_tokens or 0 for each in event.usage or ())
 

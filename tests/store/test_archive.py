@@ -202,7 +202,7 @@ async def test_a_database_of_a_newer_version_is_refused_with_what_to_do(url: str
     with pytest.raises(ArchiveError, match=said):
         await backup(url, tmp_path / "b.gz")
     await revision(newest)
-    with pytest.raises(ArchiveError, match="Unknown revision 'x'. Use one of 0001"):
+    with pytest.raises(ArchiveError, match=r"Unknown revision 'x'\. Use one of 0001"):
         await archive.bring_back(url, "x")
     assert await archive.bring_back(url, "0006") == newest
     async with engine.connect() as connection:
