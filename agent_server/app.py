@@ -33,7 +33,7 @@ from agent_server.version import version
 from agent_server.web.context import RequestContext, enter, first_headers, given_request_id, id_headers
 from agent_server.web.counted_send import SWITCHING, CountedSend
 from agent_server.web.errors import error_response, name_version, place_once, refuse_websocket, route_path
-from agent_server.web.origins import BrowserGuard, BrowserPolicy, server_names
+from agent_server.web.origins import CONTAINER_NAMES, BrowserGuard, BrowserPolicy, in_container, server_names
 from agent_server.web.route_table import RouteTable
 
 if TYPE_CHECKING:
@@ -210,7 +210,10 @@ def browser_policy(settings: Settings) -> BrowserPolicy:
     if keyed and not browsers.allowed_hosts:
         return BrowserPolicy(origins=browsers.cors_origins)
     names = {name for address in settings.listening.addresses for name in server_names(address.host or "localhost")}
-    return BrowserPolicy({*browsers.allowed_hosts, *names}, browsers.cors_origins)
+    contained = in_container() if browsers.container_names is None else browsers.container_names
+    if contained:
+        names |= {*CONTAINER_NAMES}
+    return BrowserPolicy({*browsers.allowed_hosts, *names}, browsers.cors_origins, single_labels=contained)
 
 
 async def unavailable(scope: Scope, receive: Receive, send: Send, error: StartupError) -> None:

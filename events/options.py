@@ -58,6 +58,7 @@ class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     generation_prompt: False renders the prompt without the beginning of an answer.
     truncate_prompt: keep this many of the prompt's last tokens; -1: as many as fit. truncation_side: "right" keeps its
         first tokens instead. truncate_history: leave out the oldest turns of a conversation that does not fit.
+    fit_answer: `max_tokens` means at most what the context leaves; else a prompt that leaves less is refused.
     compact: how the conversation is made short, where the client wants that told.
     special_tokens: show control tokens in the answer, whose text is then not parsed.
     cache_salt: what is cached is found by requests with the same one alone. priority: 0, or how far the request gives
@@ -84,6 +85,7 @@ class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     truncate_prompt: int | None = None
     truncation_side: Literal["left", "right"] = "left"
     truncate_history: bool = False
+    fit_answer: bool = False
     compact: Compact | None = None
     special_tokens: bool = False
     cache_salt: str = ""

@@ -34,6 +34,7 @@ def settings(**changes: Any) -> Settings:
         "engine_process": False,
         "grace": 0.5,
         "drain": 2.0,
+        "container_names": False,
     }
     return Settings(_env_file=None, **{**base, **changes})
 

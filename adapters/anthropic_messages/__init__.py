@@ -1,7 +1,7 @@
 """Anthropic's Messages."""
 
 from adapters.anthropic_messages.anthropic_fields import FIELDS
-from adapters.anthropic_messages.anthropic_inbound import MessageFlags, fitted, parse, parse_count
+from adapters.anthropic_messages.anthropic_inbound import MessageFlags, parse, parse_count
 from adapters.anthropic_messages.anthropic_outbound import MessageIdentity, MessageStream, count_body, message_body
 from adapters.anthropic_messages.models import model_page, one_model
 
@@ -11,7 +11,6 @@ __all__ = [
     "MessageIdentity",
     "MessageStream",
     "count_body",
-    "fitted",
     "message_body",
     "model_page",
     "one_model",

@@ -27,24 +27,12 @@ OPTIONS = ("model", *SCHEDULING, *SAMPLING["messages"])
 class MessageFlags(msgspec.Struct, frozen=True, kw_only=True):
     """What the outbound side must know of the request (`Inbound.extra`).
 
-    fills_context: the answer may take what the context leaves, see `fitted`.
+    max_tokens: of the answer; one that ends for its length with fewer has filled the context.
     """
 
     hide_thinking: bool = False
-    fills_context: bool = False
+    max_tokens: int = 0
     stop_sequences: tuple[str, ...] = ()
-
-
-def fitted(inbound: Inbound, context_length: int | None) -> Inbound:
-    """`max_tokens` is required on this wire, so clients send a number that suits large models: one that no answer of
-    this model can reach means as much as the context leaves."""
-    asked = inbound.options.sampling.max_tokens
-    if asked is None or context_length is None or asked < context_length:
-        return inbound
-    sampling = msgspec.structs.replace(inbound.options.sampling, max_tokens=None)
-    options = msgspec.structs.replace(inbound.options, sampling=sampling)
-    extra = msgspec.structs.replace(inbound.extra, fills_context=True)
-    return msgspec.structs.replace(inbound, options=options, extra=extra)
 
 
 class _TurnHead(msgspec.Struct):
@@ -119,6 +107,8 @@ def _options(
         "thinking": {"enabled": True, "disabled": False}.get(thinking.type),
         "continue_final_message": _is_prefill(messages[-1]),
         "store": False,
+        # It is required on this wire, so clients send a number that suits large models.
+        "fit_answer": True,
     }
     flags = MessageFlags(hide_thinking=thinking.display == "omitted", stop_sequences=options.sampling.stop)
     return msgspec.structs.replace(options, **changes), flags

@@ -51,7 +51,8 @@ def stop_reason(answer: Answer, flags: MessageFlags) -> tuple[str | None, str | 
     if answer.finish == "stop" and isinstance(answer.stop, str):
         return "stop_sequence", answer.stop
     if answer.finish == "length":
-        return "model_context_window_exceeded" if flags.fills_context else "max_tokens", None
+        full = usage_object(answer.usage)["output_tokens"] < flags.max_tokens
+        return "model_context_window_exceeded" if full else "max_tokens", None
     return "tool_use" if answer.finish == "tool_calls" else "end_turn", None
 
 

@@ -231,8 +231,7 @@ class TurnTaker:
         if options.prompt_progress and not info.tells_progress:
             recorder.warn("This engine does not tell how far a prompt is.")
         recorder.constrained = recorder.constrained or planned.constraint is not None
-        most = context.options.most_context
-        room = max(1, most - len(prompt.token_ids)) if most else 0
+        room = self._room(prompt, options, info)
         pictures, sounds = await self._media(prompt, options, held)
         request = GenerationRequest(
             request_id=context.new_id("gen"),
@@ -269,6 +268,13 @@ class TurnTaker:
             recorder.unsent = translator.unsent
         said = self._said = self.said()
         return Turn(said=said, finished=finished, invalid=await self._validate(said, input))
+
+    def _room(self, prompt: Prompt, options: GenerationOptions, info: EngineInfo) -> int:
+        """Tokens that are left for the answer: of what the caller may have, and of the model's context where the answer
+        is to be fitted into it; 0: any."""
+        own = (info.context_length, self._model.prompts.context_length) if options.fit_answer else ()
+        most = min((each for each in (self._context.options.most_context, *own) if each), default=0)
+        return max(1, most - len(prompt.token_ids)) if most else 0
 
     def _resumed(self) -> Sequence[Delta]:
         """What an earlier server has generated of this turn. A subagent's is part of a call, which is made again."""

@@ -214,11 +214,12 @@ def _caller(principal: Principal) -> str:
 
 
 def _shortened(options: GenerationOptions, most: int) -> GenerationOptions:
-    """The options under a key's limit on one answer: what is asked beyond it is refused, what is not said gets it."""
+    """The options under a key's limit on one answer: what is asked beyond it is refused, or made to fit where the wire
+    wants that, and what is not said gets it."""
     asked = options.sampling.max_tokens
     if not most or (asked is not None and asked <= most):
         return options
-    if asked is not None:
+    if asked is not None and not options.fit_answer:
         raise RequestError("invalid_request", f"This key may ask for {most} tokens at most.", "max_tokens")
     sampling = msgspec.structs.replace(options.sampling, max_tokens=most)
     return msgspec.structs.replace(options, sampling=sampling)

@@ -51,6 +51,10 @@ class Prompts(Protocol):
     def control_ids(self) -> Mapping[str, int]:
         """Text → id of every control token of the vocabulary."""
 
+    @property
+    def context_length(self) -> int | None:
+        """Tokens of a prompt and its answer together; None: what the engine holds."""
+
     def output_format(self, tools: bool = False) -> OutputFormat:
         """How the model writes its output, with or without tools."""
 
@@ -189,8 +193,8 @@ class PromptBuilder:
         """The prompt for one turn. takes: kinds of media that have a place in it ("image", "audio"), one token each.
         fits: whether its length is checked. Raises
         EngineError("invalid_request") if there is no template or it refuses the conversation,
-        EngineError("context_length_exceeded") if the prompt, or prompt and max_tokens, do not fit into the
-        model's context, or into what the caller may have of it."""
+        EngineError("context_length_exceeded") if the prompt, or prompt and max_tokens unless they are to be fitted, do
+        not fit into the model's context, or into what the caller may have of it."""
         if not fits:
             return self._rendered(input, options, instructions, takes=takes)
         if options.truncate_history:
@@ -209,7 +213,8 @@ class PromptBuilder:
         limit = most if most and (own is None or most < own) else own
         prompt = shortened(prompt, options, limit)
         whose = "the model's context holds" if limit == own else "this key's limit on prompt and answer together is"
-        _check_length(len(prompt.token_ids), options.sampling.max_tokens, limit, whose)
+        wanted = None if options.fit_answer else options.sampling.max_tokens
+        _check_length(len(prompt.token_ids), wanted, limit, whose)
         return prompt
 
     def count_tokens(self, input: RunAgentInput, options: GenerationOptions, instructions: str | None = None) -> int:

@@ -110,8 +110,10 @@ async def expected_context(model: AnyModel) -> int | None:
 
 
 def model_name(server: Server, options: GenerationOptions) -> str:
+    """The name that an answer gives: the one that was asked for, since clients drop the thinking of an answer that has
+    another name, and the served model's where none was. Raises RequestError for an unknown one."""
     agent = agent_for(server, options.model)
-    return server.model_of(agent).name if agent == "default" else agent
+    return options.model or (server.model_of(agent).name if agent == "default" else agent)
 
 
 async def start_runs(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -14,8 +15,6 @@ from adapters.anthropic_messages import MessageIdentity, MessageStream, message_
 from agent_server.ids import new_id
 from agent_server.routes.answering import (
     answer_json,
-    expected_context,
-    model_for,
     model_name,
     prompt_of,
     servers_own,
@@ -33,7 +32,6 @@ def routes(server: Server) -> list[BaseRoute]:
     async def messages(request: Request) -> Response:
         parse = partial(anthropic_messages.parse, new_id=new_id, media=server.takes)
         inbound = await read_request(server, request, parse)
-        inbound = anthropic_messages.fitted(inbound, await expected_context(model_for(server, inbound.options.model)))
         identity = MessageIdentity(
             id=f"msg_{inbound.input.run_id.removeprefix('run_')}",
             model=model_name(server, inbound.options),
@@ -41,9 +39,10 @@ def routes(server: Server) -> list[BaseRoute]:
             hidden_tools=servers_own(server, inbound),
         )
         runs = await start_runs(server, request, inbound)
+        flags = msgspec.structs.replace(inbound.extra, max_tokens=runs[0].options.sampling.max_tokens or 0)
         if inbound.stream:
-            encoder = MessageStream(identity, inbound.extra, prompt=prompt_of(runs[0]))
+            encoder = MessageStream(identity, flags, prompt=prompt_of(runs[0]))
             return await stream_answer(server, request, runs, encoder, wire="messages")
-        return await answer_json(request, runs, lambda answers: message_body(answers[0], identity, inbound.extra))
+        return await answer_json(request, runs, lambda answers: message_body(answers[0], identity, flags))
 
     return [Route("/v1/messages", guarded(messages), methods=["POST"])]

@@ -29,7 +29,9 @@ def routes(server: Server) -> list[BaseRoute]:
         made = await found.embed(
             query.inputs, dimensions=query.dimensions, truncate=query.truncate, prompt=query.prompt
         )
-        body = openai_embeddings.embedding_body(made.vectors, made.tokens, found.name, query, made.warnings)
+        body = openai_embeddings.embedding_body(
+            made.vectors, made.tokens, query.model or found.name, query, made.warnings
+        )
         return Response(body, media_type="application/json")
 
     return [Route("/v1/embeddings", guarded(embeddings), methods=["POST"])]

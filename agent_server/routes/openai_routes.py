@@ -82,7 +82,9 @@ def routes(server: Server) -> list[BaseRoute]:
 
     async def model(request: Request) -> Response:
         find = anthropic_messages.one_model if speaks_anthropic(request.scope) else one_model
-        cards, name = model_cards(server, born), request.path_params["name"]
+        cards, name = model_cards(server, born), request.path_params["name"].rstrip("/")
+        if not name:  # `/v1/models/`, as some clients write it
+            return await models(request)
         body = find(cards, name if any(card.id == name for card in cards) else served_under(server, name))
         return Response(body, media_type="application/json")
 

@@ -76,6 +76,9 @@ class BrowserSettings(Section):
     allowed_hosts: Names = ()
     """Names in the Host header that are served besides localhost, addresses and the machine's own name, such as the
     public name of a reverse proxy; `*.example.com` and `*` are understood. With API keys and none named: all."""
+    container_names: bool | None = None
+    """Serve also the names that containers have for each other: those without a dot, such as a compose service's, and
+    below `docker.internal`, `containers.internal` and `svc.cluster.local`. None: where the server runs in one."""
     cors_credentials: bool = False
     """Let pages of `cors_origins` send cookies and HTTP authentication (`credentials: "include"`)."""
 

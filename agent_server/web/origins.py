@@ -4,7 +4,8 @@ A browser lets any page send requests to any address, so a server without keys o
 page that one looks at. Three things give such a request away, and each is checked before any route runs:
 
 - `Host`: a page whose name was made to point at this machine (DNS rebinding) asks under its own name. Names that we are
-  served under are localhost, addresses (no name, so nothing was rebound), the bound name and the allowed hosts.
+  served under are localhost, addresses (no name, so nothing was rebound), the bound name and the allowed hosts; in a
+  container also the names that containers have for each other, none of which can be registered.
 - `Origin` and `Sec-Fetch-Site`: browsers set them, pages cannot. A page of ours, and pages of the CORS origins, may.
 - `Content-Type`: a page elsewhere can send three types without asking first (a CORS preflight), and none is JSON.
   Recordings alone come as forms: nothing is changed by them, and such a page cannot read the answer.
@@ -18,6 +19,7 @@ import ipaddress
 import socket
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -35,6 +37,10 @@ FORMS = frozenset({"/v1/audio/transcriptions", "/audio/transcriptions", "/copilo
 """The routes that read multipart/form-data, and nothing else."""
 OURS = frozenset({"same-origin", "none"})
 """`Sec-Fetch-Site` of our own page, and of what a person typed into the address bar (Fetch Metadata, section 2.4)."""
+CONTAINER_NAMES = ("*.docker.internal", "*.containers.internal", "*.svc.cluster.local")
+"""How Docker, Podman and Kubernetes call hosts and services; names below these cannot be registered by anyone."""
+CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv", "/var/run/secrets/kubernetes.io")
+"""Files that Docker, Podman and Kubernetes put into every container."""
 LONGEST_ADDRESS = 128
 """Characters of an IPv6 address with the name of its network interface; what is longer is no address."""
 
@@ -44,10 +50,19 @@ class BrowserPolicy:
 
     hosts: names besides localhost and addresses; "*.example.com" means every name below it, "*" any at all. None: Host
     is not looked at. origins: of pages elsewhere that may ask; "*" means all of them. pages: False for a server that
-    no page ever asks; then whatever shows an Origin is refused, one that equals Host included.
+    no page ever asks; then whatever shows an Origin is refused, one that equals Host included. single_labels: names
+    without a dot are served, which is what the services of a compose file have.
     """
 
-    def __init__(self, hosts: Iterable[str] | None = None, origins: Iterable[str] = (), *, pages: bool = True) -> None:
+    def __init__(
+        self,
+        hosts: Iterable[str] | None = None,
+        origins: Iterable[str] = (),
+        *,
+        pages: bool = True,
+        single_labels: bool = False,
+    ) -> None:
+        self._single_labels = single_labels
         self._hosts = None if hosts is None else frozenset(host.lower() for host in hosts)
         self._origins = frozenset(origins)
         self._pages = pages
@@ -76,6 +91,8 @@ class BrowserPolicy:
         name = _name(host)
         if name == "localhost" or name.endswith(".localhost") or _is_address(name):
             return True
+        if self._single_labels and name and "." not in name:
+            return True
         return host in self._hosts or name in self._hosts or self._is_below(name)
 
     def _is_below(self, name: str) -> bool:
@@ -102,6 +119,11 @@ def server_names(host: str) -> set[str]:
         return {"localhost"}
     machine = socket.gethostname().lower()
     return {host.lower(), machine, f"{machine}.local"}
+
+
+def in_container() -> bool:
+    """Whether this process runs in a container of Docker, Podman or Kubernetes."""
+    return any(Path(mark).exists() for mark in CONTAINER_MARKS)
 
 
 def _host_headers(scope: Scope) -> int:

@@ -28,6 +28,7 @@ class JsonPrompts:
     """The prompt is the request as JSON, so that a script can look at what the model was told."""
 
     control_ids: Mapping[str, int] = {}
+    context_length: int | None = None
 
     def __init__(self, output_format: OutputFormat) -> None:
         self._output_format = output_format

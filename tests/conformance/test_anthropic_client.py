@@ -107,7 +107,7 @@ async def test_errors_have_their_types(client: AsyncAnthropic) -> None:
     with pytest.raises(anthropic.NotFoundError):
         await client.messages.create(model="no-such-model", max_tokens=9, messages=HELLO)
     with pytest.raises(anthropic.BadRequestError) as caught:
-        await client.messages.create(model="default", max_tokens=9, messages=HELLO, extra_body={"frobnicate": 1})
+        await client.messages.create(model="default", max_tokens=9, messages=HELLO, extra_body={"regex": "a+"})
     assert caught.value.body["error"]["type"] == "invalid_request_error"  # type: ignore[index]
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "QUJD"}}
     with pytest.raises(anthropic.BadRequestError):

@@ -46,7 +46,7 @@ def test_the_description_is_openapi():
 
 def test_a_refused_field_may_have_its_neutral_value_alone():
     fields = create_app(server_settings()).openapi()["components"]["schemas"]["ChatCompletionRequest"]
-    assert fields["properties"]["service_tier"]["enum"] == ["auto", "default", None]
+    assert fields["properties"]["echo"]["enum"] == [False, None]
     assert fields["properties"]["temperature"]["maximum"] == 100
     assert fields["additionalProperties"] is False
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,6 +16,7 @@ from starlette.routing import Mount, Route, WebSocketRoute
 
 from agent_server.app import Application, browser_policy, build_app
 from agent_server.assemble import build_server
+from agent_server.web.origins import CONTAINER_MARKS
 from tests.server import Running, scripted, serving, settings
 
 RUN = {"threadId": "t", "runId": "r", "messages": [{"id": "1", "role": "user", "content": "Hi"}]}
@@ -169,6 +171,23 @@ async def test_clients_without_a_browser_and_our_own_page_may_ask(client: httpx.
         ({"api_keys": ("k",)}, {"host": "ai.example.com", "origin": "https://ai.example.com"}, True),
         ({"api_keys": ("k",)}, {"host": "ai.example.com", "origin": EVIL}, False),
         ({"api_keys": ("k",), "allowed_hosts": ("ai.example.com",)}, {"host": "other.example.com"}, False),
+        ({"container_names": True}, {"host": "host.docker.internal:8000"}, True),
+        ({"container_names": True}, {"host": "host.containers.internal"}, True),
+        ({"container_names": True}, {"host": "Agent_Server:8000"}, True),
+        ({"container_names": True}, {"host": "agent.default.svc.cluster.local"}, True),
+        ({"container_names": True}, {"host": "agent:8000", "origin": "http://agent:8000"}, True),
+        ({"container_names": True}, {"host": "agent:8000", "origin": EVIL}, False),
+        ({"container_names": True}, {"host": "rebound.example"}, False),
+        ({"container_names": True}, {"host": "host.docker.internal.rebound.example"}, False),
+        ({"container_names": True}, {"host": "evildocker.internal"}, False),
+        ({"container_names": True}, {"host": ":8000"}, False),
+        ({"container_names": False}, {"host": "host.docker.internal:8000"}, False),
+        ({"container_names": False}, {"host": "agent:8000"}, False),
+        (
+            {"container_names": False, "allowed_hosts": ("host.docker.internal",)},
+            {"host": "host.docker.internal"},
+            True,
+        ),
         ({"host": "box.lan"}, {"host": "box.lan:8000"}, True),
         ({"host": "0.0.0.0"}, {"host": "elsewhere.example"}, False),
     ],
@@ -178,6 +197,16 @@ def test_what_the_settings_allow(changes: dict[str, Any], headers: dict[str, str
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
     scope = {"type": "http", "method": "POST", "path": "/agui", "headers": raw}
     assert (policy.refusal(scope) is None) == admitted
+
+
+@pytest.mark.parametrize("mark", [None, *CONTAINER_MARKS])
+def test_names_of_containers_are_served_where_the_system_says_that_it_is_one(
+    mark: str | None, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Path, "exists", lambda path: str(path) == mark)
+    policy = browser_policy(settings(container_names=None))
+    scope = {"type": "http", "method": "POST", "path": "/agui", "headers": [(b"host", b"host.docker.internal:8000")]}
+    assert (policy.refusal(scope) is None) == (mark is not None)
 
 
 @shared
