@@ -4,7 +4,7 @@ import { memo } from "react";
 import { plainPieces } from "./pieces";
 
 export const PlainPart = memo(function PlainPart({ text }: { text: string }) {
-  return <p className="plain">{text}</p>;
+  return <p className="plain" dir="auto">{text}</p>;
 });
 
 /** From here on, parts that are out of view are not laid out. */

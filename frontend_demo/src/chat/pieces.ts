@@ -19,8 +19,8 @@ export interface Piece {
 export const BOUNDS = {
   /** Of a text, from its beginning: what follows is shown as it was written. */
   text: 100_000,
-  /** A piece ends at the first place that allows it behind this. */
-  wanted: 1_500,
+  /** A piece ends at the first place that allows it once it costs this. */
+  wanted: 4_000,
   /** Of one piece of Markdown. */
   piece: 8_000,
   /** Characters with a meaning in one piece of Markdown, formulas counted several times. */
@@ -29,10 +29,12 @@ export const BOUNDS = {
   depth: 12,
   /** Cells that a table has room for: its columns, times the lines of its piece, which are filled up to them. */
   cells: 1_200,
-  /** Of one piece that is shown as it was written. */
-  plain: 8_000,
+  /** Of one piece that is shown as it was written: browsers pair the brackets of a paragraph in the square of its length. */
+  plain: 1_000,
   /** Of one block of code. */
   code: 60_000,
+  /** Of one line of code. */
+  line: 2_000,
   /** Definitions of links and notes, which every piece may use, and the characters of each. */
   definitions: 40,
   definition: 300,
@@ -40,7 +42,7 @@ export const BOUNDS = {
 
 const MARK_COST = 20;
 const CELL_COST = 6;
-const LINE_COST = 20;
+const LINE_COST = 40;
 const FORMULA_MARKS = 4;
 const FENCE = /^(`{3,}|~{3,})([^`\n]*)$/;
 const ITEM = /^(?:[-*+]|\d{1,9}[.)])(?=\s|$)/;
@@ -79,6 +81,15 @@ function lastBreak(text: string, from: number, end: number): number {
     if (at > half) return at;
   }
   return /[\ud800-\udbff]/.test(text.charAt(end - 1)) ? end - 1 : end;
+}
+
+function hasLongLine(text: string): boolean {
+  for (let from = 0; from >= 0 && text.length - from > BOUNDS.line; ) {
+    const end = text.indexOf("\n", from);
+    if (end < 0 || end - from > BOUNDS.line) return true;
+    from = end + 1;
+  }
+  return false;
 }
 
 /** Lines that define links and notes, by what stands for them in the text. */
@@ -169,7 +180,7 @@ class Reader {
       return;
     }
     const work = workOf(line);
-    if (this.#mayCut(bare) && (this.#work.characters >= BOUNDS.wanted || exceeds(sum(this.#work, work)))) this.#cut();
+    if (this.#mayCut(bare) && (costOf(this.#work) >= BOUNDS.wanted || exceeds(sum(this.#work, work)))) this.#cut();
     this.#lines.push(line);
     this.#work = sum(this.#work, work);
     this.#blank = bare === "";
@@ -197,7 +208,7 @@ class Reader {
   #closeFence(): void {
     const text = this.#lines.join("").replace(/\n$/, "");
     this.#lines = [];
-    if (text.length > BOUNDS.code) this.#pieces.push(...plainPieces(text));
+    if (text.length > BOUNDS.code || hasLongLine(text)) this.#pieces.push(...plainPieces(text));
     else this.#pieces.push({ kind: "code", text, language: this.#fence?.language ?? "", cost: text.length });
     this.#fence = null;
     this.#blank = true;

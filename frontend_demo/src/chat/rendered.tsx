@@ -19,7 +19,7 @@ const components: Components = {
 const plugins = [remarkGfm];
 
 /** Work of one step, between which the page takes input: as much as most answers have, which are shown at once. */
-export const STEP = 12_000;
+const STEP = 8_000;
 
 export default memo(function Rendered({ text }: { text: string }) {
   const pieces = useMemo(() => piecesOf(text), [text]);
