@@ -48,7 +48,7 @@ for (const name of ["display math never closed", "quotations", "nested links", "
 
 test("a person types while two megabytes of brackets and formulas stream in", { timeout: 180_000 }, () => {
   const text = `${HOSTILE["display math never closed"](700_000)}\n\n${HOSTILE["short paragraphs"](700_000)}${HOSTILE["links never closed"](700_000)}`;
-  return answered(text, { pieces: 400, every: 10 }, async (page) => {
+  return answered(text, { pieces: 2_000, every: 5 }, async (page) => {
     await page.locator(prose).waitFor();
     const box = page.getByRole("textbox", { name: "Message" });
     await box.pressSequentially("Next question", { delay: 40 });
