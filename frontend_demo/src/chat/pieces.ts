@@ -43,6 +43,8 @@ export const BOUNDS = {
 const MARK_COST = 20;
 const CELL_COST = 6;
 const LINE_COST = 40;
+/** The head of a block of code, its button, and finding its language. */
+const CODE_COST = 400;
 const FORMULA_MARKS = 4;
 const FENCE = /^(`{3,}|~{3,})([^`\n]*)$/;
 const ITEM = /^(?:[-*+]|\d{1,9}[.)])(?=\s|$)/;
@@ -209,7 +211,7 @@ class Reader {
     const text = this.#lines.join("").replace(/\n$/, "");
     this.#lines = [];
     if (text.length > BOUNDS.code || hasLongLine(text)) this.#pieces.push(...plainPieces(text));
-    else this.#pieces.push({ kind: "code", text, language: this.#fence?.language ?? "", cost: text.length });
+    else this.#pieces.push({ kind: "code", text, language: this.#fence?.language ?? "", cost: CODE_COST + text.length });
     this.#fence = null;
     this.#blank = true;
   }
