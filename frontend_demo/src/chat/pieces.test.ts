@@ -40,7 +40,7 @@ test("an ordinary answer is one piece, and shown at once", () => {
 test("a long answer is cut between paragraphs, around code, and between the items of a list", () => {
   const paragraph = `${"Words of a sentence. ".repeat(50)}\n\n`;
   const list = Array.from({ length: 200 }, (_, index) => `${index + 1}. An item with **bold** words\n`).join("");
-  const pieces = piecesOf(`${paragraph.repeat(4)}\`\`\`python title\nprint(1)\n\nprint(2)\n\`\`\`\n${list}`);
+  const pieces = piecesOf(`${paragraph.repeat(12)}\`\`\`python title\nprint(1)\n\nprint(2)\n\`\`\`\n${list}`);
   const code = pieces.findIndex(({ kind }) => kind === "code");
   expect(pieces.every(({ kind }, index) => (kind === "code" ? index === code : kind === "markdown"))).toBe(true);
   expect([code, pieces.length - code - 1].every((count) => count > 1)).toBe(true);
