@@ -7,6 +7,7 @@ import { focusComposer, sends } from "../ui/keys";
 import { Attached } from "./Attached";
 import type { Attachment } from "./attachments";
 import { beginningOf, isLong, sizeOf } from "./long";
+import { longClass, Plain } from "./Plain";
 
 export interface Own {
   /** Asks again in these words; resolves to why that is not possible, or null. */
@@ -57,7 +58,7 @@ function Folded({ text }: { text: string }) {
   const [open, setOpen] = useState(false);
   return (
     <>
-      {open ? text : `${beginningOf(text)} …`}
+      {open ? <div className={longClass(text)}><Plain text={text} /></div> : `${beginningOf(text)} …`}
       <button className="unfold" aria-expanded={open} onClick={() => setOpen(!open)}>{open ? "Show less" : `Show all ${sizeOf(text)}`}</button>
     </>
   );

@@ -9,7 +9,7 @@ import "../styles/code.css";
 const lowlight = createLowlight(common);
 lowlight.registerAlias({ bash: ["console", "shell", "zsh"], javascript: ["jsx"], json: ["jsonl"], typescript: ["tsx"] });
 /** Above this, colours cost more than they show. */
-const MOST_CHARACTERS = 40_000;
+const MOST_CHARACTERS = 20_000;
 
 export default memo(function Highlighted({ code, language }: { code: string; language: string }) {
   const settled = useDeferredValue(code);

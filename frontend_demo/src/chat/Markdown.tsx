@@ -1,12 +1,12 @@
 /** Markdown, by a renderer that is fetched after the first screen; until it is there, the text as the model wrote it. */
 
 import { lazy, Suspense, type ComponentType } from "react";
+import { longClass, Plain } from "./Plain";
 
 interface Props {
   text: string;
 }
 
-const Plain = ({ text }: Props) => <p className="plain">{text}</p>;
 // Without a network the answer is still to be read.
 const fetched = (): Promise<{ default: ComponentType<Props> }> => import("./rendered").catch(() => ({ default: Plain }));
 const Rendered = lazy(fetched);
@@ -16,7 +16,7 @@ export const prepareMarkdown = (): void => void fetched();
 
 export function Markdown({ text }: Props) {
   return (
-    <div className="prose">
+    <div className={`prose ${longClass(text)}`}>
       <Suspense fallback={<Plain text={text} />}><Rendered text={text} /></Suspense>
     </div>
   );

@@ -2,6 +2,7 @@
 
 import { useEffect, useRef, useState } from "react";
 import { Icon } from "../ui/icons";
+import { longClass, Plain } from "./Plain";
 
 export function Reasoning({ text, thinking }: { text: string; thinking: boolean }) {
   const [open, setOpen] = useState(thinking);
@@ -23,7 +24,7 @@ export function Reasoning({ text, thinking }: { text: string; thinking: boolean 
         <span className={thinking ? "shimmer" : ""}>{thinking ? "Thinking" : label(seconds)}</span>
         <Icon name="chevron" className="chevron" />
       </summary>
-      <div className="thought">{text}</div>
+      <div className={`thought ${longClass(text)}`}><Plain text={text} /></div>
     </details>
   );
 }

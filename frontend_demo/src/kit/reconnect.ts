@@ -4,6 +4,8 @@
  * sees one stream.
  */
 
+import { LONG_RUN, mergeDeltas, pauseAfter } from "./merge";
+
 export interface Line {
   fetch: (url: string, init: RequestInit) => Promise<Response>;
   /** A request for the events of a run after this one. */
@@ -36,13 +38,18 @@ export function reconnecting(line: Line): Line["fetch"] {
 function whole(first: ReadableStream<Uint8Array>, line: Line, signal: AbortSignal | null): ReadableStream<Uint8Array> {
   const seen = new Position();
   let source = first.getReader();
+  let received = 0;
   const encoder = new TextEncoder();
 
   const pull = async (controller: ReadableStreamDefaultController<Uint8Array>): Promise<void> => {
     try {
       const { done, value } = await source.read();
       if (!done) {
-        const frames = seen.take(value);
+        const whole = seen.take(value);
+        const frames = received < LONG_RUN ? whole : mergeDeltas(whole);
+        received += value.length;
+        const pause = pauseAfter(received);
+        if (pause) await new Promise((resolve) => setTimeout(resolve, pause));
         return frames ? controller.enqueue(encoder.encode(frames)) : pull(controller);
       }
       if (!seen.open) return controller.close();

@@ -1,7 +1,7 @@
 /** One entry of the stream: an event or the pieces of one message, and what that is on the other wire. */
 
-import { chunkText, chunkWords, hue, pretty, preview, quote, quoteEnd } from "../stream/describe";
-import { textOf, type Group } from "../stream/fold";
+import { chunkText, chunkWords, deltaOf, hue, pretty, preview, quote, quoteEnd } from "../stream/describe";
+import { excerptOf, type Group } from "../stream/fold";
 import type { Row } from "../stream/record";
 import { Copy } from "../ui/copy";
 import { Icon } from "../ui/icons";
@@ -21,12 +21,13 @@ export function Entry({ group, writing, ...props }: Props & { group: Group; writ
   const opened = props.open.has(first.sequence);
   const shown = writing ? quoteEnd : quote;
   const chunks = group.flatMap((row) => row.chunks);
+  const part = writing ? "end" : "beginning";
   return (
     <li className={`wire-row many hue-${hue(first.event.type)} ${props.fresh ? "fresh" : ""}`} data-sequence={first.sequence} data-type={first.event.type}>
       <button aria-expanded={opened} onClick={() => props.onToggle(first.sequence)}>
         <At row={first} numbered={props.numbered} />
-        <span className="cell"><span className="kind"><span>{first.event.type}</span> <b>×{group.length}</b><Icon name="chevron" className="chevron" /></span><span className="payload">{shown(textOf(group))}</span></span>
-        {chunks[0] === undefined ? <Nothing /> : <span className="cell"><span className="kind"><span>{chunkWords(chunks[0])[0]}</span> <b>×{chunks.length}</b></span><span className="payload">{shown(chunks.map(chunkText).join(""))}</span></span>}
+        <span className="cell"><span className="kind"><span>{first.event.type}</span> <b>×{group.length}</b><Icon name="chevron" className="chevron" /></span><span className="payload">{shown(excerptOf(group, ({ event }) => deltaOf(event), part))}</span></span>
+        {chunks[0] === undefined ? <Nothing /> : <span className="cell"><span className="kind"><span>{chunkWords(chunks[0])[0]}</span> <b>×{chunks.length}</b></span><span className="payload">{shown(excerptOf(chunks, chunkText, part))}</span></span>}
       </button>
       {opened && <ol className="pieces" aria-label="Pieces">{group.map((row) => <WireRow key={row.sequence} row={row} inner {...props} />)}</ol>}
     </li>

@@ -80,12 +80,12 @@ export function chunkText(data: string): string {
 }
 
 export function quote(text: string): string {
-  return `“${clip(text.replaceAll("\n", "⏎"))}”`;
+  return `“${clip(text.slice(0, PREVIEW + 1).replaceAll("\n", "⏎"))}”`;
 }
 
 /** The same for text that is still being written, of which the end is new. */
 export function quoteEnd(text: string): string {
-  const line = text.replaceAll("\n", "⏎");
+  const line = text.slice(-WRITTEN - 1).replaceAll("\n", "⏎");
   return `“${line.length > WRITTEN ? `…${line.slice(-WRITTEN)}` : line}”`;
 }
 

@@ -3,6 +3,9 @@
 import { deltaOf, hue, type Hue } from "./describe";
 import type { Row } from "./record";
 
+/** More characters than a row shows. */
+const ROOM = 100;
+
 /** Rows that stand as one: pieces of the same message or call that came one right after the other, or a single row. */
 export type Group = readonly [Row, ...Row[]];
 
@@ -39,6 +42,16 @@ export function sought(groups: readonly Group[], { text, without }: Wanted): rea
 function has(group: Group, words: string): boolean {
   if (textOf(group).toLowerCase().includes(words)) return true;
   return group.some(({ event, chunks }) => [JSON.stringify(event), ...chunks].some((each) => each.toLowerCase().includes(words)));
+}
+
+/** As much of the text that the pieces make together, from its beginning or from its end, as a row has room for. */
+export function excerptOf<T>(pieces: readonly T[], textOf: (piece: T) => string, part: "beginning" | "end"): string {
+  let text = "";
+  for (let at = 0; at < pieces.length && text.length <= ROOM; at++) {
+    const piece = textOf((part === "end" ? pieces.at(-1 - at) : pieces[at]) as T);
+    text = part === "end" ? piece.slice(-ROOM) + text : text + piece.slice(0, ROOM);
+  }
+  return text;
 }
 
 /** The text that the pieces make together. */

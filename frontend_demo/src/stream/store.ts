@@ -20,6 +20,8 @@ const GRACE_MS = 60;
 /** Runs whose times are remembered: read once more, they would be known by their order alone. */
 const REMEMBERED = 30;
 const NOTHING = 204;
+/** All rows are read each time that React is told, so that it is told less often the more there are. */
+const ROWS_PER_MS = 40;
 
 export class StreamStore {
   #view: View = { recording: empty(), version: 0, trouble: null };
@@ -119,10 +121,13 @@ export class StreamStore {
     this.#view = { ...this.#view, ...part, version: this.#view.version + 1 };
     if (this.#scheduled) return;
     this.#scheduled = true;
-    requestAnimationFrame(() => {
+    const tell = () => requestAnimationFrame(() => {
       this.#scheduled = false;
       for (const listener of this.#listeners) listener();
     });
+    const wait = this.#view.recording.over ? 0 : this.#view.recording.rows.length / ROWS_PER_MS;
+    if (wait < 1) tell();
+    else setTimeout(tell, wait);
   }
 }
 
