@@ -168,7 +168,8 @@ def _arguments_model(
             raise TypeError(f"tool {function!r}: {name} must be an ordinary named parameter")
         default = ... if parameter.default is parameter.empty else parameter.default
         taken = hasattr(BaseModel, name) or name.startswith("_")  # pydantic has another use for the name
-        field = Field(default, description=documented.get(name), **({"alias": name} if taken else {}))
+        renamed: dict[str, Any] = {"alias": name} if taken else {}
+        field = Field(default, description=documented.get(name), **renamed)
         fields[_RENAMED + name if taken else name] = (hints.get(name, Any), field)
     return create_model("Arguments", __config__=ConfigDict(extra="forbid", protected_namespaces=()), **fields)
 
