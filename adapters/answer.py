@@ -95,6 +95,11 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         return self.metadata.warnings or ()
 
 
+def warning_extension(warnings: Sequence[str] | None) -> dict[str, object]:
+    """What wires without a place for a run's warnings have in addition: `extensions.warnings`."""
+    return {"extensions": {"warnings": list(warnings)}} if warnings else {}
+
+
 def finish_reason(event: RunFinished) -> str:
     """ "stop", "length", "tool_calls", "content_filter" or "cancelled": what the run says, else what its outcome
     implies."""

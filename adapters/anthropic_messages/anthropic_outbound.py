@@ -9,7 +9,7 @@ import msgspec
 import pydantic_core
 
 from adapters import sse
-from adapters.answer import Answer, PromptOf, fold, raise_failure, unknown_prompt
+from adapters.answer import Answer, PromptOf, fold, raise_failure, unknown_prompt, warning_extension
 from adapters.anthropic_messages.anthropic_inbound import MessageFlags
 from adapters.anthropic_messages.blocks import Blocks, Closed, Filled, Opened, Step
 from adapters.errors import payload
@@ -160,7 +160,8 @@ class MessageStream:
         if reason is None:
             return _error_frame("internal", "The run was cancelled.")
         delta = {"stop_reason": reason, "stop_sequence": sequence}
-        last = _frame("message_delta", {"delta": delta, "usage": usage_object(answer.usage)})
+        told = warning_extension(answer.warnings)
+        last = _frame("message_delta", {"delta": delta, "usage": usage_object(answer.usage), **told})
         return last + _frame("message_stop", {})
 
     def _error(self, event: RunError) -> bytes:
@@ -187,7 +188,7 @@ def message_body(events: Sequence[Event], identity: MessageIdentity, flags: Mess
     raise_failure(answer, "messages")
     message = _message(identity, _content(events, identity, flags), usage_object(answer.usage))
     message["stop_reason"], message["stop_sequence"] = stop_reason(answer, flags)
-    return json_bytes(message)
+    return json_bytes(message | warning_extension(answer.warnings))
 
 
 def _content(events: Sequence[Event], identity: MessageIdentity, flags: MessageFlags) -> list[dict[str, object]]:

@@ -12,13 +12,13 @@ from typing import Any
 import msgspec
 
 from adapters import sse
-from adapters.answer import finish_reason
+from adapters.answer import finish_reason, warning_extension
 from adapters.frame_json import json_bytes, json_string
 from adapters.openai_responses.output_items import CALLS, Kind, OutputItem, item_id
 from adapters.openai_responses.responses_inbound import ResponseFlags
 from adapters.openai_tokens import chat_logprobs
 from adapters.sealed import Seal, wrap
-from events.metadata import Scored, is_cut, tokens_of
+from events.metadata import Scored, finished_metadata, is_cut, tokens_of
 from events.vocabulary import (
     COMPACTED_ACTIVITY,
     COMPACTING_EVENT,
@@ -363,6 +363,7 @@ class ResponseStream:
 
     def _finished(self, event: RunFinished) -> bytes:
         self._state["usage"] = usage_object(event.usage or ())
+        self._state |= warning_extension(finished_metadata(event).warnings)
         reason = finish_reason(event)
         if reason == "cancelled":
             self._state["status"] = "cancelled"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import typing
 from collections.abc import Callable, Mapping
@@ -11,6 +12,8 @@ from typing import Any, Literal, overload
 import msgspec
 from ag_ui.core import Tool as ToolDeclaration
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, TypeAdapter, ValidationError, create_model
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import core_schema
 
 from agent_server.agent.tool_context import ToolContext
 
@@ -164,12 +167,43 @@ def _arguments_model(
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
             raise TypeError(f"tool {function!r}: {name} must be an ordinary named parameter")
         default = ... if parameter.default is parameter.empty else parameter.default
-        fields[name] = (hints.get(name, Any), Field(default, description=documented.get(name)))
-    return create_model("Arguments", __config__=ConfigDict(extra="forbid"), **fields)
+        taken = hasattr(BaseModel, name) or name.startswith("_")  # pydantic has another use for the name
+        renamed: dict[str, Any] = {"alias": name} if taken else {}
+        field = Field(default, description=documented.get(name), **renamed)
+        fields[_RENAMED + name if taken else name] = (hints.get(name, Any), field)
+    return create_model("Arguments", __config__=ConfigDict(extra="forbid", protected_namespaces=()), **fields)
+
+
+class _ArgumentSchema(GenerateJsonSchema):
+    """pydantic's schemas, without what pydantic itself refuses: a grammar holds a model to the schema, and what it lets
+    through must not fail the call."""
+
+    def dict_schema(self, schema: core_schema.DictSchema) -> dict[str, Any]:
+        """Keys that are numbers or booleans as the texts that JSON writes for them, and no others beside a pattern."""
+        found = super().dict_schema(schema)
+        keys = self.generate_inner(schema["keys_schema"]) if "keys_schema" in schema else {}
+        if pattern := _KEYS.get(keys.get("type", "")):
+            found["patternProperties"] = {pattern: found.pop("additionalProperties", True)}
+        if "patternProperties" in found:
+            found["additionalProperties"] = False
+        return found
+
+    def decimal_schema(self, schema: core_schema.DecimalSchema) -> dict[str, Any]:
+        """A bounded decimal as a number, since nothing bounds a text; others as a text of digits too."""
+        options = super().decimal_schema(schema).get("anyOf", ())
+        number = next((dict(option) for option in options if option.get("type") != "string"), {"type": "number"})
+        if schema.keys() & {"le", "ge", "lt", "gt", "multiple_of"}:
+            return number
+        return {"anyOf": [number, {"type": "string", "pattern": r"^[+-]?[0-9]+(\.[0-9]+)?$"}]}
+
+
+_RENAMED = "parameter "
+"""In front of a name that pydantic has another use for; with the space it is no name that a parameter has."""
+_KEYS = {"integer": "^(0|-?[1-9][0-9]*)$", "number": r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?$", "boolean": "^(true|false)$"}
 
 
 def _schema(model: type[BaseModel]) -> dict[str, object]:
-    schema = model.model_json_schema()
+    schema = model.model_json_schema(schema_generator=_ArgumentSchema)
     schema.pop("title", None)
     for each in schema.get("properties", {}).values():
         each.pop("title", None)
@@ -179,12 +213,12 @@ def _schema(model: type[BaseModel]) -> dict[str, object]:
 def _checked(model: type[BaseModel], arguments: dict[str, object]) -> dict[str, object]:
     """The arguments as the function takes them (models, dates, enums ...); ToolFault that says what is wrong."""
     try:
-        checked = model.model_validate(arguments)
+        checked = model.model_validate_json(json.dumps(arguments))  # as JSON: strict models take a text for a date
     except ValidationError as error:
         problems = error.errors(include_url=False, include_input=False, include_context=False)
         said = "; ".join(f"{'.'.join(map(str, each['loc'])) or 'arguments'}: {each['msg']}" for each in problems[:5])
         raise ToolFault(f"Invalid arguments: {said}") from None
-    return {name: getattr(checked, name) for name in type(checked).model_fields}
+    return {name.removeprefix(_RENAMED): getattr(checked, name) for name in type(checked).model_fields}
 
 
 def read_docstring(text: str) -> tuple[str, dict[str, str]]:

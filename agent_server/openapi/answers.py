@@ -203,6 +203,7 @@ class Response(Struct):
     output: Annotated[list[dict[str, Any]], Meta(description="Items: message, reasoning, function_call.")]
     usage: ResponsesUsage | UnsetType | None = UNSET
     error: dict[str, Any] | UnsetType | None = UNSET
+    extensions: Annotated[dict[str, Any], Meta(description="Warnings.")] | UnsetType = UNSET
 
 
 class ResponseEvent(Struct):
@@ -249,6 +250,7 @@ class Message(Struct):
     stop_reason: str | None
     stop_sequence: str | None
     usage: MessagesUsage
+    extensions: Annotated[dict[str, Any], Meta(description="Warnings.")] | UnsetType = UNSET
 
 
 class MessageEvent(Struct):

@@ -51,7 +51,8 @@ def template_variables(
     thinking, effort = options.thinking, options.reasoning_effort
     if thinking is None and effort is None:
         return chosen, warnings
-    if not analysis.switches:
+    nothing_to_turn_off = _off(thinking, effort) and analysis.reasoning_mode == "none"
+    if not analysis.switches and not nothing_to_turn_off:
         warnings.append("the chat template has no switch for thinking; the setting has no effect")
     for switch in analysis.switches:
         value = _value(switch, thinking, effort)
@@ -62,9 +63,12 @@ def template_variables(
 
 def switch_words(analysis: TemplateAnalysis, options: GenerationOptions) -> str:
     """The words that turn thinking off in the system message, for templates that look for them there; else ""."""
-    off = options.thinking is False or (options.thinking is None and options.reasoning_effort == "none")
     words = [switch.name for switch in analysis.switches if switch.kind == "text"]
-    return "\n".join(words) if off else ""
+    return "\n".join(words) if _off(options.thinking, options.reasoning_effort) else ""
+
+
+def _off(thinking: bool | None, effort: str | None) -> bool:
+    return thinking is False or (thinking is None and effort == "none")
 
 
 def _value(switch: Switch, thinking: bool | None, effort: str | None) -> bool | str | int | None:

@@ -192,11 +192,20 @@ class _Preparation:
                 "", "schema", f"it has more than {MAX_NODES} parts, and those behind are not read; make it smaller"
             )
         else:
-            node = self._keywords(modern(given), path, self._references.inside(given, place) if path else place, depth)
+            inner = self._references.inside(given, place) if path else place
+            node = self._keywords(modern(self._with_names(given, inner)), path, inner, depth)
             self._paths[id(node)] = path
             self._note_tag(node, given)
             return node
         return {"type": given["type"]} if given.get("type") in TYPES else {}
+
+    def _with_names(self, given: Mapping[str, Any], place: Place) -> Mapping[str, Any]:
+        """The schema with what its `propertyNames` refers to written there: pydantic has an enum of keys by `$ref`."""
+        names = given.get("propertyNames")
+        if not isinstance(names, Mapping) or names.keys() - ANNOTATIONS != {"$ref"}:
+            return given
+        found = self._references.target(names["$ref"], place)
+        return given if found is None else {**given, "propertyNames": found[0]}
 
     def _note_tag(self, node: dict[str, Any], given: Mapping[str, Any]) -> None:
         discriminator = given.get("discriminator")
@@ -407,6 +416,9 @@ def _named_properties(node: Mapping[str, Any]) -> dict[str, Any]:
     rules, values = names.keys() - ANNOTATIONS - {"type"}, names.get("enum", [names.get("const")])
     if rules == {"pattern"}:
         return {"propertyNames": None, "patternProperties": {names["pattern"]: value}, "additionalProperties": False}
+    if rules == {"minLength"} and malformed("minLength", names["minLength"]) is None:
+        least = rf"^[\s\S]{{{int(names['minLength'])},}}$"
+        return {"propertyNames": None, "patternProperties": {least: value}, "additionalProperties": False}
     if rules in ({"enum"}, {"const"}) and _is_texts(values):
         return {"propertyNames": None, "properties": dict.fromkeys(values, value), "additionalProperties": False}
     return {}
