@@ -133,14 +133,15 @@ class Connections:
         where there are too many."""
         if place.is_closed:
             return
+        is_known = tenant is not None
         if tenant is None:
             tenant, shares = f"address {place.address}", not _is_own(place.address)
-        self.check_reserve(place)
         count = self._of_tenant.get(tenant, 0)
         if shares and count >= (most := max(1, TENANT_SHARE * (self._open - len(self._claimed)))):
             self.refused("tenant_connections")
             message = f"Your {count} connections are your share of this server's; {most} are free. Close idle ones."
             raise RequestError("rate_limited", message, retry_after=RETRY_AFTER)
+        self.check_reserve(place, is_known=is_known)
         self.unclaim(place)
         own = self._of.get(place.address, {})
         own.pop(place, None)
@@ -152,12 +153,15 @@ class Connections:
             self._lapsing[place] = lapsed
             self._look()
 
-    def check_reserve(self, place: Place) -> None:
-        """RequestError where it was let in for an operator or a probe alone, and there is still no room for others."""
+    def check_reserve(self, place: Place, *, is_known: bool = False) -> None:
+        """RequestError where it was let in for an operator or a probe alone, and there is still no room for others. For
+        a client that is known by its key, one that waits for a client which has not said who it is makes room."""
         if place.reserved:
             if len(self._claimed) + sum(map(len, self._of.values())) > self._open:
-                self.refused("connections")
-                raise RequestError("unavailable", REFUSALS["connections"][1], retry_after=RETRY_AFTER)
+                largest: dict[Place, None] = max(self._of.values(), key=len, default={})
+                if not is_known or not _evict(largest):
+                    self.refused("connections")
+                    raise RequestError("unavailable", REFUSALS["connections"][1], retry_after=RETRY_AFTER)
             place.reserved = False
 
     def unclaim(self, place: Place) -> None:

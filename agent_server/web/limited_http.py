@@ -62,6 +62,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._ending: asyncio.TimerHandle | None = None
         self._limits = connections.limits
         self._phase: Literal["head", "body", "between"] = "between"
+        self._is_upgrading = False
         self._message = 0
         self._pending = 0
         self._head = 0
@@ -99,8 +100,16 @@ class LimitedProtocol(HttpToolsProtocol):
             self._lost.set_result(None)
 
     def handle_websocket_upgrade(self) -> None:
+        """Opening a WebSocket costs as much as a request that was sent ahead, and so takes turns with those."""
         if self._refusal is None:
+            self._is_upgrading = True
+            self._gate.hold()
+            self._connections.take_turn(self._upgrade)
+
+    def _upgrade(self) -> None:
+        if not self.is_closed and not self.transport.is_closing():
             self._released()
+            self._gate.release()
             upgraded: Any = partial(cast("Any", self.config.ws_protocol_class), reserved=self.reserved)
             self.ws_protocol_class = upgraded
             super().handle_websocket_upgrade()
@@ -148,8 +157,9 @@ class LimitedProtocol(HttpToolsProtocol):
 
     @property
     def _is_full(self) -> bool:
-        """Whether a whole request is being answered, or what was answered is not read: no other is looked at then."""
-        return self._phase == "between" and (not self._is_idle or self.flow.write_paused)
+        """Whether a whole request is being answered, or an answer is not read: nothing else is looked at then."""
+        waits = self._is_upgrading or not self._is_idle or self.flow.write_paused
+        return self._phase == "between" and waits
 
     def _hold(self, data: bytes) -> None:
         self._held.append(data)
@@ -240,7 +250,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def _waits_for(self) -> Reason | None:
         if self._phase == "body":
             return "body_seconds"
-        return "head_seconds" if self._phase == "head" or (self._is_idle and not self._held) else None
+        waits = self._is_idle and not self._held and not self._is_upgrading
+        return "head_seconds" if self._phase == "head" or waits else None
 
     def _unwatch(self) -> None:
         self._timed = None

@@ -286,6 +286,20 @@ async def test_operators_and_probes_are_answered_when_one_tenant_has_all_connect
             assert metrics.status_code == 200
 
 
+async def test_a_key_gets_the_place_of_a_client_that_says_nothing():
+    async with contextlib.AsyncExitStack() as stack:
+        running = await stack.enter_async_context(serving(scripted("Hi"), api_keys=KEYS, max_connections=32))
+        silent = [await opened(running) for _ in range(40)]
+        await asyncio.sleep(0)
+        for _ in range(5):
+            async with httpx.AsyncClient(base_url=running.url, headers={"authorization": "Bearer good-key"}) as good:
+                assert (await good.get("/v1/models")).status_code == 200
+            async with httpx.AsyncClient(base_url=running.url, headers={"authorization": "Bearer wrong"}) as wrong:
+                assert (await wrong.get("/v1/models")).status_code == 401
+        for _, writer in silent:
+            writer.transport.abort()
+
+
 # ---- keys
 
 
