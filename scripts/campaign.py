@@ -46,6 +46,9 @@ LINES = (
     tested("keys and tokens that are wrong, over or of others", "401 or 403 on every route", "tests/auth"),
     tested("pages of other origins, rebound names", "403, nothing is read", "tests/web/test_origins.py"),
     tested("long and slow heads and bodies, many connections", "closed at the limit", "tests/web/test_connections.py"),
+    tested("requests sent ahead, floods of frames, idle sockets, texts of 4 MB",
+           "others are answered, nothing unread is kept",
+           "tests/web/test_neighbours.py", "tests/routes/test_tokenize_bounds.py"),
     tested("clients that leave in mid-body, the same fault 247 times", "no error, few lines", "tests/web/test_logs.py"),
     Line("10,000 mutated bodies on every route", "4xx, never 5xx",
          ("-m", "tests.properties.test_fuzz_http"), longer=3000),
@@ -80,6 +83,16 @@ LINES = (
     Line("ten times as many requests as places", "refused with Retry-After within 20 ms",
          ("benchmarks/crowds.py", "overload")),
     Line("every wire in turn, with tools", "memory flat", ("benchmarks/crowds.py", "soak", "--seconds", "{soak}")),
+    *(
+        Line(f"{what} beside another tenant", "its p99 twice that alone, none refused",
+             ("benchmarks/neighbours.py", attack, "--scale", "3"))
+        for attack, what in (
+            ("pipelined", "300 clients that read no answers"), ("pings", "floods of pings"),
+            ("pongs", "floods of pongs"), ("fragments", "floods of fragments"), ("messages", "floods of messages"),
+            ("sockets", "a WebSocket for every connection"), ("silent", "a silent client for every connection"),
+            ("tokenize", "texts of 4 MB to count"),
+        )
+    ),
     Line("clients that vanish in silence", "aborted within 250 ms", ("benchmarks/vanishing.py", "--rounds", "5")),
     Line("a text of 1.9 MB", "others wait 50 ms at most", ("benchmarks/encoding_stall.py", "--rounds", "1")),
     Line("bodies of 3.9 MB of spaces beside a stream", "its tokens keep coming",

@@ -82,7 +82,8 @@ class Connections:
     def __init__(self, limits: ConnectionLimits, refused: Callable[[Reason], None] = lambda _: None) -> None:
         self.limits = limits
         self.refused = refused
-        self.held = 0
+        self._held: dict[Place, int] = {}
+        self._held_bytes = 0
         self._open = limits.connections - limits.connections // RESERVE_SHARE
         self._of: dict[str, dict[Place, None]] = {}
         self._claimed: dict[Place, str] = {}
@@ -132,14 +133,15 @@ class Connections:
         where there are too many."""
         if place.is_closed:
             return
+        is_known = tenant is not None
         if tenant is None:
             tenant, shares = f"address {place.address}", not _is_own(place.address)
-        self.check_reserve(place)
         count = self._of_tenant.get(tenant, 0)
         if shares and count >= (most := max(1, TENANT_SHARE * (self._open - len(self._claimed)))):
             self.refused("tenant_connections")
             message = f"Your {count} connections are your share of this server's; {most} are free. Close idle ones."
             raise RequestError("rate_limited", message, retry_after=RETRY_AFTER)
+        self.check_reserve(place, is_known=is_known)
         self.unclaim(place)
         own = self._of.get(place.address, {})
         own.pop(place, None)
@@ -151,12 +153,15 @@ class Connections:
             self._lapsing[place] = lapsed
             self._look()
 
-    def check_reserve(self, place: Place) -> None:
-        """RequestError where it was let in for an operator or a probe alone, and there is still no room for others."""
+    def check_reserve(self, place: Place, *, is_known: bool = False) -> None:
+        """RequestError where it was let in for an operator or a probe alone, and there is still no room for others. For
+        a client that is known by its key, one that waits for a client which has not said who it is makes room."""
         if place.reserved:
             if len(self._claimed) + sum(map(len, self._of.values())) > self._open:
-                self.refused("connections")
-                raise RequestError("unavailable", REFUSALS["connections"][1], retry_after=RETRY_AFTER)
+                largest: dict[Place, None] = max(self._of.values(), key=len, default={})
+                if not is_known or not _evict(largest):
+                    self.refused("connections")
+                    raise RequestError("unavailable", REFUSALS["connections"][1], retry_after=RETRY_AFTER)
             place.reserved = False
 
     def unclaim(self, place: Place) -> None:
@@ -182,10 +187,15 @@ class Connections:
 
     # ---- of what waits
 
-    def hold(self, size: int) -> bool:
-        """So many bytes more wait; whether they may."""
-        self.held += size
-        return self.held <= HELD_BYTES
+    def hold(self, place: Place, size: int) -> None:
+        """So many bytes more wait in `place`. Where all wait for too much together, the one with the most is closed,
+        and not the one whose bytes came last."""
+        self._held_bytes += size
+        own = self._held.pop(place, 0) + size
+        if own:
+            self._held[place] = own
+        if self._held_bytes > HELD_BYTES:
+            max(self._held, key=self._held.__getitem__).refuse("held_bytes")
 
     def take_turn(self, go_on: Callable[[], None]) -> None:
         """Call it when no other connection has gone on with what waits for TURN_SECONDS: however many have sent
@@ -230,6 +240,39 @@ class Claim:
         """See `Connections.check_reserve`."""
         if (place := self._place()) is not None:
             self._connections.check_reserve(place)
+
+
+class Unread:
+    """Takes a client that reads nothing of what waits for it, for so many seconds, for one that is gone.
+
+    begin: what waits has become much. end: it is little again, or the connection is lost.
+    """
+
+    def __init__(self, transport: asyncio.WriteTransport, seconds: float, gone: Callable[[], None]) -> None:
+        self._transport = transport
+        self._seconds = seconds
+        self._gone = gone
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        if self._timer is None:
+            self._wait()
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _wait(self) -> None:
+        size = self._transport.get_write_buffer_size()
+        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._look, size)
+
+    def _look(self, before: int) -> None:
+        self._timer = None
+        if self._transport.get_write_buffer_size() >= before:
+            self._gone()
+        else:
+            self._wait()
 
 
 def network(address: str) -> str:

@@ -18,7 +18,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from agent_server.web.connections import Claim, Connections, Reason, network, refusal
+from agent_server.web.connections import Claim, Connections, Reason, Unread, network, refusal
 from agent_server.web.context import note_connection
 
 SLICE = 1024
@@ -59,10 +59,10 @@ class LimitedProtocol(HttpToolsProtocol):
         self._connections = connections
         self._claim = Claim(connections, self)
         self._held: list[bytes] = []
-        self._stalled: asyncio.TimerHandle | None = None
         self._ending: asyncio.TimerHandle | None = None
         self._limits = connections.limits
         self._phase: Literal["head", "body", "between"] = "between"
+        self._is_upgrading = False
         self._message = 0
         self._pending = 0
         self._head = 0
@@ -78,6 +78,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = self._gate = HeldFlow(transport)
+        self._unread = Unread(transport, self._limits.send_seconds, partial(self.refuse, "send_seconds"))
         self.address = network(self.client[0] if self.client else "")
         if self._connections.admit(self, len(self.connections)):
             self._watch()
@@ -99,8 +100,16 @@ class LimitedProtocol(HttpToolsProtocol):
             self._lost.set_result(None)
 
     def handle_websocket_upgrade(self) -> None:
+        """Opening a WebSocket costs as much as a request that was sent ahead, and so takes turns with those."""
         if self._refusal is None:
+            self._is_upgrading = True
+            self._gate.hold()
+            self._connections.take_turn(self._upgrade)
+
+    def _upgrade(self) -> None:
+        if not self.is_closed and not self.transport.is_closing():
             self._released()
+            self._gate.release()
             upgraded: Any = partial(cast("Any", self.config.ws_protocol_class), reserved=self.reserved)
             self.ws_protocol_class = upgraded
             super().handle_websocket_upgrade()
@@ -108,7 +117,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def _released(self) -> None:
         self.is_closed = True
         self._connections.leave(self)
-        self._connections.hold(-sum(map(len, self._held)))
+        self._connections.hold(self, -sum(map(len, self._held)))
         self._held = []
         self._unwatch()
 
@@ -128,7 +137,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._hold(data)
             return
         start = 0
-        while start < len(data) and not self.is_closed:
+        while start < len(data) and not self.is_closed and not self.transport.is_closing():
             if self._is_full:
                 self._hold(data[start:])
                 break
@@ -148,27 +157,33 @@ class LimitedProtocol(HttpToolsProtocol):
 
     @property
     def _is_full(self) -> bool:
-        """Whether a whole request is being answered: no other is looked at meanwhile."""
-        return self._phase == "between" and not self._is_idle
+        """Whether a whole request is being answered, or an answer is not read: nothing else is looked at then."""
+        waits = self._is_upgrading or not self._is_idle or self.flow.write_paused
+        return self._phase == "between" and waits
 
     def _hold(self, data: bytes) -> None:
         self._held.append(data)
         self._gate.hold()
-        if not self._connections.hold(len(data)):
-            self.refuse("held_bytes")
+        self._connections.hold(self, len(data))
 
     def on_response_complete(self) -> None:
         self._answering = None
         self._connections.unclaim(self)
         super().on_response_complete()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Look at what waits, when it is its turn."""
         if self._held and not self.pipeline and not self.transport.is_closing():
-            self._connections.take_turn(self._take_held)
+            self._unset_keepalive_if_required()  # it is not the client who keeps us waiting
+            if not self._is_full:
+                self._connections.take_turn(self._take_held)
 
     def _take_held(self) -> None:
-        if self.is_closed or not self._held:
+        if self.is_closed or not self._held or self.transport.is_closing():
             return
         held, self._held = b"".join(self._held), []
-        self._connections.hold(-len(held))
+        self._connections.hold(self, -len(held))
         self._gate.release()
         self.data_received(held)
 
@@ -235,7 +250,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def _waits_for(self) -> Reason | None:
         if self._phase == "body":
             return "body_seconds"
-        return "head_seconds" if self._phase == "head" or self._is_idle else None
+        waits = self._is_idle and not self._held and not self._is_upgrading
+        return "head_seconds" if self._phase == "head" or waits else None
 
     def _unwatch(self) -> None:
         self._timed = None
@@ -254,24 +270,12 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self._stalled is None:
-            size = self.transport.get_write_buffer_size()
-            self._stalled = self.loop.call_later(self._limits.send_seconds, self._not_read, size)
+        self._unread.begin()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._stalled is not None:
-            self._stalled.cancel()
-            self._stalled = None
-
-    def _not_read(self, before: int) -> None:
-        """A client that took nothing of what waits for it since then is taken for one that is gone."""
-        self._stalled = None
-        size = self.transport.get_write_buffer_size()
-        if size >= before:
-            self.refuse("send_seconds")
-        else:
-            self._stalled = self.loop.call_later(self._limits.send_seconds, self._not_read, size)
+        self._unread.end()
+        self._go_on()
 
     def refuse(self, reason: Reason) -> None:
         """Close the connection, with a word about it where no answer has begun."""

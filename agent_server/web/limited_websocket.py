@@ -8,6 +8,7 @@ without an end, and answers a ping whether or not the client reads.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
@@ -18,7 +19,7 @@ from uvicorn.server import ServerState
 from websockets.frames import CloseCode, Frame
 from websockets.http11 import Request
 
-from agent_server.web.connections import Claim, Connections, Reason, network
+from agent_server.web.connections import Claim, Connections, Reason, Unread, network
 from agent_server.web.context import note_connection
 
 SLICE = 128
@@ -71,12 +72,15 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self.address = network(self.client[0] if self.client else "")
+        gone = partial(self.refuse, "send_seconds")
+        self._unread = Unread(self.transport, self._places.limits.send_seconds, gone)
         self._places.enter(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_closed = True
         self._places.leave(self)
         self._drop_held()
+        self._unread.end()
         if self._ending is not None:
             self._ending.cancel()
         super().connection_lost(exc)
@@ -97,11 +101,10 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         if self.is_closed:
             return
         self._held += data
-        if not self._places.hold(len(data)):
-            self._fail("held_bytes", CloseCode.TRY_AGAIN_LATER, "too much is waiting to be read")
-        elif not self._is_planned:
+        self._places.hold(self, len(data))
+        if not self._is_planned:
             self._read()
-        else:
+        elif not self.is_closed:
             self.transport.pause_reading()
 
     def _read(self) -> None:
@@ -115,7 +118,7 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
             piece = bytes(self._held[:size])
             del self._held[:size]
             read += len(piece)
-            self._places.hold(-len(piece))
+            self._places.hold(self, -len(piece))
             before = self._frames
             super().data_received(piece)
             size = SLICE if self._frames > before else min(2 * size, LARGE_SLICE)
@@ -140,8 +143,13 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         closing = self.is_closed or self.transport.is_closing()
         return not closing and not self._is_planned and (free or self.close_sent)
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread.begin()
+
     def resume_writing(self) -> None:
         super().resume_writing()
+        self._unread.end()
         self._go_on()
 
     async def receive(self) -> ASGIReceiveEvent:
@@ -162,7 +170,7 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         await super().send(message)
 
     def _drop_held(self) -> None:
-        self._places.hold(-len(self._held))
+        self._places.hold(self, -len(self._held))
         self._held.clear()
 
     # ---- frames
@@ -218,7 +226,7 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
     # ---- refusing
 
     def refuse(self, reason: Reason) -> None:
-        self._fail(reason, CloseCode.POLICY_VIOLATION, CLOSINGS.get(reason, reason))
+        self._fail(reason, *CLOSINGS.get(reason, (CloseCode.POLICY_VIOLATION, reason)))
 
     def _fail(self, reason: Reason, code: CloseCode, word: str) -> None:
         """Close the connection; nothing more is read."""
@@ -238,4 +246,8 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         self._ending = self.loop.call_later(CLOSE_SECONDS, self.transport.abort)
 
 
-CLOSINGS: dict[Reason, str] = {"key": "the key has expired or was revoked"}
+CLOSINGS: dict[Reason, tuple[CloseCode, str]] = {
+    "key": (CloseCode.POLICY_VIOLATION, "the key has expired or was revoked"),
+    "held_bytes": (CloseCode.TRY_AGAIN_LATER, "too much is waiting to be read"),
+    "send_seconds": (CloseCode.POLICY_VIOLATION, "what was sent is not read"),
+}

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import create_engine
+from sqlalchemy import Engine, create_engine, event
 
 from adapters.errors import RequestError
 from agent_server.store import Conclusion, Store, migrate, owners
@@ -269,6 +271,35 @@ async def test_what_two_servers_change_in_a_response_at_once_is_all_kept(url: st
 
 def refuse(found: object) -> object:
     raise ValueError("refused")
+
+
+@pytest.mark.parametrize("archived", [False, True])
+@pytest.mark.parametrize("agent", [None, "nowhere"])
+async def test_lists_of_threads_read_an_index_in_order(tmp_path: Path, agent: str | None, archived: bool):
+    """A list by an agent that no thread has would read every thread of the tenant without its index."""
+    asked: list[tuple[str, Any]] = []
+
+    def note(connection, cursor, statement: str, parameters: Any, *_: Any) -> None:
+        if statement.startswith("SELECT threads."):
+            asked.append((statement, parameters))
+
+    store = Store(f"sqlite:///{tmp_path}/a.db")
+    await store.open()
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        assert await store.threads("", agent_id=agent, archived=archived) == ([], None)
+        assert await store.threads("", agent_id=agent, archived=archived, cursor="5.t") == ([], None)
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+        await store.close()
+    line = sqlite3.connect(tmp_path / "a.db")
+    plans = [line.execute(f"EXPLAIN QUERY PLAN {statement}", parameters).fetchall() for statement, parameters in asked]
+    line.close()
+    wanted = "threads_by_time (tenant=?" if agent is None else "threads_by_agent (tenant=? AND agent_id=?"
+    assert len(plans) == 2
+    for plan in plans:
+        steps = [step[-1] for step in plan]
+        assert any(wanted in step for step in steps) and not any("TEMP B-TREE" in step for step in steps), steps
 
 
 async def test_the_migrations_make_the_schema(tmp_path):

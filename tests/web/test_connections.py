@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,7 +17,7 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
-from starlette.websockets import WebSocket
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from agent_server.settings import ConnectionLimits
 from agent_server.web.connections import Connections, network
@@ -62,11 +63,19 @@ class Service:
         await websocket.send_text(await asyncio.wait_for(websocket.receive_text(), 10))
         await websocket.close()
 
+    async def talk(self, websocket: WebSocket) -> None:
+        await websocket.accept()
+        with contextlib.suppress(WebSocketDisconnect):
+            while True:
+                await websocket.send_text("a" * 65536)
+        self.left += 1
+
     def app(self) -> Starlette:
         routes = [
             Route("/echo", self.echo, methods=["GET", "POST"]),
             Route("/stream", self.stream),
             WebSocketRoute("/ws", self.socket),
+            WebSocketRoute("/talk", self.talk),
         ]
         return Starlette(routes=routes, exception_handlers={ClientDisconnect: lambda *_: PlainTextResponse("", 499)})
 
@@ -208,6 +217,23 @@ async def test_an_answer_may_take_longer_than_its_request():
         made.release.set()
         assert await anext(parts) == "ended"
     assert made.refused == {"head_seconds": 1}
+
+
+async def test_a_websocket_that_is_not_read_is_closed():
+    limits = ConnectionLimits(send_seconds=0.2)
+    async with service(limits) as made:
+        reader, writer = await made.connect()
+        writer.write(
+            b"GET /talk HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+            b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        )
+        assert b" 101 " in await reader.readuntil(b"\r\n\r\n")
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        async with asyncio.timeout(20):
+            while not made.left:
+                await asyncio.sleep(0.05)
+        writer.transport.abort()
+    assert made.refused == {"send_seconds": 1}
 
 
 async def test_one_connection_more_than_allowed_is_refused_and_those_that_were_there_are_served():

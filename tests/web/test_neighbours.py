@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import gc
 import json
+import logging
+import socket as sockets
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -34,8 +36,14 @@ async def wait_until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def opened(running: Running) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    return await asyncio.open_connection("127.0.0.1", int(running.url.rsplit(":", 1)[1]))
+async def opened(running: Running, buffer: int = 0) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """buffer: bytes that the client's system takes of what the client does not read; 0 for what it takes by itself."""
+    line = sockets.socket()
+    if buffer:
+        line.setsockopt(sockets.SOL_SOCKET, sockets.SO_RCVBUF, buffer)
+    line.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(line, ("127.0.0.1", int(running.url.rsplit(":", 1)[1])))
+    return await asyncio.open_connection(sock=line)
 
 
 @contextlib.asynccontextmanager
@@ -113,6 +121,66 @@ async def test_an_answer_that_nobody_reads_is_not_kept():
         async with unread(running, asked * 400) as (_, writer):
             await wait_until(lambda: b"send_seconds" in running.server.telemetry.exposition())
         writer.close()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x01nothing like a request\r\n" * 10_000,
+        b"GET / HTTP/1.1\r\nhost: localhost\r\nno field\r\n\r\n" * 5000,
+        b"POST / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n"
+        + b"x" * 250_000,
+    ],
+    ids=["no head", "no field", "no chunk"],
+)
+async def test_what_is_no_http_is_refused_once_however_much_of_it_there_is(
+    sent: bytes, caplog: pytest.LogCaptureFixture
+):
+    async with serving(scripted("Hi")) as running:
+        caplog.set_level(logging.WARNING)
+        reader, writer = await opened(running)
+        writer.write(sent)
+        answers = b""
+        async with asyncio.timeout(20):
+            with contextlib.suppress(ConnectionResetError):
+                while data := await reader.read(65536):
+                    answers += data
+        writer.close()
+    assert answers.count(b"HTTP/1.1 ") <= 1
+    assert len(caplog.records) <= 1
+
+
+async def test_a_client_that_reads_late_and_slowly_gets_every_answer():
+    """Its answers wait for longer than a head may take."""
+    count = 2500
+    async with serving(scripted("Hi"), header_timeout=0.3) as running:
+        reader, writer = await opened(running, buffer=4096)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(HEALTH * count + HEALTH.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))
+        await asyncio.sleep(1)
+        writer.transport.resume_reading()  # type: ignore[attr-defined]
+        answers = b""
+        async with asyncio.timeout(60):
+            while data := await reader.read(1024):
+                answers += data
+        writer.close()
+    assert answers.count(b"HTTP/1.1 200") == count + 1
+
+
+async def test_what_waits_is_taken_from_the_connection_with_the_most(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("agent_server.web.connections.HELD_BYTES", 64 * 1024)
+    async with contextlib.AsyncExitStack() as stack:
+        running = await stack.enter_async_context(serving(scripted("Hi")))
+        client = await stack.enter_async_context(socket(running))
+        greedy = [await stack.enter_async_context(unread(running, HEALTH * 20_000)) for _ in range(4)]
+        await wait_until(lambda: b"held_bytes" in running.server.telemetry.exposition())
+        await client.send(json.dumps(run("a", content="Hi " * 2000)))
+        assert (await heard(client))[-1] == "RUN_FINISHED"
+        for reader, writer in greedy[:1]:
+            writer.transport.resume_reading()
+            async with asyncio.timeout(20):
+                with contextlib.suppress(ConnectionResetError):
+                    await reader.read()
 
 
 async def upgraded(running: Running) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -216,6 +284,20 @@ async def test_operators_and_probes_are_answered_when_one_tenant_has_all_connect
             assert (await client.get("/health")).status_code == 200
             metrics = await client.get("/metrics", headers={"authorization": "Bearer op-key"})
             assert metrics.status_code == 200
+
+
+async def test_a_key_gets_the_place_of_a_client_that_says_nothing():
+    async with contextlib.AsyncExitStack() as stack:
+        running = await stack.enter_async_context(serving(scripted("Hi"), api_keys=KEYS, max_connections=32))
+        silent = [await opened(running) for _ in range(40)]
+        await asyncio.sleep(0)
+        for _ in range(5):
+            async with httpx.AsyncClient(base_url=running.url, headers={"authorization": "Bearer good-key"}) as good:
+                assert (await good.get("/v1/models")).status_code == 200
+            async with httpx.AsyncClient(base_url=running.url, headers={"authorization": "Bearer wrong"}) as wrong:
+                assert (await wrong.get("/v1/models")).status_code == 401
+        for _, writer in silent:
+            writer.transport.abort()
 
 
 # ---- keys
