@@ -126,11 +126,11 @@ def model_folder(model: str, more: Sequence[str] = ()) -> Path:
 def _from_folder(folder: Path) -> ModelFiles | None:
     """None where neither of its files can be read here."""
     settings = {**_json(folder / "special_tokens_map.json"), **_json(folder / "tokenizer_config.json")}
-    special = _special_tokens(settings)
-    read = _tokenizer(folder, settings, special)
+    read = _tokenizer(folder, settings, _special_tokens(settings))
     if read is None:
         return None
-    tokenizer = for_serving(read, settings, special, folder / "tokenizer_config.json")
+    tokenizer, special = read
+    tokenizer = for_serving(tokenizer, settings, special, folder / "tokenizer_config.json")
     config = _json(folder / "config.json")
     return ModelFiles(
         tokenizer=tokenizer,
@@ -141,18 +141,23 @@ def _from_folder(folder: Path) -> ModelFiles | None:
     )
 
 
-def _tokenizer(folder: Path, settings: Mapping[str, Any], special: Mapping[str, str]) -> Tokenizer | None:
+def _tokenizer(
+    folder: Path, settings: Mapping[str, Any], special: dict[str, str]
+) -> tuple[Tokenizer, dict[str, str]] | None:
+    """With its special tokens. special: those that the settings name."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         return _pieces(folder / PIECES, settings, special)
     readable(path)
     try:
-        return Tokenizer.from_file(str(path))
+        return Tokenizer.from_file(str(path)), special
     except Exception as error:  # tokenizers raises plain ones
         raise UnusableFile(f"{path} is not a tokenizer ({error}); download it again.") from error
 
 
-def _pieces(path: Path, settings: Mapping[str, Any], special: Mapping[str, str]) -> Tokenizer | None:
+def _pieces(
+    path: Path, settings: Mapping[str, Any], special: Mapping[str, str]
+) -> tuple[Tokenizer, dict[str, str]] | None:
     """A file of SentencePiece's; None for the lists of tiktoken, which have the same name."""
     from agent_server.model_files.sentencepiece_files import sentencepiece_tokenizer
 
