@@ -10,6 +10,7 @@ from agent_server.model_files.checkpoint_files import (
     model_folder,
     source_name,
 )
+from agent_server.model_files.served_tokenizer import control_tokens
 from agent_server.model_files.usable_files import ModelFiles, UnusableFile, read_json, readable
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "OWN_CODE",
     "ModelFiles",
     "UnusableFile",
+    "control_tokens",
     "encoder_of",
     "folder_templates",
     "is_gguf",
