@@ -7,6 +7,7 @@ from agent_server.model_files.checkpoint_files import (
     folder_templates,
     is_gguf,
     load_model_files,
+    local_source,
     model_folder,
     source_name,
 )
@@ -23,6 +24,7 @@ __all__ = [
     "folder_templates",
     "is_gguf",
     "load_model_files",
+    "local_source",
     "model_folder",
     "read_json",
     "readable",
