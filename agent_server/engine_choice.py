@@ -12,7 +12,7 @@ import msgspec
 
 from agent_server.chat_model import ChatModel
 from agent_server.media.intake import Intake
-from agent_server.model_files import encoder_of, is_gguf, source_name
+from agent_server.model_files import encoder_of, is_gguf, local_source, source_name
 from agent_server.served_models import Making, Served, serve_models
 from agent_server.server import BUNDLED, BUNDLED_NAME, StartupError
 from agent_server.settings import Settings
@@ -51,7 +51,7 @@ def named_model(settings: Settings) -> tuple[str, str]:
     """(folder, GGUF file or hub name of the model, the name that clients use). A name that is an existing folder is
     that folder."""
     wanted = settings.served
-    source = wanted.model or str(BUNDLED)
+    source = local_source(wanted.model) if wanted.model else str(BUNDLED)
     name = wanted.served_name or (source_name(source) if wanted.model else BUNDLED_NAME)
     if is_gguf(source):
         if not Path(source).expanduser().is_file():

@@ -16,7 +16,7 @@ from agent_server.agent import Agent, LoadError
 from agent_server.agent.agent import NAME
 from agent_server.engine.protocol import EngineError
 from agent_server.media.intake import Intake
-from agent_server.model_files import source_name
+from agent_server.model_files import local_source, source_name
 from agent_server.model_pool import AdaptedModel, AnyModel, ModelPool, PooledModel
 from agent_server.server import BUNDLED, BUNDLED_NAME, StartupError
 from agent_server.settings import Settings
@@ -189,7 +189,8 @@ def named_source(source: str) -> tuple[str, str]:
     """(the name that clients use, the folder, file or hub name) of `name=source` or of a source alone."""
     name, equals, place = source.partition("=")
     if equals and place and NAME.fullmatch(name) and not Path(source).exists():
-        return name, place
+        return name, local_source(place)
+    source = local_source(source)
     return (source_name(source) if source else BUNDLED_NAME), source
 
 

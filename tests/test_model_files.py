@@ -47,6 +47,7 @@ def test_everything_that_a_folder_is_read_for_is_fetched():
     """A file that is read and not fetched would be seen by folder and not by name."""
     source = Path(importlib.util.find_spec("agent_server.model_files.checkpoint_files").origin).read_text("utf-8")
     reading = source.partition("def _from_folder")[2]
+    reading = reading.replace("/ PIECES", '"tokenizer.model"')
     named = {name for name in ("tokenizer.json", *HUB_FILES) if name.partition("/")[0] in reading}
     assert named == set(HUB_FILES)
 
@@ -72,7 +73,7 @@ def test_why_the_hub_gave_nothing_is_one_sentence(error: Exception, monkeypatch:
 def test_without_transformers_a_tokenizer_of_another_kind_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    (tmp_path / "tokenizer.model").touch()
+    (tmp_path / "tokenizer.model").write_text("IQ== 0\nIg== 1\n", "utf-8")  # of tiktoken
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
         FileNotFoundError, match=r"it has no tokenizer\.json \(pip install 'agent-server\[local\]' brings"

@@ -18,6 +18,7 @@ from agent_server.engine.constraint_nodes import node_of
 from agent_server.engine.protocol import Constraint
 from agent_server.generation.constraint import ConstraintError, Grammar, Matcher
 from agent_server.generation.grammar_vocabulary import grammar_vocabulary
+from agent_server.model_files import control_tokens
 from events.grammar.lark import Unwritable, lark
 
 if TYPE_CHECKING:
@@ -79,14 +80,18 @@ class GrammarBackend:
     """Grammars over one vocabulary.
 
     vocab_size: of the model's logits; the tokenizer may have fewer tokens or more. ends: ids that end an answer; where
-    the model names none, one that the step never offers. Raises ConstraintError for a tokenizer that grammars cannot
+    the model names none, one that the step never offers. controls: ids of tokens that are no text; without them, those
+    that can be known without the model's chat templates. Raises ConstraintError for a tokenizer that grammars cannot
     use.
     """
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, ends: Collection[int]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, vocab_size: int, ends: Collection[int], controls: Collection[int] | None = None
+    ) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        controls = [number for number in control_tokens(tokenizer) if number < vocab_size]
+        controls = control_tokens(tokenizer) if controls is None else controls
+        controls = [number for number in sorted(controls) if number < vocab_size]
         self.ends = sorted(end for end in ends if end < vocab_size) or [max(controls, default=0)]
         self._controls = controls
         self._vocabulary = grammar_vocabulary(tokenizer, vocab_size, controls, self.ends)
@@ -120,12 +125,6 @@ class GrammarBackend:
             inner[0][0].unsafe_compute_mask_ptr(bits.data_ptr(), bits.shape[1] * 4)
         elif inner:
             self._executor.unsafe_compute_mask_ptr(inner, bits.data_ptr(), bits.shape[1] * 4, len(matchers))
-
-
-def control_tokens(tokenizer: Tokenizer) -> list[int]:
-    """Ids of tokens that are no text: every added token but plain white space, as the prompt's side has it."""
-    added = tokenizer.get_added_tokens_decoder()
-    return sorted(number for number, token in added.items() if token.special or token.content.strip())
 
 
 def reason(message: str) -> str:

@@ -54,7 +54,7 @@ from agent_server.generation.weights import (
     load_weights,
     read_configuration,
 )
-from agent_server.model_files import ModelFiles, load_model_files
+from agent_server.model_files import ModelFiles, control_tokens, load_model_files
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
@@ -286,7 +286,8 @@ def _compiler(files: ModelFiles, vocab_size: int) -> Compiler | None:
     from agent_server.generation.grammar import GrammarBackend
 
     try:
-        return Compiler(GrammarBackend(files.tokenizer, vocab_size, files.stop_token_ids))
+        controls = control_tokens(files.tokenizer, files.templates.values())
+        return Compiler(GrammarBackend(files.tokenizer, vocab_size, files.stop_token_ids, controls))
     except ConstraintError as error:
         logger.warning("%s Output will not be constrained.", error)
         return None

@@ -31,7 +31,7 @@ from agent_server.generation.loaded import check_loaded
 from agent_server.generation.lora import with_adapter
 from agent_server.generation.multimodal.language import has_sound_tower
 from agent_server.generation.quantised_checkpoints import check_packages
-from agent_server.model_files import OWN_CODE, is_gguf
+from agent_server.model_files import OWN_CODE, is_gguf, read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -49,6 +49,11 @@ SEVERAL_GPUS = (
 )
 
 
+ADAPTER_ALONE = (
+    "{0} holds an adapter without its model: serve {1} with --adapter {0}, or with --lora NAME={0} to have both."
+)
+
+
 def check_source(model: str) -> None:
     """Raise unless it is a folder with a model's files, a GGUF file, or looks like a name on the hub."""
     path = Path(model).expanduser()
@@ -57,11 +62,26 @@ def check_source(model: str) -> None:
         return
     looks_like_path = model.startswith((".", "/", "~")) or os.sep in model.replace("/", "", 1)
     if path.is_dir():
+        _check_links(path)
+        if not (path / "config.json").is_file() and (path / "adapter_config.json").is_file():
+            raise EngineError("unavailable", ADAPTER_ALONE.format(model, _base(path / "adapter_config.json")))
         if not (path / "config.json").is_file():
             raise EngineError("unavailable", f"{model} is a folder without a model: it has no config.json.")
         check_configuration(path)
     elif path.is_file() or looks_like_path:
         raise EngineError("unavailable", f"{model} is not a folder with a model.")
+
+
+def _check_links(folder: Path) -> None:
+    """A cache of which files were moved or removed has links to nothing."""
+    for path in sorted(folder.iterdir()):
+        if path.is_symlink() and not path.exists():
+            message = f"{path} is a link to {path.readlink()}, which is not there; download it again."
+            raise EngineError("unavailable", message)
+
+
+def _base(path: Path) -> str:
+    return str(read_json(path).get("base_model_name_or_path") or "the model that it was trained for")
 
 
 def read_configuration(model: str, *, trusted: bool = False) -> PreTrainedConfig:

@@ -7,9 +7,11 @@ from agent_server.model_files.checkpoint_files import (
     folder_templates,
     is_gguf,
     load_model_files,
+    local_source,
     model_folder,
     source_name,
 )
+from agent_server.model_files.served_tokenizer import control_tokens
 from agent_server.model_files.usable_files import ModelFiles, UnusableFile, read_json, readable
 
 __all__ = [
@@ -17,10 +19,12 @@ __all__ = [
     "OWN_CODE",
     "ModelFiles",
     "UnusableFile",
+    "control_tokens",
     "encoder_of",
     "folder_templates",
     "is_gguf",
     "load_model_files",
+    "local_source",
     "model_folder",
     "read_json",
     "readable",

@@ -21,6 +21,8 @@ UNNAMED = ("model", "models", "checkpoint", "snapshot", "weights", "0_transforme
 """Folders' names that say nothing about the model in them."""
 CARD_FIELD = re.compile(r"---\n(?:(?!---\n).*\n)*?model_name: *[\"']?(?P<name>[\w./-]+)[\"']? *\n")
 HEADING = re.compile(r"^# +(?P<name>[\w][\w.-]*(?:/[\w.-]+)?) *$", re.MULTILINE)
+CACHED = "models--"
+"""How huggingface_hub's cache begins the names of models' folders."""
 GENERATING = ("CausalLM", "LMHead", "Generation")
 ENCODING = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
 """How transformers' classes are named: of models that generate text, and of those that do not."""
@@ -47,6 +49,24 @@ def is_gguf(model: str | Path) -> bool:
     return str(model).lower().endswith(".gguf")
 
 
+def local_source(model: str) -> str:
+    """The folder that holds the files: of a folder of huggingface_hub's cache, `models--OWNER--NAME`, the snapshot that
+    its branch main points to, or the latest. Everything else as it is."""
+    path = Path(model).expanduser()
+    if not path.name.startswith(CACHED) or not (path / "snapshots").is_dir():
+        return model
+    main = path / "refs" / "main"
+    named = path / "snapshots" / main.read_text("utf-8").strip() if main.is_file() else None
+    if named is not None and named.is_dir():
+        return str(named)
+    snapshots = sorted((each for each in (path / "snapshots").iterdir() if each.is_dir()), key=_modified)
+    return str(snapshots[-1]) if snapshots else model
+
+
+def _modified(path: Path) -> float:
+    return path.stat().st_mtime
+
+
 def source_name(model: str) -> str:
     """What a model is called unless it is given a name: the last part of its folder's, file's or hub name. A folder
     whose name says nothing, such as `model`, has the name of the model's card, else that of the folder above."""
@@ -55,6 +75,9 @@ def source_name(model: str) -> str:
     path = Path(model)
     if not path.is_dir():
         return path.name
+    above = path.absolute().parents
+    if above[0].name == "snapshots" and above[1].name.startswith(CACHED):
+        return above[1].name.rpartition("--")[2]
     name = path.resolve().name if path.name in ("", "..") else path.name
     return name if name.lower() not in UNNAMED else _card_name(path / "README.md") or path.resolve().parent.name
 
@@ -126,11 +149,11 @@ def model_folder(model: str, more: Sequence[str] = ()) -> Path:
 def _from_folder(folder: Path) -> ModelFiles | None:
     """None where neither of its files can be read here."""
     settings = {**_json(folder / "special_tokens_map.json"), **_json(folder / "tokenizer_config.json")}
-    special = _special_tokens(settings)
-    read = _tokenizer(folder, settings, special)
+    read = _tokenizer(folder, settings, _special_tokens(settings))
     if read is None:
         return None
-    tokenizer = for_serving(read, settings, special, folder / "tokenizer_config.json")
+    tokenizer, special = read
+    tokenizer = for_serving(tokenizer, settings, special, folder / "tokenizer_config.json")
     config = _json(folder / "config.json")
     return ModelFiles(
         tokenizer=tokenizer,
@@ -141,18 +164,23 @@ def _from_folder(folder: Path) -> ModelFiles | None:
     )
 
 
-def _tokenizer(folder: Path, settings: Mapping[str, Any], special: Mapping[str, str]) -> Tokenizer | None:
+def _tokenizer(
+    folder: Path, settings: Mapping[str, Any], special: dict[str, str]
+) -> tuple[Tokenizer, dict[str, str]] | None:
+    """With its special tokens. special: those that the settings name."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         return _pieces(folder / PIECES, settings, special)
     readable(path)
     try:
-        return Tokenizer.from_file(str(path))
+        return Tokenizer.from_file(str(path)), special
     except Exception as error:  # tokenizers raises plain ones
         raise UnusableFile(f"{path} is not a tokenizer ({error}); download it again.") from error
 
 
-def _pieces(path: Path, settings: Mapping[str, Any], special: Mapping[str, str]) -> Tokenizer | None:
+def _pieces(
+    path: Path, settings: Mapping[str, Any], special: Mapping[str, str]
+) -> tuple[Tokenizer, dict[str, str]] | None:
     """A file of SentencePiece's; None for the lists of tiktoken, which have the same name."""
     from agent_server.model_files.sentencepiece_files import sentencepiece_tokenizer
 

@@ -95,7 +95,7 @@ def tokenizer_of(metadata: Mapping[str, object]) -> Tokenizer:
         tokenizer, begins = _byte_level(metadata)
     elif kind in ("llama", "gemma4"):
         prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", kind == "llama"))
-        tokenizer, begins = sentencepiece_bpe(_pieces(metadata), prefix=prefix), True
+        tokenizer, begins = sentencepiece_bpe(_pieces(metadata), prefix="always" if prefix else "never"), True
     else:
         raise ValueError("of the kinds of tokenizers, gpt2, llama and gemma4 are read")
     begins = bool(metadata.get("tokenizer.ggml.add_bos_token", begins)) or kind == "gemma4"

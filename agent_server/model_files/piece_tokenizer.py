@@ -9,11 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from tokenizers import Tokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 SPACE = "▁"
+Prefix = Literal["always", "first", "never"]
+"""Where a space is put: before the text and before what follows a control token, before the text alone, or nowhere."""
 Step = Mapping[str, object]
 """A part of a tokenizer, as tokenizer.json describes it."""
 
@@ -50,11 +53,11 @@ class Pieces:
         return next((token for token, kind in zip(self.tokens, self.kinds, strict=True) if kind == UNKNOWN), None)
 
 
-def sentencepiece_bpe(pieces: Pieces, *, prefix: bool, normalizers: Sequence[Step] = ()) -> Tokenizer:
+def sentencepiece_bpe(pieces: Pieces, *, prefix: Prefix, normalizers: Sequence[Step] = ()) -> Tokenizer:
     """SentencePiece's BPE: merges over the whole text, with a `▁` for each space, and unknown characters as bytes.
 
-    prefix: a space is put before the text and before what follows a control token. normalizers: steps before that.
-    Raises what tokenizers raises for lists that contradict each other.
+    normalizers: steps before spaces are put anywhere. Raises what tokenizers raises for lists that contradict each
+    other.
     """
     pieces = _respelled(pieces)
     vocabulary = {token: number for number, token in enumerate(pieces.tokens)}
@@ -67,10 +70,10 @@ def sentencepiece_bpe(pieces: Pieces, *, prefix: bool, normalizers: Sequence[Ste
         "vocab": vocabulary,
         "merges": list(pieces.merges if pieces.merges is not None else _implied_merges(pieces, vocabulary)),
     }
-    return _tokenizer(model, pieces, [*normalizers, *_spaces(prefix)], None, _decoder(prefix))
+    return _tokenizer(model, pieces, [*normalizers, *_spaces(prefix)], _first_space(prefix), _decoder(prefix))
 
 
-def sentencepiece_unigram(pieces: Pieces, *, prefix: bool, normalizers: Sequence[Step] = ()) -> Tokenizer:
+def sentencepiece_unigram(pieces: Pieces, *, prefix: Prefix, normalizers: Sequence[Step] = ()) -> Tokenizer:
     """SentencePiece's unigram model: the likeliest of all ways to cut a text."""
     model = {
         "type": "Unigram",
@@ -78,7 +81,7 @@ def sentencepiece_unigram(pieces: Pieces, *, prefix: bool, normalizers: Sequence
         "byte_fallback": BYTE in pieces.kinds,
         "vocab": list(zip(pieces.tokens, pieces.scores, strict=True)),
     }
-    return _tokenizer(model, pieces, [*normalizers, *_spaces(prefix)], None, _decoder(prefix))
+    return _tokenizer(model, pieces, [*normalizers, *_spaces(prefix)], _first_space(prefix), _decoder(prefix))
 
 
 def byte_level_bpe(pieces: Pieces, splits: Sequence[str], *, normalizer: str = "", ignore_merges: bool) -> Tokenizer:
@@ -114,18 +117,23 @@ def _tokenizer(
     return made
 
 
-def _spaces(prefix: bool) -> list[Step]:
+def _spaces(prefix: Prefix) -> list[Step]:
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
-    return [{"type": "Prepend", "prepend": SPACE}, replace] if prefix else [replace]
+    return [{"type": "Prepend", "prepend": SPACE}, replace] if prefix == "always" else [replace]
 
 
-def _decoder(prefix: bool) -> Step:
+def _first_space(prefix: Prefix) -> Step | None:
+    step = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "first", "split": False}
+    return step if prefix == "first" else None
+
+
+def _decoder(prefix: Prefix) -> Step:
     steps: list[Step] = [
         {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
         {"type": "ByteFallback"},
         {"type": "Fuse"},
     ]
-    if prefix:
+    if prefix != "never":
         steps.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     return {"type": "Sequence", "decoders": steps}
 

@@ -7,7 +7,7 @@ there is one, transformers leaves `add_bos_token` and `add_eos_token` unread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,20 @@ def for_serving(tokenizer: Tokenizer, settings: Mapping[str, Any], special: Mapp
     missing = [text for text in dict.fromkeys(named) if text and text not in known]
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in missing])
     return without_training_limits(tokenizer)
+
+
+def control_tokens(tokenizer: Tokenizer, templates: Iterable[str] = ()) -> dict[int, AddedToken]:
+    """The tokens that are no text, by id: special ones, those that the model's own vocabulary lacks, and those that a
+    chat template writes. Other added tokens are words that a text is cut at first: runs of spaces, Gemma's HTML tags.
+
+    templates: the sources of the model's chat templates, whose markers not every file calls special.
+    """
+    base, sources = tokenizer.get_vocab(with_added_tokens=False), "\n".join(templates)
+    return {
+        number: token
+        for number, token in sorted(tokenizer.get_added_tokens_decoder().items())
+        if token.special or (token.content.strip() and (token.content not in base or token.content in sources))
+    }
 
 
 def put_around(tokenizer: Tokenizer, begin: str | None, end: str | None) -> None:

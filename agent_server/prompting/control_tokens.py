@@ -6,8 +6,8 @@ replaced by a *stand-in*: digits that no template changes. After rendering, the 
 again, and the stretches that hold them are encoded by a copy of the tokenizer without control tokens. Everything else
 is encoded as usual, so a prompt without such text has the same token ids as with plain encoding.
 
-Every added token counts as a control token, special or not, except runs of white space: they have no other meaning, and
-some tokenizers (OLMo, Gemma) need them for ordinary text.
+`model_files.control_tokens` says which added tokens count: not runs of white space (OLMo's), nor the words that a
+vocabulary is given beside its merges (Gemma's runs of spaces and HTML tags), which ordinary text needs.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from agent_server.model_files import control_tokens
 from agent_server.prompting.encoding import Encoded, can_be_sliced, encoded
 from agent_server.prompting.segments import Cuts, Key, Literals, Remembered, key_of
 
@@ -39,10 +40,9 @@ _SCHEMA_WORDS = frozenset(
 class ControlTokens:
     """The control tokens of one tokenizer, and encoding text with and without them."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, templates: Iterable[str] = ()) -> None:
         self._tokenizer = tokenizer
-        added = tokenizer.get_added_tokens_decoder()
-        kept = {number: token for number, token in added.items() if token.special or token.content.strip()}
+        kept = control_tokens(tokenizer, templates)
         self.ids: Mapping[str, int] = {token.content: number for number, token in kept.items() if token.content}
         self._numbers = frozenset(kept)
         self._literals = Literals(self.ids)

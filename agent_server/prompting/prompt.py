@@ -92,7 +92,7 @@ class PromptBuilder:
         self.settings = settings = settings or PromptSettings()
         self.tokenizer = files.tokenizer
         self._now = now
-        self._controls = ControlTokens(files.tokenizer)
+        self._controls = ControlTokens(files.tokenizer, [*files.templates.values(), settings.chat_template or ""])
         added = files.tokenizer.get_added_tokens_decoder().items()
         self._special_tokens = {number: token.content for number, token in added if token.special}
         self._characters_per_token = characters_per_token(files.tokenizer)

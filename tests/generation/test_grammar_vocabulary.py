@@ -15,7 +15,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokeniz
 
 from agent_server.engine.protocol import Constraint
 from agent_server.generation.constraint import ConstraintError
-from agent_server.generation.grammar import GrammarBackend, control_tokens
+from agent_server.generation.grammar import GrammarBackend
+from agent_server.model_files import control_tokens
 from tests.grammar.vocabulary import byte_fallback, byte_level
 
 HARD = {
@@ -69,6 +70,19 @@ def gemma() -> Tokenizer:
     return tokenizer
 
 
+def gemma_words() -> Tokenizer:
+    """With Gemma's runs of spaces and its HTML tags, which its vocabulary defines."""
+    spec = json.loads(byte_fallback(CONTROLS[:1]).to_str())
+    known = len(spec["model"]["vocab"])
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
+    added = [*spec["added_tokens"]]
+    first = max(token["id"] for token in added) + 1
+    for number, word in enumerate(("▁▁", "▁▁▁▁", "<td>", "</td>", "\n\n"), max(first, known)):
+        spec["model"]["vocab"][word] = number
+        added.append({"id": number, "content": word, **flags})
+    return Tokenizer.from_str(json.dumps({**spec, "added_tokens": added}))
+
+
 def metaspace() -> Tokenizer:
     tokenizer = copy_of(byte_fallback(CONTROLS))
     tokenizer.normalizer = None
@@ -78,7 +92,7 @@ def metaspace() -> Tokenizer:
 
 
 KINDS = {"NFC": (qwen, 0), "NFKC": (compatibility, 0), "Llama 2": (llama, 0), "Gemma 3": (gemma, 1),
-         "Metaspace": (metaspace, 0)}  # fmt: skip
+         "Gemma's words": (gemma_words, 0), "Metaspace": (metaspace, 0)}  # fmt: skip
 """The tokenizer, and how many of its tokens the model has no row for."""
 REAL = [Path(each) for each in os.environ.get("AGENT_SERVER_TEST_TOKENIZERS", "").split(os.pathsep) if each]
 
@@ -141,7 +155,7 @@ def test_a_constant_is_written_as_it_is_with_real_tokenizers(folder, more):
 
 def test_forced_text_has_the_tokens_that_the_model_was_trained_on():
     tokenizer = qwen()
-    backend = GrammarBackend(tokenizer, tokenizer.get_vocab_size(), [control_tokens(tokenizer)[-1]])
+    backend = GrammarBackend(tokenizer, tokenizer.get_vocab_size(), [max(control_tokens(tokenizer))])
     matcher = backend.compile(Constraint(kind="choice", value=["The weather in Paris"])).matcher()
     for token in tokenizer.encode("The weather in Paris", add_special_tokens=False).ids:
         assert matcher.forced == token and matcher.accept(token)
@@ -152,3 +166,11 @@ def test_a_tokenizer_whose_bytes_are_not_known_is_refused():
     tokenizer.decoder = decoders.WordPiece()
     with pytest.raises(ConstraintError, match="its decoder is WordPiece"):
         GrammarBackend(tokenizer, tokenizer.get_vocab_size(), [1])
+
+
+def test_words_that_a_vocabulary_defines_can_be_written():
+    tokenizer = gemma_words()
+    backend = backend_of(tokenizer, tokenizer.get_vocab_size())
+    matcher = backend.compile(Constraint(kind="json_schema", value={"type": "string"})).matcher()
+    for token in ('"', "▁▁▁▁", "<td>", "▁▁", "</td>", '"'):
+        assert matcher.accept(tokenizer.token_to_id(token)), token

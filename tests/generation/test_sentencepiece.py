@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+from pathlib import Path
 
 import gguf
 import numpy as np
@@ -14,13 +16,16 @@ from agent_server.engine.detokenizer import TokenizerVocabulary
 from agent_server.engine.protocol import Constraint
 from agent_server.generation.grammar import GrammarBackend
 from agent_server.model_files import UnusableFile, load_model_files
+from tests.hard_strings import STRINGS
 
+REAL = [Path(each) for each in os.environ.get("AGENT_SERVER_TEST_SENTENCEPIECE", "").split(os.pathsep) if each]
 TEXTS = ["the cat sat on the mat", "hello world, how are you", "to be or not to be"] * 20
 
 
 def train(place, kind, name, **changes):
     model = io.BytesIO()
     changes = {"vocab_size": 310, "byte_fallback": True, "hard_vocab_limit": False, **changes}
+    changes = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False, **changes}
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(TEXTS), model_writer=model, model_type=kind, minloglevel=5, **changes
     )
@@ -44,6 +49,13 @@ def files(folder):
     return load_model_files(folder)
 
 
+def hard_strings(model):
+    """Those that spell none of its control tokens, which SentencePiece reads as text."""
+    controls = [number for number in range(model.vocab_size()) if model.is_control(number) or model.is_unknown(number)]
+    spelled = [model.id_to_piece(number) for number in controls]
+    return [text for text in STRINGS if not any(each in text for each in spelled)]
+
+
 def streamed(tokenizer, ids, context=()):
     decoder = TokenizerVocabulary(tokenizer).detokenizer(context)
     return [decoder.push(token) for token in ids] + [decoder.flush()]
@@ -53,6 +65,8 @@ def test_ids_are_those_of_the_file(folder, files):
     for text in ("hello cat", "to be the world, not 🙂 Grüße"):
         assert files.tokenizer.encode(text, add_special_tokens=False).ids == pieces(folder).encode(text)
     assert files.tokenizer.token_to_id("</s>") in files.stop_token_ids
+    assert files.special_tokens == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    assert files.tokenizer.encode("cat").tokens[0] == "<s>", "what the model learned from began so"
     assert files.context_length == 77
 
 
@@ -73,12 +87,47 @@ def test_bytes_of_a_character_wait_for_its_last(files):
     assert set("".join(streamed(files.tokenizer, ids[-4:-1], ids[:-4]))) == {"\ufffd"}
 
 
-def test_pieces_that_are_likely_words(tmp_path):
-    folder = train(tmp_path, "unigram", "T5Tokenizer", byte_fallback=False, vocab_size=60)
+DEFAULTS = {"normalization_rule_name": "nmt_nfkc", "remove_extra_whitespaces": True}
+"""Of SentencePiece's trainer."""
+
+
+@pytest.mark.parametrize("changes", [{}, DEFAULTS], ids=["Llama's", "the trainer's"])
+def test_pieces_that_are_likely_words(changes, tmp_path, caplog):
+    folder = train(tmp_path, "unigram", "LlamaTokenizer", byte_fallback=False, vocab_size=60, **changes)
     tokenizer = load_model_files(folder).tokenizer
-    ids = pieces(folder).encode("hello cat, the world")
-    assert tokenizer.encode("hello cat, the world", add_special_tokens=False).ids == ids
-    assert tokenizer.decode(ids) == "hello cat, the world"
+    for text in (*hard_strings(pieces(folder)), "hello cat, the world"):
+        assert tokenizer.encode(text, add_special_tokens=False).ids == pieces(folder).encode(text)
+    assert tokenizer.decode(pieces(folder).encode("hello cat, the world")) == "hello cat, the world"
+    assert ("precompiled_charsmap" in caplog.text) == bool(changes), "what may differ is said"
+
+
+def test_a_later_text_has_no_space_where_the_settings_say_so(tmp_path, caplog):
+    folder = train(tmp_path, "bpe", "LlamaTokenizer")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"legacy": False}))
+    tokenizer, model = load_model_files(folder).tokenizer, pieces(folder)
+    ids = tokenizer.encode("</s>hello", add_special_tokens=False).ids
+    assert not model.id_to_piece(ids[1]).startswith("▁")
+    assert tokenizer.decode(model.encode("hello cat")) == "hello cat"
+    assert "texts that begin with a space have other tokens" in caplog.text
+
+
+def test_what_cannot_be_encoded_alike_is_refused(tmp_path):
+    folder = train(tmp_path, "bpe", "LlamaTokenizer", treat_whitespace_as_suffix=True)
+    with pytest.raises(UnusableFile, match=r"is of a kind of SentencePiece's that is not read; serve a folder with a"):
+        load_model_files(folder)
+
+
+@pytest.mark.skipif(not REAL, reason="AGENT_SERVER_TEST_SENTENCEPIECE names no files")
+@pytest.mark.parametrize("path", REAL, ids=lambda path: path.name)
+def test_real_files_are_encoded_as_sentencepiece_does(path, tmp_path):
+    """Such as those of mistral-common and of SentencePiece's own tests, from PyPI."""
+    (tmp_path / "tokenizer.model").write_bytes(path.read_bytes())
+    tokenizer, model = load_model_files(tmp_path).tokenizer, pieces(tmp_path)
+    for text in hard_strings(model):
+        ids = model.encode(text)
+        assert tokenizer.encode(text, add_special_tokens=False).ids == ids
+        if model.unk_id() not in ids:
+            assert tokenizer.decode(ids, skip_special_tokens=False) == model.decode(ids)
 
 
 def test_a_gguf_file_with_such_a_tokenizer(folder, tmp_path):

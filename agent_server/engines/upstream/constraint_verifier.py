@@ -3,6 +3,7 @@ otherwise."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from agent_server.engine.constraint_nodes import node_of
@@ -35,10 +36,13 @@ class ConstraintVerifiers:
     """Compiles constraints into verifiers. The grammar library and the vocabulary are loaded with the first
     constraint."""
 
-    def __init__(self, vocabulary: Vocabulary, vocab_size: int, ends: frozenset[int]) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, vocab_size: int, ends: frozenset[int], controls: Collection[int]
+    ) -> None:
         self._vocabulary = vocabulary
         self._vocab_size = vocab_size
         self._ends = ends
+        self._controls = controls
         self._backend: Any = None
 
     def verifier(self, constraint: Constraint) -> ConstraintVerifier:
@@ -49,7 +53,7 @@ class ConstraintVerifiers:
         assert isinstance(self._vocabulary, TokenizerVocabulary)
         try:
             if self._backend is None:
-                self._backend = GrammarBackend(self._vocabulary.tokenizer, self._vocab_size, self._ends)
+                self._backend = GrammarBackend(self._vocabulary.tokenizer, self._vocab_size, self._ends, self._controls)
             return ConstraintVerifier(self._backend.compile(with_any_space(constraint)).matcher())
         except ConstraintError as error:
             raise refused("response_format", str(error)) from error

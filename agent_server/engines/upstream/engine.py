@@ -172,7 +172,7 @@ class UpstreamEngine(OnlyCancelled):
             return None
         if self._verifiers is None:
             model = self._upstream.model
-            self._verifiers = ConstraintVerifiers(model.vocabulary, self.info.vocab_size, model.ends)
+            self._verifiers = ConstraintVerifiers(model.vocabulary, self.info.vocab_size, model.ends, model.controls)
         return await asyncio.to_thread(self._verifiers.verifier, request.constraint)
 
     def _admit(self, request: GenerationRequest) -> Upstream:

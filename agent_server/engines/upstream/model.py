@@ -10,7 +10,7 @@ import msgspec
 
 from agent_server.engine.detokenizer import TokenizerVocabulary, Vocabulary
 from agent_server.engine.protocol import EngineError
-from agent_server.model_files import is_gguf, load_model_files, model_folder
+from agent_server.model_files import control_tokens, is_gguf, load_model_files, model_folder
 from events.options import SamplingParams
 from events.sampling import FROM_MODEL
 
@@ -45,13 +45,13 @@ def load_model(source: str, name: str) -> UpstreamModel:
     except FileNotFoundError as error:
         message = f"The tokenizer of {source} is needed beside an upstream engine: {error}"
         raise EngineError("unavailable", message) from error
-    added = files.tokenizer.get_added_tokens_decoder()
+    controls = control_tokens(files.tokenizer, files.templates.values())
     return UpstreamModel(
         name=name,
         source=source,
         vocabulary=TokenizerVocabulary(files.tokenizer),
         ends=frozenset(files.stop_token_ids),
-        controls={n: token.content for n, token in sorted(added.items()) if token.special or token.content.strip()},
+        controls={number: token.content for number, token in controls.items()},
         defaults=sampling_defaults(generation_config(source)),
         context_length=files.context_length,
         image_token=image_token(source, files.tokenizer.token_to_id),

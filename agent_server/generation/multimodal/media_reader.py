@@ -8,6 +8,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from agent_server.model_files import control_tokens
+
 TEXT_INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
 
 
@@ -25,11 +27,7 @@ class MediaReader:
         if number is None:
             raise Unreadable(f"{word} is not a token of its vocabulary")
         self.placeholder: int = number
-        self._control = frozenset(
-            number
-            for number, token in tokenizer.get_added_tokens_decoder().items()
-            if token.special or token.content.strip()
-        )
+        self._control = frozenset(control_tokens(tokenizer))
 
     def encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
