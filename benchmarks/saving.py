@@ -3,9 +3,9 @@
     python benchmarks/saving.py [--rounds 6] [--streams 8] [--tokens 300]
 
 Two servers of one process, each with an SQLite file, of which one saves what its runs say (the default) and one does
-not (TAKE_UP_RUNS=false). They are given the same runs in turn, and counted are tokens for a second of the process's CPU:
-the store's thread is in it. First with the bundled model computed in the same process, then with the scripted engine, which
-computes nothing, so that the server's own work is all there is. Its last line says "kept" or "missed".
+not (TAKE_UP_RUNS=false). They are given the same runs in turn, and counted are tokens for a second of the process's
+CPU: the store's thread is in it. First with the bundled model computed in the same process, then with the scripted
+engine, which computes nothing, so that the server's own work is all there is. Its last line says "kept" or "missed".
 """
 
 from __future__ import annotations
