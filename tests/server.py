@@ -79,7 +79,7 @@ async def serving(
     try:
         async with asyncio.timeout(READY_SECONDS):
             while not web.started or (ready and not server.model.ready):
-                if task.done() or server.failed:
+                if task.done() or (ready and server.failed):
                     raise RuntimeError(f"the server did not start: {server.model.status.message}")
                 await asyncio.sleep(0.01)
         yield Running(server, f"http://127.0.0.1:{listener.getsockname()[1]}")

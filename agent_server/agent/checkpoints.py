@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 SAVE_SECONDS = 5.0
 """How long calls that may not be made twice wait for a store that is at fault."""
+AGAIN_SECONDS = 0.1
 
 
 class CallCheckpoint(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -179,6 +180,7 @@ class Checkpointer:
                     return
                 if loop.time() > until:
                     raise
+                await asyncio.sleep(AGAIN_SECONDS)
 
     async def ended(self, call_id: str, result: CallResult) -> None:
         """Keep what a call gave before anyone is told. A store that is at fault does not hold it up."""

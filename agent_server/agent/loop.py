@@ -146,8 +146,10 @@ class Loop:
         """The work, told as a step where the agent has tools. begun: an earlier server has told its beginning."""
         name = _step_name(number)
         stepped = bool(self._tools.callees)
-        # A server may have ended between the beginning of a step and its turn's checkpoint.
-        if stepped and not begun and not self._recorder.is_open(name):
+        # A server may have ended between the beginning of a step and its turn's checkpoint. A subagent has no
+        # checkpoints: where a step of that name is open, it is its caller's.
+        begun = begun or (self._checkpointer is not None and self._recorder.is_open(name))
+        if stepped and not begun:
             self._emit(StepStarted(step_name=name))
         outcome = await work
         if stepped:

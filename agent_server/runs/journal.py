@@ -39,7 +39,8 @@ REST_SECONDS = 1.0
 FORGET_SECONDS = 60.0
 COMPRESSED_BYTES = 512
 MOST_UNSAVED = 20_000
-"""Events of one run that are kept to be saved while the store takes nothing. With more the run is saved no further."""
+"""Events of one run that are kept to be saved while the store takes nothing. With more the run is saved no further, and
+makes no call that may not be made twice."""
 _STATUS = frozenset({LOADING_EVENT, PROGRESS_EVENT, CONTROL_EVENT, WAITING_EVENT})
 """Events about the moment: they are shown once and no part of what is compared."""
 
@@ -134,7 +135,7 @@ class Journal:
         self.on_lost: Callable[[], object] = lambda: None
         self.replayed: SavedTurn | None = None
         self.muted = False
-        self.state: Literal["closed", "open", "frozen", "lost"] = "closed"
+        self.state: Literal["closed", "open", "unsaved", "frozen", "lost"] = "closed"
         self._log = log
         self._new_id = new_id
         self._writer: JournalWriter | None = None
@@ -164,7 +165,7 @@ class Journal:
     def emit(self, event: Event, *, certain: bool = False) -> None:
         """Save an event, then show it. certain: a server that resumes the run would make the same, so it is shown at
         once."""
-        if self._writer is None:
+        if self._writer is None or self.state == "unsaved":
             self._log.append(event)
         elif self.state != "open":
             return
@@ -197,7 +198,7 @@ class Journal:
         if self.replayed is not None and self.replayed.ids and not self.muted:
             return self.replayed.ids.popleft()
         id = self._new_id(prefix)
-        if self._turn >= 0 and self._writer is not None:
+        if self._turn >= 0 and self.state == "open":
             self._ids.append(id)
         return id
 
@@ -223,7 +224,7 @@ class Journal:
 
     def add(self, delta: Delta) -> None:
         """Tokens of the turn, before their events."""
-        if self._turn >= 0 and self._writer is not None:
+        if self._turn >= 0 and self.state == "open":
             self._deltas.append(delta)
 
     # ---- saving -----------------------------------------------------------------------------------------------------
@@ -241,6 +242,8 @@ class Journal:
             return
         if self.state == "lost":
             raise Superseded
+        if self.state == "unsaved":
+            raise StoreUnavailable("too much of what the run said could not be written")
         future = asyncio.get_running_loop().create_future()
         self._flushed.append(future)
         self._writer.wake(self, at_once=True)
@@ -292,7 +295,11 @@ class Journal:
             _resolve(future, error)
         if len(self._shown) > MOST_UNSAVED:
             log.warning("a run is saved no further: the store took nothing of it for too long")
-            self._writer, self.state = None, "closed"
+            self.state = "unsaved"
+            self._shown, self._deltas, self._ids = [], [], []
+            waiting, self._flushed = self._flushed, []
+            for future in waiting:
+                _resolve(future, error)
 
     def superseded(self) -> None:
         """Another server goes on with the run: nothing more of it is shown here."""
@@ -312,6 +319,8 @@ class Journal:
     async def seal(self, terminal: Event, body: str) -> SavedEvents | None:
         """The run's last events, to be saved with its ending; None if nothing of it is saved. Until `release` no event
         is shown."""
+        if self.state == "unsaved":
+            return self._saved_events(self.count + 1, b"", body)
         if self._writer is None or self.state != "open":
             return None
         await self._writer.idle(self)
@@ -437,7 +446,7 @@ class JournalWriter:
         self.at_fault = True
         for journal in journals:
             journal.failed(error)
-            if journal.is_open:
+            if journal.state == "open":
                 self.wake(journal)
 
     async def _sweep(self) -> None:

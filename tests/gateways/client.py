@@ -56,6 +56,22 @@ async def rest(client: httpx.AsyncClient, run: str, after: int = 0) -> list[Fram
     return [(int(frame["id"]), json.loads(frame["data"])) for frame in sse.parse([response.content])]
 
 
+async def rest_anywhere(client: httpx.AsyncClient, run: str, after: int = 0) -> list[Frame]:
+    """As `rest`, for a run that may go on at another gateway meanwhile: then the reader asks again, as it is told to."""
+    seen: list[Frame] = []
+    moved = True
+    while moved:
+        more = await rest(client, run, seen[-1][0] if seen else after)
+        moved = bool(more) and goes_on(more[-1])
+        seen += more[:-1] if moved else more
+    return seen
+
+
+def goes_on(frame: Frame) -> bool:
+    """Whether it ends a stream whose run goes on elsewhere."""
+    return frame[1]["type"] == "RUN_ERROR" and bool((frame[1].get("metadata") or {}).get("nextEvent"))
+
+
 def legal(events: list[Frame]) -> list[dict[str, Any]]:
     """The events, checked: numbered without a gap and admitted by the protocol."""
     assert [number for number, _ in events] == list(range(1, len(events) + 1))

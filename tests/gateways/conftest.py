@@ -64,7 +64,7 @@ class Process:
         self._release()
 
     def _release(self) -> None:
-        self._process.wait(20)
+        self._process.wait(60)
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()

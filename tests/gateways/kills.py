@@ -30,7 +30,7 @@ import httpx
 from agent_server.agent.interrupts import UNKNOWN
 from events.encode import from_wire
 from events.lifecycle import LifecycleError, Verifier
-from tests.gateways.client import Frame, body, frames, text_of
+from tests.gateways.client import Frame, body, frames, goes_on, text_of
 from tests.gateways.conftest import Process
 from tests.gateways.gateway import CHARGED
 from tests.gateways.redis_server import RedisServer
@@ -141,8 +141,8 @@ class Client:
             try:
                 async with contextlib.aclosing(self._read(url, ask, seen, asking)) as more:
                     async for frame in more:
-                        if frame[1]["type"] == "RUN_ERROR" and (frame[1].get("metadata") or {}).get("nextEvent"):
-                            break  # it goes on elsewhere
+                        if goes_on(frame):
+                            break
                         seen.append(frame)
                         asking = False
                         if frame[1]["type"] in ("RUN_FINISHED", "RUN_ERROR"):

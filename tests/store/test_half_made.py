@@ -28,7 +28,7 @@ def made_one_by_one() -> list[str]:
     changes = [
         statement.replace("?", repr(given[0]) if given else "?")
         for statement, given in told
-        if statement.split()[0] in ("CREATE", "ALTER", "INSERT", "UPDATE")
+        if statement.split()[0] in ("CREATE", "ALTER", "DROP", "INSERT", "UPDATE")
     ]
     assert all("?" not in each for each in changes)
     return [each.replace("IF NOT EXISTS ", "") for each in changes]

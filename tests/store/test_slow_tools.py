@@ -267,9 +267,14 @@ async def test_a_run_that_is_stopped_is_not_taken_up(tmp_path: Path, slow_twice:
         assert [each.status for each in await store.runs("", "t")] == ["cancelled"]
 
 
-async def test_no_call_is_made_of_which_the_checkpoint_does_not_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A checkpoint that does not know of a call would let the next server make it again."""
+@pytest.mark.parametrize("most_unsaved", [20_000, 2])
+async def test_no_call_is_made_of_which_the_checkpoint_does_not_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_unsaved: int
+):
+    """A checkpoint that does not know of a call would let the next server make it again. most_unsaved: with the smaller
+    number the run has been given up to be saved before the call."""
     monkeypatch.setattr("agent_server.agent.checkpoints.SAVE_SECONDS", 0.1)
+    monkeypatch.setattr("agent_server.runs.journal.MOST_UNSAVED", most_unsaved)
     store, refuses, paid = Store(f"sqlite:///{tmp_path}/t.db"), False, []
 
     @tool
