@@ -223,7 +223,7 @@ def _is_tool_message(message: object) -> bool:
 def _decoded(content: object) -> object:
     try:
         return msgspec.json.decode(content) if isinstance(content, str) else content
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return content
 
 

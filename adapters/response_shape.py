@@ -102,7 +102,7 @@ def guided(key: str) -> Callable[[str, object], ResponseFormat | None]:
         if key == "json" and isinstance(value, str):
             try:
                 value = msgspec.json.decode(value)
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, RecursionError):
                 raise wrong(path, "must be a JSON schema") from None
         return _STRUCTURED[key](path, value)
 

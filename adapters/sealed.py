@@ -33,6 +33,6 @@ def unwrap(text: str) -> Seal | None:
         thread_id, message_id, value = msgspec.json.decode(
             base64.urlsafe_b64decode(text.removeprefix(PREFIX)), type=tuple[str, str, str]
         )
-    except (binascii.Error, msgspec.DecodeError, UnicodeError):
+    except (binascii.Error, msgspec.DecodeError, UnicodeError, RecursionError):
         return None
     return Seal(thread_id, message_id, value)

@@ -292,5 +292,5 @@ def _json(value: object, status: int = 200) -> Response:
 def _decoded(body: bytes, expected: type[Any]) -> Any:
     try:
         return msgspec.json.decode(body, type=expected)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise EngineError("invalid_request", f"The body is not a valid {expected.__name__}: {error}") from None

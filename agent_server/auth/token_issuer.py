@@ -113,7 +113,7 @@ class IssuerKeys:
         try:
             async with asyncio.timeout(RENEW_SECONDS):
                 found = read_jwks(await self._fetch(await self._place()))
-        except (OSError, ValueError, TypeError) as error:  # TimeoutError is an OSError
+        except (OSError, ValueError, TypeError, RecursionError) as error:  # TimeoutError is an OSError
             self._failures = min(self._failures + 1, 16)
             log.warning("the keys of the token issuer cannot be had: %s", str(error) or type(error).__name__)
         else:

@@ -143,5 +143,5 @@ def _call(function: dict[str, str]) -> tuple[str, Any]:
     """Arguments that are no JSON stay text, which fits no expectation."""
     try:
         return function["name"], msgspec.json.decode(function["arguments"] or "{}")
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return function["name"], function["arguments"]

@@ -242,7 +242,7 @@ class UpstreamEmbeddings:
             raise error_of(answer.status, answer.body)
         try:
             read = msgspec.json.decode(answer.body, type=_UpstreamAnswer)
-        except msgspec.DecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise EngineError("connection", f"The upstream's embeddings cannot be read: {error}.") from None
         if [each.index for each in sorted(read.data, key=lambda each: each.index)] != list(range(len(inputs))):
             raise EngineError("connection", "The upstream left out embeddings.", retryable=True)

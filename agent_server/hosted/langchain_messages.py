@@ -89,7 +89,7 @@ def _message(message: lc.BaseMessage, id: str) -> Message:
 def _call(call: ToolCall) -> lc.ToolCall:
     try:
         arguments = msgspec.json.decode(call.function.arguments or "{}")
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         arguments = {}
     return lc.ToolCall(
         name=call.function.name, args=arguments if isinstance(arguments, dict) else {}, id=call.id, type="tool_call"

@@ -116,6 +116,6 @@ def body_of(input: GuestInput, *, old: bool = False) -> dict[str, object]:
 def _decoded(data: bytes) -> dict[str, object] | None:
     try:
         event = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (ValueError, RecursionError):
         return None
     return event if isinstance(event, dict) else None

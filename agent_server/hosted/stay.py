@@ -353,6 +353,6 @@ def _own_id(call: Mapping[str, Any], id: str) -> str:
 def _object(text: str) -> dict[str, Any]:
     try:
         found = msgspec.json.decode(text)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

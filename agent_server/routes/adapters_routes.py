@@ -50,7 +50,7 @@ def routes(server: Server) -> list[BaseRoute]:
     async def load(request: Request) -> Response:
         try:
             wish = msgspec.json.decode(await read_body(request, MAX_BYTES), type=NewAdapter)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             raise RequestError("invalid_request", f'Send {{"name": "...", "folder": "..."}}: {error}') from None
         try:
             await server.load_adapter(wish.name, wish.folder, wish.model)

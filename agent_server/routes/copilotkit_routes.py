@@ -28,6 +28,7 @@ from agent_server.routes.copilotkit_threads import ThreadCalls
 from agent_server.routes.debug_events import DebugEvents
 from agent_server.routes.health_routes import json_response
 from agent_server.routes.http import Encoder, EventStream, Generated, guarded, stream_run
+from agent_server.routes.id_route import IdRoute
 from agent_server.routes.request_body import parse_beside, read_body, read_request
 from agent_server.routes.transcription_routes import spoken
 from agent_server.version import version
@@ -51,7 +52,7 @@ def routes(server: Server) -> list[BaseRoute]:
         Route(BASE + "/info", guarded(runtime.info), middleware=[Middleware(GZipMiddleware, minimum_size=1024)]),
         Route(path + "/run", guarded(runtime.run), methods=["POST"]),
         Route(path + "/connect", guarded(runtime.connect), methods=["POST"]),
-        Route(path + "/stop/{thread_id}", guarded(runtime.stop), methods=["POST"]),
+        IdRoute(path + "/stop/{thread_id}", guarded(runtime.stop), methods=["POST"]),
         Route(path + "/suggest", guarded(runtime.suggest), methods=["POST"]),
         Route(BASE + "/inspector-metadata", guarded(runtime.inspector)),
         Route(BASE + "/cpk-debug-events", guarded(runtime.debug_events)),
@@ -161,6 +162,7 @@ class Runtime:
         scope = {
             **request.scope,
             "path": request.scope.get("root_path", "") + BASE + unquote(path),
+            "raw_path": (request.scope.get("root_path", "") + BASE + path).encode(errors="replace"),
             "method": call.http_method,
             "query_string": query.encode(),
             "headers": headers,

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from adapters import copilotkit
 from adapters.copilotkit import ThreadEntry
@@ -16,6 +15,7 @@ from adapters.inbound import read_json
 from agent_server.routes.copilotkit_replay import ThreadReplay
 from agent_server.routes.health_routes import json_response
 from agent_server.routes.http import guarded
+from agent_server.routes.id_route import IdRoute
 from agent_server.routes.request_body import read_request
 from agent_server.store.records import ThreadRecord
 
@@ -35,18 +35,18 @@ class ThreadCalls:
         self._runs = server.runs
         self._replay = replay
 
-    def routes(self, base: str) -> list[Route]:
+    def routes(self, base: str) -> list[IdRoute]:
         """Below this path."""
         thread = base + "/threads/{thread_id}"
         return [
-            Route(base + "/threads", guarded(self.threads)),
-            Route(base + "/threads/clear", guarded(self.clear), methods=["POST"]),
-            Route(thread + "/messages", guarded(self.messages)),
-            Route(thread + "/events", guarded(self.events)),
-            Route(thread + "/state", guarded(self.state)),
-            Route(thread + "/archive", guarded(self.archive), methods=["POST"]),
-            Route(thread, guarded(self.change), methods=["PATCH"]),
-            Route(thread, guarded(self.delete), methods=["DELETE"]),
+            IdRoute(base + "/threads", guarded(self.threads)),
+            IdRoute(base + "/threads/clear", guarded(self.clear), methods=["POST"]),
+            IdRoute(thread + "/messages", guarded(self.messages)),
+            IdRoute(thread + "/events", guarded(self.events)),
+            IdRoute(thread + "/state", guarded(self.state)),
+            IdRoute(thread + "/archive", guarded(self.archive), methods=["POST"]),
+            IdRoute(thread, guarded(self.change), methods=["PATCH"]),
+            IdRoute(thread, guarded(self.delete), methods=["DELETE"]),
         ]
 
     async def threads(self, request: Request) -> Response:

@@ -24,6 +24,7 @@ from adapters.errors import RequestError
 from adapters.openai_chat import ChatIdentity, ChatStream
 from agent_server.pacing import in_turns
 from agent_server.routes.http import guarded, stream_run
+from agent_server.routes.id_route import IdRoute
 from agent_server.routes.request_body import read_request
 from events.metadata import checked
 from events.vocabulary import Event
@@ -123,7 +124,7 @@ def routes(server: Server) -> list[BaseRoute]:
     if not settings.watching.demo:
         return []
     return [
-        Route("/demo/runs/{run_id}/wires", guarded(live)),
+        IdRoute("/demo/runs/{run_id}/wires", guarded(live)),
         Route("/demo/wires", guarded(recorded), methods=["POST"]),
         *_page(),
     ]

@@ -44,7 +44,7 @@ def routes(server: Server) -> list[BaseRoute]:
     async def change(request: Request) -> Response:
         try:
             wish = msgspec.json.decode(await read_body(request, MAX_BYTES), type=ModelChange)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             raise RequestError("invalid_request", f'Send {{"name": "...", "loaded": true}}: {error}') from None
         model = pool().models.get(wish.name)
         if model is None:

@@ -47,7 +47,7 @@ def routes(server: Server) -> list[BaseRoute]:
     async def drain(request: Request) -> Response:
         try:
             wish = msgspec.json.decode(await read_body(request, MAX_BYTES), type=ReplicaChange)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             raise RequestError("invalid_request", f'Send {{"name": "...", "draining": true}}: {error}') from None
         if not replicas().drain(wish.name, wish.draining):
             raise RequestError("not_found", "There is no replica of that name.")

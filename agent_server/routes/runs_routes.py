@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 
 from adapters.errors import RequestError
 from adapters.inbound import read_json
 from agent_server.routes.agui_routes import encoder_for
 from agent_server.routes.health_routes import json_response
 from agent_server.routes.http import Encoder, guarded, stream_run
+from agent_server.routes.id_route import IdRoute
 from agent_server.routes.request_body import read_body
 from events.vocabulary import PROTOCOL_VERSION
 
@@ -57,12 +58,12 @@ def routes(server: Server) -> list[BaseRoute]:
 
     base = "/agui/runs/{run_id}"
     return [
-        Route(base, guarded(show)),
-        Route(base + "/events", guarded(events)),
-        Route(base + "/cancel", control(lambda run: run.cancel()), methods=["POST"]),
-        Route(base + "/pause", control(lambda run: run.pause()), methods=["POST"]),
-        Route(base + "/resume", control(lambda run: run.resume()), methods=["POST"]),
-        Route(base + "/modify", guarded(modify), methods=["POST"]),
+        IdRoute(base, guarded(show)),
+        IdRoute(base + "/events", guarded(events)),
+        IdRoute(base + "/cancel", control(lambda run: run.cancel()), methods=["POST"]),
+        IdRoute(base + "/pause", control(lambda run: run.pause()), methods=["POST"]),
+        IdRoute(base + "/resume", control(lambda run: run.resume()), methods=["POST"]),
+        IdRoute(base + "/modify", guarded(modify), methods=["POST"]),
     ]
 
 

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 
 from adapters.errors import RequestError
 from agent_server.routes.health_routes import json_response
 from agent_server.routes.http import guarded
+from agent_server.routes.id_route import IdRoute
 from agent_server.routes.request_body import read_body
 
 if TYPE_CHECKING:
@@ -48,19 +49,19 @@ def routes(server: Server) -> list[BaseRoute]:
     threads = Threads(server)
     one = "/agui/threads/{thread_id}"
     return [
-        Route("/agui/threads", guarded(threads.list)),
-        Route(one, guarded(threads.read), methods=["GET"]),
-        Route(one, guarded(threads.change), methods=["PATCH"]),
-        Route(one, guarded(threads.delete), methods=["DELETE"]),
-        Route(one + "/messages", guarded(threads.messages)),
-        Route(one + "/messages/{message_id}", guarded(threads.delete_message), methods=["DELETE"]),
-        Route(one + "/removed", guarded(threads.removed)),
-        Route(one + "/removed/{removal_id}/restore", guarded(threads.restore), methods=["POST"]),
-        Route(one + "/branch", guarded(threads.branch), methods=["POST"]),
-        Route(one + "/state", guarded(threads.state)),
-        Route(one + "/runs", guarded(threads.runs)),
-        Route(one + "/feedback", guarded(threads.feedback), methods=["GET"]),
-        Route(one + "/feedback", guarded(threads.judge), methods=["POST"]),
+        IdRoute("/agui/threads", guarded(threads.list)),
+        IdRoute(one, guarded(threads.read), methods=["GET"]),
+        IdRoute(one, guarded(threads.change), methods=["PATCH"]),
+        IdRoute(one, guarded(threads.delete), methods=["DELETE"]),
+        IdRoute(one + "/messages", guarded(threads.messages)),
+        IdRoute(one + "/messages/{message_id}", guarded(threads.delete_message), methods=["DELETE"]),
+        IdRoute(one + "/removed", guarded(threads.removed)),
+        IdRoute(one + "/removed/{removal_id}/restore", guarded(threads.restore), methods=["POST"]),
+        IdRoute(one + "/branch", guarded(threads.branch), methods=["POST"]),
+        IdRoute(one + "/state", guarded(threads.state)),
+        IdRoute(one + "/runs", guarded(threads.runs)),
+        IdRoute(one + "/feedback", guarded(threads.feedback), methods=["GET"]),
+        IdRoute(one + "/feedback", guarded(threads.judge), methods=["POST"]),
     ]
 
 

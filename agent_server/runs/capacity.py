@@ -102,3 +102,6 @@ def check_ids(input: RunAgentInput) -> None:
             raise RequestError("invalid_request", f"An id may not be longer than {ID_LENGTH} characters.", param)
         if CONTROLS.search(value):
             raise RequestError("invalid_request", "An id may not contain control characters.", param)
+        if value in (".", ".."):
+            message = f"An id may not be {value!r}: clients read that as a step in a path, however it is encoded."
+            raise RequestError("invalid_request", message, param)

@@ -220,19 +220,27 @@ async def remove_all(
     extent: Extent,
     *,
     prepare: Callable[[Sequence[tuple[str, str]]], Awaitable[None]] | None = None,
+    record: Callable[[AsyncConnection, Removed], Awaitable[None]] | None = None,
     report: Callable[[Removed], Awaitable[None]] | None = None,
 ) -> Removed:
     """Remove all of an extent, in transactions of about SLICE_SECONDS, between which others write.
 
-    prepare: called with the threads that are removed next. report: called after each transaction with what was removed
-    so far. What was removed stays so wherever this is interrupted, and the same call removes the rest.
+    prepare: called with the threads that are removed next. record: called in each transaction, and report: called after
+    it, with what was removed so far. What was removed stays so wherever this is interrupted, and the same call removes
+    the rest.
     """
     removed, most, threads = Removed(), LEAST_ROWS, list[tuple[str, str]]()
     last: tuple[str, str] | None = None  # what was looked at and stays is not looked at again for each transaction
 
     async def work(connection: AsyncConnection) -> tuple[Removed, float]:
         began = time.perf_counter()
-        return await remove_some(connection, extent, threads, most), time.perf_counter() - began
+        some = await remove_some(connection, extent, threads, most)
+        if some and record is not None:
+            so_far = Removed()
+            so_far.add(removed)
+            so_far.add(some)
+            await record(connection, so_far)
+        return some, time.perf_counter() - began
 
     while True:
         if not threads:

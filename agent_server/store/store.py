@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -35,7 +34,6 @@ from agent_server.store.rows import checked_id, decoded, encoded, now_ms, of
 from agent_server.telemetry import noted_ids
 
 PAGE = 100
-PROGRESS_SECONDS = 1.0
 END_PATIENCE_SECONDS = 20.0
 """How long the ending of a run waits for a database that is locked or out of reach."""
 
@@ -394,11 +392,12 @@ class Store:
         extent: Extent,
         *,
         prepare: Callable[[Sequence[tuple[str, str]]], Awaitable[None]] | None = None,
+        record: Callable[[AsyncConnection, Removed], Awaitable[None]] | None = None,
         report: Callable[[Removed], Awaitable[None]] | None = None,
     ) -> Removed:
         """Remove all of an extent for good, in short transactions, and give its room back to the disk; see
         `removal.remove_all`."""
-        removed = await removal.remove_all(self._database.write, extent, prepare=prepare, report=report)
+        removed = await removal.remove_all(self._database.write, extent, prepare=prepare, record=record, report=report)
         if removed:
             self.removals_made += 1
             await self._database.forget_removed()
@@ -472,17 +471,12 @@ class Store:
         return erasure, erasure.id == asked.id
 
     async def erase(self, erasure: Erasure, prepare: Callable[[Sequence[tuple[str, str]]], Awaitable[None]]) -> Removed:
-        """Carry out an erasure, or the rest of it; see `remove`. How far it is, is recorded about once a second."""
-        clock = asyncio.get_running_loop().time
-        recorded = clock()
+        """Carry out an erasure, or the rest of it; see `remove`. How far it is, is recorded in each transaction."""
 
-        async def report(removed: Removed) -> None:
-            nonlocal recorded
-            if clock() - recorded >= PROGRESS_SECONDS:
-                recorded = clock()
-                await self._database.write(lambda connection: erasures.advance(connection, erasure, removed))
+        async def record(connection: AsyncConnection, removed: Removed) -> None:
+            await erasures.advance(connection, erasure, removed)
 
-        removed = await self.remove(erasure.extent, prepare=prepare, report=report)
+        removed = await self.remove(erasure.extent, prepare=prepare, record=record)
         await self._database.write(lambda connection: erasures.advance(connection, erasure, removed, now_ms()))
         return removed
 

@@ -58,7 +58,10 @@ def place_once(scope: Scope, prefix: str) -> None:
     it have sent it already."""
     path: str = scope["path"]
     if path.startswith(f"{prefix}{prefix}/") and scope.get("root_path") == prefix:
+        sent: bytes = scope.get("raw_path") or b""
         _go_to(scope, path[len(prefix) :])
+        if sent.startswith(begins := quote(prefix).encode()):
+            scope["raw_path"] = sent[len(begins) :]  # as it was encoded
 
 
 def _go_to(scope: Scope, path: str) -> None:

@@ -198,7 +198,7 @@ class OpenCall:
         self.nameless = False
         try:
             given = set(json.loads(arguments))
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             given = {""}
         fitting = [name for name, schema in (self.policy.tools or {}).items() if _fits(given, schema)]
         # Guessing between several tools could call the wrong one.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -209,3 +210,46 @@ async def test_the_history_is_not_edited_under_a_run_that_is_going_on():
             assert (await client.request(method, f"/agui/threads/t1/{path}")).status_code == 409
         await client.post("/agui/runs/r1/cancel")
         await reading
+
+
+ODD_IDS = [
+    "a/b", "a/messages", "/", "//", "a//b/", "a/../b", "...", ".hidden", "%", "%2F", "a%2fb", "100%25", "?x=1", "#a",
+    "a b", "a+b", "a;b=c", "a:b@c", "[x]", '"q"', "\\", "ünï", "日本語/スレッド", "🦉", "e\u0301", "x" * 512, "ü" * 512,
+]  # fmt: skip
+
+
+async def test_every_id_that_a_run_accepts_is_addressed_by_its_encoding():
+    """As `encodeURIComponent` and the like write it: on each route of threads and runs, CopilotKit's too."""
+    async with serving(scripted("Fine.")) as running, httpx.AsyncClient(base_url=running.url) as client:
+        for id in ODD_IDS:
+            await use_everywhere(client, id)
+
+
+async def use_everywhere(client: httpx.AsyncClient, id: str) -> None:
+    place = quote(id, safe="")
+    thread, run, copied = f"/agui/threads/{place}", f"/agui/runs/{place}", f"/copilotkit/threads/{place}"
+    asked: list[tuple[str, str, Any, int]] = [
+        ("POST", "/agui", body(threadId=id, runId=id), 200),
+        ("GET", thread, None, 200),
+        *[("GET", f"{thread}/{part}", None, 200) for part in ("messages", "removed", "state", "runs", "feedback")],
+        ("GET", run, None, 200),
+        ("GET", f"{run}/events", None, 200),
+        ("POST", f"{run}/cancel", None, 409),
+        ("POST", f"{thread}/feedback", {"messageId": "u1", "score": 1}, 201),
+        ("PATCH", thread, {"name": "Odd"}, 200),
+        *[("GET", f"{copied}/{part}", None, 200) for part in ("messages", "events", "state")],
+        ("POST", f"/copilotkit/agent/default/stop/{place}", None, 200),
+        ("DELETE", thread, None, 204),
+        ("GET", thread, None, 404),
+    ]
+    for method, path, content, status in asked:
+        answer = await client.request(method, path, json=content)
+        assert answer.status_code == status, (method, path, answer.text)
+
+
+@pytest.mark.parametrize("id", [".", ".."])
+async def test_an_id_that_no_client_can_ask_for_again_is_refused(id: str):
+    async with serving(scripted("Fine.")) as running, httpx.AsyncClient(base_url=running.url) as client:
+        for name in ("threadId", "runId"):
+            refused = await client.post("/agui", json=body(**{name: id}))
+            assert refused.status_code == 400 and "step in a path" in refused.text

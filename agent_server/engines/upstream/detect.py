@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections import deque
 from collections.abc import Callable
 
 import msgspec
@@ -167,8 +169,11 @@ async def _warm_up(transport: Transport, upstream: Upstream) -> None:
         return True
 
     try:
-        async for frames in transport.stream(upstream.dialect.path, body, alive):
-            output.read(frames)
+        async with contextlib.aclosing(transport.stream(upstream.dialect.path, body, alive)) as stream:
+            async for frames in stream:
+                deque(output.read(frames), maxlen=0)
+                if output.over:
+                    break
         output.finished()
     except EngineError as error:
         message = f"The upstream {transport.address.url} could not generate from a token of {upstream.model.source}: "

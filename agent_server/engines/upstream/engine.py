@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, Callable
 
 import msgspec
@@ -37,6 +38,7 @@ from agent_server.settings import UpstreamSettings
 
 FAILED_PROBES = 2
 """Failed health checks in a row after which the engine is not ready any more."""
+logger = logging.getLogger("agent_server")
 CLOSED = "The engine was closed."
 
 
@@ -193,12 +195,14 @@ class UpstreamEngine(OnlyCancelled):
         reason only an error frame is a failure; a broken connection is not."""
         assert self._upstream is not None
         stream = self._transport.stream(self._upstream.dialect.path, body, self._alive)
+        tail: float | None = None
         async with contextlib.aclosing(stream):
             while not output.over:
                 try:
                     # Usage may follow the finish reason, but it is not worth waiting for long.
                     if output.ended:
-                        async with asyncio.timeout(TAIL_SECONDS):
+                        tail = tail or asyncio.get_running_loop().time() + TAIL_SECONDS
+                        async with asyncio.timeout_at(tail):
                             frames = await anext(stream, None)
                     else:
                         frames = await anext(stream, None)
@@ -208,13 +212,16 @@ class UpstreamEngine(OnlyCancelled):
                     raise
                 if frames is None:
                     break
-                tokens = output.read(frames)
-                if tokens:
+                for number, tokens in enumerate(output.read(frames)):
+                    if number:
+                        await asyncio.sleep(0)
                     self._started.add(output.request.request_id)
                     yield Delta(tuple(tokens))
-                # An error that arrived together with tokens is raised after they have been delivered.
-                if output.failure is not None:
-                    raise output.failure
+        if output.overran:
+            logger.warning(
+                "the upstream %s does not stop at max_tokens: an answer was cut at %s tokens and its connection closed",
+                self.address.url, output.count,
+            )  # fmt: skip
         yield output.finished()
 
     def _failure(self, error: EngineError, request_id: str) -> EngineError:

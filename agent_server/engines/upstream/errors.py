@@ -60,11 +60,13 @@ def error_frame(error: object) -> EngineError:
 
 def message_of(body: bytes | Any) -> tuple[str, str | None]:
     """(message, parameter) of an error's body, whatever its shape. The message is cut to MAX_MESSAGE characters."""
-    if isinstance(body, bytes):
-        try:
-            body = msgspec.json.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return _short(body.decode(errors="replace")), None
+    try:
+        return _message_of(msgspec.json.decode(body) if isinstance(body, bytes) else body)
+    except (ValueError, RecursionError):
+        return (_short(body[: 4 * MAX_MESSAGE].decode(errors="replace")) if isinstance(body, bytes) else ""), None
+
+
+def _message_of(body: Any) -> tuple[str, str | None]:
     inner = body.get("error", body) if isinstance(body, dict) else body
     if not isinstance(inner, dict):
         return _short(str(inner)), None

@@ -15,23 +15,36 @@ class FrameSplitter:
     frame that the end of the body cuts off is dropped, as the standard demands."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._begun: list[bytes] = []  # the beginning of a frame, in parts: joined once, however many there are
+        self._size = 0
+        self._tail = b""  # what may be the first half of a line end or of a frame's end
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        block = self._rest + chunk if self._rest else chunk
+        return [data for frame in self.split(chunk) if (data := _data(frame))]
+
+    def split(self, chunk: bytes) -> list[bytes]:
+        """The frames that are complete, with all of their lines, which end in LF."""
+        block = self._tail + chunk if self._tail else chunk
         if b"\r" in block:
-            block = _with_line_feeds(block)
-        *frames, self._rest = block.split(b"\n\n")
-        if len(self._rest) > MAX_FRAME:
+            block = block.replace(b"\r\n", b"\n")
+        first, *others = block.split(b"\n\n")
+        if not others:
+            self._keep(block)
+            return []
+        *frames, rest = [b"".join((*self._begun, first)), *others]
+        self._begun, self._size = [], 0
+        self._keep(rest)
+        return frames
+
+    def _keep(self, rest: bytes) -> None:
+        held = next((len(end) for end in (b"\n\r", b"\n", b"\r") if rest.endswith(end)), 0)
+        whole = len(rest) - held
+        self._tail = rest[whole:]
+        if whole:
+            self._begun.append(rest[:whole])
+            self._size += whole
+        if self._size > MAX_FRAME:
             raise FrameError(f"a frame of more than {MAX_FRAME} bytes")
-        return [data for frame in frames if (data := _data(frame))]
-
-
-def _with_line_feeds(block: bytes) -> bytes:
-    """The block with LF for every line end. A CR at its end may be the first half of CR LF, so it is kept for later."""
-    held = block.endswith(b"\r")
-    plain = block[: len(block) - held].replace(b"\r\n", b"\n")
-    return plain + b"\r" if held else plain
 
 
 def _data(frame: bytes) -> bytes:

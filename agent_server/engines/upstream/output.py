@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import msgspec
 
@@ -24,11 +26,17 @@ from agent_server.engines.upstream.upstream_text import UpstreamText
 
 _REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
 """Upstream's finish reason → ours. Any other reason means that the upstream ended the generation by itself."""
+PART, PART_CHARACTERS = 256, 2048
+"""Tokens, and characters of text, that are read before others have their turn; some 4 µs each."""
+MOST_CHARACTERS = 64
+"""Characters for each token of an answer beyond which a text has certainly more tokens."""
+TEXT_SLACK = 2
+"""Tokens of our count for each one that was asked for, of an upstream that counts its tokens itself."""
 
 
 class Output:
     """One stream. ended: it is known how the generation ended. over: nothing more needs to be read from the upstream.
-    failure: an error that came behind tokens, to be raised once these are delivered."""
+    overran: it was about to generate more tokens than were asked for."""
 
     def __init__(
         self, upstream: Upstream, outgoing: OutgoingRequest, verifier: ConstraintVerifier | None = None
@@ -37,7 +45,6 @@ class Output:
         self.request = request
         self.count = len(request.generated)
         self.over = False
-        self.failure: EngineError | None = None
         self._upstream = upstream
         self._verifier = verifier
         self._reader = upstream.dialect.reader(outgoing)
@@ -49,6 +56,9 @@ class Output:
         own = frozenset() if sampling.ignore_eos else upstream.model.ends
         self._stop_ids = frozenset(sampling.stop_token_ids)
         self._min_tokens = sampling.min_tokens
+        self._most = self._bound = sampling.max_tokens or sys.maxsize
+        self._texts_read = 0
+        self._cut = False  # at `max_tokens`, by this side
         self._ends = own | self._stop_ids
         ended = already_ended(request, self._text, upstream.model.ends, sampling.max_tokens)
         self._finish: tuple[FinishReason, str | int | None] | None = (ended.reason, ended.stop) if ended else None
@@ -62,25 +72,53 @@ class Output:
     def ended(self) -> bool:
         return self._finish is not None
 
-    def read(self, frames: Sequence[bytes]) -> list[Token]:
-        """The tokens that may be delivered now. Raises EngineError. If tokens came before the error in the same frames,
-        they are returned and the error is stored in `failure`."""
+    @property
+    def overran(self) -> bool:
+        return self._cut and self.over
+
+    def read(self, frames: Iterable[bytes]) -> Iterator[list[Token]]:
+        """The tokens that may be delivered now, some at a time, so that others have their turn between them. Raises
+        EngineError behind the tokens that came before the error."""
         tokens: list[Token] = []
         try:
-            for data in frames:
-                piece = self._piece(data)
-                if piece is not None:
-                    tokens += self.take(piece)
-        except EngineError as error:
-            if not tokens:
-                raise
-            self.failure = error
-        return tokens
+            for piece in filter(None, map(self._piece, frames)):
+                for part in self._parts(piece):
+                    tokens += self.take(part)
+                    if len(tokens) >= PART or self.over:
+                        if tokens:
+                            yield tokens
+                        tokens = []
+                    if self.over:
+                        return
+                if self._texts_read >= self._most and not self.ended:  # each text is a token at least
+                    tokens += self._text.drain()
+                    self._cut_off()
+        except EngineError:
+            if tokens:
+                yield tokens
+            raise
+        if tokens:
+            yield tokens
+
+    def _parts(self, piece: Piece) -> Iterable[Piece]:
+        """The piece, in parts if it is a large one."""
+        if not self._upstream.dialect.tokens:
+            self._texts_read += bool(piece.text)
+            self._bound = self._text_bound(piece)
+        if len(piece.ids) <= PART and len(piece.text) <= PART_CHARACTERS:
+            return (piece,)
+        return parts_of(piece, self._upstream_text)
+
+    def _text_bound(self, piece: Piece) -> int:
+        """The count of tokens at which the answer is cut. A server that sends text counts its tokens itself, so it may
+        have twice as many of ours, unless this piece alone has certainly more than are left."""
+        left = max(1, self._most - self.count)
+        return self._most if len(piece.text) > MOST_CHARACTERS * left else TEXT_SLACK * self._most
 
     def _piece(self, data: bytes) -> Piece | None:
         try:
             piece: Piece | None = self._reader.read(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+        except (ValueError, RecursionError) as error:
             message = (
                 f"The upstream sent data that is not a frame of the dialect {self._upstream.dialect.name}: {error}"
             )
@@ -92,8 +130,15 @@ class Output:
         self._cached = self._cached if piece.cached is None else piece.cached
         if piece.prompt is not None and self.request.pictures:  # it alone knows how many tokens they take
             self._prompt = piece.prompt - len(self.request.generated)
-        # Frames behind the end may still carry usage, but their tokens are not part of the answer.
-        return [] if self.ended else self._take(piece)
+        if not self.ended:
+            return self._take(piece)
+        # Frames behind the end may still carry usage, but their tokens are not part of the answer: who sends some does
+        # not stop by itself.
+        if piece.ids or (piece.text and not self._upstream.dialect.tokens):
+            self.over = True
+        elif self._cut and piece.finish is not None:
+            self._finish = self._ending(piece)
+        return []
 
     def _take(self, piece: Piece) -> list[Token]:
         if not self._upstream.dialect.tokens:
@@ -107,13 +152,19 @@ class Output:
             released += self._push(piece, place)
             if self.ended:
                 # A stop string that only this side looks for leaves the upstream generating: the stream must be closed.
-                self.over = piece.finish is None and piece.ids[place] not in self._upstream.model.ends
+                ends = piece.ids[place] in self._upstream.model.ends
+                more = place + 1 < len(piece.ids)
+                self.over = more if self._cut else piece.finish is None and not ends
                 return released
         if piece.finish is not None:
             # No token will follow that could complete a stop string, so text that was held back for one is released.
             released += self._text.drain()
             self._finish = self._ending(piece)
         return released
+
+    def _cut_off(self) -> None:
+        """The answer has as many tokens as were asked for. How the upstream says that it ended counts, if it ends."""
+        self._cut, self._finish = True, ("length", None)
 
     def _push(self, piece: Piece, place: int) -> list[Token]:
         number = piece.ids[place]
@@ -129,11 +180,14 @@ class Output:
             self._verifier.token(number, ends=ends)
         logprob = piece.logprobs[place] if piece.logprobs is not None else None
         alternatives = piece.alternatives[place] if piece.alternatives is not None else None
-        released = self._text.push(number, logprob, alternatives, ends=ends, last=last)
+        full = self.count >= self._bound and not last
+        released = self._text.push(number, logprob, alternatives, ends=ends, last=last or full)
         if self._text.stopped is not None:
             self._finish = ("stop", self._text.stopped)
         elif is_stop_id:
             self._finish = ("stop", self._stop(number))
+        elif full:
+            self._cut_off()
         return released
 
     def _is_end(self, number: int, piece: Piece) -> bool:
@@ -162,6 +216,30 @@ class Output:
         return Finished(
             reason=reason,
             stop=stop,
-            usage=Usage(prompt_tokens=prompt, completion_tokens=self.count, cached_tokens=min(self._cached, prompt)),
+            usage=Usage(
+                prompt_tokens=prompt,
+                completion_tokens=min(self.count, self._most),
+                cached_tokens=min(self._cached, prompt),
+            ),
             timings=Timings(first_token=self._first, total=self._clock() - self._began),
         )
+
+
+def parts_of(piece: Piece, texts: UpstreamText) -> Iterator[Piece]:
+    """A large piece in parts; how the generation ended is said by the last."""
+    if piece.ids:
+        for start in range(0, len(piece.ids), PART):
+            end = start + PART
+            part = {name: values and values[start:end] for name, values in _aligned(piece).items()}
+            last = end >= len(piece.ids)
+            yield msgspec.structs.replace(piece, finish=piece.finish if last else None, **part)
+        return
+    yield Piece(prompt=piece.prompt, cached=piece.cached)
+    for text in texts.parts(piece.text, PART_CHARACTERS):
+        yield Piece(text=text)
+    yield Piece(finish=piece.finish, stop=piece.stop)
+
+
+def _aligned(piece: Piece) -> dict[str, Any]:
+    """What a piece has one of for each id."""
+    return {name: getattr(piece, name) for name in ("ids", "texts", "logprobs", "alternatives")}

@@ -43,7 +43,7 @@ class HttpAnswer(msgspec.Struct, frozen=True):
     def json(self) -> Any:
         try:
             return msgspec.json.decode(self.body)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (ValueError, RecursionError):
             return None
 
 

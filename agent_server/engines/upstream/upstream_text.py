@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from agent_server.engine.detokenizer import Detokenizer, Vocabulary
 
@@ -23,6 +23,15 @@ class UpstreamText:
         longest_first = sorted(self._ids, key=len, reverse=True)
         self._splitter = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if longest_first else None
         self._texts: deque[str] = deque()
+
+    def parts(self, text: str, most: int) -> Iterator[str]:
+        """A long piece of text in parts of at most so many characters, or of a spelled control token."""
+        at = 0
+        for found in self._splitter.finditer(text) if self._splitter else ():
+            yield from _slices(text, at, found.start(), most)
+            yield found.group()
+            at = found.end()
+        yield from _slices(text, at, len(text), most)
 
     def take(self, text: str) -> list[int]:
         """The ids of the next piece of text. Their texts are kept for the detokenizer."""
@@ -45,6 +54,11 @@ class UpstreamText:
 
     def detokenizer(self, context: Sequence[int] = ()) -> Detokenizer:
         return _GivenTexts(self._texts, self._vocabulary.detokenizer(context))
+
+
+def _slices(text: str, start: int, end: int, most: int) -> Iterator[str]:
+    for at in range(start, end, most):
+        yield text[at : min(end, at + most)]
 
 
 class _GivenTexts:

@@ -92,7 +92,7 @@ class WorkerEngine:
             raise EngineError("unavailable", message)
         try:
             return msgspec.json.decode(answer.body, type=Report)
-        except msgspec.MsgspecError:
+        except (ValueError, RecursionError):
             raise EngineError(
                 "unavailable",
                 f"{self.address.url} is not an `agent-server worker`: its answer to GET /engine/status has status "

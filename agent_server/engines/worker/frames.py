@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from agent_server.engine.protocol import EngineError, EngineInfo, EngineItem, EngineStatus, Failure
-from agent_server.engines.upstream.frames import MAX_FRAME, FrameError, FrameSplitter
+from agent_server.engines.upstream.frames import FrameSplitter
 
 COMPLETE_FINAL = b"event: complete_final\n\n"
 KIND = "agent-server worker"
@@ -55,7 +55,7 @@ def item_of(data: bytes) -> EngineItem:
     """The item of a frame. Raises EngineError("connection") if the data is not an item."""
     try:
         return _items.decode(data)
-    except msgspec.MsgspecError as error:
+    except (ValueError, RecursionError) as error:
         raise EngineError(
             "connection", f"The worker sent data that is not an item of the stream: {error}", retryable=True
         ) from None
@@ -65,7 +65,7 @@ def failure_of(data: bytes) -> EngineError:
     """The error that a worker sent."""
     try:
         return _failures.decode(data).error()
-    except msgspec.MsgspecError:
+    except (ValueError, RecursionError):
         return EngineError(
             "connection", "The worker failed and sent no readable reason; its log has it.", retryable=True
         )
@@ -75,10 +75,7 @@ class WorkerFrames(FrameSplitter):
     """Bytes as they arrive → the complete frames, each with its lines `event:` and `data:`."""
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        *frames, self._rest = (self._rest + chunk).split(b"\n\n")
-        if len(self._rest) > MAX_FRAME:
-            raise FrameError(f"a frame of more than {MAX_FRAME} bytes")
-        return frames
+        return self.split(chunk)
 
 
 def fields(frame: bytes) -> tuple[bytes, bytes]:
