@@ -103,9 +103,12 @@ def linears(model: Any, kind: type[nn.Module] = nn.Linear) -> Iterator[tuple[Any
 
 
 def parameter_count(model: Any) -> int:
-    """How many weights a model has, those in packed form included."""
+    """How many weights a model has, those in packed form included. A last layer that shares the embedding's weights
+    counts once, though its packed form is a copy."""
     kept: int = sum(parameter.numel() for parameter in model.parameters())
-    return replaced(model) + kept
+    last = model.get_output_embeddings()
+    copied = isinstance(last, StandIn) and model.config.get_text_config().tie_word_embeddings
+    return kept + replaced(model) - (last.in_features * last.out_features if copied else 0)
 
 
 def replaced(model: Any, kind: type[StandIn] = StandIn) -> int:

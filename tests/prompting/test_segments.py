@@ -134,8 +134,8 @@ def builder_that_renders_whole(name: str) -> PromptBuilder:
     made = builder(name)
     controls = made._controls
 
-    def whole(text: str, stand_ins: Any = None, pattern: str = "") -> list[int]:
-        return [number for _, ids in controls._stretches(text, stand_ins or {}, pattern) for number in ids]
+    def whole(text: str, stand_ins: Any = None, pattern: str = "", most: int | None = None) -> list[int]:
+        return [number for _, ids in controls._stretches(text, stand_ins or {}, pattern, most) for number in ids]
 
     controls.encode = whole  # type: ignore[method-assign]
     for chat in made._chats.values():
