@@ -382,12 +382,16 @@ class RunManager:
         return run or await self._ended(run_id, tenant)
 
     async def _ended(self, run_id: str, tenant: str) -> Run:
-        """A run that ended at a server which has ended since, made of what was saved. RequestError("not_found")."""
+        """A run that ended at a server which has ended since, made of what was saved. RequestError("not_found"), or
+        "unavailable" while it is handed from one gateway to another."""
         if (joined := await self._joined(run_id, tenant)) is not None:
             return joined
         record = None if self._writer is None or self.store is None else await self.store.ended_run(tenant, run_id)
         agent: object = None if record is None else self.agents.get(record.agent)
         if record is None or not isinstance(agent, Resumes):
+            # Between the moment in which another gateway gets a run and the one in which Redis knows of it.
+            if self.sharing is not None and self.store is not None and await self.store.goes_on(tenant, run_id):
+                raise RequestError("unavailable", "The run is being handed to another server.", retry_after=1.0)
             raise _no_run()
         try:
             begun_with, events = agent.resumption(record.body), SavedRun(record.packed).events

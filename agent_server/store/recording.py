@@ -250,6 +250,13 @@ async def _events(connection: AsyncConnection, record: KeptRecord) -> tuple[byte
     return tuple(await connection.scalars(_EVENTS, bound(record.tenant, record.thread_id, of_run=record.run_id)))
 
 
+async def goes_on(connection: AsyncConnection, tenant: str, run_id: str) -> bool:
+    """Whether a run of that id is kept that has not ended."""
+    query = _KEPT.where(schema.kept_runs.c.tenant == tenant, schema.kept_runs.c.run_id == run_id)
+    query = query.where(schema.runs.c.status.in_(UNFINISHED), schema.kept_runs.c.ended_at.is_(None))
+    return (await connection.execute(query.limit(1))).first() is not None
+
+
 async def keep_run(connection: AsyncConnection, tenant: str, thread_id: str, run_id: str, body: str) -> None:
     """Keep what a run begins with, in the place of what an earlier one of its id has left."""
     text, found = contents.parted(body)

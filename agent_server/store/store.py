@@ -227,6 +227,10 @@ class Store:
         store's."""
         return await self._database.read(lambda connection: recording.kept_run(connection, tenant, run_id, owner))
 
+    async def goes_on(self, tenant: str, run_id: str) -> bool:
+        """Whether a run of that id is kept that has not ended, at whatever server."""
+        return await self._database.read(lambda connection: recording.goes_on(connection, tenant, run_id))
+
     async def run_owner(self, tenant: str, thread_id: str, run_id: str) -> int | None:
         """Whose a run is that goes on; None if it ended or is not known."""
         table = schema.runs

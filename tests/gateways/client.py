@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 from collections.abc import AsyncIterator
@@ -50,8 +51,14 @@ async def begin(client: httpx.AsyncClient, ask: dict[str, Any], events: int) -> 
     return seen
 
 
+class HandedOver(Exception):
+    """The run is between two gateways."""
+
+
 async def rest(client: httpx.AsyncClient, run: str, after: int = 0) -> list[Frame]:
     response = await client.get(f"/agui/runs/{run}/events", headers={"last-event-id": str(after)})
+    if response.status_code == 503:
+        raise HandedOver(response.text)
     assert response.status_code == 200, response.text
     return [(int(frame["id"]), json.loads(frame["data"])) for frame in sse.parse([response.content])]
 
@@ -61,7 +68,11 @@ async def rest_anywhere(client: httpx.AsyncClient, run: str, after: int = 0) -> 
     seen: list[Frame] = []
     moved = True
     while moved:
-        more = await rest(client, run, seen[-1][0] if seen else after)
+        try:
+            more = await rest(client, run, seen[-1][0] if seen else after)
+        except HandedOver:
+            await asyncio.sleep(0.2)
+            continue
         moved = bool(more) and goes_on(more[-1])
         seen += more[:-1] if moved else more
     return seen
