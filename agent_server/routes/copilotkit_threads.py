@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from adapters import copilotkit
 from adapters.copilotkit import ThreadEntry
@@ -35,12 +36,12 @@ class ThreadCalls:
         self._runs = server.runs
         self._replay = replay
 
-    def routes(self, base: str) -> list[IdRoute]:
+    def routes(self, base: str) -> list[Route]:
         """Below this path."""
         thread = base + "/threads/{thread_id}"
         return [
-            IdRoute(base + "/threads", guarded(self.threads)),
-            IdRoute(base + "/threads/clear", guarded(self.clear), methods=["POST"]),
+            Route(base + "/threads", guarded(self.threads)),
+            Route(base + "/threads/clear", guarded(self.clear), methods=["POST"]),
             IdRoute(thread + "/messages", guarded(self.messages)),
             IdRoute(thread + "/events", guarded(self.events)),
             IdRoute(thread + "/state", guarded(self.state)),

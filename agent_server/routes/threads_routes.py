@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, Route
 
 from adapters.errors import RequestError
 from agent_server.routes.health_routes import json_response
@@ -49,7 +49,7 @@ def routes(server: Server) -> list[BaseRoute]:
     threads = Threads(server)
     one = "/agui/threads/{thread_id}"
     return [
-        IdRoute("/agui/threads", guarded(threads.list)),
+        Route("/agui/threads", guarded(threads.list)),
         IdRoute(one, guarded(threads.read), methods=["GET"]),
         IdRoute(one, guarded(threads.change), methods=["PATCH"]),
         IdRoute(one, guarded(threads.delete), methods=["DELETE"]),
