@@ -137,6 +137,15 @@ sentence-env: setup ## sentence-transformers and all-MiniLM-L6-v2 in an environm
 
 .PHONY: sentence-env
 
+LOWEST_ENV ?= .lowest
+
+test-lowest: setup ## each extra resolves alone; the server at its lowest declared versions answers on every wire (LOWEST_ENV=)
+	$(PY) scripts/lock.py extras
+	scripts/lowest $(LOWEST_ENV)
+	LOWEST_ENV=$(abspath $(LOWEST_ENV)) $(PY) -m pytest -m lowest tests/packaging/test_lowest.py
+
+.PHONY: test-lowest
+
 test-pretrained: pretrained-model sentence-env ## models that others trained, over their wires
 	PRETRAINED=$(abspath $(PRETRAINED)) SENTENCE_ENV=$(abspath $(SENTENCE_ENV)) $(PY) -m pytest -m pretrained tests/pretrained
 

@@ -2,6 +2,8 @@
 
     scripts/lock.py write [--upgrade]    resolve what pyproject.toml declares and write the file
     scripts/lock.py check                prove the file against the package index
+    scripts/lock.py extras               resolve each extra alone, its newest and its lowest versions
+    scripts/lock.py lowest FILE          write the lowest versions that pyproject.toml declares, to install from
 
 It is a requirements file with markers, not uv.lock, because plain pip reads it (`-c constraints.txt`, in the Makefile
 and in images), because it names no index, and because a local build such as torch 2.13.0+cpu satisfies its pins, which
@@ -19,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -31,6 +33,21 @@ LEFT_OUT = ("vllm",)
 """Extras that are not locked: vLLM pins a torch of its own, see scripts/vllm."""
 SOURCES = ("forbiddenfruit",)
 """Packages that have no wheels at all, on any platform: of the tests' tools. All others must have one."""
+RESOLUTIONS = ("highest", "lowest-direct")
+LOWEST = (
+    "ag2",
+    "agno",
+    "audio",
+    "langgraph",
+    "llama-index",
+    "local",
+    "lora",
+    "postgres",
+    "pydantic-ai",
+    "redis",
+    "telemetry",
+)
+"""Extras that `make test-lowest` installs together: all that run beside the core and raise none of its minimums."""
 UNREACHABLE = ("Failed to fetch", "error sending request", "Could not connect", "dns error", "Request failed")
 
 
@@ -44,12 +61,14 @@ class Resolver:
     def __init__(self, root: Path) -> None:
         self.root = root
         project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
-        self.extras = [name for name in project.get("optional-dependencies", {}) if name not in LEFT_OUT]
+        self.declared = list(project.get("optional-dependencies", {}))
+        self.extras = [name for name in self.declared if name not in LEFT_OUT]
         self.environment = plain_environment(os.environ, pip_index(os.environ))
 
     def universal(self, output: Path, *options: str) -> None:
         """Write the lock to `output`, of which what stands there is kept where it can be. Raises LockError."""
-        self._compile("--universal", "--fork-strategy", "fewest", "--no-header", "-o", str(output), *options)
+        options = ("--universal", "--fork-strategy", "fewest", "--no-header", "-o", str(output), *options)
+        self._compile(*options, extras=self.extras)
 
     def platform(self, platform: str, python: str) -> None:
         """Resolve for one platform under the lock. Raises LockError.
@@ -58,16 +77,29 @@ class Resolver:
         """
         options = ["--python-platform", platform, "--python-version", python, "-c", "constraints.txt"]
         try:
-            self._compile(*options, "--offline")
+            self._compile(*options, "--offline", extras=self.extras)
         except LockError:
-            self._compile(*options)
+            self._compile(*options, extras=self.extras)
 
-    def _compile(self, *options: str) -> None:
+    def alone(self, extra: str, resolution: str, python: str) -> None:
+        """Resolve one extra without the lock, as a user's `pip install` does. Raises LockError."""
+        self._compile(
+            *("--python-platform", PLATFORMS[0], "--python-version", python, "--resolution", resolution),
+            extras=[extra],
+        )
+
+    def lowest(self, output: Path) -> None:
+        """Write the lowest versions of the dependencies and of LOWEST's for this Python. Raises LockError."""
+        python = f"{sys.version_info[0]}.{sys.version_info[1]}"
+        options = ("--resolution", "lowest-direct", "--python-version", python, "--no-header", "-o", str(output))
+        self._compile(*options, extras=LOWEST)
+
+    def _compile(self, *options: str, extras: Sequence[str]) -> None:
         command = [uv(), "pip", "compile", "--no-config", "--quiet", "--no-annotate", "--no-python-downloads"]
         command += ["--python", sys.executable, "--only-binary", ":all:"]
         for name in SOURCES:
             command += ["--no-binary", name]
-        for extra in self.extras:
+        for extra in extras:
             command += ["--extra", extra]
         if "--python-version" not in options:
             command += ["--python-version", PYTHONS[0]]
@@ -132,6 +164,25 @@ def check(root: Path) -> Iterator[str]:
         yield from filter(None, pool.map(lambda place: unresolved(resolver, *place), places))
 
 
+def check_extras(root: Path) -> Iterator[str]:
+    """Each extra that cannot be resolved alone, with the resolution and the Python where it fails.
+
+    All at once is not enough: vLLM is not in the lock, and the lock hides a lowest version that has no wheel.
+    """
+    resolver = Resolver(root)
+
+    def fault(extra: str, resolution: str, python: str) -> str | None:
+        try:
+            resolver.alone(extra, resolution, python)
+        except LockError as error:
+            return f"{extra}, {resolution}, Python {python}: {error}"
+        return None
+
+    cases = [(extra, each, python) for extra in resolver.declared for each in RESOLUTIONS for python in PYTHONS]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        yield from filter(None, pool.map(lambda case: fault(*case), cases))
+
+
 def stale(resolver: Resolver) -> str | None:
     """Whether the lock is what its own pins and pyproject.toml make of it; asks the index for every package."""
     lock = resolver.root / "constraints.txt"
@@ -162,18 +213,29 @@ def unresolved(resolver: Resolver, platform: str, python: str) -> str | None:
     return None
 
 
+def report(found: Iterable[str], success: str) -> int:
+    """Print each fault, else the success; the exit status."""
+    faults = list(found)
+    for fault in faults:
+        print(fault, file=sys.stderr)
+    if not faults:
+        print(success)
+    return 1 if faults else 0
+
+
 def main(arguments: Sequence[str], root: Path) -> int:
     match arguments:
         case ["write"] | ["write", "--upgrade"]:
             write(root, *arguments[1:])
             return 0
         case ["check"]:
-            faults = list(check(root))
-            for fault in faults:
-                print(fault, file=sys.stderr)
-            if not faults:
-                print(f"constraints.txt resolves on {', '.join(PLATFORMS)} for Python {', '.join(PYTHONS)}.")
-            return 1 if faults else 0
+            where = f"on {', '.join(PLATFORMS)} for Python {', '.join(PYTHONS)}"
+            return report(check(root), f"constraints.txt resolves {where}.")
+        case ["extras"]:
+            return report(check_extras(root), f"Each extra resolves alone, {' and '.join(RESOLUTIONS)}.")
+        case ["lowest", output]:
+            Resolver(root).lowest(Path(output).resolve())
+            return 0
     print(__doc__, file=sys.stderr)
     return 2
 

@@ -4,7 +4,8 @@ PyPI's wheels for Linux carry CUDA and some 2.7 GB of NVIDIA's libraries; the bu
 drivers, are on PyTorch's own index. With an NVIDIA GPU the build for its driver is taken. Without one it is the CPU's,
 from a folder that pip knows of (find-links) or from PyTorch's index if that answers, else PyPI's after all.
 
-TORCH=cpu|cuda chooses by hand; TORCH_INDEX=URL takes that index. The version is the one that constraints.txt pins.
+TORCH=cpu|cuda chooses by hand; TORCH_INDEX=URL takes that index. The version is the one that constraints.txt pins,
+or the file that is named: `scripts/torch_build.py FILE`.
 What is installed already stays, unless one of the two says otherwise.
 """
 
@@ -184,10 +185,10 @@ def installed() -> str | None:
         return None
 
 
-def main(environment: Mapping[str, str]) -> int:
+def main(environment: Mapping[str, str], constraints: Path) -> int:
     if sys.version_info < OLDEST_PYTHON:
         raise ChoiceError(f"Python {platform.python_version()} is too old, 3.11 is needed: make PYTHON=python3.11 ...")
-    version = pinned((Path(__file__).parents[1] / "constraints.txt").read_text("utf-8"))
+    version = pinned(constraints.read_text("utf-8"))
     wish, index = environment.get("TORCH", ""), environment.get("TORCH_INDEX", "")
     if kept(installed(), version, wish, index):
         return 0
@@ -200,6 +201,7 @@ def main(environment: Mapping[str, str]) -> int:
 
 if __name__ == "__main__":
     try:
-        sys.exit(main(os.environ))
+        default = Path(__file__).parents[1] / "constraints.txt"
+        sys.exit(main(os.environ, Path(sys.argv[1]) if sys.argv[1:] else default))
     except ChoiceError as error:
         sys.exit(f"scripts/torch_build.py: {error}")

@@ -29,6 +29,36 @@ print(len(rooms), [name for name in {HEAVY} if name in sys.modules])
 """
 """Imports all but the generation core, and of that what a gateway uses as well."""
 
+TYPED = """
+from adapters.sse import parse
+from agent_server import Agent, Settings, ToolContext, create_app, tool
+from events.vocabulary import Event, RunFinished
+
+
+@tool
+def weather(city: str, context: ToolContext) -> str:
+    return f"Sunny in {city}"
+
+
+def ended(event: Event) -> bool:
+    return isinstance(event, RunFinished)
+
+
+agent: Agent = Agent(name="weather", tools=[weather])
+settings: Settings = Settings()
+frames = [frame["data"] for frame in parse([b"data: {}"])]
+make = create_app
+"""
+MISTYPED = """
+from adapters.sse import parse
+from agent_server import Agent
+from events.vocabulary import RunFinished
+
+Agent(name=1)
+parse(2)
+RunFinished.there_is_no_such_name
+"""
+
 
 def test_no_import_but_the_cores_brings_torch():
     """Here, where torch is installed: nothing takes it because it happens to be there."""
@@ -65,6 +95,28 @@ def test_the_base_alone_answers_over_an_upstream_and_serves_the_page(base: Path)
         page = httpx.get(url).text
         script = re.search(r'src="\.?/?(assets/[^"]+\.js)"', page)
         assert script and httpx.get(f"{url}/{script[1]}").status_code == 200
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_users_type_checker_reads_the_types_of_all_three_packages(base: Path, tmp_path: Path):
+    release.run(
+        release.uv(), "pip", "install", "--quiet", "--python", base, "-c", release.ROOT / "constraints.txt", "mypy"
+    )
+
+    def check(program: str) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "program.py").write_text(program, "utf-8")
+        command = [base, "-m", "mypy", "--strict", "program.py"]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    right = check(TYPED)
+    assert right.returncode == 0, right.stdout + right.stderr
+    wrong = check(MISTYPED)
+    assert re.findall(r"program.py:(\d+): error: .*\[([\w-]+)\]", wrong.stdout) == [
+        ("6", "arg-type"),
+        ("7", "arg-type"),
+        ("8", "attr-defined"),
+    ], wrong.stdout + wrong.stderr
 
 
 @pytest.mark.slow

@@ -65,6 +65,16 @@ def test_a_package_without_a_wheel_for_a_platform_is_found(project: Path):
     ]
 
 
+def test_an_extra_that_cannot_be_resolved_alone_is_named_with_resolution_and_python(project: Path):
+    faults = list(lock.check_extras(project))
+    assert [fault.partition(":")[0] for fault in faults] == [
+        "vllm, highest, Python 3.11",
+        "vllm, lowest-direct, Python 3.11",
+    ]
+    (project / "pyproject.toml").write_text(PROJECT.replace("there-is-no-such-package-as-this-one", "idna>=3.1"))
+    assert list(lock.check_extras(project)) == []
+
+
 def test_an_index_that_does_not_answer_proves_nothing(project: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     lock.write(project)
     monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")
