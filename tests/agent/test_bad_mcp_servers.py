@@ -36,17 +36,15 @@ class Case(msgspec.Struct, frozen=True):
 
 
 CASES = {
-    "schema with a foreign reference": Case(
-        odd="'query' is a required property", warns="the tool odd: its inputSchema is offered in part: .*ref must point"
-    ),
-    "schema that requires itself": Case(warns="odd: its inputSchema is offered in part: The schema requires itself"),
-    "schema nested too deeply": Case(warns="odd: its inputSchema is offered in part: .*deep"),
+    "schema with a foreign reference": Case(odd="'query' is a required property"),
+    "schema that requires itself": Case(odd="'a' is a required property"),
+    "schema nested too deeply": Case(),
     "schema that is too large": Case(warns="odd: its inputSchema is offered in part: it has more than"),
     "schema without a type": Case(),
     "schema of another type": Case(warns="odd: its inputSchema has the type 'string'"),
     "schema that is a text": Case(warns="odd: its inputSchema is no object"),
     "properties as a list": Case(warns="odd: its inputSchema's properties are no object"),
-    "pattern that takes forever": Case(warns="odd: its inputSchema is offered in part"),
+    "pattern that takes forever": Case(),
     "no schema": Case(),
     "no name": Case(odd="", warns="the tool number 2 is left out: it has no name"),
     "unprintable name": Case(odd="", warns="left out: its name is longer than 128 characters, or"),

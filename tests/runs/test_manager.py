@@ -367,6 +367,8 @@ async def test_sampling_changes_are_checked():
 class Notebook:
     """A store that fails where it is told to."""
 
+    owner, durable, fault = 1, False, None
+
     def __init__(self, *, begin: Exception | None = None, end: Exception | None = None) -> None:
         self.begin, self.end = begin, end
         self.ended: list[Event] = []
