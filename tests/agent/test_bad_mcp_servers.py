@@ -36,8 +36,12 @@ class Case(msgspec.Struct, frozen=True):
 
 
 CASES = {
-    "schema with a foreign reference": Case(odd="'query' is a required property"),
-    "schema that requires itself": Case(odd="'a' is a required property"),
+    "schema with a foreign reference": Case(
+        odd="'query' is a required property", warns="The arguments of odd do not fit its schema"
+    ),
+    "schema that requires itself": Case(
+        odd="'a' is a required property", warns="The arguments of odd do not fit its schema"
+    ),
     "schema nested too deeply": Case(),
     "schema that is too large": Case(warns="odd: its inputSchema is offered in part: it has more than"),
     "schema without a type": Case(),

@@ -211,7 +211,9 @@ def test_segments_have_the_ids_of_the_whole_text(kind: str, text: str, spelled: 
     assert controls.encode(text) == controls._encoded(controls._tokenizer, text).ids
     disguise = Disguise(controls, spelled)
     covered = text + disguise.cover(spelled) + behind
-    whole = [number for _, ids in controls._stretches(covered, disguise.stand_ins, disguise.pattern) for number in ids]
+    whole = [
+        number for _, ids in controls._stretches(covered, disguise.stand_ins, disguise.pattern, None) for number in ids
+    ]
     for _ in range(2):
         assert controls.encode(covered, disguise.stand_ins, disguise.pattern) == whole
 
@@ -234,7 +236,9 @@ def test_control_tokens_with_quirks(quirk: str, words: list[str]):
     assert controls.encode(text) == controls._encoded(controls._tokenizer, text).ids
     disguise = Disguise(controls, text)
     covered = f"a<x{disguise.cover(text)}<x>"
-    whole = [number for _, ids in controls._stretches(covered, disguise.stand_ins, disguise.pattern) for number in ids]
+    whole = [
+        number for _, ids in controls._stretches(covered, disguise.stand_ins, disguise.pattern, None) for number in ids
+    ]
     assert controls.encode(covered, disguise.stand_ins, disguise.pattern) == whole
 
 
@@ -252,7 +256,9 @@ def test_digits_that_form_a_control_token_with_the_text_before_them():
         disguise = Disguise(controls, data)
         covered = f"a<x{disguise.cover('</s>')}"
         whole = [
-            number for _, ids in controls._stretches(covered, disguise.stand_ins, disguise.pattern) for number in ids
+            number
+            for _, ids in controls._stretches(covered, disguise.stand_ins, disguise.pattern, None)
+            for number in ids
         ]
         assert controls.encode(covered, disguise.stand_ins, disguise.pattern) == whole
 
