@@ -49,6 +49,7 @@ FIELDS: dict[str, Field] = {
     **{name: OTHER_SERVERS[name] for name in FROM_OTHERS},
     "prompt": honoured("text, ids, both mixed, `{prompt_string}`, or a list of such prompts"),
     "n_predict": honoured("-1: until the context is full", INTEGER),
+    "max_tokens": honoured("`n_predict` by its other name", INTEGER),
     "n_probs": honoured("alternatives told of each token", INTEGER),
     "logit_bias": honoured("pairs of an id or a text and a number or false, or an object of them"),
     "stream": honoured("", BOOLEAN),
@@ -78,6 +79,7 @@ def parse(body: bytes, *, new_id: NewId, encode: Encode, limits: Limits = DEFAUL
     prompts = _prompts(values.get("prompt"), encode)
     given = {name: value for name, value in values.items() if name != "n_probs"}
     most, probs = _whole(values, "n_predict"), _whole(values, "n_probs")
+    most = _whole(values, "max_tokens") if most is None else most  # llama.cpp's own second name for it
     given |= {"max_tokens": most if most is not None and most >= 0 else None, "logprobs": probs or None}
     given["logit_bias"] = _biases(values.get("logit_bias"), encode)
     options, _ = read_options(given, wire="completions")

@@ -83,9 +83,13 @@ def source_name(model: str) -> str:
 
 
 def encoder_of(model: str) -> str | None:
-    """The class of a local model that does not generate text but encodes it; None for all others."""
+    """The class of a local model that does not generate text but encodes it; None for all others, and where the
+    configuration cannot be read."""
     path = Path(model) / "config.json"
-    config = read_json(path) if path.is_file() else {}
+    try:
+        config = read_json(path) if path.is_file() else {}
+    except UnusableFile:
+        return None
     names = [str(name) for name in config.get("architectures") or ()]
     own = config.get("auto_map") or {}
     if "AutoModelForCausalLM" in own or any(word in name for name in names for word in GENERATING):

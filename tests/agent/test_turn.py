@@ -64,7 +64,7 @@ async def test_tools_that_are_too_large_are_refused_before_a_prompt_is_made(coun
     model = Model([Script(text="Never said.")])
     rendered: list[object] = []
 
-    async def build(*arguments: object) -> None:
+    async def build(*arguments: object, **options: object) -> None:
         rendered.append(arguments)
 
     model.prompts.build_async = build  # type: ignore[method-assign, assignment]

@@ -100,7 +100,6 @@ async def test_what_cannot_be_is_named(running: Running, client: AsyncOpenAI, na
         ({"items": [{"role": "user", "content": "x"}] * 21}, "items"),
         ({"metadata": {"a": 1}}, "metadata"),
         ({"metadata": {"a": "b" * 513}}, "metadata"),
-        ({"weird": 1}, "weird"),
     ],
 )
 async def test_a_wrong_conversation_is_not_begun(running: Running, body: Any, place: str) -> None:

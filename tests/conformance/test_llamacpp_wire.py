@@ -91,7 +91,7 @@ async def test_what_is_asked_of_the_model(running: Running, http: httpx.AsyncCli
         ({"prompt": {"prompt_string": "a", "multimodal_data": ["AAAA"]}}, "prompt.multimodal_data"),
         ({"prompt": "a", "n_predict": "9"}, "n_predict"), ({"prompt": "a", "logit_bias": [[1]]}, "logit_bias"),
         ({"prompt": "a", "logit_bias": [[None, 1]]}, "logit_bias"), ({"prompt": "a", "mirostat": 2}, "mirostat"),
-        ({"prompt": "a", "response_fields": "content"}, "response_fields"), ({"prompt": "a", "max_tokens": 3}, "max_tokens"),
+        ({"prompt": "a", "response_fields": "content"}, "response_fields"), ({"prompt": "a", "max_tokens": "3"}, "max_tokens"),
     ],
 )  # fmt: skip
 async def test_what_is_wrong_is_named(http: httpx.AsyncClient, wrong: dict[str, Any], param: str) -> None:

@@ -19,6 +19,7 @@ from agent_server.engine_choice import chat_model
 from agent_server.generation import quantised_checkpoints
 from agent_server.generation.loader import defaults_of
 from agent_server.model_files import UnusableFile, load_model_files
+from agent_server.server import StartupError
 from tests.generation.harness import Driver, expected
 from tests.generation.tiny_models import make_model, make_tokenizer, save
 from tests.server import serving, settings
@@ -158,11 +159,6 @@ CASES: dict[str, tuple[Callable[[Path], object], str]] = {
         "{} has no weights: model.safetensors (or model.safetensors.index.json and its shards) is missing; "
         "download the model again.",
     ),
-    "an encoder": (
-        instead("BertConfig", "BertModel"),
-        "{} (BertModel) cannot be served: it is an encoder, which reads text and writes none; "
-        "choose a model that generates text.",
-    ),
     "an encoder with a decoder": (
         instead("T5Config", "T5ForConditionalGeneration"),
         "{} (T5ForConditionalGeneration) cannot be served: it has an encoder and a decoder, and only models of a "
@@ -226,6 +222,12 @@ async def test_what_cannot_be_served_is_said_in_one_sentence(case: str, folder: 
     status = await loaded(folder)
     assert status.state == "failed"
     assert status.message.removeprefix("Cannot load tiny: ") == sentence.replace("{}", str(folder))
+
+
+async def test_an_encoder_is_refused_with_the_option_that_it_wants(folder: Path):
+    instead("BertConfig", "BertModel")(folder)
+    with pytest.raises(StartupError, match=f"cannot chat .BertModel.*--embedding-model {folder}"):
+        await loaded(folder)
 
 
 def quantised(kind: str) -> Callable[[Path], object]:

@@ -234,7 +234,7 @@ def test_llguidance_gets_the_embedded_engines_grammar():
 
 def test_a_token_that_does_not_belong_is_found():
     files = load_model_files(BUNDLED)
-    verifiers = ConstraintVerifiers(TokenizerVocabulary(files.tokenizer), 1536, frozenset(files.stop_token_ids))
+    verifiers = ConstraintVerifiers(TokenizerVocabulary(files.tokenizer), 1536, frozenset(files.stop_token_ids), ())
     encode = TokenizerVocabulary(files.tokenizer).encode
     verifier = verifiers.verifier(Constraint(kind="regex", value="[0-9]{3}"))
     for number in encode("12"):
@@ -255,7 +255,7 @@ def test_white_space_of_json_is_no_fault(kind: Any):
     value = schema if kind == "json_schema" else tag({"type": "json_schema", "json_schema": schema}).value
     files = load_model_files(BUNDLED)
     vocabulary = TokenizerVocabulary(files.tokenizer)
-    verifier = ConstraintVerifiers(vocabulary, 1536, frozenset(files.stop_token_ids)).verifier(
+    verifier = ConstraintVerifiers(vocabulary, 1536, frozenset(files.stop_token_ids), ()).verifier(
         Constraint(kind=kind, value=value)
     )
     for number in vocabulary.encode('{\n  "a" : 1\n}'):
