@@ -106,7 +106,7 @@ def parameter_count(model: Any) -> int:
     """How many weights a model has, those in packed form included. A last layer that shares the embedding's weights
     counts once, though its packed form is a copy."""
     kept: int = sum(parameter.numel() for parameter in model.parameters())
-    last = getattr(model, "get_output_embeddings", lambda: None)()  # a text model inside of another has none
+    last: Any = getattr(model, "get_output_embeddings", lambda: None)()  # a text model inside of another has none
     copied = isinstance(last, StandIn) and model.config.get_text_config().tie_word_embeddings
     return kept + replaced(model) - (last.in_features * last.out_features if copied else 0)
 
