@@ -28,6 +28,10 @@ test("the server is killed and started again: the page says so and goes on", LIM
     second = await startServer("--port", first.port, "--store", store);
     await page.getByText("The server is back").waitFor({ timeout: 20_000 });
     await page.getByRole("log").getByText("Hello! How can I help?").waitFor();
+    // the run continues where the server was killed, and the page reads on
+    await page.getByRole("log").getByText("Sentence 9 of").waitFor();
+    await page.getByRole("button", { name: "Stop", exact: true }).click();
+    await settled(page);
     await converse(page, "What can you do?");
     await page.getByRole("log").getByText("I can do a few things").waitFor();
     assert.deepEqual(page.faults, []);

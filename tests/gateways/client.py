@@ -66,11 +66,13 @@ async def rest(client: httpx.AsyncClient, run: str, after: int = 0) -> list[Fram
 async def rest_anywhere(client: httpx.AsyncClient, run: str, after: int = 0) -> list[Frame]:
     """As `rest`, for a run that may go on at another gateway meanwhile: then the reader asks again, as it is told to."""
     seen: list[Frame] = []
-    moved = True
+    moved, refusals = True, 0
     while moved:
         try:
             more = await rest(client, run, seen[-1][0] if seen else after)
-        except HandedOver:
+        except HandedOver as error:
+            refusals += 1
+            assert refusals < 200, f"{run} is between two gateways for {refusals * 0.2:.0f} s: {error}"
             await asyncio.sleep(0.2)
             continue
         moved = bool(more) and goes_on(more[-1])
