@@ -22,7 +22,7 @@ from agent_server.server import BUNDLED
 from tests.agent.models import call
 from tests.server import scripted, serving
 
-LEASE = 1.5
+LEASE = 3.0
 CHARGED = "It was charged, and here is a receipt: " + " ".join(map(str, range(1, 41)))
 
 
